@@ -1,0 +1,40 @@
+"""Conditions in a status: merged so that lastTransitionTime moves only when the status does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kubekit.wire import Condition, format_time
+
+
+def condition(type_: str, *, holds: bool | None, reason: str, message: str = "", generation: int = 0) -> Condition:
+    """Make a condition without a time; ``holds`` None means Unknown."""
+    status = "Unknown" if holds is None else str(holds)
+    return Condition(type=type_, status=status, reason=reason, message=message, observed_generation=generation)
+
+
+def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
+    """Combine: types only in ``old`` stay, the others take ``new``'s content, keeping the time while the status is the same.
+
+    Args:
+        old: conditions as they stand in the object.
+        new: conditions that now hold; their times are ignored.
+        now: seconds since the epoch.
+
+    Returns:
+        Conditions sorted by type, equal to ``old`` when nothing changed, so that callers can compare and not write.
+    """
+    by_type = {c.type: c for c in old or ()}
+    for fresh in new:
+        before = by_type.get(fresh.type)
+        same = before is not None and before.status == fresh.status and before.last_transition_time
+        since = before.last_transition_time if before is not None and same else format_time(now)
+        by_type[fresh.type] = msgspec.structs.replace(fresh, last_transition_time=since)
+    return [by_type[t] for t in sorted(by_type)]
+
+
+def find(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:
+    """Return the condition of that type, if there is one."""
+    return next((c for c in conditions or () if c.type == type_), None)

@@ -1,0 +1,152 @@
+"""Events on objects, so that ``kubectl describe`` answers "why": bounded, deduplicated, never in the way.
+
+A repeated event raises the count of the first one (events.k8s.io series) at most once a minute; a full queue drops the
+oldest and counts it. Events are for people: nothing of ours reads them back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+
+from kubekit import logs
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import ApiError, KubekitError
+from kubekit.wire import EVENTS, Object, ObjectMeta, Resource, format_time
+
+log = logs.get("kubekit.events")
+
+NOTE_LIMIT = 1024
+_SERIES_EVERY_S = 60.0
+_REMEMBERED = 2000
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """The object an event is about."""
+
+    api_version: str
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+def reference(resource: Resource, metadata: ObjectMeta) -> Reference:
+    """Refer to an object that we read."""
+    return Reference(resource.api_version, resource.kind, metadata.name, metadata.namespace, metadata.uid)
+
+
+class _Pending(msgspec.Struct, frozen=True):
+    about: Reference
+    type: str
+    reason: str
+    action: str
+    note: str
+    at: float
+
+
+class _Written(msgspec.Struct):
+    name: str
+    namespace: str
+    count: int
+    written_at: float
+
+
+class EventRecorder:
+    """Send events in the background; ``run`` must be running for anything to be sent."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        component: str,
+        instance: str,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.time,
+        most: int = 500,
+    ) -> None:
+        self._client, self._component, self._instance, self._clock = client, component, instance, clock
+        self._pending: asyncio.Queue[_Pending] = asyncio.Queue(most)
+        self._written: OrderedDict[tuple[Reference, str, str], _Written] = OrderedDict()
+        self._lost = Counter("netaware_events_lost", "Events dropped or refused.", ["cause"], registry=registry)
+
+    def normal(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
+        """Something happened as it should."""
+        self._put(_Pending(about, "Normal", reason, action or reason, note[:NOTE_LIMIT], self._clock()))
+
+    def warning(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
+        """Something that the object's owner should look at."""
+        self._put(_Pending(about, "Warning", reason, action or reason, note[:NOTE_LIMIT], self._clock()))
+
+    def _put(self, event: _Pending) -> None:
+        if self._pending.full():
+            self._pending.get_nowait()
+            self._lost.labels("queue-full").inc()
+        self._pending.put_nowait(event)
+
+    async def run(self) -> None:
+        """Send until cancelled. An event that cannot be sent is counted, not retried: the next one says it again."""
+        while True:
+            event = await self._pending.get()
+            try:
+                await self._send(event)
+            except KubekitError as error:
+                self._lost.labels("refused" if isinstance(error, ApiError) else "unreachable").inc()
+                log.change("send", type(error).__name__, "event not sent", reason=event.reason, error=error)
+            else:
+                log.change("send", "", "events are sent again")
+
+    async def _send(self, event: _Pending) -> None:
+        key = (event.about, event.reason, event.note)
+        known = self._written.get(key)
+        if known is not None:
+            known.count += 1
+            if event.at - known.written_at >= _SERIES_EVERY_S and await self._repeat(known, event):
+                known.written_at = event.at
+            return
+        name = f"{event.about.name[:200]}.{time.time_ns():x}"
+        namespace = event.about.namespace or "default"
+        await self._client.create(EVENTS, self._body(event, name, namespace), Object, namespace=namespace)
+        self._written[key] = _Written(name, namespace, 1, event.at)
+        if len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
+
+    async def _repeat(self, known: _Written, event: _Pending) -> bool:
+        series = {"count": known.count, "lastObservedTime": format_time(event.at, micro=True)}
+        try:
+            await self._client.patch(
+                EVENTS, known.name, {"series": series}, Object, kind=MERGE_PATCH, namespace=known.namespace
+            )
+        except ApiError as error:
+            if error.not_found:  # expired after an hour: the series starts anew
+                self._written.pop((event.about, event.reason, event.note), None)
+                return False
+            raise
+        return True
+
+    def _body(self, event: _Pending, name: str, namespace: str) -> dict[str, object]:
+        about = event.about
+        return {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": format_time(event.at, micro=True),
+            "reportingController": self._component,
+            "reportingInstance": self._instance[:128],
+            "action": event.action[:128],
+            "reason": event.reason[:128],
+            "regarding": {
+                "apiVersion": about.api_version,
+                "kind": about.kind,
+                "name": about.name,
+                "namespace": about.namespace,
+                "uid": about.uid,
+            },
+            "note": event.note,
+            "type": event.type,
+        }

@@ -1,0 +1,118 @@
+"""The HTTP side of a program: /metrics, /healthz, /readyz, and the routes a program adds.
+
+/healthz fails only for what a restart would mend; /readyz tells whether to send work here, and both name the check that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from kubekit import logs
+from kubekit.errors import ConfigError
+
+log = logs.get("kubekit.http")
+
+Check = Callable[[], str]
+"""Returns the empty text when all is well, otherwise what is wrong."""
+
+_REQUEST_LIMIT = 64 << 20
+
+
+class Checks:
+    """Named checks behind /healthz and /readyz; more can be added while running."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, Check] = {}
+        self.ready: dict[str, Check] = {}
+
+
+def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
+    """Split ``HOST:PORT``; ``[::1]:80``, ``:8080`` (all addresses) and port 0 (any free one) are fine.
+
+    Raises:
+        ConfigError: the text is no address; names ``field``.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
+    if host and host != "localhost":
+        try:
+            ipaddress.ip_address(host)
+        except ValueError as error:
+            raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address") from error
+    return host or "0.0.0.0", int(port)
+
+
+class Server:
+    """An HTTP server with health and metrics; ``app`` takes further routes before ``running`` is entered."""
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        checks: Checks | None = None,
+        registry: CollectorRegistry = REGISTRY,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.checks = checks or Checks()
+        self.app = web.Application(client_max_size=_REQUEST_LIMIT)
+        self._host, self._port = parse_listen(listen)
+        self._registry, self._tls = registry, tls
+        self.app.router.add_get("/metrics", self._metrics)
+        self.app.router.add_get("/healthz", lambda _: _answer(self.checks.live))
+        self.app.router.add_get("/readyz", lambda _: _answer(self.checks.ready))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Serve while the block runs; yields ``HOST:PORT`` as bound.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        runner = web.AppRunner(self.app, access_log=None, handle_signals=False, shutdown_timeout=2.0)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigError("--listen", f"cannot bind {self._host}:{self._port}: {error.strerror}") from error
+            port = runner.addresses[0][1]
+            log.info("listening", host=self._host, port=port, tls=self._tls is not None)
+            yield f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+        finally:
+            await runner.cleanup()
+
+    async def serve(self) -> None:
+        """Serve until cancelled."""
+        async with self.running():
+            await asyncio.Event().wait()
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        names = request.query.getall("name[]", [])
+        registry = self._registry.restricted_registry(names) if names else self._registry
+        body = encode(registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def _answer(checks: dict[str, Check]) -> web.Response:
+    failing = list(_failing(checks.items()))
+    if failing:
+        return web.Response(status=503, text="".join(f"{name}: {why}\n" for name, why in failing))
+    return web.Response(text="ok\n")
+
+
+def _failing(checks: Iterable[tuple[str, Check]]) -> Iterable[tuple[str, str]]:
+    for name, check in checks:
+        if why := check():
+            yield name, why

@@ -1,0 +1,226 @@
+"""Leader election on a Lease, safe against a hung API server: leadership ends by our own clock, and writes are fenced.
+
+The holder renews every ``retry_s``. It stops believing in its leadership ``renew_deadline_s`` after the *start* of its last
+successful renewal, which is earlier than ``duration_s``, when others may take over. A frozen process wakes up with its
+permission already expired, because permission is a point on the monotonic clock (CLOCK_BOOTTIME where there is one, which
+also counts suspended time), and ``Client.fenced`` asks for it before each write and cuts the request's deadline to it.
+
+Others judge the lease by when *they* last saw it change, never by the times written in it, so clocks need not agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
+from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
+
+log = logs.get("kubekit.lease")
+
+
+class LeaseSpec(Wire, frozen=True):
+    """coordination.k8s.io/v1 LeaseSpec."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Object, frozen=True):
+    """coordination.k8s.io/v1 Lease."""
+
+    spec: LeaseSpec = LeaseSpec()
+
+
+def boot_clock() -> float:
+    """Seconds on a clock that nobody can set and that goes on during suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a leadership lasts. ``retry_s < renew_deadline_s < duration_s``, client-go's defaults.
+
+    Failover takes at most ``duration_s`` plus two ``retry_s`` after a leader dies without giving up its lease.
+    """
+
+    duration_s: float = 10.0
+    renew_deadline_s: float = 7.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_s < self.renew_deadline_s < self.duration_s:
+            raise ConfigError("leaderElection", "needs 0 < retry < renew deadline < lease duration")
+
+
+class Leadership:
+    """Permission to write, which runs out by itself. A WriteGuard for ``Client.fenced``."""
+
+    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
+        self._clock, self._until = clock, float("-inf")
+
+    @property
+    def held(self) -> bool:
+        """Writing is allowed at this moment."""
+        return self._clock() < self._until
+
+    def extend(self, until: float) -> None:
+        """Allow writing until that point of the clock."""
+        self._until = until
+
+    def end(self) -> None:
+        """Take the permission back now."""
+        self._until = float("-inf")
+
+    def check(self) -> float:
+        """Return the seconds that are left.
+
+        Raises:
+            NotLeaderError: none are.
+        """
+        left_s = self._until - self._clock()
+        if left_s <= 0:
+            raise NotLeaderError("this replica does not lead: no write")
+        return left_s
+
+
+class Elector:
+    """Take part in one election until cancelled."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        timing: Timing | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self.leadership = Leadership(clock)
+        self._client, self._namespace, self._name, self._identity = client, namespace, name, identity
+        self._timing, self._clock = timing or Timing(), clock
+        self._seen: tuple[str, str] = ("", "")
+        self._seen_at = float("-inf")
+
+    async def run(self, lead: Callable[[Leadership], Awaitable[None]]) -> None:
+        """Wait for leadership, run ``lead``, and cancel it when leadership ends; then wait again.
+
+        ``lead`` returning or raising ends ``run`` likewise. On cancellation a held lease is released.
+        """
+        try:
+            while True:
+                await self._acquire()
+                log.info("leading", lease=self._name, identity=self._identity)
+                await self._lead(lead)
+                log.warning("leadership lost", lease=self._name, identity=self._identity)
+        finally:
+            await self._release()
+
+    async def _lead(self, lead: Callable[[Leadership], Awaitable[None]]) -> None:
+        work = asyncio.ensure_future(lead(self.leadership))
+        renewal = asyncio.create_task(self._renew_until_lost())
+        try:
+            await asyncio.wait({work, renewal}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+                msg = "the leader's work ended by itself"
+                raise RuntimeError(msg)
+        finally:
+            for task in (work, renewal):
+                task.cancel()
+            await asyncio.gather(work, renewal, return_exceptions=True)
+
+    async def _acquire(self) -> None:
+        while not await self._try():  # noqa: ASYNC110 - each turn asks the API server
+            await asyncio.sleep(self._timing.retry_s * random.uniform(0.8, 1.2))
+
+    async def _renew_until_lost(self) -> None:
+        while self.leadership.held:
+            await asyncio.sleep(self._timing.retry_s)
+            await self._try()
+        self.leadership.end()
+
+    async def _try(self) -> bool:
+        """Take or renew the lease once; tell whether we hold it."""
+        started = self._clock()
+        try:
+            async with asyncio.timeout(self._timing.retry_s * 2):
+                ours = await self._take_or_renew()
+        except (KubekitError, TimeoutError) as error:
+            log.change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)
+            return False
+        log.change(self._name, "", "lease reached again", lease=self._name)
+        if ours:
+            self.leadership.extend(started + self._timing.renew_deadline_s)
+        else:
+            self.leadership.end()
+        return ours
+
+    async def _take_or_renew(self) -> bool:
+        try:
+            lease = await self._client.get(LEASES, self._name, Lease, namespace=self._namespace)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return await self._write(None)
+        seen = (lease.spec.holder_identity or "", lease.metadata.resource_version)
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, self._clock()
+        if seen[0] and seen[0] != self._identity:
+            lasts_s = lease.spec.lease_duration_seconds or self._timing.duration_s
+            if self._clock() < self._seen_at + lasts_s:
+                return False
+        return await self._write(lease)
+
+    async def _write(self, old: Lease | None) -> bool:
+        now = format_time(time.time(), micro=True)
+        before = old.spec if old else LeaseSpec()
+        renewing = before.holder_identity == self._identity
+        spec = LeaseSpec(
+            holder_identity=self._identity,
+            lease_duration_seconds=max(1, round(self._timing.duration_s)),
+            acquire_time=before.acquire_time if renewing else now,
+            renew_time=now,
+            lease_transitions=(before.lease_transitions or 0) + (0 if renewing or old is None else 1),
+        )
+        version = old.metadata.resource_version if old else ""
+        meta = ObjectMeta(name=self._name, namespace=self._namespace, resource_version=version)
+        body = {**_type_meta(), "metadata": meta, "spec": spec}
+        try:
+            if old is None:
+                lease = await self._client.create(LEASES, body, Lease, namespace=self._namespace)
+            else:
+                lease = await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
+        except ApiError as error:
+            if error.conflict or error.already_exists:
+                return False
+            raise
+        self._seen, self._seen_at = (self._identity, lease.metadata.resource_version), self._clock()
+        return True
+
+    async def _release(self) -> None:
+        """Empty the lease so that the next leader need not wait; a failure only costs that wait."""
+        if not self.leadership.held:
+            return
+        self.leadership.end()
+        meta = ObjectMeta(name=self._name, namespace=self._namespace, resource_version=self._seen[1])
+        spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+        body = {**_type_meta(), "metadata": meta, "spec": spec}
+        try:
+            async with asyncio.timeout(2):
+                await self._client.replace(LEASES, self._name, body, Lease, namespace=self._namespace)
+        except (KubekitError, TimeoutError) as error:
+            log.info("lease not released", lease=self._name, error=error)
+
+
+def _type_meta() -> dict[str, str]:
+    return {"apiVersion": LEASES.api_version, "kind": LEASES.kind}

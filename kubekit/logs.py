@@ -1,0 +1,122 @@
+"""Logs as key=value lines or JSON, one line per change of state.
+
+``log = logs.get("agent.capacity")`` then ``log.info("capacity published", rate_bps=10**9, source="ethtool")``. A condition
+that holds for hours is logged when it begins and when it ends, not each time it is met: ``log.change(...)``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import IO
+
+_RESERVED = ("\\", '"', "=", " ", "\n", "\t")
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+_MOST_STATES = 10_000
+
+
+class Log:
+    """Structured logging under one name. Keyword arguments become fields."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+        self._states: dict[str, str] = {}
+
+    def debug(self, message: str, **fields: object) -> None:
+        """Detail for somebody who looks for a fault."""
+        self._emit(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: object) -> None:
+        """A change of state that is part of normal life."""
+        self._emit(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: object) -> None:
+        """Something is wrong that we can work around."""
+        self._emit(logging.WARNING, message, fields)
+
+    def error(self, message: str, **fields: object) -> None:
+        """Something is wrong that a person must mend."""
+        self._emit(logging.ERROR, message, fields)
+
+    def unexpected(self, message: str, error: BaseException, **fields: object) -> None:
+        """An error that nobody foresaw, with its trace."""
+        self._logger.error(message, exc_info=error, extra={"fields": fields})
+
+    def change(self, topic: str, state: str, message: str, *, level: str = "warning", **fields: object) -> bool:
+        """Log only when ``topic`` was not in ``state`` before; tell whether it was logged.
+
+        Args:
+            topic: what the state is about, for example ``plan/zone-a``.
+            state: any text; the empty text means "as it should be" and is logged only after something else.
+            message: the line; logged at info when the state is empty.
+            level: level for states other than empty.
+            fields: as for the other methods.
+        """
+        before = self._states.get(topic, "")
+        if before == state:
+            return False
+        if state:
+            if len(self._states) >= _MOST_STATES:
+                self._states.pop(next(iter(self._states)))
+            self._states[topic] = state
+        else:
+            del self._states[topic]
+        self._emit(logging.getLevelName(level.upper()) if state else logging.INFO, message, fields)
+        return True
+
+    def _emit(self, level: int, message: str, fields: dict[str, object]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, message, extra={"fields": fields})
+
+
+def get(name: str) -> Log:
+    """Return the log of one part of a program, for example ``agent.capacity``."""
+    return Log(name)
+
+
+def set_up(*, format_: str = "text", level: str = "info", stream: IO[str] | None = None) -> None:
+    """Send all logs of this process to ``stream`` (standard error) in ``text`` or ``json``."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_JsonFormatter() if format_ == "json" else _TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("asyncio", "aiohttp.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, object]:
+    return getattr(record, "fields", {})
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": _timestamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields_of(record),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {k}={_quoted(v)}" for k, v in _fields_of(record).items())
+        head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {record.getMessage()}{fields}"
+        return head + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+def _timestamp(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix_s)) + f".{int(unix_s % 1 * 1000):03d}Z"
+
+
+def _quoted(value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in _RESERVED) else text

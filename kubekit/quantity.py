@@ -1,0 +1,70 @@
+"""Kubernetes quantities: ``10Gi``, ``500m``, ``1e3``, parsed exactly and rendered as integers.
+
+The grammar is that of apimachinery's resource.Quantity; decimals avoid the rounding that floats would bring.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_CEILING, Decimal, InvalidOperation
+
+from kubekit.errors import QuantityError
+
+_PATTERN = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?P<suffix>[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3})?\Z"
+)
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+def parse(text: str | int) -> Decimal:
+    """Read a quantity exactly.
+
+    Args:
+        text: for example ``"10Gi"``, ``"500m"``, ``"1e3"`` or an integer, as JSON may carry either.
+
+    Raises:
+        QuantityError: the text is no quantity.
+    """
+    if isinstance(text, int):
+        return Decimal(text)
+    match = _PATTERN.match(text.strip())
+    if match is None:
+        msg = f"{text!r} is not a quantity: write a number with an optional suffix, such as 500m, 10M or 2Gi"
+        raise QuantityError(msg)
+    suffix = match["suffix"] or ""
+    try:
+        number = Decimal(match["number"])
+        if suffix in _BINARY:
+            return number * (1 << 10 * _BINARY[suffix])
+        if suffix in _DECIMAL:
+            return number.scaleb(_DECIMAL[suffix])
+        return number.scaleb(int(suffix[1:]))
+    except InvalidOperation as error:
+        msg = f"{text!r} is out of the range of quantities"
+        raise QuantityError(msg) from error
+
+
+def parse_int(text: str | int) -> int:
+    """Read a quantity as an integer, rounded up as apimachinery's ``Value()`` does.
+
+    Raises:
+        QuantityError: the text is no quantity, or beyond 64 bits.
+    """
+    return _to_int64(parse(text), text)
+
+
+def parse_milli(text: str | int) -> int:
+    """Read a quantity in thousandths (millicores), rounded up as apimachinery's ``MilliValue()`` does.
+
+    Raises:
+        QuantityError: the text is no quantity, or beyond 64 bits.
+    """
+    return _to_int64(parse(text) * 1000, text)
+
+
+def _to_int64(value: Decimal, text: str | int) -> int:
+    if abs(value) >= 1 << 63:
+        msg = f"{text!r} does not fit into 64 bits"
+        raise QuantityError(msg)
+    return int(value.to_integral_value(rounding=ROUND_CEILING))

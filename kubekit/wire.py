@@ -1,0 +1,272 @@
+"""Wire types: the fields of Kubernetes objects that we read, and no others.
+
+Frozen msgspec structs decode ten times faster than the official client's models and hold a tenth of the memory. Rooms
+that need fewer fields (a scheduler that caches 100,000 pods) define narrower structs of their own on ``ObjectMeta``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+
+class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
+    """Base of wire types: camelCase names, immutable, unknown fields ignored, defaults left out when encoding."""
+
+
+class OwnerReference(Wire, frozen=True):
+    """Who made this object and takes it away."""
+
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class ObjectMeta(Wire, frozen=True):
+    """The part of metadata that we use. ``null`` maps, as some clients send them, read as empty."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    owner_references: list[OwnerReference] | None = None
+
+    def label(self, key: str, default: str = "") -> str:
+        """Value of one label."""
+        return (self.labels or {}).get(key, default)
+
+    def annotation(self, key: str, default: str = "") -> str:
+        """Value of one annotation."""
+        return (self.annotations or {}).get(key, default)
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``, or ``name`` alone for cluster-scoped objects."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class Object(Wire, frozen=True):
+    """Any object of which only the metadata matters."""
+
+    metadata: ObjectMeta = ObjectMeta()
+
+
+class Condition(Wire, frozen=True):
+    """metav1.Condition, and close enough to NodeCondition and PodCondition."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+    observed_generation: int = 0
+
+
+class Taint(Wire, frozen=True):
+    """A node's taint."""
+
+    key: str
+    effect: str = ""
+    value: str = ""
+
+
+class NodeAddress(Wire, frozen=True):
+    """One address of a node."""
+
+    type: str
+    address: str
+
+
+class NodeSpec(Wire, frozen=True):
+    """The part of a node's spec that we read."""
+
+    unschedulable: bool = False
+    taints: list[Taint] | None = None
+    provider_id: str = msgspec.field(name="providerID", default="")
+
+
+class NodeStatus(Wire, frozen=True):
+    """The part of a node's status that we read."""
+
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+    addresses: list[NodeAddress] | None = None
+    conditions: list[Condition] | None = None
+
+
+class Node(Object, frozen=True):
+    """v1 Node."""
+
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def ready(self) -> bool:
+        """The Ready condition is True."""
+        return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
+
+    @property
+    def internal_ip(self) -> str:
+        """The first InternalIP address, or an empty text."""
+        return next((a.address for a in self.status.addresses or () if a.type == "InternalIP"), "")
+
+
+class ResourceRequirements(Wire, frozen=True):
+    """Requests and limits of one container, quantities as texts."""
+
+    requests: dict[str, str] | None = None
+    limits: dict[str, str] | None = None
+
+
+class Container(Wire, frozen=True):
+    """The part of a container that we read."""
+
+    name: str = ""
+    resources: ResourceRequirements = ResourceRequirements()
+    restart_policy: str | None = None
+
+
+class SchedulingGate(Wire, frozen=True):
+    """A gate that holds a pod back from the scheduler."""
+
+    name: str
+
+
+class PodSpec(Wire, frozen=True):
+    """The part of a pod's spec that we read."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    host_network: bool = False
+    priority: int = 0
+    scheduling_gates: list[SchedulingGate] | None = None
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    overhead: dict[str, str] | None = None
+
+
+class PodIP(Wire, frozen=True):
+    """One address of a pod."""
+
+    ip: str = ""
+
+
+class PodStatus(Wire, frozen=True):
+    """The part of a pod's status that we read."""
+
+    phase: str = ""
+    pod_ip: str = msgspec.field(name="podIP", default="")
+    pod_ips: list[PodIP] | None = msgspec.field(name="podIPs", default=None)
+    host_ip: str = msgspec.field(name="hostIP", default="")
+    qos_class: str = ""
+    start_time: str | None = None
+    conditions: list[Condition] | None = None
+
+
+class Pod(Object, frozen=True):
+    """v1 Pod."""
+
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def terminal(self) -> bool:
+        """Finished, one way or the other: it holds no resources any more."""
+        return self.status.phase in {"Succeeded", "Failed"}
+
+
+class ConfigMap(Object, frozen=True):
+    """v1 ConfigMap; binaryData is not ours."""
+
+    data: dict[str, str] | None = None
+
+
+class Secret(Object, frozen=True):
+    """v1 Secret; values are base64 as on the wire."""
+
+    data: dict[str, str] | None = None
+
+
+class ListMeta(Wire, frozen=True):
+    """Metadata of a list page."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """Where a kind of object lives in the API.
+
+    Attributes:
+        group: API group, empty for core.
+        version: for example ``v1``.
+        plural: for example ``nodes``.
+        kind: for example ``Node``.
+        namespaced: whether objects live in namespaces.
+    """
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """``v1`` or ``group/version``."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path of the collection (no name), of one object, or of its subresource.
+
+        A namespaced resource without a namespace gives the path across all namespaces.
+        """
+        parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
+        if self.namespaced and namespace:
+            parts.append(f"namespaces/{namespace}")
+        parts.append(self.plural)
+        parts += [p for p in (name, subresource) if p]
+        return "/".join(parts)
+
+
+NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+PODS = Resource("", "v1", "pods", "Pod")
+CONFIGMAPS = Resource("", "v1", "configmaps", "ConfigMap")
+SECRETS = Resource("", "v1", "secrets", "Secret")
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+CUSTOM_RESOURCE_DEFINITIONS = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+)
+
+
+def format_time(unix_s: float, *, micro: bool = False) -> str:
+    """RFC 3339 in UTC, to the second as metav1.Time wants it, or to the microsecond as MicroTime does."""
+    moment = datetime.fromtimestamp(unix_s, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time.
+
+    Raises:
+        ValueError: the text is no time.
+    """
+    return datetime.fromisoformat(text).timestamp()
+
+
+def to_builtins(value: object) -> Any:
+    """Plain dicts and lists of a wire struct, as JSON and YAML writers want them."""
+    return msgspec.to_builtins(value)

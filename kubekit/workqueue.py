@@ -1,0 +1,100 @@
+"""A queue of keys to reconcile: each key at most once in the queue and never with two workers at a time.
+
+The reconcile contract is controller-runtime's: a key in; a requeue time or an error out; level-based, so that doing it twice
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from kubekit import logs
+from kubekit.backoff import Backoff
+from kubekit.errors import KubekitError
+
+log = logs.get("kubekit.workqueue")
+
+Reconcile = Callable[[str], Awaitable[float | None]]
+
+
+class WorkQueue:
+    """Keys waiting for a worker. Bounded by the number of distinct keys, since a key waits only once."""
+
+    def __init__(self) -> None:
+        self._ready: deque[str] = deque()
+        self._waiting: set[str] = set()
+        self._active: set[str] = set()
+        self._again: set[str] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._wakeup = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, key: str) -> None:
+        """Queue a key now; a key in the hands of a worker is queued when that worker is done."""
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        if key in self._active:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._ready.append(key)
+            self._wakeup.set()
+
+    def add_after(self, key: str, delay_s: float) -> None:
+        """Queue a key later, unless it is queued or due earlier anyway."""
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if key in self._waiting or (timer is not None and timer.when() <= loop.time() + delay_s):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_later(delay_s, self._due, key)
+
+    def _due(self, key: str) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    async def take(self) -> str:
+        """Wait for a key and hold it until ``done``."""
+        while not self._ready:
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        key = self._ready.popleft()
+        self._waiting.discard(key)
+        self._active.add(key)
+        return key
+
+    def done(self, key: str) -> None:
+        """Give a key back."""
+        self._active.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    async def work(self, reconcile: Reconcile, *, name: str, base_s: float = 0.2, cap_s: float = 60.0) -> None:
+        """Take keys and reconcile them, until cancelled; start several of these for several workers.
+
+        ``reconcile`` returns None, or seconds after which the key is due again. A KubekitError requeues the key under
+        capped, jittered back-off; any other error ends the worker, and with it the process, because it is a defect.
+        """
+        backoffs: dict[str, Backoff] = {}
+        while True:
+            key = await self.take()
+            try:
+                again_s = await reconcile(key)
+            except KubekitError as error:
+                wait_s = backoffs.setdefault(key, Backoff(base_s, cap_s)).next()
+                log.change(f"{name}/{key}", type(error).__name__, "will try again", worker=name, key=key, error=error)
+                self.add_after(key, wait_s)
+            else:
+                backoffs.pop(key, None)
+                log.change(f"{name}/{key}", "", "works again", worker=name, key=key)
+                if again_s is not None:
+                    self.add_after(key, again_s)
+            finally:
+                self.done(key)
