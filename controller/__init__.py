@@ -1,0 +1,4 @@
+"""Program 2, central: prices the network, orders applications, answers the scheduler, moves what is misplaced.
+
+Every flow is read -> plan -> execute: rules are pure functions over snapshots of the caches and live in ``plan`` functions.
+"""
