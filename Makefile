@@ -1,0 +1,47 @@
+# Everything sets itself up: uv is found or installed below .tools, Python packages go to .venv, the lab's binaries to the
+# user's cache directory. See README.md.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+export UV_PYTHON_DOWNLOADS ?= never
+unexport PYTHONDONTWRITEBYTECODE
+
+RUN = uv=$$(.ci/uv) && UV=$$uv $$uv run --quiet --frozen --all-extras --all-groups
+ARGS ?=
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## The main job on real input; ARGS=--json prints one JSON object, ARGS="--placement affinity" uses no extender
+	@$(RUN) python -m lab demo $(ARGS)
+
+.PHONY: lab
+lab: ## A lab left running to play with; `make lab-down` ends it
+	@$(RUN) python -m lab up --programs $(ARGS)
+
+.PHONY: lab-down
+lab-down: ## End the lab
+	@$(RUN) python -m lab down $(ARGS)
+
+.PHONY: test
+test: ## Every test (unit, integration, e2e); ARGS=tests/unit for some
+	@$(RUN) python -m lab fetch
+	@$(RUN) pytest $(ARGS)
+
+.PHONY: check
+check: ## Lint, types, layers, dependencies
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy kubekit netperf agent controller lab tests
+	@$(RUN) lint-imports
+	@$(RUN) deptry .
+
+.PHONY: format
+format: ## Put code into its standard form
+	@$(RUN) ruff check --fix-only .
+	@$(RUN) ruff format .
+
+.PHONY: bench
+bench: ## Measure the budgets; ARGS=--json prints one JSON object
+	@$(RUN) python tests/bench/run.py $(ARGS)
