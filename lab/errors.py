@@ -1,0 +1,25 @@
+"""What can go wrong in the lab, on top of kubekit's tree: the command line turns each into one line and an exit code."""
+
+from __future__ import annotations
+
+from kubekit.errors import KubekitError
+
+
+class LabError(KubekitError):
+    """Base of the lab's own errors; the command line prints it and exits 1."""
+
+
+class BuildError(LabError):
+    """The control plane's binaries are neither found nor buildable."""
+
+
+class BootError(LabError):
+    """A program of the lab did not start, or ended although nobody asked it to."""
+
+
+class UnsupportedError(LabError):
+    """The machine lacks something the lab needs; the text says what is missing and what still works."""
+
+
+class WanError(LabError):
+    """The emulated wide-area network refused a request."""

@@ -1,0 +1,26 @@
+"""Where the lab keeps things: built programs in the user's cache, running labs in the user's state directory.
+
+Both follow the XDG base directory rules, so that tests and users can move them with XDG_CACHE_HOME and XDG_STATE_HOME.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def _base(variable: str, fallback: str, environ: Mapping[str, str]) -> Path:
+    given = environ.get(variable, "")
+    # The XDG rules say that a relative path is to be ignored.
+    return Path(given) if Path(given).is_absolute() else Path.home() / fallback
+
+
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Directory of built and downloaded programs; safe to delete at any time."""
+    return _base("XDG_CACHE_HOME", ".cache", environ) / "netaware"
+
+
+def labs_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Directory that holds one state directory per lab."""
+    return _base("XDG_STATE_HOME", ".local/state", environ) / "netaware" / "labs"
