@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -40,9 +40,9 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     Raises:
         ConfigError: the text is no address; names ``field``.
     """
-    host, _, port = text.rpartition(":")
+    host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not port.isdigit() or int(port) > 65535:
+    if not colon or not port.isdigit() or int(port) > 65535:
         raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
     if host and host != "localhost":
         try:
@@ -68,8 +68,8 @@ class Server:
         self._host, self._port = parse_listen(listen)
         self._registry, self._tls = registry, tls
         self.app.router.add_get("/metrics", self._metrics)
-        self.app.router.add_get("/healthz", lambda _: _answer(self.checks.live))
-        self.app.router.add_get("/readyz", lambda _: _answer(self.checks.ready))
+        self.app.router.add_get("/healthz", _health(self.checks.live))
+        self.app.router.add_get("/readyz", _health(self.checks.ready))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -105,14 +105,11 @@ class Server:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-async def _answer(checks: dict[str, Check]) -> web.Response:
-    failing = list(_failing(checks.items()))
-    if failing:
-        return web.Response(status=503, text="".join(f"{name}: {why}\n" for name, why in failing))
-    return web.Response(text="ok\n")
+def _health(checks: dict[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        failing = {name: why for name, check in checks.items() if (why := check())}
+        if failing:
+            return web.Response(status=503, text="".join(f"{name}: {why}\n" for name, why in failing.items()))
+        return web.Response(text="ok\n")
 
-
-def _failing(checks: Iterable[tuple[str, Check]]) -> Iterable[tuple[str, str]]:
-    for name, check in checks:
-        if why := check():
-            yield name, why
+    return answer

@@ -48,7 +48,7 @@ async def _until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
         return 0 if stopped_by else EXIT_FAILED
     except BaseExceptionGroup as group:
         return _report(_leaves(group))
-    except KubekitError as error:
+    except Exception as error:
         return _report([error])
     return 0
 

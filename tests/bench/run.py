@@ -48,7 +48,7 @@ def main() -> int:
         print(json.dumps(figures, indent=2))
     else:
         for name, figure in figures.items():
-            mark = {True: "ok", False: "OVER"}.get(figure["ok"] if isinstance(figure["ok"], bool) else None, "")
+            mark = "" if figure["ok"] is None else "ok" if figure["ok"] else "OVER"
             value = f"{figure['value']:.6g}" if isinstance(figure["value"], float) else str(figure["value"])
             print(f"{name:58} {value:>12} {figure['unit']!s:10} budget {figure['budget']!s:12} {mark}")
             if figure.get("reference"):

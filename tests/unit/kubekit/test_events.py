@@ -1,0 +1,94 @@
+"""Events are sent in the background, repeated ones as a series, and an unreachable server costs nothing but a count."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.events import EventRecorder, Reference
+from kubekit.http import Server
+
+POD = Reference("v1", "Pod", "web-1", "shop", "uid-1")
+
+
+class SimulatedApiServer:
+    """Keeps what it is sent; refuses on demand."""
+
+    def __init__(self) -> None:
+        self.created: list[dict[str, Any]] = []
+        self.patched: list[dict[str, Any]] = []
+        self.refuse = False
+        self.server = Server("127.0.0.1:0", registry=CollectorRegistry())
+        base = "/apis/events.k8s.io/v1/namespaces/shop/events"
+        self.server.app.router.add_post(base, self._create)
+        self.server.app.router.add_patch(base + "/{name}", self._patch)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        if self.refuse:
+            return web.json_response({"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403)
+        self.created.append(await request.json())
+        return web.json_response(self.created[-1], status=201)
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        self.patched.append(await request.json())
+        return web.json_response({"metadata": {"name": request.match_info["name"]}})
+
+
+async def settle(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_event_and_its_repetition() -> None:
+    api, now, registry = SimulatedApiServer(), [1000.0], CollectorRegistry()
+    async with api.server.running() as address, Client(ClusterConfig(f"http://{address}")) as client:
+        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, clock=lambda: now[0])
+        task = asyncio.create_task(recorder.run())
+        recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        await settle(lambda: api.created)
+        recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        now[0] += 61
+        recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+        await settle(lambda: api.patched)
+        task.cancel()
+    event = api.created[0]
+    assert event["regarding"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": "web-1",
+        "namespace": "shop",
+        "uid": "uid-1",
+    }
+    assert (event["type"], event["reason"], event["note"]) == ("Warning", "LimitNotEnforced", "no TBF on veth1")
+    assert len(api.created) == 1
+    assert [p["series"]["count"] for p in api.patched] == [3]
+
+
+async def test_refused_events_are_counted_and_the_next_is_sent() -> None:
+    api, registry = SimulatedApiServer(), CollectorRegistry()
+    async with api.server.running() as address, Client(ClusterConfig(f"http://{address}")) as client:
+        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry)
+        task = asyncio.create_task(recorder.run())
+        api.refuse = True
+        recorder.normal(POD, "A", "first")
+        await settle(lambda: registry.get_sample_value("netaware_events_lost_total", {"cause": "refused"}) == 1)
+        api.refuse = False
+        recorder.normal(POD, "B", "second")
+        await settle(lambda: api.created)
+        task.cancel()
+    assert api.created[0]["reason"] == "B"
+
+
+async def test_a_full_queue_drops_the_oldest() -> None:
+    registry = CollectorRegistry()
+    async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
+        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, most=2)
+        for i in range(5):
+            recorder.normal(POD, "R", f"note {i}")
+    assert registry.get_sample_value("netaware_events_lost_total", {"cause": "queue-full"}) == 3

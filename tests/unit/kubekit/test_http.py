@@ -1,0 +1,59 @@
+"""The HTTP side: metrics in the format asked for, health that names what fails."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from kubekit.errors import ConfigError
+from kubekit.http import Checks, Server, parse_listen
+
+
+async def fetch(address: str, path: str, **headers: str) -> tuple[int, str, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}", headers=headers) as answer:
+        return answer.status, await answer.text(), answer.headers["Content-Type"]
+
+
+async def test_metrics_in_text_and_openmetrics() -> None:
+    registry = CollectorRegistry()
+    Gauge("netaware_test_seconds", "A gauge.", registry=registry).set(1.5)
+    async with Server("127.0.0.1:0", registry=registry).running() as address:
+        status, text, kind = await fetch(address, "/metrics")
+        assert status == 200
+        assert "netaware_test_seconds 1.5" in text
+        assert kind.startswith("text/plain")
+        _, text, kind = await fetch(address, "/metrics", Accept="application/openmetrics-text")
+        assert kind.startswith("application/openmetrics-text")
+        assert text.endswith("# EOF\n")
+        assert (await fetch(address, "/metrics?name[]=other"))[1] == ""
+
+
+async def test_health_names_each_failing_check() -> None:
+    checks = Checks()
+    checks.ready["caches"] = lambda: "nodes not listed yet"
+    checks.live["loop"] = lambda: ""
+    async with Server("127.0.0.1:0", checks=checks, registry=CollectorRegistry()).running() as address:
+        assert (await fetch(address, "/readyz"))[:2] == (503, "caches: nodes not listed yet\n")
+        assert (await fetch(address, "/healthz"))[:2] == (200, "ok\n")
+
+
+async def test_an_address_in_use_is_a_configuration_error() -> None:
+    async with Server("127.0.0.1:0", registry=CollectorRegistry()).running() as address:
+        with pytest.raises(ConfigError, match="cannot bind"):
+            async with Server(address, registry=CollectorRegistry()).running():
+                pass
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), (":9850", ("0.0.0.0", 9850))],
+)
+def test_listen_addresses(text: str, expected: tuple[str, int]) -> None:
+    assert parse_listen(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "9850", "host:9850", "127.0.0.1:http", "1.2.3.4:70000"])
+def test_wrong_listen_addresses_name_the_flag(text: str) -> None:
+    with pytest.raises(ConfigError, match="--listen"):
+        parse_listen(text)

@@ -1,0 +1,57 @@
+"""Logs are one parseable line per change of state."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from kubekit import logs
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+def test_text_lines_quote_what_would_be_ambiguous(stream: io.StringIO) -> None:
+    logs.set_up(stream=stream)
+    logs.get("agent.capacity").info("capacity published", rate_bps=10**9, why="two words", empty="", share=0.5)
+    line = stream.getvalue()
+    assert 'agent.capacity: capacity published rate_bps=1000000000 why="two words" empty="" share=0.5\n' in line
+    assert " info " in line
+
+
+def test_json_lines_carry_fields_and_traces(stream: io.StringIO) -> None:
+    logs.set_up(format_="json", stream=stream)
+    try:
+        raise ValueError("boom")
+    except ValueError as error:
+        logs.get("x").unexpected("broken", error, node="n1")
+    line = json.loads(stream.getvalue())
+    assert (line["message"], line["node"], line["level"]) == ("broken", "n1", "error")
+    assert "ValueError: boom" in line["trace"]
+
+
+def test_debug_is_left_out_at_info(stream: io.StringIO) -> None:
+    logs.set_up(stream=stream)
+    logs.get("x").debug("detail")
+    assert not stream.getvalue()
+
+
+def test_a_state_is_logged_when_it_begins_changes_and_ends(stream: io.StringIO) -> None:
+    logs.set_up(stream=stream)
+    log = logs.get("x")
+    logged = [log.change("plan", state, "m", n=i) for i, state in enumerate(["", "bad", "bad", "worse", "", ""])]
+    assert logged == [False, True, False, True, True, False]
+    assert [line.split(" ")[1] for line in stream.getvalue().splitlines()] == ["warning", "warning", "info"]
+
+
+def test_the_memory_of_states_is_bounded(stream: io.StringIO) -> None:
+    logs.set_up(stream=stream)
+    log = logs.get("x")
+    for i in range(10_050):
+        log.change(f"pod-{i}", "bad", "m")
+    assert log.change("pod-0", "bad", "m"), "the oldest was forgotten"
+    assert not log.change("pod-10049", "bad", "m")

@@ -1,0 +1,69 @@
+"""Label selectors match as kubectl's do."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubekit import selectors
+from kubekit.errors import SelectorError
+from kubekit.selectors import LabelSelector, MatchExpression
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "expected"),
+    [
+        ("", {}, True),
+        ("app=web", {"app": "web"}, True),
+        ("app==web", {"app": "db"}, False),
+        ("app!=web", {}, True),
+        ("app!=web", {"app": "web"}, False),
+        ("tier in (a, b)", {"tier": "b"}, True),
+        ("tier in (a, b)", {}, False),
+        ("tier notin (a,b)", {}, True),
+        ("tier notin (a,b)", {"tier": "a"}, False),
+        ("app", {"app": ""}, True),
+        ("!app", {"app": ""}, False),
+        ("app=web,!legacy,tier in (a)", {"app": "web", "tier": "a"}, True),
+        ("example.com/x=1", {"example.com/x": "1"}, True),
+    ],
+)
+def test_text_selectors(text: str, labels: dict[str, str], expected: bool) -> None:
+    assert selectors.parse(text).matches(labels) is expected
+
+
+@pytest.mark.parametrize("text", ["app=", "=x", "a b", "tier in a", "tier in (a", "app=we/b", "a,,b"])
+def test_malformed_text_is_refused_except_an_empty_value(text: str) -> None:
+    if text == "app=":
+        assert selectors.parse(text).matches({"app": ""})
+        return
+    with pytest.raises(SelectorError):
+        selectors.parse(text)
+
+
+def test_objects_combine_labels_and_expressions() -> None:
+    selector = selectors.from_object(
+        LabelSelector(
+            match_labels={"app": "web"},
+            match_expressions=[
+                MatchExpression("tier", "NotIn", ["x"]),
+                MatchExpression("gone", "DoesNotExist"),
+                MatchExpression("here", "Exists"),
+            ],
+        )
+    )
+    assert selector.matches({"app": "web", "here": "1"})
+    assert not selector.matches({"app": "web", "here": "1", "tier": "x"})
+    assert not selector.matches({"app": "web", "here": "1", "gone": ""})
+
+
+def test_no_object_selects_everything() -> None:
+    assert selectors.from_object(None).matches({"any": "thing"})
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [MatchExpression("a", "Near"), MatchExpression("a", "In"), MatchExpression("a", "Exists", ["x"])],
+)
+def test_wrong_expressions_are_refused(expression: MatchExpression) -> None:
+    with pytest.raises(SelectorError):
+        selectors.from_object(LabelSelector(match_expressions=[expression]))
