@@ -1,0 +1,59 @@
+"""What can be wrong with data of the measurement domain, by name, so that it can be counted and shown.
+
+Bad data never stops a program: whole objects raise one of these errors, single keys or probes become a `Refusal`,
+and callers count them by ``reason``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kubekit.errors import KubekitError
+
+SHOWN_KEY_LENGTH = 80
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """One key, probe or node that was left out, and why.
+
+    Attributes:
+        key: what was refused, cut to 80 characters, since anyone may have written it.
+        reason: a short name with few values, fit for a metric label.
+        detail: for people; names the field and what was expected.
+    """
+
+    key: str
+    reason: str
+    detail: str = ""
+
+
+def refuse(key: str, reason: str, detail: str = "") -> Refusal:
+    """A `Refusal` whose texts are cut to a length that is fit to log."""
+    shown = key if len(key) <= SHOWN_KEY_LENGTH else key[: SHOWN_KEY_LENGTH - 1] + "…"
+    return Refusal(shown, reason, detail[:200])
+
+
+class PlanRefusedError(KubekitError):
+    """A plan object cannot be used as a whole; the plan in force stays.
+
+    Attributes:
+        reason: ``missing``, ``half-written``, ``bad-field``, ``wrong-zone`` or ``past-epoch``.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"plan refused, {reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class TooLargeError(KubekitError):
+    """An object would exceed what the API server stores in one ConfigMap.
+
+    Attributes:
+        name: the object.
+        size_bytes: what keys and values would come to.
+        limit_bytes: what we allow.
+    """
+
+    def __init__(self, name: str, size_bytes: int, limit_bytes: int, fix: str) -> None:
+        super().__init__(f"ConfigMap {name} would hold {size_bytes} bytes, over {limit_bytes}: {fix}")
+        self.name, self.size_bytes, self.limit_bytes = name, size_bytes, limit_bytes

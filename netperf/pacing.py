@@ -1,0 +1,94 @@
+"""When a probe's turn comes, and how much of a node's CPU and of the network probes may take.
+
+Nothing is agreed between agents at run time: rounds follow the wall clock, slots come from the plan, and jitter comes
+from a hash, so each agent can tell its own turn. Agents whose clocks differ by more than a slot's slack may overlap; an
+overlap shows as run-queue delay in the sample, and is doubted there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from netperf.plans import Probe, ZonePlan
+
+CONNECT_ALLOWANCE_S = 2.0
+"""Beside the run itself: process start, control connection, and a long round trip or two."""
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A probe and the wall-clock second at which it should start."""
+
+    probe: Probe
+    starts_at_s: float
+    round: int
+
+
+def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
+    """The node's next probe at or after ``now_s`` (wall clock, s), or None if the plan has none for it.
+
+    A turn that was missed, because the agent was busy or down, is not made up for: the round goes on.
+    """
+    own = probes_of(plan, node)
+    first_round = math.floor(now_s / plan.interval_s)
+    turns = (
+        Turn(probe, start_s(plan, probe, number), number) for number in (first_round, first_round + 1) for probe in own
+    )
+    return min((t for t in turns if t.starts_at_s >= now_s), key=lambda t: t.starts_at_s, default=None)
+
+
+def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
+    """The probes that this node runs."""
+    return tuple(probe for probe in plan.probes if probe.origin.node == node)
+
+
+def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
+    """Start of a probe within a round, wall clock in seconds: its slot, plus jitter within what the slot leaves free.
+
+    Jitter differs from round to round, lest a probe always meets the same periodic job of its node.
+    """
+    width_s = plan.interval_s / plan.slots
+    slack_s = max(0.0, width_s - plan.settings.duration_s - CONNECT_ALLOWANCE_S)
+    seed = f"{round_number}\0{probe.origin.node}\0{probe.destination.node}\0{probe.slot}".encode()
+    fraction = int.from_bytes(hashlib.blake2b(seed, digest_size=6).digest(), "big") / 2**48
+    return round_number * plan.interval_s + probe.slot * width_s + fraction * slack_s
+
+
+class Spending(msgspec.Struct, frozen=True):
+    """What one past run cost: when it ended, CPU seconds of the prober, bytes sent by a stream."""
+
+    ended_at_s: float
+    cpu_s: float = 0.0
+    sent_bytes: float = 0.0
+
+
+class ProbeBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits over a sliding window.
+
+    Attributes:
+        max_cpu_ratio: share of one core that probes may take; 1 is no limit.
+        max_stream_bps: mean bandwidth that TCP_STREAM runs may take, bits per second.
+        window_s: the window.
+    """
+
+    max_cpu_ratio: float = 0.2
+    max_stream_bps: float = 10e6
+    window_s: float = 600.0
+
+
+def within_budget(spent: Sequence[Spending], now_s: float, budget: ProbeBudget, *, stream: bool) -> bool:
+    """Whether another run may start now, from what the runs inside the window cost; the last run may overshoot."""
+    recent = forget_old(spent, now_s, budget)
+    cpu_s = sum(s.cpu_s for s in recent)
+    if cpu_s >= budget.max_cpu_ratio * budget.window_s:
+        return False
+    sent_bits = 8 * sum(s.sent_bytes for s in recent)
+    return not stream or sent_bits < budget.max_stream_bps * budget.window_s
+
+
+def forget_old(spent: Iterable[Spending], now_s: float, budget: ProbeBudget) -> tuple[Spending, ...]:
+    """Only what still counts, so that the caller's list stays short."""
+    return tuple(s for s in spent if now_s - s.ended_at_s < budget.window_s)

@@ -1,0 +1,334 @@
+"""Zones to node pairs: who probes whom, and when, so that the cost follows the zones and never the nodes.
+
+Each unordered pair of zones is one *link*, measured between one node of either zone. A link keeps its nodes while both
+can be used; a node that leaves takes only its own links along. Rendezvous hashing picks the nodes, a slow rotation picks
+anew, and no node is given more than its share of its zone's links. The previous plan is an argument: that, not luck
+with hashes, is what keeps everything else where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from kubekit.errors import ConfigError
+from netperf.errors import Refusal, refuse
+from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan, is_address
+from netperf.results import assign_shards
+from netperf.slots import Edge, colour, tournament_rounds
+
+_MASK = 2**64 - 1
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What planning needs to know of a node; zone and region are label values, empty when absent."""
+
+    name: str
+    address: str
+    zone: str
+    region: str = ""
+    ready: bool = True
+    schedulable: bool = True
+    agent_ready: bool = True
+
+
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to plan.
+
+    Attributes:
+        interval_s: shortest round.
+        slot_s: time set aside for one probe; a round lasts max(interval_s, slots * slot_s). With Z zones there are
+            Z - 1 slots (Z if odd), so 60 s suffice for 10 zones, and 100 zones take 594 s.
+        rotation_s: after this time a link picks its nodes anew, each link at its own moment.
+        both_directions: also measure the way back, from the other end; a round trip is symmetric, so off.
+        intra_zone: also one pair inside each zone with two nodes.
+        second_pair: a second pair of nodes per link, to tell a bad node from a bad path.
+        max_concurrent: probes running at once in the whole cluster; 0 for no limit (one per two zones).
+        results_name: ConfigMap that samples go to; more of them are numbered from it.
+    """
+
+    interval_s: float = 60.0
+    slot_s: float = 6.0
+    rotation_s: float = 3600.0
+    both_directions: bool = False
+    intra_zone: bool = False
+    second_pair: bool = False
+    max_concurrent: int = 0
+    results_name: str = "netperf-metrics"
+    settings: ProbeSettings = ProbeSettings()
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` naming the first field that makes no sense."""
+        if not 1 <= self.interval_s <= 86400:
+            raise ConfigError("plan.interval_s", f"{self.interval_s} is out of range", "1 to 86400 seconds")
+        if not self.settings.duration_s < self.slot_s <= 3600:
+            raise ConfigError("plan.slot_s", f"{self.slot_s} is out of range", "longer than settings.duration_s")
+        if not 60 <= self.rotation_s <= 30 * 86400:
+            raise ConfigError("plan.rotation_s", f"{self.rotation_s} is out of range", "60 seconds to 30 days")
+        if self.max_concurrent < 0:
+            raise ConfigError("plan.max_concurrent", f"{self.max_concurrent} is negative", "0 for no limit")
+        if not self.results_name:
+            raise ConfigError("plan.results_name", "is empty", "name a ConfigMap")
+
+
+class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan for the whole cluster.
+
+    Attributes:
+        zones: plan per origin zone; a zone that starts no probe has an empty one, so that its agents know.
+        left_out: nodes and zones that take no part, with a reason: ``no-zone``, ``not-ready``, ``unschedulable``,
+            ``no-agent``, ``bad-address``; for a zone ``zone-without-probers``.
+        links: unordered zone pairs (and inner pairs) that are measured.
+        interval_s: length of a round; slots: how many parts it has.
+    """
+
+    zones: dict[str, ZonePlan]
+    left_out: tuple[Refusal, ...]
+    links: int
+    interval_s: float
+    slots: int
+
+
+class _Link(msgspec.Struct, frozen=True, order=True):
+    """Two zones in bytewise order (or one zone twice), and which opinion it is."""
+
+    a: str
+    b: str
+    rank: int
+
+
+class _Ends(msgspec.Struct, frozen=True):
+    """The nodes chosen for a link; None where one must be chosen."""
+
+    a: str | None
+    b: str | None
+    rotation: int
+
+
+def plan_pairs(
+    nodes: Iterable[NodeFacts], options: PlanOptions, previous: Mapping[str, ZonePlan] | None, now_s: float
+) -> PairPlan:
+    """Plan all probes.
+
+    Args:
+        nodes: every node of the cluster.
+        options: how.
+        previous: the plans in force by origin zone, as decoded from their objects; None or empty to start afresh.
+        now_s: wall clock, seconds since 1970; decides rotations and new epochs.
+    """
+    usable, left_out = eligible(nodes)
+    before = previous or {}
+    zones = sorted(usable)
+    links = _links(usable, options)
+    chosen = _choose(links, usable, _ends_before(before), options, now_s)
+    edges = _edges(links, zones, options)
+    old_slots = {_edge_of(p): p.slot for plan in before.values() for p in plan.probes}
+    slot_of, slots = colour(edges, old_slots, options.max_concurrent)
+    interval_s = max(options.interval_s, slots * options.slot_s)
+    probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
+    for edge in edges:
+        probe = _probe(edge, chosen[_Link(edge.a, edge.b, edge.rank)], usable, slot_of[edge])
+        probes[probe.origin.zone].append(probe)
+    shards = assign_shards(zones, options.results_name, {z: p.results for z, p in before.items()})
+    return PairPlan(
+        zones={
+            zone: _stamp(
+                ZonePlan(
+                    zone=zone,
+                    epoch=0,
+                    interval_s=interval_s,
+                    slots=slots,
+                    results=shards[zone],
+                    settings=options.settings,
+                    probes=tuple(sorted(probes[zone], key=lambda p: (p.slot, p.destination))),
+                ),
+                before.get(zone),
+                now_s,
+            )
+            for zone in zones
+        },
+        left_out=left_out,
+        links=len(links),
+        interval_s=interval_s,
+        slots=slots,
+    )
+
+
+def eligible(nodes: Iterable[NodeFacts]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
+    """Usable nodes by zone and name, and what was left out; nothing is guessed about a node without a zone label."""
+    usable: dict[str, dict[str, Peer]] = defaultdict(dict)
+    left_out: list[Refusal] = []
+    seen: set[str] = set()
+    for node in sorted(nodes, key=lambda n: n.name):
+        seen.add(node.zone)
+        reason = _unusable(node)
+        if reason is None:
+            usable[node.zone][node.name] = Peer(node.name, node.address, node.zone, node.region)
+        else:
+            left_out.append(refuse(node.name, *reason))
+    left_out += [refuse(zone, "zone-without-probers") for zone in sorted(seen - usable.keys()) if zone]
+    return dict(usable), tuple(left_out)
+
+
+def _unusable(node: NodeFacts) -> tuple[str, str] | None:
+    if not node.zone:
+        return "no-zone", "label topology.kubernetes.io/zone is missing"
+    if not node.ready:
+        return "not-ready", "condition Ready is not True"
+    if not node.schedulable:
+        return "unschedulable", "the node is cordoned"
+    if not node.agent_ready:
+        return "no-agent", "no ready agent runs there"
+    if not is_address(node.address):
+        return "bad-address", f"{node.address!r} is no IP address"
+    return None
+
+
+def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_Link]:
+    zones = sorted(usable)
+    links = [_Link(a, b, 0) for i, a in enumerate(zones) for b in zones[i + 1 :]]
+    if options.second_pair:
+        # With one node at both ends a second pair would be the first again.
+        links += [_Link(k.a, k.b, 1) for k in links if len(usable[k.a]) > 1 or len(usable[k.b]) > 1]
+    if options.intra_zone:
+        links += [_Link(z, z, 0) for z in zones if len(usable[z]) > 1]
+    return links
+
+
+def _edges(links: Sequence[_Link], zones: Sequence[str], options: PlanOptions) -> list[Edge]:
+    """Directed edges, in the order in which slots are given out: layer by layer, each a tournament."""
+    rounds = tournament_rounds(zones)
+    ordered = sorted(links, key=lambda k: (k.rank, k.a == k.b, rounds.get((k.a, k.b), 0), k))
+    directions = (False, True) if options.both_directions else (False,)
+    return [
+        Edge(link.a, link.b, link.rank, reverse)
+        for rank in (0, 1)
+        for reverse in directions
+        for link in ordered
+        if link.rank == rank
+    ]
+
+
+def _edge_of(probe: Probe) -> Edge:
+    a, b = sorted((probe.origin.zone, probe.destination.zone))
+    return Edge(a, b, probe.rank, probe.reverse)
+
+
+def _starts_at_a(link: _Link) -> bool:
+    """Which end asks and which answers is a coin thrown once per link, so that both roles spread over the zones."""
+    return _hash(f"{link.a}\0{link.b}\0{link.rank}") & 1 == 0
+
+
+def _ends_before(previous: Mapping[str, ZonePlan]) -> dict[_Link, _Ends]:
+    ends: dict[_Link, _Ends] = {}
+    for plan in previous.values():
+        for probe in plan.probes:
+            edge = _edge_of(probe)
+            link = _Link(edge.a, edge.b, edge.rank)
+            origin_is_a = _starts_at_a(link) != probe.reverse
+            a, b = (probe.origin, probe.destination) if origin_is_a else (probe.destination, probe.origin)
+            ends[link] = _Ends(a.node, b.node, probe.rotation)
+    return ends
+
+
+def _choose(
+    links: Sequence[_Link],
+    usable: Mapping[str, Mapping[str, Peer]],
+    before: Mapping[_Link, _Ends],
+    options: PlanOptions,
+    now_s: float,
+) -> dict[_Link, _Ends]:
+    chooser = _Chooser(links, usable)
+    chosen: dict[_Link, _Ends] = {}
+    for link in links:
+        rotation = _rotation(link, options, now_s)
+        old = before.get(link)
+        if old is None or old.rotation != rotation:
+            chosen[link] = _Ends(None, None, rotation)
+            continue
+        a = chooser.keep(link.a, old.a)
+        chosen[link] = _Ends(a, chooser.keep(link.b, old.b), rotation)
+    for link, ends in chosen.items():
+        # Two opinions from one node would be one opinion, and a node does not probe itself.
+        other = chosen.get(_Link(link.a, link.b, 1 - link.rank))
+        a = ends.a or chooser.pick(link, link.a, ends.rotation, avoid=(other.a if other else None, _same(link, ends.b)))
+        b = ends.b or chooser.pick(link, link.b, ends.rotation, avoid=(other.b if other else None, _same(link, a)))
+        chosen[link] = _Ends(a, b, ends.rotation)
+    return chosen
+
+
+def _same(link: _Link, node: str | None) -> str | None:
+    return node if link.a == link.b else None
+
+
+def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:
+    phase = _hash(f"rotation\0{link.a}\0{link.b}\0{link.rank}") / 2**64
+    return math.floor(now_s / options.rotation_s + phase)
+
+
+class _Chooser:
+    """Rendezvous hashing with bounded loads: counts how many links each node has, within one call of `_choose`."""
+
+    def __init__(self, links: Sequence[_Link], usable: Mapping[str, Mapping[str, Peer]]) -> None:
+        ends: dict[str, int] = defaultdict(int)
+        for link in links:
+            ends[link.a] += 1
+            ends[link.b] += 1
+        self._share = {zone: math.ceil(ends[zone] / len(nodes)) for zone, nodes in usable.items()}
+        self._hashes = {zone: {name: _hash(name) for name in nodes} for zone, nodes in usable.items()}
+        self._load: dict[str, int] = defaultdict(int)
+
+    def keep(self, zone: str, node: str | None) -> str | None:
+        """The node if it may keep the link: still there, and not above twice its share.
+
+        Twice, so that a zone that comes or goes moves no links elsewhere; rotation evens out the rest.
+        """
+        if node is None or node not in self._hashes[zone] or self._load[node] >= 2 * self._share[zone]:
+            return None
+        self._load[node] += 1
+        return node
+
+    def pick(self, link: _Link, zone: str, rotation: int, avoid: tuple[str | None, ...]) -> str:
+        """The node with the highest score among those below their share, other than ``avoid`` where possible."""
+        seed = _hash(f"{link.a}\0{link.b}\0{link.rank}\0{rotation}")
+        hashes = self._hashes[zone]
+        allowed = [name for name in hashes if name not in avoid] or list(hashes)
+        below = [name for name in allowed if self._load[name] < self._share[zone]] or allowed
+        node = max(below, key=lambda name: (_mix(hashes[name] ^ seed), name))
+        self._load[node] += 1
+        return node
+
+
+def _probe(edge: Edge, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
+    a, b = usable[edge.a][ends.a or ""], usable[edge.b][ends.b or ""]
+    origin, destination = (a, b) if _starts_at_a(_Link(edge.a, edge.b, edge.rank)) != edge.reverse else (b, a)
+    return Probe(
+        origin=origin,
+        destination=destination,
+        slot=slot,
+        rank=edge.rank,
+        reverse=edge.reverse,
+        rotation=ends.rotation,
+    )
+
+
+def _stamp(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:
+    """The previous object if nothing changed, else a new epoch. The clock keeps epochs growing when objects are lost."""
+    if previous is not None and msgspec.structs.replace(plan, epoch=previous.epoch) == previous:
+        return previous
+    return msgspec.structs.replace(plan, epoch=max(int(now_s), previous.epoch + 1 if previous else 0))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _mix(value: int) -> int:
+    """The finaliser of splitmix64: spreads a combined hash, far cheaper than hashing each pair of names."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)

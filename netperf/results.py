@@ -1,0 +1,329 @@
+"""The results ConfigMap: one codec for writing and reading.
+
+Each agent writes only keys of its own node pairs, as a JSON merge patch: the API server merges key by key, so a hundred
+writers neither conflict nor lose each other's updates. Our own format carries a whole `Sample` per key; upstream's, a bare
+number per key (the measurement ConfigMap, docs/contracts), is always read and optionally written beside it. Anyone may
+write here, so every key is read alone: what is malformed is refused by name and never becomes a number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from netperf.errors import Refusal, TooLargeError, refuse
+from netperf.plans import OBJECT_LIMIT_BYTES, ZonePlan
+from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Measurement, Percentile, Place, Sample, Test
+
+OWN_PREFIX = "netaware.v1."
+KEY_LIMIT = 253
+SHOWN_REFUSALS = 100
+ZONES_PER_SHARD = 10
+"""At 100 zones and both directions a shard then holds 990 samples of about 550 bytes, half of what fits."""
+
+_LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+_FOREIGN = re.compile(
+    r"netperf(?P<dot>[._])(?P<percentile>p50|p90|p99)(?P=dot)latency(?P=dot)(?P<unit>milliseconds|microseconds)"
+    r"\.origin\.(?P<nodes>.+)",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """What one or more ConfigMaps held.
+
+    Attributes:
+        samples: by key; upstream's keys of one node pair come together as one sample of prober ``external``, under the
+            last of these keys.
+        refusals: the first 100 malformed keys.
+        refused: number of malformed keys by reason.
+        foreign_keys: keys in no format we know, left alone.
+        size_bytes: of all keys and values.
+    """
+
+    samples: dict[str, Sample]
+    refusals: tuple[Refusal, ...] = ()
+    refused: dict[str, int] = {}
+    foreign_keys: int = 0
+    size_bytes: int = 0
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def sample_key(origin: Place, destination: Place, test: Test) -> str:
+    """Our key for a pair of nodes: readable zones, and a hash that keeps node pairs and tests apart.
+
+    Always under 253 characters, whatever the nodes are called; the value has all names in full.
+    """
+    identity = "\0".join((origin.zone, origin.node, destination.zone, destination.node, test))
+    digest = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
+    return f"{OWN_PREFIX}{_legal(origin.zone)}.{_legal(destination.zone)}.{digest}"
+
+
+def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
+    """Upstream's millisecond key, or None where the two names make it longer than a key may be."""
+    key = f"netperf.{percentile}.latency.milliseconds.origin.{origin_node}.destination.{destination_node}"
+    return key if len(key) <= KEY_LIMIT else None
+
+
+def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] = ()) -> dict[str, str | None]:
+    """The keys that a writer sets (or, None, removes) for its samples.
+
+    Args:
+        samples: what to publish, of any test.
+        upstream: percentiles to write in upstream's format too, as whole milliseconds, at least 1. That format has no
+            room for a doubt, so a doubtful sample leaves the previous number in place, and a missing one removes it.
+    """
+    data: dict[str, str | None] = {}
+    for sample in samples:
+        measurement = sample.measurement
+        key = sample_key(sample.origin, sample.destination, measurement.test)
+        data[key] = msgspec.json.encode(_rounded(sample)).decode()
+        if measurement.test == "TCP_STREAM" or not set(sample.doubts) <= {"loss"}:
+            continue
+        for percentile in upstream:
+            name = upstream_key(sample.origin.node, sample.destination.node, percentile)
+            if name is not None:
+                value = measurement.percentile_us(percentile)
+                data[name] = None if value is None else str(max(1, math.floor(value / 1000 + 0.5)))
+    return data
+
+
+def merge_patch(data: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
+    """A JSON merge patch (RFC 7386) of a ConfigMap: only the named keys change, None removes."""
+    return {"data": dict(data)}
+
+
+def removal_patch(keys: Iterable[str]) -> dict[str, dict[str, str | None]]:
+    """A merge patch that removes keys."""
+    return merge_patch(dict.fromkeys(sorted(keys)))
+
+
+def vanished_keys(data: Mapping[str, str], plans: Iterable[ZonePlan]) -> set[str]:
+    """Keys of ours whose node pair is in none of the plans, for the controller to remove.
+
+    Upstream-format keys go along when the same pair has a key of ours, since then we wrote them; those of other
+    components stay.
+    """
+    planned = {
+        sample_key(probe.origin.place, probe.destination.place, test)
+        for plan in plans
+        for probe in plan.probes
+        for test in TESTS
+    }
+    doomed: set[str] = set()
+    for key in data:
+        if not key.startswith(OWN_PREFIX) or key in planned:
+            continue
+        doomed.add(key)
+        sample = _decode_own(key, data[key])
+        if isinstance(sample, Sample):
+            names = (upstream_key(sample.origin.node, sample.destination.node, p) for p in PERCENTILES)
+            doomed |= {name for name in names if name is not None and name in data}
+    return doomed
+
+
+def _legal(text: str) -> str:
+    return re.sub(r"[^-_a-zA-Z0-9]", "-", text)[:63]
+
+
+def _rounded(sample: Sample) -> Sample:
+    """Hundredths are finer than any clock involved, and bytes in etcd are not free."""
+    measurement = sample.measurement
+    changes = {
+        name: round(value, 6 if name == "loss_ratio" else 2)
+        for name in measurement.__struct_fields__
+        if isinstance(value := getattr(measurement, name), float)
+    }
+    return msgspec.structs.replace(
+        sample, measurement=msgspec.structs.replace(measurement, **changes), taken_at=round(sample.taken_at, 3)
+    )
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def decode_results(data: Mapping[str, str], places: Mapping[str, Place]) -> Results:
+    """Read the ``data`` of a results ConfigMap, or of all shards together. Never raises.
+
+    Args:
+        data: keys and values, by whomever.
+        places: the cluster's nodes by name; upstream's keys name nodes only. Our own samples name their zones, but
+            one of a node that moved to another zone, or is gone, is refused (``unknown-node``, ``moved-node``).
+    """
+    samples: dict[str, Sample] = {}
+    refusals: list[Refusal] = []
+    refused: Counter[str] = Counter()
+    external: dict[tuple[str, str], dict[Percentile, tuple[str, float, str]]] = {}
+    foreign = 0
+    for key, value in data.items():
+        outcome: Sample | Refusal | None
+        if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
+            outcome = refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
+        elif key.startswith(OWN_PREFIX):
+            outcome = _check_places(key, _decode_own(key, value), places)
+        else:
+            outcome = _collect_external(key, value, places, external)
+            foreign += outcome is None and not _FOREIGN.fullmatch(key)
+        if isinstance(outcome, Sample):
+            samples[key] = outcome
+        elif outcome is not None:
+            refused[outcome.reason] += 1
+            refusals.append(outcome)
+    ours = {(s.origin.node, s.destination.node) for s in samples.values()}
+    for (origin, destination), values in external.items():
+        # Beside a sample of ours the bare number is ours as well, and says less.
+        if (origin, destination) not in ours:
+            key, sample = _external_sample(places[origin], places[destination], values)
+            samples[key] = sample
+    return Results(
+        samples=samples,
+        refusals=tuple(refusals[:SHOWN_REFUSALS]),
+        refused=dict(refused),
+        foreign_keys=foreign,
+        size_bytes=size_bytes(data),
+    )
+
+
+def _decode_own(key: str, value: str) -> Sample | Refusal:
+    try:
+        sample = msgspec.json.decode(value, type=Sample)
+    except msgspec.ValidationError as error:
+        return refuse(key, "bad-field", str(error))
+    except (msgspec.DecodeError, UnicodeError) as error:
+        return refuse(key, "half-written", str(error))
+    measurement = sample.measurement
+    if key != sample_key(sample.origin, sample.destination, measurement.test):
+        return refuse(key, "wrong-key", f"holds {sample.origin.node} to {sample.destination.node}")
+    known = [v for v in (measurement.p50_us, measurement.p90_us, measurement.p99_us) if v is not None]
+    if known != sorted(known):
+        return refuse(key, "bad-field", "percentiles do not ascend")
+    if not known and measurement.throughput_bps is None:
+        return refuse(key, "no-value", "neither a percentile nor a throughput")
+    return sample
+
+
+def _check_places(key: str, sample: Sample | Refusal, places: Mapping[str, Place]) -> Sample | Refusal:
+    if isinstance(sample, Refusal):
+        return sample
+    for place in (sample.origin, sample.destination):
+        now = places.get(place.node)
+        if now is None:
+            return refuse(key, "unknown-node", f"there is no node {place.node!r}")
+        if now.zone != place.zone:
+            return refuse(key, "moved-node", f"{place.node} was in zone {place.zone!r} and is in {now.zone!r}")
+    return sample
+
+
+def _collect_external(
+    key: str,
+    value: str,
+    places: Mapping[str, Place],
+    external: dict[tuple[str, str], dict[Percentile, tuple[str, float, str]]],
+) -> Refusal | None:
+    """Add one of upstream's keys to ``external`` (pair -> percentile -> key, microseconds, unit), or say why not."""
+    match = _FOREIGN.fullmatch(key)
+    if match is None:
+        return None
+    pairs = _split_nodes(match["nodes"])
+    if not pairs:
+        return refuse(key, "bad-key", "no .destination. in it")
+    known = [(a, b) for a, b in pairs if a in places and b in places]
+    if len(known) != 1:
+        return refuse(key, "ambiguous-key" if known else "unknown-node", f"nodes {match['nodes']!r}")
+    number = value.strip()
+    if not _NUMBER.fullmatch(number) or float(number) <= 0:
+        return refuse(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
+    value_us = float(number) * _UNIT_US[match["unit"]]
+    if value_us > LONGEST_US:
+        return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
+    percentile = next(p for p in PERCENTILES if p == match["percentile"])
+    there = external.setdefault(known[0], {}).get(percentile)
+    if there is None or there[2] == "milliseconds":  # microseconds are the finer reading
+        external[known[0]][percentile] = (key, value_us, match["unit"])
+    return None
+
+
+def _split_nodes(text: str) -> list[tuple[str, str]]:
+    """Every reading of ``<node>.destination.<node>``: names may hold dots, and even that word."""
+    parts = text.split(".destination.")
+    return [(".destination.".join(parts[:i]), ".destination.".join(parts[i:])) for i in range(1, len(parts))]
+
+
+def _external_sample(
+    origin: Place, destination: Place, values: Mapping[Percentile, tuple[str, float, str]]
+) -> tuple[str, Sample]:
+    known = {percentile: value_us for percentile, (_, value_us, _) in values.items()}
+    measurement = Measurement(
+        prober="external",
+        test="TCP_RR",
+        p50_us=known.get("p50"),
+        p90_us=known.get("p90"),
+        p99_us=known.get("p99"),
+    )
+    key = max(key for key, _, _ in values.values())
+    return key, Sample(origin=origin, destination=destination, measurement=measurement)
+
+
+# --- size and shards -----------------------------------------------------------------------------------------------
+
+
+def size_bytes(data: Mapping[str, str | None]) -> int:
+    """What keys and values take, in UTF-8."""
+    return sum(
+        len(key.encode("utf-8", "replace")) + len((value or "").encode("utf-8", "replace"))
+        for key, value in data.items()
+    )
+
+
+def check_size(name: str, data: Mapping[str, str | None], limit_bytes: int = OBJECT_LIMIT_BYTES) -> int:
+    """The size of ``data`` in bytes.
+
+    Raises:
+        TooLargeError: it is over the limit, so a write would be refused by the API server, or the next one would.
+    """
+    size = size_bytes(data)
+    if size > limit_bytes:
+        raise TooLargeError(name, size, limit_bytes, "remove foreign keys, or turn the second format off")
+    return size
+
+
+def shard_name(base: str, index: int) -> str:
+    """``base`` for shard 0, so that a small cluster has the one object that other tools know; else ``base-index``."""
+    return base if index == 0 else f"{base}-{index}"
+
+
+def shard_index(base: str, name: str) -> int | None:
+    """The number of a shard of ``base``, or None for an object that is none."""
+    if name == base:
+        return 0
+    suffix = name.removeprefix(f"{base}-")
+    if suffix == name or not re.fullmatch(r"[1-9][0-9]{0,3}", suffix):
+        return None
+    return int(suffix)
+
+
+def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:
+    """Zone -> ConfigMap that its agents write: at most `ZONES_PER_SHARD` zones in each; zones stay where they are."""
+    count = max(1, math.ceil(len(zones) / ZONES_PER_SHARD))
+    room = dict.fromkeys((shard_name(base, i) for i in range(count)), ZONES_PER_SHARD)
+    assigned: dict[str, str] = {}
+    for zone in sorted(zones):
+        name = previous.get(zone, "")
+        if room.get(name, 0) > 0:
+            assigned[zone] = name
+            room[name] -= 1
+    for zone in sorted(zones):
+        if zone not in assigned:
+            name = next(n for n, free in room.items() if free > 0)
+            assigned[zone] = name
+            room[name] -= 1
+    return assigned
