@@ -34,7 +34,7 @@ _POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Program:
+class Binary:
     """One program to build.
 
     Attributes:
@@ -48,18 +48,18 @@ class Program:
     expected_s: float
 
 
-PROGRAMS = (
-    Program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", 234),
-    Program("etcd", "go.etcd.io/etcd/server/v3", 8),
-    Program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", 20),
-    Program("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", 64),
-    Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", 11),
-    Program("kubectl", "k8s.io/kubernetes/cmd/kubectl", 16),
+BINARIES = (
+    Binary("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", 234),
+    Binary("etcd", "go.etcd.io/etcd/server/v3", 8),
+    Binary("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", 20),
+    Binary("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", 64),
+    Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", 11),
+    Binary("kubectl", "k8s.io/kubernetes/cmd/kubectl", 16),
 )
 
 
 @dataclass(frozen=True)
-class Programs:
+class Binaries:
     """Where each program is.
 
     Attributes:
@@ -92,7 +92,7 @@ def module_hash(module_dir: Path = MODULE_DIR) -> str:
     return digest.hexdigest()[:12]
 
 
-def find_or_build(progress: Progress | None = None, environ: Mapping[str, str] = os.environ) -> Programs:
+def find_or_build(progress: Progress | None = None, environ: Mapping[str, str] = os.environ) -> Binaries:
     """Return all programs, building those that neither KUBEBUILDER_ASSETS nor the cache holds.
 
     Args:
@@ -105,31 +105,31 @@ def find_or_build(progress: Progress | None = None, environ: Mapping[str, str] =
     version = kubernetes_version()
     home = cache_dir(environ) / "controlplane" / f"{version}-{module_hash()}"
     bin_dir = home / "bin"
-    paths = {program.name: bin_dir / program.name for program in PROGRAMS} | _given(environ)
+    paths = {program.name: bin_dir / program.name for program in BINARIES} | _given(environ)
     if all(path.exists() for path in paths.values()):
-        return Programs(version, paths)
+        return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
     progress = progress or open_progress()
     try:
         with _locked(home / "lock", progress):
             # Another start may have built them while this one waited for the lock.
-            missing = [p for p in PROGRAMS if not paths[p.name].exists()]
+            missing = [p for p in BINARIES if not paths[p.name].exists()]
             if missing:
                 _build(missing, bin_dir, home / "build.log", progress, environ)
     finally:
         progress.close()
-    return Programs(version, paths)
+    return Binaries(version, paths)
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, Path]:
-    """Programs that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
+    """Binaries that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
     folder = environ.get("KUBEBUILDER_ASSETS", "")
     if not folder:
         return {}
     if not Path(folder).is_dir():
         msg = f"KUBEBUILDER_ASSETS: {folder} is no directory (unset it to build the control plane here)"
         raise BuildError(msg)
-    candidates = {program.name: Path(folder) / program.name for program in PROGRAMS}
+    candidates = {program.name: Path(folder) / program.name for program in BINARIES}
     return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 
 
@@ -144,7 +144,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(missing: list[Program], bin_dir: Path, log: Path, progress: Progress, environ: Mapping[str, str]) -> None:
+def _build(missing: list[Binary], bin_dir: Path, log: Path, progress: Progress, environ: Mapping[str, str]) -> None:
     version = kubernetes_version()
     go = _find_go(progress, environ)
     cores = os.cpu_count() or 1

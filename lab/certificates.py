@@ -1,0 +1,119 @@
+"""One certificate authority per lab and the certificates it signs; they live as long as the lab's state directory.
+
+Elliptic-curve keys, because generating RSA keys would take longer than booting etcd.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_LIFETIME = timedelta(days=365)
+# Clocks of machines that share a directory differ a little.
+_BACKDATE = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A certificate and its private key, both as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """A certificate authority whose files live in one directory that only its owner can read."""
+
+    def __init__(self, folder: Path, common_name: str) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        self.folder = folder
+        self.certificate = folder / "ca.crt"
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        built = (
+            self._draft(self._name, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+
+    def issue(
+        self, file_name: str, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = ()
+    ) -> KeyPair:
+        """Sign a certificate that serves as client and as server.
+
+        Args:
+            file_name: stem of the two files.
+            common_name: the user's name to Kubernetes.
+            organization: the user's group to Kubernetes, if any.
+            hosts: DNS names and IP addresses that a server answers to.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
+        if organization:
+            attributes.insert(0, x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
+        draft = self._draft(x509.Name(attributes), key.public_key())
+        both = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        draft = draft.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        if hosts:
+            draft = draft.add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False)
+        certificate = draft.sign(self._key, hashes.SHA256())
+        pair = KeyPair(self.folder / f"{file_name}.crt", self.folder / f"{file_name}.key")
+        pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        write_private_key(pair.key, key)
+        return pair
+
+    def _draft(self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _BACKDATE)
+            .not_valid_after(now + _LIFETIME)
+        )
+
+
+def generate_signing_key(path: Path) -> Path:
+    """Write a key with which the API server signs service account tokens."""
+    write_private_key(path, ec.generate_private_key(ec.SECP256R1()))
+    return path
+
+
+def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Write a key as PEM that only its owner can read."""
+    path.touch(mode=0o600)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

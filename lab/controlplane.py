@@ -1,0 +1,394 @@
+"""Boots a real control plane of its own: etcd, kube-apiserver, and on demand the controller manager, scheduler and kwok.
+
+Everything listens on free ports and lives in one state directory, so that several control planes run side by side and a
+test session can have its own. The API server is always stopped before etcd: without etcd it ignores SIGTERM for a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from kubekit.client import Client
+from kubekit.config import ClusterConfig, load_cluster
+from kubekit.errors import ApiError, UnreachableError
+from kubekit.wire import SERVICE_ACCOUNTS, Object, Wire
+from lab.build import Binaries, find_or_build
+from lab.certificates import Authority, KeyPair, generate_signing_key
+from lab.errors import BootError
+from lab.programs import Program, Programs
+from lab.scheduling import build_config
+
+LOOPBACK = "127.0.0.1"
+DOCUMENTATION_ADDRESS = "192.0.2.1"
+SERVICE_RANGE, SERVICE_ADDRESS = "10.96.0.0/16", "10.96.0.1"
+READY_TIMEOUT_S = 60.0
+KWOK_ANNOTATION = ("kwok.x-k8s.io/node", "fake")
+_POLL_S = 0.05
+_BOOT_ATTEMPTS = 3
+_STAGES = Path(__file__).parent / "stages.yaml"
+
+
+class _TokenStatus(Wire, frozen=True):
+    token: str = ""
+
+
+class _TokenRequest(Wire, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+@dataclass
+class ControlPlane:
+    """A running control plane; use ``async with ControlPlane.start(...) as control_plane``.
+
+    Attributes:
+        state_dir: certificates, etcd's data, logs, pid records and kubeconfigs.
+        address: where the API server listens; ``server`` is its URL.
+        server: ``https://address:port``.
+        ca_file: the authority that signed the API server's certificate.
+        kubeconfig: credentials of the administrator (a client certificate in system:masters).
+        admin_token: the same rights as a bearer token.
+        version: of Kubernetes, for example ``v1.36.3``.
+    """
+
+    state_dir: Path
+    address: str
+    version: str
+    binaries: Binaries
+    programs: Programs
+    authority: Authority
+    admin_token: str
+    server: str = ""
+    _serving: KeyPair = field(init=False)
+
+    @classmethod
+    @asynccontextmanager
+    async def start(
+        cls,
+        name: str = "lab",
+        *,
+        state_dir: Path,
+        components: Iterable[str] = ("controller-manager",),
+        address: str = LOOPBACK,
+        hosts: Iterable[str] = (),
+        binaries: Binaries | None = None,
+        programs: Programs | None = None,
+    ) -> AsyncIterator[ControlPlane]:
+        """Boot etcd and the API server, then ``components``; stop everything on the way out.
+
+        Args:
+            name: common name of its certificate authority.
+            state_dir: an empty or absent directory of its own.
+            components: of ``controller-manager``, ``scheduler`` (both profiles, no extender) and ``kwok``.
+            address: where the API server listens; every process that needs it must reach this address.
+            hosts: further names and addresses for its certificate.
+            binaries: what to run, found or built when not given.
+            programs: where to keep its processes; a lab passes its own, so that one place watches them all.
+
+        Raises:
+            BuildError: the binaries are missing and cannot be built.
+            BootError: a program ended or did not become ready; the text holds the end of its log.
+        """
+        if binaries is None:
+            binaries = await asyncio.to_thread(find_or_build)
+        authority = Authority(state_dir / "pki", f"netaware-lab-{name}")
+        owned = programs or Programs(state_dir)
+        plane = cls(state_dir, address, binaries.version, binaries, owned, authority, secrets.token_hex(16))
+        try:
+            await plane._boot(tuple(hosts))
+            starters = {
+                "controller-manager": plane.start_controller_manager,
+                "scheduler": plane.start_scheduler,
+                "kwok": plane.start_kwok,
+            }
+            for component in components:
+                await starters[component]()
+            yield plane
+        finally:
+            # A cancelled stop would leave etcd behind the API server's back.
+            await asyncio.shield(asyncio.ensure_future(owned.stop_all()))
+
+    @property
+    def ca_file(self) -> Path:
+        """The certificate authority, as PEM."""
+        return self.authority.certificate
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.state_dir / "kubeconfig"
+
+    @property
+    def kubectl(self) -> Path:
+        """The kubectl of the same version."""
+        return self.binaries["kubectl"]
+
+    @property
+    def client_config(self) -> ClusterConfig:
+        """The administrator's connection for kubekit's Client."""
+        return load_cluster(str(self.kubeconfig))
+
+    async def start_controller_manager(self) -> Program:
+        """Start kube-controller-manager and wait until it made the default service account."""
+        kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
+        argv: list[str | Path] = [
+            self.binaries["kube-controller-manager"],
+            f"--kubeconfig={kubeconfig}",
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
+            f"--root-ca-file={self.ca_file}",
+            f"--service-account-private-key-file={self.authority.folder / 'sa.key'}",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            "--secure-port=0",
+            # A lab node should lose its not-ready taint, and a dead one get it, in seconds rather than in half a minute.
+            "--node-monitor-period=1s",
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
+        ]
+        program = self.programs.start("kube-controller-manager", argv)
+        async with Client(self.client_config) as client:
+            await self._until(lambda: _has_service_account(client, "default"), "the default service account")
+        return program
+
+    async def start_scheduler(
+        self,
+        config: Path | Mapping[str, Any] | None = None,
+        *,
+        name: str = "kube-scheduler",
+        extender_url: str | None = None,
+    ) -> Program:
+        """Start kube-scheduler and wait until it is ready.
+
+        Args:
+            config: a KubeSchedulerConfiguration, as a file or as plain data; by default the two profiles of
+                ``lab.scheduling`` with ``extender_url`` as the extender. The data's kubeconfig is filled in when absent.
+            name: of its process in this control plane.
+            extender_url: base URL of an extender; only used without ``config``.
+        """
+        port = free_ports(1)[0]
+        kubeconfig = self.write_kubeconfig("scheduler", "system:kube-scheduler")
+        if not isinstance(config, Path):
+            given = config or build_config(kubeconfig, extender_url=extender_url)
+            connection = {"kubeconfig": str(kubeconfig), **given.get("clientConnection", {})}
+            data = {**given, "clientConnection": connection, "leaderElection": {"leaderElect": False}}
+            config = self.state_dir / f"{name}.yaml"
+            config.write_text(yaml.safe_dump(data))
+        argv: list[str | Path] = [
+            self.binaries["kube-scheduler"],
+            f"--config={config}",
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
+            f"--bind-address={LOOPBACK}",
+            f"--secure-port={port}",
+            f"--tls-cert-file={self._serving.certificate}",
+            f"--tls-private-key-file={self._serving.key}",
+        ]
+        program = self.programs.start(name, argv)
+        health = ClusterConfig(f"https://{LOOPBACK}:{port}", tls=self.client_config.tls)
+        async with Client(health, timeout_s=2.0) as client:
+            await self._until(lambda: _answers(client, "/readyz"), f"{name} to be ready")
+        return program
+
+    async def start_kwok(self) -> Program:
+        """Start kwok, which plays the kubelet for nodes annotated ``kwok.x-k8s.io/node: fake`` and for no others."""
+        kubeconfig = self.write_kubeconfig("kwok", "kwok", organization="system:masters")
+        argv: list[str | Path] = [
+            self.binaries["kwok"],
+            f"--kubeconfig={kubeconfig}",
+            f"--config={_STAGES}",
+            "--manage-all-nodes=false",
+            f"--manage-nodes-with-annotation-selector={'='.join(KWOK_ANNOTATION)}",
+            "--node-lease-duration-seconds=40",
+            "--cidr=10.244.0.0/16",
+        ]
+        return self.programs.start("kwok", argv)
+
+    def write_kubeconfig(self, file_name: str, user: str, *, organization: str = "") -> Path:
+        """Issue a client certificate for ``user`` and write ``<file_name>.kubeconfig`` that uses it."""
+        pair = self.authority.issue(file_name, user, organization=organization)
+        credentials = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
+        return self._kubeconfig_for(file_name, user, credentials, "default")
+
+    async def write_token_kubeconfig(
+        self,
+        namespace: str,
+        service_account: str,
+        *,
+        file_name: str = "",
+        bound_pod: tuple[str, str] | None = None,
+        lifetime_s: int = 86400,
+    ) -> Path:
+        """Ask for a service account's token (TokenRequest) and write a kubeconfig that uses it.
+
+        Args:
+            namespace: of the service account.
+            service_account: its name.
+            file_name: stem of the file in the state directory, by default the service account's name.
+            bound_pod: name and uid of a pod to bind the token to; the API server then adds the pod's node to the user's
+                extra fields, on which the policy for agents relies.
+            lifetime_s: seconds until the token expires.
+        """
+        spec: dict[str, Any] = {"expirationSeconds": lifetime_s}
+        if bound_pod is not None:
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": bound_pod[0], "uid": bound_pod[1]}
+        path = SERVICE_ACCOUNTS.path(namespace, service_account, "token")
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        async with Client(self.client_config) as client:
+            answer = await client.request("POST", path, body=body)
+        token = msgspec.json.decode(answer, type=_TokenRequest).status.token
+        return self._kubeconfig_for(file_name or service_account, service_account, {"token": token}, namespace)
+
+    def _kubeconfig_for(self, file_name: str, user: str, credentials: Mapping[str, str], namespace: str) -> Path:
+        data = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "lab",
+            "clusters": [
+                {"name": "lab", "cluster": {"server": self.server, "certificate-authority": str(self.ca_file)}}
+            ],
+            "users": [{"name": user, "user": dict(credentials)}],
+            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}],
+        }
+        path = self.state_dir / f"{file_name}.kubeconfig"
+        path.touch(mode=0o600)
+        path.write_text(yaml.safe_dump(data, sort_keys=False))
+        return path
+
+    async def _boot(self, hosts: tuple[str, ...]) -> None:
+        names = (LOOPBACK, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", SERVICE_ADDRESS)
+        serving = tuple(dict.fromkeys((self.address, *names, *hosts)))
+        self._serving = self.authority.issue("serving", "kube-apiserver", hosts=serving)
+        generate_signing_key(self.authority.folder / "sa.key")
+        tokens = self.state_dir / "tokens.csv"
+        tokens.touch(mode=0o600)
+        tokens.write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
+        for attempt in range(_BOOT_ATTEMPTS):
+            try:
+                await self._boot_once()
+                return
+            except BootError as error:
+                # Somebody may take a port between our choice and the program's bind; then, and only then, choose again.
+                if "address already in use" not in str(error) or attempt == _BOOT_ATTEMPTS - 1:
+                    raise
+                await self.programs.stop_all()
+
+    async def _boot_once(self) -> None:
+        etcd_port, peer_port, api_port = free_ports(3)
+        self.server = f"https://{self.address}:{api_port}"
+        self.programs.start("etcd", self._etcd_command(etcd_port, peer_port))
+        await self._until(lambda: _accepts(etcd_port), "etcd to listen")
+        self.programs.start("kube-apiserver", self._api_server_command(etcd_port, api_port))
+        admin = self.write_kubeconfig("admin", "kubernetes-admin", organization="system:masters")
+        admin.rename(self.kubeconfig)
+        async with Client(self.client_config, timeout_s=5.0) as client:
+            await self._until(lambda: _answers(client, "/readyz"), "the API server to be ready")
+
+    def _etcd_command(self, client_port: int, peer_port: int) -> list[str | Path]:
+        pair = self.authority.issue("etcd", "etcd", hosts=(LOOPBACK, "localhost"))
+        # Client certificates, since any user of the machine can connect to a loopback port.
+        trust = [
+            word
+            for prefix in ("", "peer-")
+            for word in (
+                f"--{prefix}cert-file={pair.certificate}",
+                f"--{prefix}key-file={pair.key}",
+                f"--{prefix}trusted-ca-file={self.ca_file}",
+                f"--{prefix}client-cert-auth=true",
+            )
+        ]
+        client, peer = f"https://{LOOPBACK}:{client_port}", f"https://{LOOPBACK}:{peer_port}"
+        return [
+            self.binaries["etcd"],
+            "--name=lab",
+            f"--data-dir={self.state_dir / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=lab={peer}",
+            # A lab's data dies with the lab: do not wait for disks.
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+            *trust,
+        ]
+
+    def _api_server_command(self, etcd_port: int, port: int) -> list[str | Path]:
+        pki = self.authority.folder
+        return [
+            self.binaries["kube-apiserver"],
+            f"--etcd-servers=https://{LOOPBACK}:{etcd_port}",
+            f"--etcd-cafile={self.ca_file}",
+            f"--etcd-certfile={pki / 'etcd.crt'}",
+            f"--etcd-keyfile={pki / 'etcd.key'}",
+            f"--bind-address={self.address}",
+            f"--secure-port={port}",
+            # The endpoint of the service "kubernetes", which may not be loopback; nothing in the lab uses it.
+            f"--advertise-address={DOCUMENTATION_ADDRESS if self.address == LOOPBACK else self.address}",
+            f"--tls-cert-file={self._serving.certificate}",
+            f"--tls-private-key-file={self._serving.key}",
+            f"--client-ca-file={self.ca_file}",
+            f"--token-auth-file={self.state_dir / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={pki / 'sa.key'}",
+            f"--service-account-signing-key-file={pki / 'sa.key'}",
+            "--allow-privileged=true",
+            "--profiling=false",
+        ]
+
+    async def _until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Poll until ``ready``; BootError when a program ends meanwhile or the time is over."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not await ready():
+            self.programs.check()
+            if time.monotonic() > deadline:
+                msg = f"waited {READY_TIMEOUT_S:.0f} s for {what}; the logs are in {self.state_dir / 'logs'}"
+                raise BootError(msg)
+            await asyncio.sleep(_POLL_S)
+
+
+def free_ports(count: int) -> list[int]:
+    """Free TCP ports on loopback, all different, as the kernel hands them out."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((LOOPBACK, 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+async def _accepts(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(LOOPBACK, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def _answers(client: Client, path: str) -> bool:
+    try:
+        await client.request("GET", path)
+    except (ApiError, UnreachableError):
+        return False
+    return True
+
+
+async def _has_service_account(client: Client, namespace: str) -> bool:
+    try:
+        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=namespace)
+    except (ApiError, UnreachableError):
+        return False
+    return True

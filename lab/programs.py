@@ -1,0 +1,189 @@
+"""Starts, watches and stops the programs of a lab, on the host or inside a node's network namespace.
+
+Each program has a log file, a pid record, and the kernel's promise to be killed when the lab dies (PR_SET_PDEATHSIG, by
+way of setpriv): a lab that gets SIGKILL leaves as little behind as possible, and the records find the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import BootError
+from lab.pids import LAB_VARIABLE, record_of
+
+STOP_PATIENCE_S = 15.0
+_POLL_S = 0.02
+_WATCH_S = 0.25
+_LOG_TAIL_BYTES = 2000
+# The same steps as `ip netns exec`, with util-linux alone: enter the namespace, then show its devices under /sys, where
+# programs look for the speed of a network card.
+_SHOW_OWN_SYSFS = (
+    'mount -t sysfs netaware-lab /sys || echo "lab: /sys still shows the devices of the host" >&2; exec "$@"'
+)
+
+
+@dataclass
+class Program:
+    """One running, or ended, program.
+
+    Attributes:
+        name: what it is in this lab; unique among the running ones.
+        log: file that holds its stdout and stderr.
+        essential: its unexpected end is the end of the lab.
+    """
+
+    name: str
+    log: Path
+    essential: bool
+    _process: subprocess.Popen[bytes]
+    _pid_file: Path | None
+    _stopping: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id, also that of its process group."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit code, minus the signal's number when killed, ``None`` while it runs."""
+        return self._process.poll()
+
+    @property
+    def failed(self) -> bool:
+        """It ended and nobody asked it to."""
+        return not self._stopping and self.poll() is not None
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").strip()
+
+    async def wait(self, patience_s: float = math.inf) -> int | None:
+        """Wait for its end, not longer than ``patience_s``; return the exit code or ``None``."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            code = self.poll()
+            if code is not None or time.monotonic() >= deadline:
+                return code
+            # Polling keeps a program usable from any event loop: test fixtures outlive the loop of one test.
+            await asyncio.sleep(_POLL_S)
+
+    async def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
+        """SIGTERM, then SIGKILL to its whole process group when it has not ended in time."""
+        self._stopping = True
+        if self.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            await self.wait(patience_s)
+        # Also after a clean end: a child it left behind would keep the lab's namespaces in use.
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        await self.wait()
+        if self._pid_file is not None:
+            self._pid_file.unlink(missing_ok=True)
+
+
+class Programs:
+    """The programs of one lab, stopped in the reverse of the order in which they were started.
+
+    Args:
+        state_dir: where ``logs/`` and ``pids/`` go.
+        env: variables for every program, on top of this process's own.
+    """
+
+    def __init__(self, state_dir: Path, env: Mapping[str, str] | None = None) -> None:
+        self._state_dir = state_dir
+        self._env = {**os.environ, **(env or {}), LAB_VARIABLE: str(state_dir)}
+        self._running: list[Program] = []
+
+    def __iter__(self) -> Iterator[Program]:
+        return iter(tuple(self._running))
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        netns: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        essential: bool = True,
+        pass_fds: Sequence[int] = (),
+    ) -> Program:
+        """Start a program; call from the main thread, since the kernel ties its life to the thread that forks.
+
+        Args:
+            name: stem of its log and pid files.
+            argv: the command.
+            netns: name of the network namespace to run in, as under /run/netns; ``None`` for the host's.
+            env: more variables.
+            cwd: its working directory, by default the lab's state directory.
+            essential: see Program.
+            pass_fds: file descriptors it inherits.
+
+        Raises:
+            BootError: the command does not exist.
+        """
+        log = self._state_dir / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        full = [*_enter(netns), "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
+        with log.open("ab") as output:
+            try:
+                process = subprocess.Popen(
+                    full,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=cwd or self._state_dir,
+                    env={**self._env, **(env or {})},
+                    start_new_session=True,
+                    pass_fds=tuple(pass_fds),
+                )
+            except OSError as error:
+                msg = f"{name}: {full[0]}: {error.strerror}"
+                raise BootError(msg) from error
+        record = record_of(name, process.pid)
+        program = Program(name, log, essential, process, record.write(self._state_dir / "pids") if record else None)
+        self._running.append(program)
+        return program
+
+    def check(self) -> None:
+        """Raise BootError, with the end of its log, for the first essential program that ended by itself."""
+        for program in self._running:
+            if program.essential and program.failed:
+                msg = f"{program.name} ended with code {program.poll()}; its log, {program.log}, ends:\n"
+                raise BootError(msg + program.log_tail())
+
+    async def watch(self) -> None:
+        """Return never; raise BootError when an essential program ends by itself."""
+        while True:
+            self.check()
+            await asyncio.sleep(_WATCH_S)
+
+    async def stop(self, program: Program, patience_s: float = STOP_PATIENCE_S) -> None:
+        """Stop one program."""
+        await program.stop(patience_s)
+        if program in self._running:
+            self._running.remove(program)
+
+    async def stop_all(self) -> None:
+        """Stop every program, last started first, one after the other."""
+        while self._running:
+            await self.stop(self._running[-1])
+
+
+def _enter(netns: str | None) -> list[str]:
+    if netns is None:
+        return []
+    enter = ["nsenter", f"--net=/run/netns/{netns}", "--", "unshare", "--mount", "--"]
+    return [*enter, "sh", "-c", _SHOW_OWN_SYSFS, "sh"]

@@ -1,0 +1,57 @@
+"""Configurations of kube-scheduler: the stock profile, and beside it the profile that asks our extender.
+
+Extenders belong to the kube-scheduler process, not to a profile (the extender wire format in docs/contracts), so both
+profiles' pods are sent; our extender answers neutrally for pods that belong to no AppGroup.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+DEFAULT_PROFILE = "default-scheduler"
+NETWORK_AWARE_PROFILE = "network-aware-scheduler"
+
+
+def build_config(
+    kubeconfig: Path,
+    *,
+    extender_url: str | None = None,
+    extender_weight: int = 10,
+    extender_ignorable: bool = True,
+    extender_timeout_s: float = 5.0,
+    percentage_of_nodes_to_score: int = 100,
+) -> dict[str, Any]:
+    """A KubeSchedulerConfiguration with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
+
+    Args:
+        kubeconfig: credentials of the scheduler.
+        extender_url: base of the extender's ``/filter`` and ``/prioritize``; ``None`` for no extender.
+        extender_weight: the scheduler adds score x weight x 10 to a node's total (the wire format in docs/contracts).
+        extender_ignorable: whether pods are placed without the extender while it does not answer.
+        extender_timeout_s: deadline of one request to it, seconds.
+        percentage_of_nodes_to_score: 100, because an extender sees only the nodes that were sampled and a pod whose
+            sampled nodes are all refused stays Pending although others would do.
+    """
+    profiles = [{"schedulerName": name} for name in (DEFAULT_PROFILE, NETWORK_AWARE_PROFILE)]
+    config: dict[str, Any] = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 200, "burst": 400},
+        "leaderElection": {"leaderElect": False},
+        "percentageOfNodesToScore": percentage_of_nodes_to_score,
+        "profiles": profiles,
+    }
+    if extender_url is not None:
+        config["extenders"] = [
+            {
+                "urlPrefix": extender_url,
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "weight": extender_weight,
+                "nodeCacheCapable": True,
+                "ignorable": extender_ignorable,
+                "httpTimeout": f"{extender_timeout_s:g}s",
+            }
+        ]
+    return config

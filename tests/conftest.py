@@ -1,0 +1,55 @@
+"""What every test gets: a mark for the folder it lives in, no blocking calls in unit tests, the lab's programs built first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster
+
+from lab.build import find_or_build
+from lab.errors import BuildError
+
+TESTS = Path(__file__).parent
+MANIFESTS = TESTS.parent / "manifests"
+KINDS = ("unit", "integration", "e2e")
+OUR_PACKAGES = ["kubekit", "netperf", "agent", "controller", "lab"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if kind in KINDS:
+            item.add_marker(kind)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the control plane before the first test, where no test's timeout runs and progress can be seen."""
+    needs_programs = any(item.get_closest_marker(kind) for item in session.items for kind in ("integration", "e2e"))
+    if not needs_programs or session.config.option.collectonly:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    with capture.global_and_fixture_disabled():
+        try:
+            find_or_build()
+        except BuildError as error:
+            pytest.exit(f"no control plane to test against: {error}", returncode=1)
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In unit tests our own code may neither sleep nor use sockets synchronously inside the event loop.
+
+    Reading a small file is let pass: tokens and configuration are files.
+    """
+    if request.node.get_closest_marker("unit") is None:
+        yield
+        return
+    buster = BlockBuster(scanned_modules=OUR_PACKAGES)
+    for name in [name for name in buster.functions if not name.startswith(("time.", "socket.", "ssl."))]:
+        del buster.functions[name]
+    buster.activate()
+    yield
+    buster.deactivate()

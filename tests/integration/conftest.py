@@ -1,0 +1,161 @@
+"""The real control plane, once per session, and what tests put into it: a namespace each, nodes, schedulers, kwok."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
+from lab.controlplane import KWOK_ANNOTATION, ControlPlane
+from lab.netperf_install import Missing, Netperf, find_or_fetch
+from lab.programs import Program
+
+CRDS = Path(__file__).parents[2] / "manifests" / "crds"
+DEADLINE_S = 20.0
+
+StartScheduler = Callable[..., Awaitable[Program]]
+MakeNode = Callable[..., Awaitable[Node]]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def control_plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ControlPlane]:
+    """etcd, kube-apiserver and kube-controller-manager; stopped when the session ends."""
+    async with ControlPlane.start("tests", state_dir=tmp_path_factory.mktemp("control-plane") / "state") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def client(control_plane: ControlPlane) -> AsyncIterator[Client]:
+    """A kubekit client with the administrator's rights."""
+    async with Client(control_plane.client_config) as connected:
+        yield connected
+
+
+@pytest_asyncio.fixture
+async def namespace(client: Client) -> AsyncIterator[str]:
+    """A fresh namespace whose default service account exists, so that pods can be created at once."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    await client.create(NAMESPACES, _object("v1", "Namespace", name), Object)
+    await eventually(lambda: _exists(client, name))
+    yield name
+    await client.delete(NAMESPACES, name)
+
+
+@pytest_asyncio.fixture
+async def crds(client: Client) -> list[str]:
+    """The CustomResourceDefinitions of manifests/crds, applied and served; their names."""
+    names = []
+    for path in sorted(CRDS.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            if not document or document.get("kind") != "CustomResourceDefinition":
+                continue
+            name = str(document["metadata"]["name"])
+            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, document, Object, field_manager="tests")
+            names.append(name)
+    assert names, f"no CustomResourceDefinition in {CRDS}"
+    for name in names:
+        await eventually(partial(_is_established, client, name))
+    return names
+
+
+@pytest_asyncio.fixture
+async def scheduler(control_plane: ControlPlane) -> AsyncIterator[StartScheduler]:
+    """``await scheduler(config=None, extender_url=None)`` runs kube-scheduler for the rest of the test.
+
+    ``config`` is a KubeSchedulerConfiguration as plain data or a file; by default both profiles, with the extender.
+    """
+    started: list[Program] = []
+
+    async def start(config: Mapping[str, Any] | Path | None = None, *, extender_url: str | None = None) -> Program:
+        name = f"kube-scheduler-{uuid.uuid4().hex[:6]}"
+        started.append(await control_plane.start_scheduler(config, name=name, extender_url=extender_url))
+        return started[-1]
+
+    yield start
+    for program in started:
+        await control_plane.programs.stop(program)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def kwok(control_plane: ControlPlane) -> Program:
+    """kwok for the rest of the session: makes pods on nodes of ``make_node`` Running, and those nodes Ready."""
+    return await control_plane.start_kwok()
+
+
+@pytest_asyncio.fixture
+async def make_node(client: Client) -> AsyncIterator[MakeNode]:
+    """``await make_node(name, zone="z1", region="r1", capacity={...}, labels={...})`` creates a node for this test.
+
+    With the ``kwok`` fixture the node becomes Ready and loses its not-ready taint; without it nothing plays its kubelet.
+    """
+    made: list[str] = []
+
+    async def make(
+        name: str,
+        *,
+        zone: str = "",
+        region: str = "",
+        capacity: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        address: str = "",
+    ) -> Node:
+        places = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
+        all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in places.items() if v}, **(labels or {})}
+        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(capacity or {})}
+        body = _object("v1", "Node", name)
+        body["metadata"] |= {"labels": all_labels, "annotations": dict([KWOK_ANNOTATION])}
+        body["status"] = {"capacity": amounts, "allocatable": amounts}
+        if address:
+            body["status"]["addresses"] = [{"type": "InternalIP", "address": address}]
+        made.append(name)
+        return await client.create(NODES, body, Node)
+
+    yield make
+    for name in made:
+        await client.delete(NODES, name)
+
+
+@pytest.fixture(scope="session")
+def netperf_programs() -> Netperf:
+    """Real netperf and netserver: from PATH, or the distribution's package in the user's cache."""
+    found = find_or_fetch()
+    if isinstance(found, Missing):
+        pytest.skip(found.reason)
+    return found
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:
+    """Wait until ``check`` holds; TimeoutError when it does not in time."""
+    async with asyncio.timeout(deadline_s):
+        while not await check():
+            await asyncio.sleep(0.02)
+
+
+def _object(api_version: str, kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
+
+
+async def _exists(client: Client, namespace: str) -> bool:
+    try:
+        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=namespace)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return False
+    return True
+
+
+async def _is_established(client: Client, name: str) -> bool:
+    definition: dict[str, Any] = await client.get(CUSTOM_RESOURCE_DEFINITIONS, name, dict)
+    conditions = definition.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

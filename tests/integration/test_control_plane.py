@@ -1,0 +1,80 @@
+"""The control plane that all other integration tests stand on behaves like a cluster's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kubekit.client import Client
+from kubekit.config import load_cluster
+from kubekit.errors import ApiError
+from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
+from lab.controlplane import ControlPlane
+from lab.programs import Program
+
+
+async def until_running(client: Client, namespace: str, name: str) -> Pod:
+    async with asyncio.timeout(20):
+        while True:
+            pod = await client.get(PODS, name, Pod, namespace=namespace)
+            if pod.status.phase == "Running":
+                return pod
+            await asyncio.sleep(0.05)
+
+
+def pod(name: str, scheduler_name: str) -> dict[str, object]:
+    spec = {"schedulerName": scheduler_name, "containers": [{"name": "main", "image": "none"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize("profile", ["default-scheduler", "network-aware-scheduler"])
+async def test_both_profiles_place_pods_and_kwok_runs_them(
+    client: Client,
+    namespace: str,
+    kwok: Program,
+    make_node: Callable[..., Awaitable[Node]],
+    scheduler: Callable[..., Awaitable[Program]],
+    profile: str,
+) -> None:
+    await make_node("placed-here", zone="z1", region="r1", capacity={"cpu": "2"}, address="198.51.100.7")
+    await scheduler()
+    await client.create(PODS, pod("p", profile), Pod, namespace=namespace)
+    placed = await until_running(client, namespace, "p")
+    assert placed.spec.node_name == "placed-here"
+    assert placed.status.host_ip == "198.51.100.7"
+    node = await client.get(NODES, "placed-here", Node)
+    assert node.ready
+    assert not [t for t in node.spec.taints or [] if t.key == "node.kubernetes.io/not-ready"]
+    assert (node.status.capacity or {})["cpu"] == "2"
+
+
+async def test_kwok_leaves_nodes_alone_that_are_not_the_labs(client: Client, kwok: Program) -> None:
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "somebody-elses"}}
+    await client.create(NODES, body, Node)
+    try:
+        await asyncio.sleep(1.0)
+        assert not (await client.get(NODES, "somebody-elses", Node)).ready
+    finally:
+        await client.delete(NODES, "somebody-elses")
+
+
+async def test_a_service_accounts_token_is_its_own_identity_under_rbac(
+    control_plane: ControlPlane, client: Client, namespace: str
+) -> None:
+    body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "stranger"}}
+    await client.create(SERVICE_ACCOUNTS, body, Object, namespace=namespace)
+    kubeconfig = await control_plane.write_token_kubeconfig(namespace, "stranger")
+    async with Client(load_cluster(str(kubeconfig))) as stranger:
+        with pytest.raises(ApiError, match=rf"system:serviceaccount:{namespace}:stranger") as refused:
+            await stranger.list(NODES, Node)
+    assert refused.value.forbidden
+
+
+async def test_the_admin_token_reaches_the_api_server(control_plane: ControlPlane) -> None:
+    connection = load_cluster(str(control_plane.kubeconfig))
+    by_token = type(connection)(connection.server, lambda: control_plane.admin_token, connection.tls)
+    async with Client(by_token) as client:
+        version = await client.request("GET", "/version")
+    assert control_plane.version.encode() in version
