@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+# hypothesis imports these in the middle of a run. pytest then compiles them deep in the stack, where CPython 3.11 before
+# 3.11.9 may fail with "AST constructor recursion depth mismatch"; imported here, they are compiled at the top.
+import hypothesis.internal.conjecture.optimiser
+import hypothesis.internal.conjecture.shrinker  # noqa: F401
 import pytest
 from blockbuster import BlockBuster
 
