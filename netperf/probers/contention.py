@@ -1,0 +1,95 @@
+"""Was the prober itself held up? Throttling of our cgroup, and waiting for a CPU.
+
+Read before and after a run. Every reader returns None where the kernel does not tell, since "unknown" must not pass for
+"not throttled".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+SAMPLING_S = 0.05
+
+
+class CpuUse(NamedTuple):
+    """CPU time and time spent runnable without a CPU, microseconds."""
+
+    cpu_us: float
+    run_queue_us: float
+
+
+def find_cpu_stat(process_cgroup: str, root: Path = CGROUP_ROOT) -> Path | None:
+    """The ``cpu.stat`` that accounts for a process, in cgroup v2 or v1.
+
+    Inside a container the cgroup namespace makes its own group the root of the mount, so that is tried as well.
+
+    Args:
+        process_cgroup: text of ``/proc/<pid>/cgroup``.
+        root: where cgroups are mounted.
+    """
+    for line in process_cgroup.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        relative = path.lstrip("/")
+        if controllers == "":
+            candidates = [root / relative / "cpu.stat", root / "cpu.stat"]
+        elif "cpu" in controllers.split(","):
+            mount = root / controllers if (root / controllers).exists() else root / "cpu"
+            candidates = [mount / relative / "cpu.stat", mount / "cpu.stat"]
+        else:
+            continue
+        for candidate in candidates:
+            if read_throttled_us(candidate) is not None:
+                return candidate
+    return None
+
+
+def own_cpu_stat() -> Path | None:
+    """The ``cpu.stat`` of this process, or None."""
+    try:
+        return find_cpu_stat(Path("/proc/self/cgroup").read_text())
+    except OSError:
+        return None
+
+
+def read_throttled_us(cpu_stat: Path | None) -> float | None:
+    """Microseconds for which the group was throttled so far: ``throttled_usec`` (v2) or ``throttled_time`` in ns (v1).
+
+    A group without a quota reports none of them in v2; the key is then absent and the answer None.
+    """
+    if cpu_stat is None:
+        return None
+    try:
+        fields = dict(line.split(None, 1) for line in cpu_stat.read_text().splitlines() if " " in line)
+        if "throttled_usec" in fields:
+            return float(fields["throttled_usec"])
+        if "throttled_time" in fields:
+            return float(fields["throttled_time"]) / 1000
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def read_cpu_use(pid: int | str = "self") -> CpuUse | None:
+    """``/proc/<pid>/schedstat``: time on a CPU and time waiting for one, both in ns (sched-stats.rst), of its main thread."""
+    try:
+        cpu_ns, waited_ns, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        return CpuUse(int(cpu_ns) / 1000, int(waited_ns) / 1000)
+    except (OSError, ValueError):
+        return None
+
+
+def difference(after: float | None, before: float | None) -> float | None:
+    """After minus before, where both are known; never negative, as when the process moved to another group."""
+    return None if after is None or before is None else max(0.0, after - before)
+
+
+async def follow_cpu_use(pid: int, seen: Callable[[CpuUse], None]) -> None:
+    """Report a child's CPU use until it is gone: after its end nothing can be read any more."""
+    while (use := read_cpu_use(pid)) is not None:
+        seen(use)
+        await asyncio.sleep(SAMPLING_S)

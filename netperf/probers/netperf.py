@@ -1,0 +1,289 @@
+"""netperf as a prober: the command line, the reading of its output, and names for the ways it fails.
+
+Facts about netperf 2.7.0 come from the section on netperf in docs/contracts: an unknown selector is dropped with exit
+code 0, a percentile of 0 means that there were too few transactions, and a wrong passphrase looks like a reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
+
+import msgspec
+
+from netperf.plans import ProbeSettings
+from netperf.probers import child
+from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us
+from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epochs_to_try
+from netperf.probers.prober import ProbeFailedError
+from netperf.sample import LONGEST_US, Measurement, ProberName, Test
+
+ENVIRONMENT = "NETAWARE_NETPERF"
+DEADLINE_ALLOWANCE_S = 5.0
+DIAGNOSIS_S = 1.0
+PATIENCE_S = 0.3
+UDP_GIVE_UP_S = 1
+
+_LATENCY_KEYS = (
+    "MIN_LATENCY",
+    "MEAN_LATENCY",
+    "MAX_LATENCY",
+    "STDDEV_LATENCY",
+    "P50_LATENCY",
+    "P90_LATENCY",
+    "P99_LATENCY",
+)
+_COMMON_KEYS = (
+    "THROUGHPUT",
+    "THROUGHPUT_UNITS",
+    "ELAPSED_TIME",
+    "LOCAL_SEND_CALLS",
+    "LOCAL_RECV_CALLS",
+    "LOCAL_CPU_UTIL",
+    "LOCAL_TRANSPORT_RETRANS",
+    "REMOTE_TRANSPORT_RETRANS",
+)
+_UNITS_BPS = {"10^6bits/s": 1e6, "10^3bits/s": 1e3, "10^9bits/s": 1e9}
+
+
+def find_binary(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Path of ``netperf`` or ``netserver``: beside the one that ``$NETAWARE_NETPERF`` names, else on the PATH.
+
+    The variable may name the netperf program or the directory that holds both.
+    """
+    configured = environ.get(ENVIRONMENT)
+    if configured:
+        path = Path(configured)
+        directory = path if path.is_dir() else path.parent
+        return shutil.which(str(directory / name))
+    return shutil.which(name, path=environ.get("PATH"))
+
+
+def keys_for(test: Test) -> tuple[str, ...]:
+    """The output selectors of a test; a stream's latencies are those of its send calls, and no round trips."""
+    return _COMMON_KEYS if test == "TCP_STREAM" else _LATENCY_KEYS + _COMMON_KEYS
+
+
+def command_line(binary: str, address: str, settings: ProbeSettings, passphrase: str) -> list[str]:
+    """The arguments for one run; log it through `redact` only."""
+    command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]
+    command += ["-l", str(max(1, math.ceil(settings.duration_s))), "-P", "0", "-c", "--"]
+    if settings.test == "TCP_RR":
+        command.append("-D")
+    if settings.test == "UDP_RR":
+        command += ["-e", str(UDP_GIVE_UP_S)]  # without it one lost datagram ends the conversation
+    return [*command, "-P", f",{settings.data_port}", "-k", ",".join(keys_for(settings.test))]
+
+
+def parse_output(text: str, test: Test) -> Measurement:
+    """Read ``KEY=value`` lines.
+
+    Raises:
+        ProbeFailedError: ``unknown-selector`` when a requested key did not come back, ``too-few-samples`` when no
+            percentile could be told.
+    """
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    missing = [key for key in keys_for(test) if key not in values]
+    if missing:
+        raise ProbeFailedError("unknown-selector", f"netperf did not print {', '.join(missing)}")
+    duration_s = _number(values["ELAPSED_TIME"], low=0)
+    cpu_percent = _number(values["LOCAL_CPU_UTIL"], low=0, high=100)
+    retransmits = _retransmits(values)
+    if test == "TCP_STREAM":
+        unit_bps = _UNITS_BPS.get(values["THROUGHPUT_UNITS"])
+        throughput = _number(values["THROUGHPUT"], above=0)
+        if unit_bps is None or throughput is None:
+            raise ProbeFailedError("failed", f"throughput {values['THROUGHPUT']} {values['THROUGHPUT_UNITS']}")
+        return Measurement(
+            prober="netperf",
+            test=test,
+            duration_s=duration_s,
+            throughput_bps=throughput * unit_bps,
+            retransmits=retransmits,
+            local_cpu_percent=cpu_percent,
+        )
+    transactions = int(_number(values["LOCAL_RECV_CALLS"], low=0) or 0)
+    p50_us, p90_us, p99_us = (_latency(values[f"P{p}_LATENCY"]) for p in (50, 90, 99))
+    if p50_us is None and p90_us is None and p99_us is None:
+        raise ProbeFailedError("too-few-samples", f"{transactions} transactions")
+    return Measurement(
+        prober="netperf",
+        test=test,
+        min_us=_latency(values["MIN_LATENCY"]),
+        mean_us=_latency(values["MEAN_LATENCY"]),
+        max_us=_latency(values["MAX_LATENCY"]),
+        stddev_us=_number(values["STDDEV_LATENCY"], low=0, high=LONGEST_US),
+        p50_us=p50_us,
+        p90_us=p90_us,
+        p99_us=p99_us,
+        transactions=transactions,
+        duration_s=duration_s,
+        transactions_per_s=_number(values["THROUGHPUT"], low=0),
+        loss_ratio=_loss_ratio(values, test, transactions, retransmits),
+        retransmits=retransmits,
+        local_cpu_percent=cpu_percent,
+    )
+
+
+def _number(
+    text: str, *, above: float | None = None, low: float | None = None, high: float | None = None
+) -> float | None:
+    """A finite number within bounds, else None: netperf prints -1 for unknown, and ``nan`` for a stddev of one run."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    outside = (above is not None and value <= above) or (low is not None and value < low)
+    return None if not math.isfinite(value) or outside or (high is not None and value > high) else value
+
+
+def _latency(text: str) -> float | None:
+    return _number(text, above=0, high=LONGEST_US)
+
+
+def _retransmits(values: Mapping[str, str]) -> int | None:
+    ends = [_number(values[f"{end}_TRANSPORT_RETRANS"], low=0) for end in ("LOCAL", "REMOTE")]
+    known = [int(count) for count in ends if count is not None]
+    return sum(known) if known else None
+
+
+def _loss_ratio(values: Mapping[str, str], test: Test, transactions: int, retransmits: int | None) -> float | None:
+    if test == "UDP_RR":
+        sent = _number(values["LOCAL_SEND_CALLS"], above=0)
+        # The last request is still on its way when the time is up.
+        return None if sent is None else max(0.0, sent - transactions - 1) / sent
+    return None if retransmits is None or not transactions else min(1.0, retransmits / transactions)
+
+
+class NetperfProber:
+    """Runs netperf as a child process.
+
+    Args:
+        binary: path of netperf, see `find_binary`; None fails every run as ``no-netperf``.
+        secret: what passphrases are derived from; at least 16 bytes.
+        wall_clock: seconds since 1970, decides the passphrase's epoch.
+        epoch_s: lifetime of a passphrase.
+    """
+
+    name: ClassVar[ProberName] = "netperf"
+
+    def __init__(
+        self,
+        binary: str | None,
+        secret: bytes,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        epoch_s: float = EPOCH_S,
+    ) -> None:
+        self._binary, self._secret = binary, secret
+        self._wall_clock, self._epoch_s = wall_clock, epoch_s
+        self._cpu_stat = own_cpu_stat()
+
+    async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
+        """Run netperf once; a passphrase that is refused is tried again with the neighbouring epoch's.
+
+        Raises:
+            ProbeFailedError: see `prober.Prober`.
+        """
+        first, neighbour = epochs_to_try(self._wall_clock(), self._epoch_s)
+        try:
+            return await self._run(address, settings, derive_passphrase(self._secret, first))
+        except ProbeFailedError as failure:
+            if failure.name != "unauthenticated":
+                raise
+        return await self._run(address, settings, derive_passphrase(self._secret, neighbour))
+
+    async def _run(self, address: str, settings: ProbeSettings, passphrase: str) -> Measurement:
+        if self._binary is None:
+            raise ProbeFailedError("no-netperf", f"install netperf, or set {ENVIRONMENT}")
+        command = command_line(self._binary, address, settings, passphrase)
+        throttled_before = read_throttled_us(self._cpu_stat)
+        started = time.monotonic()
+        try:
+            finished = await child.run(command, settings.duration_s + DEADLINE_ALLOWANCE_S)
+        except TimeoutError:
+            raise ProbeFailedError("timeout", f"no end after {time.monotonic() - started:.1f} s") from None
+        except OSError as error:
+            raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
+        if finished.status != 0:
+            took_s = time.monotonic() - started
+            raise await _explain(finished, address, settings, took_s)
+        measurement = parse_output(finished.stdout, settings.test)
+        return _with_circumstances(
+            measurement, finished, difference(read_throttled_us(self._cpu_stat), throttled_before)
+        )
+
+
+def _with_circumstances(measurement: Measurement, finished: child.Finished, throttled_us: float | None) -> Measurement:
+    return msgspec.structs.replace(
+        measurement,
+        throttled_us=throttled_us,
+        run_queue_us=finished.cpu.run_queue_us if finished.cpu else None,
+        cpu_us=finished.cpu.cpu_us if finished.cpu else None,
+    )
+
+
+async def _explain(finished: child.Finished, address: str, settings: ProbeSettings, took_s: float) -> ProbeFailedError:
+    """The name of a failure. netperf's messages alone do not tell, so the control port is asked as well."""
+    said = _last_line(finished.stderr) or _last_line(finished.stdout) or f"exit status {finished.status}"
+    peer = await _ask_control_port(address, settings.port)
+    if finished.status == 255:  # no control connection was made
+        name = peer.state if peer.state in {"unreachable", "timeout"} else "refused"
+        return ProbeFailedError(name, said)
+    if peer.state in {"refused", "unreachable", "timeout"}:
+        return ProbeFailedError("reset", f"{said}; the control port is now {peer.state}")
+    if "recv_response" not in said:
+        return ProbeFailedError("failed", said)
+    # A passphrase is refused at once; later than this, netserver died under the test.
+    early = took_s < settings.duration_s / 2 + 4 * peer.connect_s
+    if peer.state == "patient" and early:
+        return ProbeFailedError("unauthenticated", f"{said}; netserver hung up on our passphrase")
+    return ProbeFailedError("reset", said)
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+class _PeerState(NamedTuple):
+    """How the control port behaves: ``patient`` waits for a whole request, as netserver does; ``closing`` does not."""
+
+    state: Literal["patient", "closing", "refused", "unreachable", "timeout"]
+    connect_s: float = 0.0
+
+
+async def _ask_control_port(address: str, port: int) -> _PeerState:
+    """Connect, send one byte of a request, and see whether the peer waits for the rest.
+
+    netserver closes on a wrong passphrase, and a broken peer closes as well; but only netserver reads a request to its
+    full length first.
+    """
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(DIAGNOSIS_S):
+            reader, writer = await asyncio.open_connection(address, port)
+    except TimeoutError:
+        return _PeerState("timeout")
+    except ConnectionRefusedError:
+        return _PeerState("refused")
+    except OSError:
+        return _PeerState("unreachable")
+    connect_s = time.monotonic() - started
+    try:
+        writer.write(b"\0")
+        async with asyncio.timeout(PATIENCE_S + 2 * connect_s):
+            await reader.read(1)
+    except TimeoutError:
+        return _PeerState("patient", connect_s)
+    except OSError:
+        return _PeerState("closing", connect_s)
+    finally:
+        writer.close()
+    return _PeerState("closing", connect_s)

@@ -1,0 +1,55 @@
+"""Passphrases that are worth little when stolen.
+
+netperf and netserver take their passphrase as an argument, so whoever may list processes can read it. It is therefore
+derived from the Secret for an epoch of an hour: one that was read opens a netserver for that long and tells nothing of
+the next. The Secret itself never leaves the process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Sequence
+
+from kubekit.errors import ConfigError
+
+EPOCH_S = 3600.0
+LEAST_SECRET_BYTES = 16
+_PURPOSE = b"netaware netperf passphrase\0"
+
+
+def check_secret(secret: bytes) -> bytes:
+    """The secret, if it is long enough to keep one.
+
+    Raises:
+        ConfigError: it is shorter than 16 bytes.
+    """
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ConfigError("probing secret", f"has {len(secret)} bytes", f"at least {LEAST_SECRET_BYTES} random bytes")
+    return secret
+
+
+def epoch_at(wall_s: float, epoch_s: float = EPOCH_S) -> int:
+    """The epoch of a wall-clock time, seconds since 1970."""
+    return math.floor(wall_s / epoch_s)
+
+
+def derive_passphrase(secret: bytes, epoch: int) -> str:
+    """HMAC-SHA256 of the epoch under the secret (RFC 2104), as 32 hexadecimal digits."""
+    return hmac.new(secret, _PURPOSE + str(epoch).encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def epochs_to_try(wall_s: float, epoch_s: float = EPOCH_S) -> tuple[int, int]:
+    """The current epoch, and the neighbour that a peer with a slightly different clock may be in."""
+    epoch = epoch_at(wall_s, epoch_s)
+    return epoch, epoch - 1 if wall_s / epoch_s - epoch < 0.5 else epoch + 1
+
+
+def redact(arguments: Sequence[str]) -> list[str]:
+    """A command line fit for a log: what follows ``-Z`` is hidden."""
+    hidden = list(arguments)
+    for index in range(1, len(hidden)):
+        if hidden[index - 1] == "-Z":
+            hidden[index] = "***"
+    return hidden
