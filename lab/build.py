@@ -1,9 +1,9 @@
 """Finds or builds the programs of a real control plane: no API emulator behaves like the API server users have.
 
 One small Go module (lab/controlplane) pins every version; a second one (lab/prometheus_build) does the same for
-Prometheus. What a module builds is cached under the user's cache directory, one
-folder per version and per hash of the module, so that a second start takes no time and an upgrade never runs old
-programs. KUBEBUILDER_ASSETS is honoured for what it holds.
+Prometheus. What a module builds is cached under the user's cache directory, one folder per version and per hash of the
+module, so that a second start takes no time and an upgrade never runs old programs. KUBEBUILDER_ASSETS is honoured for
+what it holds.
 """
 
 from __future__ import annotations
@@ -203,13 +203,15 @@ def _build(
                 built = Path(scratch) / program.name
                 argv = [str(go), "build", *flags, "-o", str(built)]
                 env = {**environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
-                _run([*argv, program.package], module.folder, output, log, progress, env)
+                _run([*argv, program.package], module.folder, output, log=log, progress=progress, env=env)
                 # A rename is atomic: nobody ever runs half a program.
                 built.rename(bin_dir / program.name)
             progress.end()
 
 
-def _run(argv: list[str], folder: Path, output: object, log: Path, progress: Progress, env: Mapping[str, str]) -> None:
+def _run(
+    argv: list[str], folder: Path, output: object, *, log: Path, progress: Progress, env: Mapping[str, str]
+) -> None:
     """Run one build step and report its last line of output while it goes on."""
     started_at = log.stat().st_size
     # `nice` keeps the machine usable during the minutes of the first build.
