@@ -184,7 +184,7 @@ def priced_us(stream: Stream, policy: CostPolicy) -> float:
     )
 
 
-def _best(streams: Iterable[Stream], policy: CostPolicy) -> Stream | None:
+def best_stream(streams: Iterable[Stream], policy: CostPolicy) -> Stream | None:
     """The stream to believe: netperf before echo before others' numbers; of two node pairs the faster one.
 
     A path cannot be faster than itself, so the slower of two node pairs tells of a bad node.
@@ -250,7 +250,7 @@ def _freshest(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float)
         limit_s = policy.external_stale_after_s if stream.prober == "external" else stale_s
         return limit_s is None or now_s - stream.sighting.first_seen_s <= limit_s
 
-    best = _best((s for s in pair.streams if is_fresh(s)), policy)
+    best = best_stream((s for s in pair.streams if is_fresh(s)), policy)
     if best is None:
         return None
     return _Known(priced_us(best, policy), best.deviation_us, "measured", best.sighting.first_seen_s)

@@ -1,0 +1,158 @@
+"""Questions to a Prometheus server: the two query endpoints of its HTTP API, and nothing else.
+
+Used by the command line and the page for history and for what only agents know (rates in use, verdicts). Everything here
+is optional to its callers: no Prometheus means no answer, never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from kubekit.errors import ConfigError, KubekitError
+
+QUERY_TIMEOUT_S = 10.0
+
+
+class PrometheusError(KubekitError):
+    """Prometheus could not be asked, or refused the question; the text says which."""
+
+
+class Series(msgspec.Struct, frozen=True):
+    """One time series: its labels (with ``__name__`` where there is one) and ``(unix seconds, value)`` in order of time.
+
+    Values that are no numbers (NaN, infinite) are left out.
+    """
+
+    labels: dict[str, str]
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def value(self) -> float:
+        """The newest value."""
+        return self.points[-1][1]
+
+
+class _Result(msgspec.Struct):
+    metric: dict[str, str] = {}
+    value: tuple[float, str] | None = None
+    values: list[tuple[float, str]] | None = None
+
+
+class _Data(msgspec.Struct, rename="camel"):
+    result_type: str = ""
+    result: list[_Result] = []
+
+
+class _Answer(msgspec.Struct):
+    status: str = ""
+    data: _Data | None = None
+    error: str = ""
+
+
+class PrometheusClient:
+    """Use as ``async with PrometheusClient("http://prometheus:9090") as prometheus``.
+
+    Args:
+        url: base address; a path prefix is kept. ``user:password@`` in it is sent as basic authentication.
+        token: bearer token, if the server wants one.
+        field: how an error about the address names it: a flag or a field of the configuration.
+
+    Raises:
+        ConfigError: the address is no http(s) URL.
+    """
+
+    def __init__(
+        self, url: str, *, token: str = "", timeout_s: float = QUERY_TIMEOUT_S, field: str = "--prometheus"
+    ) -> None:
+        if not url.startswith(("http://", "https://")) or len(url.split("//", 1)[1].strip("/")) == 0:
+            raise ConfigError(field, f"{url!r} is no address of Prometheus", "write http://HOST:PORT")
+        self._url, self._token, self._timeout_s = url.rstrip("/"), token, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s), headers=headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def query(self, expression: str, *, at_s: float | None = None) -> list[Series]:
+        """Evaluate an expression now, or at ``at_s`` (unix seconds); a scalar comes as one series without labels.
+
+        Raises:
+            PrometheusError: no answer in time, or the expression is refused.
+        """
+        params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
+        return await self._ask("/api/v1/query", params)
+
+    async def query_range(self, expression: str, start_s: float, end_s: float, step_s: float) -> list[Series]:
+        """Evaluate an expression from ``start_s`` to ``end_s`` (unix seconds) every ``step_s``.
+
+        Raises:
+            PrometheusError: no answer in time, or the expression is refused.
+        """
+        span = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{max(step_s, 0.001):.3f}"}
+        return await self._ask("/api/v1/query_range", {"query": expression, **span})
+
+    async def _ask(self, path: str, params: Mapping[str, str]) -> list[Series]:
+        if self._session is None:
+            msg = "use the client as `async with PrometheusClient(url) as prometheus`"
+            raise RuntimeError(msg)
+        try:
+            # POST, since expressions may be longer than a URL should be.
+            async with self._session.post(self._url + path, data=params) as answer:
+                body = await answer.read()
+                status = answer.status
+        except TimeoutError as error:
+            msg = f"{self._url}: no answer in {self._timeout_s:g} s"
+            raise PrometheusError(msg) from error
+        except (aiohttp.ClientError, OSError) as error:
+            msg = f"{self._url}: {str(error) or type(error).__name__}"
+            raise PrometheusError(msg) from error
+        return _read(body, status, self._url)
+
+
+def _read(body: bytes, status: int, url: str) -> list[Series]:
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except msgspec.MsgspecError:
+        try:
+            # Scalars and strings have another shape: [time, value].
+            return _scalar(body)
+        except msgspec.MsgspecError as error:
+            msg = f"{url}: HTTP {status}, and no answer of Prometheus: {body[:80].decode('utf-8', 'replace')!r}"
+            raise PrometheusError(msg) from error
+    if answer.status != "success" or answer.data is None:
+        msg = f"{url}: {answer.error or f'HTTP {status}'}"
+        raise PrometheusError(msg)
+    series = []
+    for result in answer.data.result:
+        points = result.values if result.values is not None else [result.value] if result.value else []
+        numbers = tuple((at, float(text)) for at, text in points if math.isfinite(float(text)))
+        if numbers:
+            series.append(Series(result.metric, numbers))
+    return series
+
+
+class _ScalarData(msgspec.Struct):
+    result: tuple[float, str]
+
+
+class _ScalarAnswer(msgspec.Struct):
+    data: _ScalarData
+
+
+def _scalar(body: bytes) -> list[Series]:
+    at, text = msgspec.json.decode(body, type=_ScalarAnswer).data.result
+    return [Series({}, ((at, float(text)),))] if math.isfinite(float(text)) else []
