@@ -1,0 +1,235 @@
+"""A whole lab: control plane, nodes and wide-area network, as one thing to start and to stop.
+
+``async with Lab.start(load("four-zones")) as lab`` is what the command line, the demo and the end-to-end tests use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from lab.build import Binaries, find_or_build
+from lab.controlplane import LOOPBACK, ControlPlane
+from lab.errors import BootError
+from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
+from lab.nodes import register_nodes
+from lab.programs import Program, Programs
+from lab.reclaim import LabPlace, hold, place_of, reclaim
+from lab.topology import Topology
+from lab.wan.control import WanControl
+from lab.wan.plan import WanNode, WanPlan, links_of
+
+COMPONENTS = ("controller-manager", "scheduler", "kwok")
+_WAN_TIMEOUT_S = 10.0
+_POLL_S = 0.02
+# One seed for all labs: loss and jitter repeat as far as the packets' timing does.
+_WAN_SEED = 260
+
+
+@dataclass
+class Lab:
+    """A running lab.
+
+    Attributes:
+        name: of the lab.
+        place: its files.
+        topology: ``None`` for a control plane without nodes.
+        control_plane: API server and its fellows.
+        programs: everything that runs; what fails here ends the lab.
+        nodes: the nodes' network sides, in the order of the topology.
+        served: addresses of what the lab serves, by name; programs that are started add theirs.
+        boot_s: how long the start took, seconds.
+    """
+
+    name: str
+    place: LabPlace
+    topology: Topology | None
+    control_plane: ControlPlane
+    programs: Programs
+    nodes: tuple[NodeNetwork, ...]
+    served: dict[str, str] = field(default_factory=dict)
+    boot_s: float = 0.0
+
+    @classmethod
+    @asynccontextmanager
+    async def start(
+        cls,
+        topology: Topology | None,
+        *,
+        name: str = "lab",
+        components: Iterable[str] = COMPONENTS,
+        folder: Path | None = None,
+        binaries: Binaries | None = None,
+    ) -> AsyncIterator[Lab]:
+        """Clean up after a killed lab of the same name, then boot; everything is gone when the block ends.
+
+        Args:
+            topology: nodes and delays; ``None`` for the control plane alone, which needs no privileges.
+            name: labs of different names run side by side.
+            components: besides etcd and the API server; leave ``scheduler`` out to start one with an extender later.
+            folder: where state directories are, by default the user's.
+            binaries: the control plane's programs, by default found or built.
+
+        Raises:
+            ConfigError: the name cannot be one.
+            LabError: a lab of this name runs, this machine lacks something, or a program did not start.
+        """
+        started = time.monotonic()
+        place = place_of(name, folder)
+        if binaries is None:
+            binaries = await asyncio.to_thread(find_or_build)
+        with hold(place):
+            await asyncio.to_thread(reclaim, place)
+            place.state_dir.mkdir(parents=True, mode=0o700)
+            try:
+                async with _boot(place, topology, tuple(components), binaries) as lab:
+                    lab.boot_s = time.monotonic() - started
+                    yield lab
+            except Exception:
+                await asyncio.to_thread(_keep_logs, place)
+                raise
+            finally:
+                await asyncio.to_thread(reclaim, place)
+
+    @property
+    def client_config(self) -> ClusterConfig:
+        """The administrator's connection for kubekit's Client."""
+        return self.control_plane.client_config
+
+    @property
+    def wan(self) -> WanControl:
+        """The emulated network: read and change links while packets flow."""
+        return WanControl(_wan_socket(self.place))
+
+    def node(self, name: str) -> NodeNetwork:
+        """The network side of one node. Raises KeyError when there is none of this name."""
+        return {network.node.name: network for network in self.nodes}[name]
+
+    def spawn(
+        self,
+        node: str | None,
+        argv: Sequence[str | Path],
+        log_name: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        essential: bool = True,
+    ) -> Program:
+        """Start a program in a node's namespace, or on the host; call from the main thread.
+
+        Args:
+            node: name of the node, ``None`` for the host.
+            argv: the command; ``sys.executable`` runs this project's packages from anywhere.
+            log_name: its name in logs, pid records and status.
+            env: more variables.
+            essential: its unexpected end is the end of the lab.
+        """
+        netns = None if node is None else self.node(node).netns
+        return self.programs.start(log_name, argv, netns=netns, env=env, essential=essential)
+
+    async def watch(self) -> None:
+        """Return never; raise BootError when a program that the lab needs ends by itself."""
+        await self.programs.watch()
+
+    def describe(self) -> dict[str, Any]:
+        """What `up --json` prints: plain data."""
+        nodes = [
+            {
+                "name": network.node.name,
+                "zone": network.node.zone,
+                "region": network.node.region,
+                "address": network.address,
+                "management_address": network.management_address,
+                "netns": network.netns,
+            }
+            for network in self.nodes
+        ]
+        return {
+            "name": self.name,
+            "pid": os.getpid(),
+            "state_dir": str(self.place.state_dir),
+            "kubeconfig": str(self.control_plane.kubeconfig),
+            "kubectl": str(self.control_plane.kubectl),
+            "server": self.control_plane.server,
+            "version": self.control_plane.version,
+            "topology": self.topology.name if self.topology else None,
+            "zones": list(self.topology.zones) if self.topology else [],
+            "nodes": nodes,
+            "addresses": {"api": self.control_plane.server, **self.served},
+            "programs": {program.name: program.pid for program in self.programs},
+            "boot_s": round(self.boot_s, 2),
+        }
+
+    def publish(self) -> None:
+        """Write the description for other commands; its presence says that the lab is up."""
+        draft = self.place.description.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(self.describe()))
+        draft.rename(self.place.description)
+
+
+@asynccontextmanager
+async def _boot(
+    place: LabPlace, topology: Topology | None, components: tuple[str, ...], binaries: Binaries
+) -> AsyncIterator[Lab]:
+    root = str(Path(__file__).parents[1])
+    # Programs run in the state directory; this project's packages must be importable there also from a plain checkout.
+    search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    programs = Programs(place.state_dir, {"PYTHONPATH": search})
+    network: LabNetwork | None = None
+    if topology is not None:
+        network = await asyncio.to_thread(create_network, topology.nodes, place.state_dir)
+    address = network.gateway if network else LOOPBACK
+    async with ControlPlane.start(
+        place.name,
+        state_dir=place.state_dir,
+        components=components,
+        address=address,
+        binaries=binaries,
+        programs=programs,
+    ) as control_plane:
+        lab = Lab(place.name, place, topology, control_plane, programs, network.nodes if network else ())
+        if network is not None and topology is not None:
+            await _start_wan(lab, topology, programs)
+            async with Client(control_plane.client_config) as client:
+                if "kwok" in components:
+                    await register_nodes(client, network.nodes, place.name)
+        yield lab
+
+
+async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
+    nodes = [WanNode(n.node.name, n.node.site, n.netns, n.address, n.node.nic_bps) for n in lab.nodes]
+    plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology))
+    plan_file = lab.place.state_dir / "wan.json"
+    plan_file.write_bytes(msgspec.json.encode(plan))
+    socket_path = _wan_socket(lab.place)
+    programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
+    deadline = time.monotonic() + _WAN_TIMEOUT_S
+    while not socket_path.exists():
+        programs.check()
+        if time.monotonic() > deadline:
+            msg = f"the emulated network did not start within {_WAN_TIMEOUT_S:.0f} s"
+            raise BootError(msg)
+        await asyncio.sleep(_POLL_S)
+
+
+def _wan_socket(place: LabPlace) -> Path:
+    return place.state_dir / "wan.sock"
+
+
+def _keep_logs(place: LabPlace) -> None:
+    """Save the logs of a lab that ended by an error from the removal of its state directory."""
+    shutil.rmtree(place.kept_logs, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.move(place.state_dir / "logs", place.kept_logs)

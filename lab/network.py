@@ -1,0 +1,215 @@
+"""The lab's network devices: one namespace per node, a management bridge to the API server, a TUN device to the WAN.
+
+Every name derives from a slot number that one lab holds at a time. The slot is the bridge: the kernel refuses a second one
+of the same name, and its alias says which lab owns it, so that labs of different users and state directories never take or
+remove each other's devices. Addresses come from the ranges reserved for benchmarks (RFC 2544), which no real host has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyroute2 import IPRoute, NetNS, netns
+from pyroute2.netlink.exceptions import NetlinkError
+
+from lab.errors import LabError, UnsupportedError
+from lab.topology import LabNode
+
+WAN_DEVICE, MANAGEMENT_DEVICE = "wan0", "mgmt0"
+_SLOTS = 250
+_FIRST_HOST = 10
+_MTU = 1500
+_TUN = Path("/dev/net/tun")
+_MUTEX = "\0netaware-lab-slots"
+_MUTEX_PATIENCE_S = 10.0
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+
+
+@dataclass(frozen=True)
+class NodeNetwork:
+    """The network side of one node.
+
+    Attributes:
+        node: as the topology has it.
+        netns: name of its namespace under /run/netns.
+        address: its address in the wide-area network; the Node's InternalIP.
+        management_address: its address on the bridge, by which the host reaches it without delay.
+    """
+
+    node: LabNode
+    netns: str
+    address: str
+    management_address: str
+
+
+@dataclass(frozen=True)
+class LabNetwork:
+    """All devices of one lab.
+
+    Attributes:
+        slot: the number that this lab holds.
+        gateway: address of the bridge on the host, where the API server listens.
+        nodes: in the order of the topology.
+    """
+
+    slot: int
+    gateway: str
+    nodes: tuple[NodeNetwork, ...]
+
+
+def bridge_name(slot: int) -> str:
+    """Name of a slot's bridge."""
+    return f"nalab{slot}"
+
+
+def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
+    """Names and addresses that follow from a slot: management 198.18.slot.0/24, wide-area 198.19.slot.0/24."""
+    hosts = enumerate(nodes, _FIRST_HOST)
+    planned = (
+        NodeNetwork(n, f"netaware-{slot}-{n.name}", f"198.19.{slot}.{i}", f"198.18.{slot}.{i}") for i, n in hosts
+    )
+    return LabNetwork(slot, f"198.18.{slot}.1", tuple(planned))
+
+
+def require_privileges() -> None:
+    """Raise UnsupportedError, saying what is missing and what still works, unless namespaces and TUN devices can be made."""
+    missing = []
+    effective = _effective_capabilities()
+    if not effective >> _CAP_NET_ADMIN & 1 or not effective >> _CAP_SYS_ADMIN & 1:
+        missing.append("the right to make network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)")
+    if not os.access(_TUN, os.R_OK | os.W_OK):
+        missing.append(f"access to {_TUN}")
+    if missing:
+        what = " and ".join(missing)
+        msg = f"nodes need {what}; without it `--topology none` still runs the control plane alone"
+        raise UnsupportedError(msg)
+
+
+def _effective_capabilities() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
+    """Take a free slot and make its devices. Blocks for about 25 ms per node: call it in a thread.
+
+    Raises:
+        UnsupportedError: this process may not.
+        LabError: no slot is free, or the kernel refused; what was made is removed again.
+    """
+    require_privileges()
+    try:
+        with IPRoute() as host:
+            network = plan_network(_take_slot(host, state_dir), nodes)
+            bridge = _index(host, bridge_name(network.slot))
+            host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
+            host.link("set", index=bridge, state="up")
+            for number, node in enumerate(network.nodes):
+                _create_node(host, bridge, f"nav{network.slot}-{number}", node)
+    except (NetlinkError, OSError) as error:
+        remove_network(state_dir)
+        msg = f"cannot make the nodes' network: {error}"
+        raise LabError(msg) from error
+    return network
+
+
+def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork) -> None:
+    netns.create(node.netns)
+    host.link("add", ifname=host_device, kind="veth", peer={"ifname": MANAGEMENT_DEVICE, "net_ns_fd": node.netns})
+    host.link("set", index=_index(host, host_device), master=bridge, state="up")
+    with NetNS(node.netns, flags=0) as inside:
+        inside.link("set", index=_index(inside, "lo"), state="up")
+        management = _index(inside, MANAGEMENT_DEVICE)
+        inside.addr("add", index=management, address=node.management_address, prefixlen=24)
+        inside.link("set", index=management, state="up")
+        inside.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
+        wan = _index(inside, WAN_DEVICE)
+        inside.addr("add", index=wan, address=node.address, prefixlen=24)
+        inside.link("set", index=wan, mtu=_MTU, state="up")
+        # A node's default route leads to the wide-area network, as on a real node; nothing answers beyond the lab.
+        inside.route("add", dst="0.0.0.0/0", oif=wan)
+
+
+def _take_slot(host: IPRoute, state_dir: Path) -> int:
+    """Make the bridge of the first free slot and note the slot in the state directory before it exists."""
+    with _machine_wide_mutex():
+        taken = {link.get_attr("IFLA_IFNAME") for link in host.get_links()}
+        slot = next((n for n in range(_SLOTS) if bridge_name(n) not in taken), None)
+        if slot is None:
+            msg = f"all {_SLOTS} slots are taken by other labs; see `ip link show type bridge`"
+            raise LabError(msg)
+        _slot_file(state_dir).write_text(str(slot))
+        host.link("add", ifname=bridge_name(slot), kind="bridge")
+        host.link("set", index=_index(host, bridge_name(slot)), ifalias=_alias(state_dir))
+        return slot
+
+
+def remove_network(state_dir: Path) -> None:
+    """Remove every device of the lab at ``state_dir``, also of one that was killed; nothing of any other lab.
+
+    Processes inside the namespaces must have ended, or the namespaces live on without a name.
+    """
+    try:
+        slot = int(_slot_file(state_dir).read_text())
+    except (OSError, ValueError):
+        return
+    with _machine_wide_mutex(), IPRoute() as host:
+        found = host.link_lookup(ifname=bridge_name(slot))
+        if found:
+            alias = host.get_links(found[0])[0].get_attr("IFLA_IFALIAS") or ""
+            # A bridge without an alias was made a moment before its lab was killed; another alias is another lab.
+            if alias not in {"", _alias(state_dir)}:
+                return
+        prefix = f"netaware-{slot}-"
+        for name in [name for name in netns.listnetns() if name.startswith(prefix)]:
+            netns.remove(name)
+        # Removing a namespace removes its end of a veth only after a while; the next lab must not meet the name.
+        for link in host.get_links():
+            if str(link.get_attr("IFLA_IFNAME")).startswith(f"nav{slot}-"):
+                with contextlib.suppress(NetlinkError):
+                    host.link("del", index=link["index"])
+        if found:
+            host.link("del", index=found[0])
+    _slot_file(state_dir).unlink(missing_ok=True)
+
+
+def _slot_file(state_dir: Path) -> Path:
+    return state_dir / "network-slot"
+
+
+def _alias(state_dir: Path) -> str:
+    # The kernel keeps 255 bytes of an alias; the end of a path tells labs apart better than its beginning.
+    return str(state_dir)[-255:]
+
+
+def _index(routes: IPRoute, name: str) -> int:
+    found = routes.link_lookup(ifname=name)
+    if not found:
+        msg = f"device {name} is gone"
+        raise OSError(msg)
+    return int(found[0])
+
+
+@contextlib.contextmanager
+def _machine_wide_mutex() -> Iterator[None]:
+    """One lab at a time changes slots. An abstract socket: no file to leave behind, free again when its holder dies."""
+    deadline = time.monotonic() + _MUTEX_PATIENCE_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mutex:
+        while True:
+            try:
+                mutex.bind(_MUTEX)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    msg = "another lab has been changing network slots for 10 s"
+                    raise LabError(msg) from None
+                time.sleep(0.02)
+        yield

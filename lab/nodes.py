@@ -1,0 +1,72 @@
+"""Node objects for the lab's namespaces. No kubelet runs there: the lab writes what a kubelet would, kwok keeps it alive."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from typing import Any
+
+from kubekit.client import Client
+from kubekit.wire import NODES, Node
+from lab.controlplane import KWOK_ANNOTATION
+from lab.errors import BootError
+from lab.network import NodeNetwork
+
+_READY_TIMEOUT_S = 30.0
+_POLL_S = 0.1
+_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
+    """The Node object: topology labels, capacity and the same allocatable, and the address in the wide-area network."""
+    node = network.node
+    labels = {
+        "kubernetes.io/hostname": node.name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "topology.kubernetes.io/region": node.region,
+        "netaware.io/lab": lab,
+    }
+    spec: dict[str, Any] = {}
+    if node.control_plane:
+        labels[_CONTROL_PLANE] = ""
+        spec["taints"] = [{"key": _CONTROL_PLANE, "effect": "NoSchedule"}]
+    else:
+        labels["topology.kubernetes.io/zone"] = node.zone
+    amounts = {"cpu": node.cpu, "memory": node.memory, "pods": node.pods}
+    addresses = [{"type": "InternalIP", "address": network.address}, {"type": "Hostname", "address": node.name}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.name, "labels": labels, "annotations": dict([KWOK_ANNOTATION])},
+        "spec": spec,
+        "status": {"capacity": amounts, "allocatable": amounts, "addresses": addresses},
+    }
+
+
+async def register_nodes(client: Client, networks: tuple[NodeNetwork, ...], lab: str) -> None:
+    """Create the Node objects and wait until all are Ready and rid of the taints that nodes are born with.
+
+    Raises:
+        BootError: some are not after 30 s.
+    """
+    async with asyncio.TaskGroup() as group:
+        for network in networks:
+            group.create_task(client.create(NODES, build_node(network, lab), Node))
+    waiting: list[str] = []
+    try:
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            while True:
+                waiting = [node.metadata.name for node in await client.list(NODES, Node) if not is_usable(node)]
+                if not waiting:
+                    return
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError as error:
+        msg = f"nodes are not Ready after {_READY_TIMEOUT_S:.0f} s: {', '.join(waiting)}"
+        raise BootError(msg) from error
+
+
+def is_usable(node: Node) -> bool:
+    """Ready, and free of the node.kubernetes.io taints by which the node controller keeps pods away."""
+    return node.ready and not [t for t in node.spec.taints or () if t.key.startswith("node.kubernetes.io/")]

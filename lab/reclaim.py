@@ -1,0 +1,119 @@
+"""Takes away what a killed lab left: its processes, devices and files. Also the last step of an orderly stop.
+
+A lab holds a lock on ``<name>.lock`` while it lives; the kernel drops it when the process dies, whatever killed it. So a
+free lock beside a state directory means leftovers, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubekit.errors import ConfigError
+from lab.errors import LabError
+from lab.pids import find_marked, kill_all, read_records
+from lab.places import labs_dir
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
+
+
+@dataclass(frozen=True)
+class LabPlace:
+    """Where a lab of one name keeps its files.
+
+    Attributes:
+        name: of the lab.
+        state_dir: certificates, data, logs, pids; exists while the lab lives, or after it was killed.
+    """
+
+    name: str
+    state_dir: Path
+
+    @property
+    def lock(self) -> Path:
+        """Held while the lab lives."""
+        return self.state_dir.with_suffix(".lock")
+
+    @property
+    def description(self) -> Path:
+        """What `up --json` prints, written when the lab is up."""
+        return self.state_dir / "lab.json"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """Output of the lab's own process when it runs in the background."""
+        return self.state_dir.with_suffix(".log")
+
+    @property
+    def kept_logs(self) -> Path:
+        """The programs' logs of a lab that ended by an error."""
+        return self.state_dir.with_suffix(".logs")
+
+
+def place_of(name: str, folder: Path | None = None) -> LabPlace:
+    """Where the lab of this name lives.
+
+    Raises:
+        ConfigError: the name cannot be one.
+    """
+    if not _NAME.match(name):
+        raise ConfigError("--name", f"{name!r} is no usable name", "lower-case letters, digits and -, up to 32")
+    return LabPlace(name, (folder or labs_dir()) / name)
+
+
+@contextmanager
+def hold(place: LabPlace) -> Iterator[None]:
+    """Hold the lab's lock.
+
+    Raises:
+        LabError: a lab of this name lives.
+    """
+    place.lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with place.lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            msg = f"a lab named {place.name} is running; `python -m lab down --name {place.name}` ends it"
+            raise LabError(msg) from None
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def holder(place: LabPlace) -> int | None:
+    """The process that holds the lab's lock, ``None`` when the lab does not live."""
+    try:
+        with place.lock.open("r") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = file.read().strip()
+                return int(text) if text.isdecimal() else None
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def reclaim(place: LabPlace) -> int:
+    """Kill the lab's processes, remove its devices and its state directory; return how many processes there were.
+
+    Only call it while holding the lab's lock. Blocks for up to some seconds.
+    """
+    if not place.state_dir.exists():
+        return 0
+    records = {record.pid: record for record in find_marked(place.state_dir)}
+    records |= {record.pid: record for record in read_records(place.state_dir / "pids")}
+    killed = kill_all(records.values())
+    if (place.state_dir / "network-slot").exists():
+        # Imported here: a lab without nodes needs no netlink library.
+        from lab.network import remove_network
+
+        remove_network(place.state_dir)
+    shutil.rmtree(place.state_dir)
+    return killed

@@ -1,0 +1,105 @@
+"""The rules of the emulated network: when a packet arrives, or that it never does. Pure: time and chance are arguments.
+
+The model: half the round trip each way, varied evenly by the jitter, in order per pair of nodes (jitter does not reorder,
+as it would in netem); loss per packet and direction; a link with a rate sends one packet after the other and drops what
+would wait too long, as a router does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+# A queue that is longer than this in time, or holds more packets than this, drops its newest packet.
+MAX_BACKLOG_S = 0.1
+MAX_PACKETS = 20_000
+
+
+@dataclass(frozen=True)
+class OneWay:
+    """One direction of a link: ``delay_s`` ± ``jitter_s`` seconds, ``loss`` 0 to 1, bits per second or ``None``."""
+
+    delay_s: float
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    rate_bps: int | None = None
+
+
+@dataclass
+class Counters:
+    """What happened to packets. ``late_s`` is by how much the latest release missed its time, at worst."""
+
+    forwarded: int = 0
+    lost: int = 0
+    dropped: int = 0
+    late_s: float = 0.0
+
+
+class DelayQueue:
+    """Packets under way, ordered by the time at which they are due.
+
+    Args:
+        sites: the site of each node, by the node's index.
+        links: both directions of every link, by (origin site, destination site).
+        rng: source of loss and jitter.
+    """
+
+    def __init__(self, sites: Sequence[str], links: Mapping[tuple[str, str], OneWay], rng: Random) -> None:
+        self._sites, self._links, self._rng = list(sites), dict(links), rng
+        self._due: list[tuple[float, int, int, bytes]] = []
+        self._order = 0
+        self._last_due: dict[tuple[int, int], float] = {}
+        self._link_free: dict[tuple[str, str], float] = {}
+        self.counters = Counters()
+
+    def set_link(self, origin: str, destination: str, link: OneWay) -> None:
+        """Change one direction; packets under way keep the time they have."""
+        self._links[origin, destination] = link
+        # What waited for the old rate must not hold back packets under the new one.
+        self._link_free.pop((origin, destination), None)
+
+    def accept(self, now_s: float, source: int, target: int, packet: bytes) -> bool:
+        """Take a packet that ``source`` sent to ``target``; ``False`` when it is lost or dropped."""
+        sites = self._sites[source], self._sites[target]
+        link = self._links[sites]
+        if link.loss and self._rng.random() < link.loss:
+            self.counters.lost += 1
+            return False
+        sent_s = now_s
+        if link.rate_bps is not None:
+            free_s = max(now_s, self._link_free.get(sites, 0.0))
+            if free_s - now_s > MAX_BACKLOG_S:
+                self.counters.dropped += 1
+                return False
+            sent_s = free_s + len(packet) * 8 / link.rate_bps
+            self._link_free[sites] = sent_s
+        if len(self._due) >= MAX_PACKETS:
+            self.counters.dropped += 1
+            return False
+        due_s = sent_s + link.delay_s
+        if link.jitter_s:
+            due_s += self._rng.uniform(-link.jitter_s, link.jitter_s)
+        flow = source, target
+        due_s = max(due_s, self._last_due.get(flow, 0.0))
+        self._last_due[flow] = due_s
+        self._order += 1
+        heapq.heappush(self._due, (due_s, self._order, target, packet))
+        return True
+
+    def next_due_s(self) -> float | None:
+        """When the next packet is due, ``None`` when none is under way."""
+        return self._due[0][0] if self._due else None
+
+    def release(self, now_s: float) -> list[tuple[int, bytes]]:
+        """Take out what is due: (target node, packet) in the order of arrival."""
+        released: list[tuple[int, bytes]] = []
+        due = self._due
+        if due and due[0][0] <= now_s:
+            self.counters.late_s = max(self.counters.late_s, now_s - due[0][0])
+        while due and due[0][0] <= now_s:
+            _, _, target, packet = heapq.heappop(due)
+            released.append((target, packet))
+        self.counters.forwarded += len(released)
+        return released

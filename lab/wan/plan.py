@@ -1,0 +1,77 @@
+"""What the forwarder is told: which nodes there are, how their sites are linked, and live changes to it. JSON both ways."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lab.topology import Link, Topology, site_pair
+from lab.wan.delays import OneWay
+
+
+class WanNode(msgspec.Struct, frozen=True):
+    """A node of the network: its site, the namespace that holds its device, its IPv4 address, its card's nominal speed."""
+
+    name: str
+    site: str
+    netns: str
+    address: str
+    nic_bps: int
+
+
+class WanLink(msgspec.Struct, frozen=True):
+    """A link between two sites, or inside one, in the units of lab.topology.Link."""
+
+    origin: str
+    destination: str
+    rtt_us: float
+    jitter_us: float = 0.0
+    loss: float = 0.0
+    rate_bps: int | None = None
+
+    def one_way(self) -> OneWay:
+        """Each direction gets half of the round trip and half of its jitter."""
+        return OneWay(self.rtt_us / 2e6, self.jitter_us / 2e6, self.loss, self.rate_bps)
+
+    def to_link(self) -> Link:
+        """The same without the names."""
+        return Link(self.rtt_us, self.jitter_us, self.loss, self.rate_bps)
+
+
+class WanPlan(msgspec.Struct, frozen=True):
+    """Everything the forwarder needs. ``device`` is the name of the TUN device in every namespace."""
+
+    device: str
+    seed: int
+    nodes: list[WanNode]
+    links: list[WanLink]
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A request on the control socket: ``op`` is ``links``, ``set`` (with ``link``) or ``counters``."""
+
+    op: str
+    link: WanLink | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The reply to a Command; ``error`` is empty when it worked."""
+
+    error: str = ""
+    links: list[WanLink] = []
+    forwarded: int = 0
+    lost: int = 0
+    dropped: int = 0
+    late_us: float = 0.0
+
+
+def link_of(origin: str, destination: str, link: Link) -> WanLink:
+    """Name the ends of a link, in bytewise order."""
+    first, second = site_pair(origin, destination)
+    return WanLink(first, second, link.rtt_us, link.jitter_us, link.loss, link.rate_bps)
+
+
+def links_of(topology: Topology) -> list[WanLink]:
+    """All links of a topology, also those inside the sites."""
+    between = [link_of(a, b, link) for (a, b), link in sorted(topology.links.items())]
+    sites = dict.fromkeys(node.site for node in topology.nodes)
+    return between + [link_of(site, site, topology.same_zone) for site in sites]
