@@ -1,0 +1,313 @@
+"""Latency to cost: monotone, quiet within the noise, aged in the open, and never 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubekit.errors import ConfigError
+from netperf.costs import (
+    CostState,
+    CostTable,
+    cost_of,
+    fold,
+    held_cost,
+    price,
+    region_costs,
+    restore,
+)
+from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
+from netperf.routes import infer_us
+from netperf.sample import Measurement, Place, Sample
+
+POLICY = CostPolicy()
+ZONES = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
+WALL_S = 1.7e9
+
+
+def run(from_zone: str, to_zone: str, us: float | None, sequence: int = 1, **fields: object) -> Sample:
+    measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=us, p90_us=us, transactions=1000)
+    sample = Sample(
+        origin=Place(f"{from_zone}1", from_zone, ZONES.get(from_zone, "")),
+        destination=Place(f"{to_zone}1", to_zone, ZONES.get(to_zone, "")),
+        measurement=measurement,
+        sequence=sequence,
+        taken_at=WALL_S,
+    )
+    inner = {k: v for k, v in fields.items() if k in Measurement.__struct_fields__}
+    outer = {k: v for k, v in fields.items() if k not in inner}
+    return msgspec.structs.replace(sample, measurement=msgspec.structs.replace(measurement, **inner), **outer)
+
+
+def step(
+    samples: Iterable[Sample], state: CostState | None = None, policy: CostPolicy = POLICY, now_s: float = 0.0
+) -> tuple[CostTable, CostState]:
+    folded = fold(samples, state or {}, policy, now_s, WALL_S)
+    return price(folded, ZONES, policy, now_s)
+
+
+latencies = st.floats(min_value=0.01, max_value=1e8)
+costs = st.one_of(st.none(), st.integers(2, GREATEST_COST))
+
+
+@given(latencies, latencies, st.floats(1, 1e6))
+def test_cost_never_falls_as_latency_grows(one: float, other: float, unit_us: float) -> None:
+    policy = CostPolicy(unit_us=unit_us)
+    low, high = sorted((one, other))
+    assert 2 <= cost_of(low, policy) <= cost_of(high, policy) <= GREATEST_COST
+
+
+@given(costs, latencies, latencies, st.floats(0, 1e6), st.floats(0, 1))
+def test_neither_does_a_held_cost(
+    in_force: int | None, one: float, other: float, noise_us: float, hysteresis: float
+) -> None:
+    policy = CostPolicy(hysteresis=hysteresis)
+    low, high = sorted((one, other))
+    assert held_cost(in_force, low, noise_us, policy) <= held_cost(in_force, high, noise_us, policy)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["ab", "ba", "ac", "ca", "ad", "bc", "bd", "cd", "dc"]), latencies, min_size=1),
+    latencies,
+)
+def test_a_slower_pair_makes_no_cost_of_the_table_lower(measured: dict[str, float], slower_by_us: float) -> None:
+    before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())
+    victim = next(iter(measured))
+    after, _ = step(run(pair[0], pair[1], us + slower_by_us * (pair == victim)) for pair, us in measured.items())
+    assert before.zones.keys() == after.zones.keys()
+    assert all(after.zones[pair].cost >= entry.cost for pair, entry in before.zones.items())
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "unit_us", "cost"),
+    [
+        (1, 1000, 2),
+        (2000, 1000, 2),
+        (2000.01, 1000, 3),
+        (5000, 1000, 5),
+        (5000.0000001, 1000, 5),
+        (730, 100, 8),
+        (1e9, 1, 10000),
+    ],
+)
+def test_latency_is_rounded_up_to_units(latency_us: float, unit_us: float, cost: int) -> None:
+    assert cost_of(latency_us, CostPolicy(unit_us=unit_us)) == cost
+
+
+def test_the_way_back_stands_in_for_a_direction_nobody_measured() -> None:
+    table, _ = step([run("a", "b", 5000)])
+    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "measured")
+    assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (5, "mirrored")
+
+
+def test_each_direction_keeps_its_own_cost_where_both_were_measured() -> None:
+    table, _ = step([run("a", "b", 5000), run("b", "a", 9000)])
+    assert (table.zones["a", "b"].cost, table.zones["b", "a"].cost) == (5, 9)
+
+
+def test_a_hole_is_the_shortest_measured_path_and_says_so() -> None:
+    table, _ = step([run("a", "b", 5000), run("b", "c", 7000), run("a", "d", 1000), run("d", "c", 30_000)])
+    assert (table.zones["a", "c"].cost, table.zones["a", "c"].basis) == (12, "inferred")
+    assert (table.zones["c", "a"].cost, table.zones["c", "a"].basis) == (12, "inferred")
+    assert table.absent == ()
+
+
+def test_what_cannot_be_inferred_is_absent_and_not_zero() -> None:
+    table, _ = step([run("a", "b", 5000)])
+    assert ("a", "c") in table.absent
+    assert ("c", "d") in table.absent
+    assert all(entry.cost >= 2 for entry in table.zones.values())
+    without, _ = step([run("a", "b", 5000), run("b", "c", 7000)], policy=CostPolicy(infer=False))
+    assert ("a", "c") in without.absent
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), latencies))
+def test_inferred_latencies_agree_with_floyd_and_warshall(measured: dict[tuple[str, str], float]) -> None:
+    edges = {pair: us for pair, us in measured.items() if pair[0] != pair[1]}
+    best = {(a, b): 0.0 if a == b else edges.get((a, b), math.inf) for a in "abcd" for b in "abcd"}
+    for k in "abcd":
+        for a in "abcd":
+            for b in "abcd":
+                best[a, b] = min(best[a, b], best[a, k] + best[k, b])
+    inferred = infer_us("abcd", edges)
+    expected = {p: us for p, us in best.items() if p[0] != p[1] and p not in edges and us < math.inf}
+    assert inferred.keys() == expected.keys()
+    assert all(inferred[pair] == pytest.approx(us) for pair, us in expected.items())
+
+
+def test_a_value_ages_from_measured_to_stale_to_absent() -> None:
+    samples = [run("a", "b", 5000)]
+    table, state = step(samples, now_s=0)
+    assert table.zones["a", "b"].basis == "measured"
+    table, state = step(samples, state, now_s=299)
+    assert table.zones["a", "b"].basis == "measured"
+    table, state = step(samples, state, now_s=301)
+    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis, table.zones["a", "b"].age_s) == (5, "stale", 301)
+    table, state = step(samples, state, now_s=3601)
+    assert ("a", "b") in table.absent
+
+
+def test_the_last_good_value_outlives_its_key() -> None:
+    _, state = step([run("a", "b", 5000)], now_s=0)
+    table, state = step([], state, now_s=60)
+    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
+
+
+def test_nothing_is_stale_before_three_rounds() -> None:
+    samples = [run("a", "b", 5000)]
+    state = fold(samples, {}, POLICY, 0.0, WALL_S)
+    table, _ = price(state, ZONES, POLICY, 1700.0, interval_s=594.0)
+    assert table.zones["a", "b"].basis == "measured"
+    table, _ = price(state, ZONES, POLICY, 1800.0, interval_s=594.0)
+    assert table.zones["a", "b"].basis == "stale"
+
+
+def test_samples_that_were_old_when_we_started_are_stale_at_once() -> None:
+    state = fold([run("a", "b", 5000, taken_at=WALL_S - 1000)], {}, POLICY, 0.0, WALL_S)
+    table, _ = price(state, ZONES, POLICY, 0.0)
+    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
+
+
+def test_a_doubtful_run_changes_nothing_and_does_not_make_the_value_younger() -> None:
+    _, state = step([run("a", "b", 5000)], now_s=0)
+    table, state = step([run("a", "b", 50_000, 2, doubts=("throttled",))], state, now_s=200)
+    assert table.zones["a", "b"].cost == 5
+    table, state = step([run("a", "b", 50_000, 3, doubts=("outlier",))], state, now_s=400)
+    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
+
+
+def test_loss_is_priced_and_not_thrown_away() -> None:
+    policy = CostPolicy(loss_penalty_us=1000)
+    table, _ = step([run("a", "b", 5000, doubts=("loss",), loss_ratio=0.05)], policy=policy)
+    assert table.zones["a", "b"].cost == 10
+
+
+def test_jitter_is_priced_on_request() -> None:
+    sample = run("a", "b", 5000, p50_us=4000.0, p90_us=5000.0, p99_us=9000.0)
+    assert step([sample])[0].zones["a", "b"].cost == 5
+    assert step([sample], policy=CostPolicy(jitter_weight=0.5))[0].zones["a", "b"].cost == 8
+
+
+def test_a_run_too_short_for_the_percentile_does_not_count() -> None:
+    table, _ = step([run("a", "b", 5000, p99_us=5500.0, transactions=50)], policy=CostPolicy(percentile="p99"))
+    assert ("a", "b") in table.absent
+
+
+@given(st.lists(st.floats(0.95, 1.05), min_size=1, max_size=40), st.sampled_from([500.0, 2400.0, 10_000.0, 80_000.0]))
+def test_a_quiet_network_never_moves_a_cost(noise: list[float], level_us: float) -> None:
+    table, state = step([run("a", "b", level_us)])
+    first = table.zones["a", "b"].cost
+    for sequence, factor in enumerate(noise, start=2):
+        table, state = step([run("a", "b", level_us * factor, sequence)], state, now_s=60.0 * sequence)
+        assert table.zones["a", "b"].cost == first
+
+
+def test_a_new_level_arrives_with_the_first_run_that_is_trusted() -> None:
+    state: CostState = {}
+    for sequence in range(1, 10):
+        table, state = step([run("a", "b", 5000, sequence)], state, now_s=60.0 * sequence)
+    table, state = step([run("a", "b", 12_000, 10)], state, now_s=600.0)
+    assert table.zones["a", "b"].cost == 12
+
+
+@given(st.dictionaries(st.sampled_from(["ab", "ba", "ac", "cd", "db"]), latencies, min_size=1))
+def test_pricing_twice_changes_nothing(measured: dict[str, float]) -> None:
+    samples = [run(pair[0], pair[1], us) for pair, us in measured.items()]
+    once, state = step(samples)
+    twice, again = step(samples, state)
+    assert (twice, again) == (once, state)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["ab", "ba", "ac", "cd", "db"]), st.floats(2000, 1e6), min_size=1),
+    st.floats(0.97, 1.03),
+)
+def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], drift: float) -> None:
+    before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())
+    written = {pair: entry.cost for pair, entry in before.zones.items()}
+    after, _ = step([run(pair[0], pair[1], us * drift, 2) for pair, us in measured.items()], restore(written))
+    for pair, entry in after.zones.items():
+        if before.zones[pair].basis != "inferred" and before.zones[pair].latency_us < 1e7:
+            assert entry.cost == written[pair]
+
+
+def test_of_two_pairs_of_nodes_the_faster_one_speaks_for_the_path() -> None:
+    odd = run("a", "b", 40_000, origin=Place("a9", "a", "r1"))
+    assert step([odd, run("a", "b", 5000)])[0].zones["a", "b"].cost == 5
+
+
+def test_netperf_is_believed_before_the_echo_and_that_before_others() -> None:
+    echo = run("a", "b", 8000, prober="echo", origin=Place("a2", "a"))
+    external = run("a", "b", 3000, prober="external", origin=Place("a3", "a"), transactions=None)
+    assert step([external, echo, run("a", "b", 5000)])[0].zones["a", "b"].cost == 5
+    assert step([external, echo])[0].zones["a", "b"].cost == 8
+    assert step([external])[0].zones["a", "b"].cost == 3
+
+
+def test_numbers_of_others_do_not_age_unless_told_and_are_followed_when_they_change() -> None:
+    external = run("a", "b", 3000, prober="external", sequence=0, taken_at=0.0, transactions=None)
+    table, state = step([external], now_s=0)
+    table, state = step([external], state, now_s=1e6)
+    assert table.zones["a", "b"].basis == "measured"
+    changed = run("a", "b", 9000, prober="external", sequence=0, taken_at=0.0, transactions=None)
+    table, state = step([changed], state, now_s=1e6 + 1)
+    assert table.zones["a", "b"].cost == 9
+    strict = CostPolicy(external_stale_after_s=600)
+    table, _ = step([changed], state, policy=strict, now_s=1e6 + 700)
+    assert table.zones["a", "b"].basis == "stale"
+
+
+def test_pairs_of_zones_that_are_gone_are_forgotten() -> None:
+    _, state = step([run("a", "b", 5000)])
+    table, state = price(state, {"a": "r1", "c": "r2"}, POLICY, 0.0)
+    assert set(state) == {("a", "c"), ("c", "a")}
+    assert table.zones == {}
+
+
+def test_samples_inside_a_zone_and_streams_price_nothing() -> None:
+    table, _ = step([run("a", "a", 5000), run("a", "b", 5000, test="TCP_STREAM")])
+    assert table.zones == {}
+
+
+def test_region_costs_are_a_percentile_of_the_costs_between_their_zones() -> None:
+    samples = [
+        run("a", "c", 10_000),
+        run("a", "d", 20_000),
+        run("b", "c", 30_000),
+        run("b", "d", 90_000),
+        run("a", "b", 2000),
+    ]
+    table, _ = step(samples)
+    assert table.regions == {("r1", "r2"): 20, ("r2", "r1"): 20}
+    assert region_costs(table.zones, ZONES, CostPolicy(region_percentile=100))["r1", "r2"] == 90
+    assert region_costs(table.zones, ZONES, CostPolicy(region_percentile=0))["r1", "r2"] == 10
+    assert region_costs(table.zones, {"a": "", "c": "r2"}, POLICY) == {}
+
+
+def test_a_policy_is_read_over_the_defaults() -> None:
+    defaults = CostPolicy(unit_us=100)
+    assert parse_policy({"percentile": "p50"}, defaults) == CostPolicy(percentile="p50", unit_us=100)
+    assert parse_policy(None) == CostPolicy()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"unitUs": 0}, "unitUs"),
+        ({"unitUs": "1ms"}, "unitUs"),
+        ({"percentile": "p95"}, "percentile"),
+        ({"smoothing": 0}, "smoothing"),
+        ({"expireAfterS": 10}, "expireAfterS"),
+        ({"regionPercentile": 101}, "regionPercentile"),
+        ({"hystersis": 0.1}, "hystersis"),
+        ({"jitterWeight": float("nan")}, "jitterWeight"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused_by_field(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_policy(fields)

@@ -1,0 +1,75 @@
+"""When turns come, and what probes may cost."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netperf.pacing import ProbeBudget, Spending, next_turn, probes_of, start_s, within_budget
+from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+
+NODES = [NodeFacts(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}") for z in range(9)]
+PLAN = plan_pairs(NODES, PlanOptions(), None, 1_700_000_000.0)
+BUSIEST = max(PLAN.zones.values(), key=lambda p: len(p.probes))
+NODE = BUSIEST.probes[0].origin.node
+
+
+def test_a_round_runs_each_probe_of_the_node_once() -> None:
+    now_s, turns = BUSIEST.interval_s * 1000, []
+    while (turn := next_turn(BUSIEST, NODE, now_s)) is not None and turn.round == 1000:
+        turns.append(turn)
+        now_s = turn.starts_at_s + BUSIEST.settings.duration_s
+    assert [t.probe for t in turns] == sorted(probes_of(BUSIEST, NODE), key=lambda p: p.slot)
+
+
+@given(st.floats(min_value=0, max_value=4e9))
+def test_there_is_always_a_next_turn_within_two_rounds(now_s: float) -> None:
+    turn = next_turn(BUSIEST, NODE, now_s)
+    assert turn is not None
+    assert now_s <= turn.starts_at_s <= now_s + 2 * BUSIEST.interval_s
+
+
+@given(st.integers(0, 10**8))
+def test_probes_that_touch_the_same_node_never_overlap(round_number: int) -> None:
+    busy: dict[str, list[tuple[float, float]]] = {}
+    for plan in PLAN.zones.values():
+        for probe in plan.probes:
+            begin = start_s(plan, probe, round_number)
+            for node in (probe.origin.node, probe.destination.node):
+                busy.setdefault(node, []).append((begin, begin + plan.settings.duration_s))
+    for spans in busy.values():
+        spans.sort()
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
+
+
+def test_jitter_differs_from_round_to_round() -> None:
+    probe = BUSIEST.probes[0]
+    offsets = {start_s(BUSIEST, probe, n) - n * BUSIEST.interval_s for n in range(20)}
+    assert len(offsets) > 15
+    assert max(offsets) - min(offsets) <= BUSIEST.interval_s / BUSIEST.slots
+
+
+def test_a_node_without_probes_has_no_turn() -> None:
+    assert next_turn(BUSIEST, "elsewhere", 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("spent", "stream", "allowed"),
+    [
+        ([], False, True),
+        ([Spending(990, cpu_s=119)], False, True),
+        ([Spending(990, cpu_s=60), Spending(995, cpu_s=60)], False, False),
+        ([Spending(300, cpu_s=500)], False, True),
+        ([Spending(990, sent_bytes=7.4e8)], True, True),
+        ([Spending(990, sent_bytes=7.6e8)], True, False),
+        ([Spending(990, sent_bytes=7.6e8)], False, True),
+    ],
+)
+def test_probes_stop_when_their_share_of_cpu_or_network_is_spent(
+    spent: list[Spending], stream: bool, allowed: bool
+) -> None:
+    budget = ProbeBudget(max_cpu_ratio=0.2, max_stream_bps=10e6, window_s=600)
+    assert within_budget(spent, 1000.0, budget, stream=stream) is allowed

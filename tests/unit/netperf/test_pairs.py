@@ -1,0 +1,233 @@
+"""Who probes whom: complete, stable, fair, and never twice in one slot."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubekit.errors import ConfigError
+from netperf.pairs import NodeFacts, PairPlan, PlanOptions, plan_pairs
+from netperf.plans import PLAN_KEY, Probe, ProbeSettings, encode_plans
+from netperf.results import ZONES_PER_SHARD
+
+NOW_S = 1_700_000_000.0
+
+
+def cluster(sizes: Iterable[int]) -> list[NodeFacts]:
+    return [
+        NodeFacts(name=f"n{z}-{i}", address=f"10.{z // 200}.{z % 200}.{i + 1}", zone=f"z{z:03}", region=f"r{z % 3}")
+        for z, size in enumerate(sizes)
+        for i in range(size)
+    ]
+
+
+def all_probes(plan: PairPlan) -> list[Probe]:
+    return [probe for zone in plan.zones.values() for probe in zone.probes]
+
+
+def identity(probe: Probe) -> tuple[str, str, int, bool]:
+    return (probe.origin.node, probe.destination.node, probe.slot, probe.reverse)
+
+
+sizes = st.lists(st.integers(1, 6), min_size=2, max_size=12)
+options = st.builds(
+    PlanOptions,
+    both_directions=st.booleans(),
+    intra_zone=st.booleans(),
+    second_pair=st.booleans(),
+    max_concurrent=st.integers(0, 3),
+)
+
+
+@given(sizes)
+def test_every_pair_of_zones_is_probed_once_whatever_the_number_of_nodes(sizes: list[int]) -> None:
+    plan = plan_pairs(cluster(sizes), PlanOptions(), None, NOW_S)
+    pairs = Counter(frozenset((p.origin.zone, p.destination.zone)) for p in all_probes(plan))
+    assert len(pairs) == len(sizes) * (len(sizes) - 1) // 2
+    assert set(pairs.values()) == {1}
+
+
+@given(sizes, options)
+def test_no_zone_and_so_no_node_takes_part_in_two_probes_of_a_slot(sizes: list[int], options: PlanOptions) -> None:
+    plan = plan_pairs(cluster(sizes), options, None, NOW_S)
+    seen: set[tuple[int, str]] = set()
+    for probe in all_probes(plan):
+        for zone in {probe.origin.zone, probe.destination.zone}:
+            assert (probe.slot, zone) not in seen
+            seen.add((probe.slot, zone))
+        assert probe.slot < plan.slots
+    if options.max_concurrent:
+        assert max(Counter(p.slot for p in all_probes(plan)).values()) <= options.max_concurrent
+
+
+@given(sizes, st.data())
+def test_a_node_that_dies_takes_only_its_own_probes_along(sizes: list[int], data: st.DataObject) -> None:
+    nodes = cluster(sizes)
+    before = plan_pairs(nodes, PlanOptions(), None, NOW_S)
+    # A history of earlier deaths first: stability must hold from any state, not only from a fresh one.
+    alive = list(nodes)
+    for _ in range(data.draw(st.integers(0, 3))):
+        victim = data.draw(st.sampled_from(alive))
+        if sum(n.zone == victim.zone for n in alive) > 1:
+            alive.remove(victim)
+            before = plan_pairs(alive, PlanOptions(), before.zones, NOW_S + 1)
+    victim = data.draw(st.sampled_from(alive))
+    after = plan_pairs([n for n in alive if n != victim], PlanOptions(), before.zones, NOW_S + 2)
+    old = {identity(p) for p in all_probes(before) if victim.name not in (p.origin.node, p.destination.node)}
+    zone_gone = victim.zone not in after.zones
+    new = {identity(p) for p in all_probes(after)}
+    if zone_gone:
+        assert all(victim.zone not in (p.origin.zone, p.destination.zone) for p in all_probes(after))
+    assert old <= new
+    for zone, plan in after.zones.items():
+        touched = any(victim.name in (p.origin.node, p.destination.node) for p in before.zones[zone].probes)
+        same_shape = after.slots == before.slots and after.interval_s == before.interval_s
+        if not touched and same_shape and plan.results == before.zones[zone].results:
+            assert plan == before.zones[zone]
+
+
+@given(sizes, options)
+def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) -> None:
+    before = plan_pairs(cluster(sizes), options, None, NOW_S)
+    assert plan_pairs(reversed(cluster(sizes)), options, before.zones, NOW_S).zones == before.zones
+
+
+@given(sizes)
+def test_no_node_carries_more_than_its_share(sizes: list[int]) -> None:
+    plan = plan_pairs(cluster(sizes), PlanOptions(), None, NOW_S)
+    load = Counter(node for p in all_probes(plan) for node in (p.origin.node, p.destination.node))
+    for z, size in enumerate(sizes):
+        share = math.ceil((len(sizes) - 1) / size)
+        assert all(load[f"n{z}-{i}"] <= share for i in range(size))
+
+
+def test_a_hot_node_is_relieved_when_its_zone_grows() -> None:
+    small = plan_pairs(cluster([1] * 20), PlanOptions(), None, NOW_S)
+    grown = plan_pairs(cluster([10] * 20), PlanOptions(), small.zones, NOW_S + 1)
+    load = Counter(node for p in all_probes(grown) for node in (p.origin.node, p.destination.node))
+    assert max(load.values()) <= 2 * math.ceil(19 / 10)
+
+
+def test_nodes_rotate_slowly_each_link_at_its_own_moment() -> None:
+    options = PlanOptions(rotation_s=3600)
+    nodes = cluster([8] * 10)
+    plan = plan_pairs(nodes, options, None, NOW_S)
+    changed_at_once = []
+    seen = {frozenset((p.origin.node, p.destination.node)) for p in all_probes(plan)}
+    for step in range(1, 61):
+        after = plan_pairs(nodes, options, plan.zones, NOW_S + 60 * step)
+        old = {frozenset((p.origin.node, p.destination.node)) for p in all_probes(plan)}
+        new = {frozenset((p.origin.node, p.destination.node)) for p in all_probes(after)}
+        changed_at_once.append(len(new - old))
+        seen |= new
+        plan = after
+    assert max(changed_at_once) <= 10
+    assert len(seen) > 80  # of 45 links most have had two pairs of nodes within the hour
+
+
+def test_a_second_pair_shares_no_node_with_the_first_where_the_zones_allow_it() -> None:
+    plan = plan_pairs(cluster([3, 3, 1]), PlanOptions(second_pair=True), None, NOW_S)
+    by_zones: dict[frozenset[str], list[Probe]] = {}
+    for probe in all_probes(plan):
+        by_zones.setdefault(frozenset((probe.origin.zone, probe.destination.zone)), []).append(probe)
+    for zones, probes in by_zones.items():
+        assert len(probes) == 2
+        for zone in zones - {"z002"}:
+            nodes = {peer.node for p in probes for peer in (p.origin, p.destination) if peer.zone == zone}
+            assert len(nodes) == 2
+
+
+def test_both_directions_use_the_same_two_nodes() -> None:
+    plan = plan_pairs(cluster([4, 4, 4]), PlanOptions(both_directions=True), None, NOW_S)
+    directed = {(p.origin.node, p.destination.node) for p in all_probes(plan)}
+    assert len(directed) == 6
+    assert {(b, a) for a, b in directed} == directed
+
+
+def test_an_inner_pair_joins_two_nodes_of_a_zone_that_has_two() -> None:
+    plan = plan_pairs(cluster([2, 1]), PlanOptions(intra_zone=True), None, NOW_S)
+    inner = [p for p in all_probes(plan) if p.origin.zone == p.destination.zone]
+    assert [{p.origin.node, p.destination.node} for p in inner] == [{"n0-0", "n0-1"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"zone": ""}, "no-zone"),
+        ({"ready": False}, "not-ready"),
+        ({"schedulable": False}, "unschedulable"),
+        ({"agent_ready": False}, "no-agent"),
+        ({"address": "node-1.example"}, "bad-address"),
+        ({"address": ""}, "bad-address"),
+    ],
+)
+def test_nodes_that_cannot_probe_are_left_out_and_named(fields: dict[str, object], reason: str) -> None:
+    base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
+    odd = NodeFacts(**{**base, **fields})  # type: ignore[arg-type]
+    plan = plan_pairs([*cluster([1, 1]), odd], PlanOptions(), None, NOW_S)
+    assert [(r.key, r.reason) for r in plan.left_out] == [("odd", reason)]
+    assert all("odd" not in (p.origin.node, p.destination.node) for p in all_probes(plan))
+
+
+def test_a_zone_whose_nodes_are_all_left_out_is_named_too() -> None:
+    lonely = NodeFacts(name="lonely", address="10.9.9.9", zone="dark", ready=False)
+    plan = plan_pairs([*cluster([1, 1]), lonely], PlanOptions(), None, NOW_S)
+    assert ("dark", "zone-without-probers") in {(r.key, r.reason) for r in plan.left_out}
+
+
+def test_an_empty_cluster_and_a_single_zone_have_a_plan_without_probes() -> None:
+    assert plan_pairs([], PlanOptions(), None, NOW_S).zones == {}
+    alone = plan_pairs(cluster([3]), PlanOptions(), None, NOW_S)
+    assert all_probes(alone) == []
+    assert list(alone.zones) == ["z000"]
+
+
+@pytest.mark.parametrize(("zones", "interval_s"), [(2, 60), (10, 60), (15, 90), (40, 234), (100, 594)])
+def test_a_round_is_a_minute_up_to_ten_zones_and_then_grows_with_them(zones: int, interval_s: float) -> None:
+    assert plan_pairs(cluster([1] * zones), PlanOptions(), None, NOW_S).interval_s == interval_s
+
+
+def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
+    nodes = [
+        NodeFacts(name=f"{'n' * 200}-{z}-{i}.example", address="fd00::1:2", zone="z" * 58 + f"-{z:03}", region="r" * 63)
+        for z in range(100)
+        for i in range(2)
+    ]
+    plan = plan_pairs(nodes, PlanOptions(both_directions=True, second_pair=True), None, NOW_S)
+    encoded = encode_plans(plan.zones)
+    assert len(encoded) == 100
+    assert max(len(data[PLAN_KEY]) for data in encoded.values()) < 2**19
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_shards_hold_a_bounded_number_of_zones_and_zones_stay_where_they_are(before: int, after: int) -> None:
+    old = plan_pairs(cluster([1] * before), PlanOptions(), None, NOW_S)
+    new = plan_pairs(cluster([1] * after), PlanOptions(), old.zones, NOW_S)
+    assert max(Counter(z.results for z in new.zones.values()).values()) <= ZONES_PER_SHARD
+    if after >= before:
+        assert all(new.zones[zone].results == plan.results for zone, plan in old.zones.items())
+
+
+def test_epochs_only_grow_even_when_the_clock_goes_back() -> None:
+    first = plan_pairs(cluster([2, 2]), PlanOptions(), None, NOW_S)
+    used = all_probes(first)[0].origin.node
+    second = plan_pairs([n for n in cluster([2, 2]) if n.name != used], PlanOptions(), first.zones, NOW_S - 3000)
+    changed = [zone for zone in second.zones if second.zones[zone] != first.zones[zone]]
+    assert changed
+    assert all(second.zones[zone].epoch > first.zones[zone].epoch for zone in changed)
+
+
+def test_settings_that_make_no_sense_are_refused_by_field() -> None:
+    with pytest.raises(ConfigError, match=r"plan\.slot_s"):
+        PlanOptions(settings=ProbeSettings(duration_s=10.0), slot_s=6.0)
+    with pytest.raises(ConfigError, match=r"plan\.interval_s"):
+        PlanOptions(interval_s=0)
+    with pytest.raises(ConfigError, match=r"plan\.rotation_s"):
+        PlanOptions(rotation_s=1)
+    with pytest.raises(ConfigError, match=r"plan\.max_concurrent"):
+        PlanOptions(max_concurrent=-1)

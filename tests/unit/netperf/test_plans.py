@@ -1,0 +1,114 @@
+"""Plan objects: what is read back is what was written, and nothing else gets through."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netperf.errors import PlanRefusedError, TooLargeError
+from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, is_address, plan_object_name
+
+NODES = [NodeFacts(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}", region="r") for z in range(6)]
+PLANS = plan_pairs(NODES, PlanOptions(), None, 1_700_000_000.0).zones
+PLAN = max(PLANS.values(), key=lambda p: len(p.probes))
+
+
+def damaged(**probe_fields: object) -> dict[str, str]:
+    probe = msgspec.structs.replace(PLAN.probes[0], **probe_fields)
+    return encode_plan(msgspec.structs.replace(PLAN, probes=(probe, *PLAN.probes[1:])))
+
+
+def peer_with(**fields: object) -> object:
+    return msgspec.structs.replace(PLAN.probes[0].destination, **fields)
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    for plan in PLANS.values():
+        decoded = decode_plan(encode_plan(plan), zone=plan.zone, in_force=plan, known_nodes={n.name for n in NODES})
+        assert decoded.plan == plan
+        assert decoded.refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (None, "missing"),
+        ({}, "missing"),
+        ({"other": "{}"}, "missing"),
+        ({PLAN_KEY: ""}, "half-written"),
+        ({PLAN_KEY: "{"}, "half-written"),
+        ({PLAN_KEY: encode_plan(PLAN)[PLAN_KEY][:-7]}, "half-written"),
+        ({PLAN_KEY: "[]"}, "bad-field"),
+        ({PLAN_KEY: "{}"}, "bad-field"),
+        (encode_plan(msgspec.structs.replace(PLAN, interval_s=0.0)), "bad-field"),
+        (encode_plan(msgspec.structs.replace(PLAN, slots=0)), "bad-field"),
+        (encode_plan(msgspec.structs.replace(PLAN, zone="elsewhere")), "wrong-zone"),
+        (encode_plan(msgspec.structs.replace(PLAN, epoch=PLAN.epoch - 1)), "past-epoch"),
+    ],
+)
+def test_a_plan_that_cannot_be_used_is_refused_by_name(data: dict[str, str] | None, reason: str) -> None:
+    with pytest.raises(PlanRefusedError) as caught:
+        decode_plan(data, zone=PLAN.zone, in_force=PLAN)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"destination": peer_with(address="db.example.com")}, "bad-address"),
+        ({"destination": peer_with(address="10.0.0.256")}, "bad-address"),
+        ({"destination": peer_with(address="0.0.0.0")}, "bad-address"),
+        ({"destination": peer_with(address="-Z")}, "bad-address"),
+        ({"destination": peer_with(node="ghost")}, "unknown-node"),
+        ({"destination": PLAN.probes[0].origin}, "self-probe"),
+        ({"origin": peer_with()}, "wrong-zone"),
+        ({"slot": 99}, "bad-slot"),
+    ],
+)
+def test_one_bad_probe_is_left_out_by_name_and_the_others_stay(fields: dict[str, object], reason: str) -> None:
+    decoded = decode_plan(damaged(**fields), known_nodes={n.name for n in NODES})
+    assert [r.reason for r in decoded.refusals] == [reason]
+    assert decoded.refusals[0].key == "probes[0]"
+    assert decoded.plan.probes == PLAN.probes[1:]
+
+
+def test_a_reader_without_a_node_list_takes_nodes_as_they_come() -> None:
+    assert decode_plan(damaged(destination=peer_with(node="ghost"))).refusals == ()
+
+
+@given(st.text(max_size=300))
+def test_noise_is_refused_and_never_raises_anything_else(text: str) -> None:
+    with pytest.raises(PlanRefusedError):
+        decode_plan({PLAN_KEY: text})
+
+
+@given(st.integers(0, 2000), st.text(min_size=1, max_size=3))
+def test_a_plan_with_a_few_characters_changed_is_a_plan_or_is_refused(where: int, noise: str) -> None:
+    text = encode_plan(PLAN)[PLAN_KEY]
+    cut = where % len(text)
+    try:
+        decoded = decode_plan({PLAN_KEY: text[:cut] + noise + text[cut + len(noise) :]})
+    except PlanRefusedError:
+        return
+    assert all(is_address(probe.destination.address) for probe in decoded.plan.probes)
+
+
+def test_a_plan_that_would_not_fit_is_refused_when_written() -> None:
+    huge: ZonePlan = msgspec.structs.replace(PLAN, probes=PLAN.probes * 5000)
+    with pytest.raises(TooLargeError, match=re.escape(plan_object_name(PLAN.zone))):
+        encode_plan(huge)
+
+
+@given(
+    st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63), st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63)
+)
+def test_object_names_are_legal_and_distinct(one: str, other: str) -> None:
+    name = plan_object_name(one)
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
+    assert len(name) <= 63
+    assert (plan_object_name(other) == name) == (one == other)

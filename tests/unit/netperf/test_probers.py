@@ -1,0 +1,260 @@
+"""Reading netperf's output, passphrases, contention and the echo's datagrams: all without a process or a packet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubekit.errors import ConfigError
+from netperf.plans import ProbeSettings
+from netperf.probers.contention import difference, find_cpu_stat, read_cpu_use, read_throttled_us
+from netperf.probers.echo import summarise
+from netperf.probers.echo_wire import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
+from netperf.probers.netperf import command_line, find_binary, parse_output
+from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try, redact
+from netperf.probers.prober import ProbeFailedError
+from netperf.sample import TESTS, Measurement, Test
+
+# As netperf 2.7.0 printed it, for one second of TCP_RR over the loopback.
+TCP_RR = """MIN_LATENCY=5
+MEAN_LATENCY=16.79
+MAX_LATENCY=2202
+STDDEV_LATENCY=11.83
+P50_LATENCY=17
+P90_LATENCY=19
+P99_LATENCY=32
+THROUGHPUT=59339.51
+THROUGHPUT_UNITS=Trans/s
+ELAPSED_TIME=1.00
+LOCAL_SEND_CALLS=59343
+LOCAL_RECV_CALLS=59342
+LOCAL_CPU_UTIL=44.37
+LOCAL_TRANSPORT_RETRANS=0
+REMOTE_TRANSPORT_RETRANS=0
+"""
+
+
+def with_values(**values: str) -> str:
+    lines = dict(line.split("=", 1) for line in TCP_RR.splitlines())
+    return "\n".join(f"{key}={value}" for key, value in {**lines, **values}.items())
+
+
+def test_the_output_of_a_healthy_run_is_read() -> None:
+    assert parse_output(TCP_RR, "TCP_RR") == Measurement(
+        prober="netperf",
+        test="TCP_RR",
+        min_us=5,
+        mean_us=16.79,
+        max_us=2202,
+        stddev_us=11.83,
+        p50_us=17,
+        p90_us=19,
+        p99_us=32,
+        transactions=59342,
+        duration_s=1.0,
+        transactions_per_s=59339.51,
+        loss_ratio=0.0,
+        retransmits=0,
+        local_cpu_percent=44.37,
+    )
+
+
+@pytest.mark.parametrize("key", [line.split("=")[0] for line in TCP_RR.splitlines()])
+def test_a_key_that_did_not_come_back_is_noticed(key: str) -> None:
+    text = "\n".join(line for line in TCP_RR.splitlines() if not line.startswith(f"{key}="))
+    with pytest.raises(ProbeFailedError, match=key) as caught:
+        parse_output(text, "TCP_RR")
+    assert caught.value.name == "unknown-selector"
+
+
+def test_percentiles_of_zero_are_too_few_samples() -> None:
+    with pytest.raises(ProbeFailedError) as caught:
+        parse_output(with_values(P50_LATENCY="0", P90_LATENCY="0", P99_LATENCY="0", LOCAL_RECV_CALLS="1"), "TCP_RR")
+    assert caught.value.name == "too-few-samples"
+
+
+@pytest.mark.parametrize("value", ["0", "nan", "-nan", "inf", "-1", "-1.00", "", "12ms", "1e300"])
+def test_values_without_meaning_are_missing_and_not_zero(value: str) -> None:
+    measurement = parse_output(with_values(P99_LATENCY=value, MIN_LATENCY=value), "TCP_RR")
+    assert measurement.p99_us is None
+    assert measurement.min_us is None
+    assert measurement.p50_us == 17
+
+
+def test_an_undefined_standard_deviation_is_missing() -> None:
+    assert parse_output(with_values(STDDEV_LATENCY="-nan"), "TCP_RR").stddev_us is None
+
+
+def test_retransmitted_segments_count_as_loss_over_tcp() -> None:
+    text = with_values(LOCAL_TRANSPORT_RETRANS="20", REMOTE_TRANSPORT_RETRANS="5", LOCAL_RECV_CALLS="1000")
+    measurement = parse_output(text, "TCP_RR")
+    assert (measurement.retransmits, measurement.loss_ratio) == (25, 0.025)
+
+
+def test_lost_datagrams_are_requests_without_reply() -> None:
+    text = with_values(
+        LOCAL_TRANSPORT_RETRANS="-1", REMOTE_TRANSPORT_RETRANS="-1", LOCAL_SEND_CALLS="1000", LOCAL_RECV_CALLS="949"
+    )
+    measurement = parse_output(text, "UDP_RR")
+    assert (measurement.retransmits, measurement.loss_ratio) == (None, 0.05)
+
+
+def test_a_streams_throughput_is_in_bits_per_second_and_its_send_times_are_no_latency() -> None:
+    text = with_values(THROUGHPUT="40754.25", THROUGHPUT_UNITS="10^6bits/s")
+    measurement = parse_output(text, "TCP_STREAM")
+    assert measurement.throughput_bps == 40754.25e6
+    assert measurement.p50_us is None
+
+
+@given(st.text(max_size=400), st.sampled_from(TESTS))
+def test_noise_is_a_named_failure(text: str, test: Test) -> None:
+    with pytest.raises(ProbeFailedError):
+        parse_output(text, test)
+
+
+@given(st.dictionaries(st.sampled_from([line.split("=")[0] for line in TCP_RR.splitlines()]), st.text(max_size=12)))
+def test_odd_values_give_a_measurement_without_zeros_or_a_named_failure(values: dict[str, str]) -> None:
+    try:
+        measurement = parse_output(with_values(**values), "TCP_RR")
+    except ProbeFailedError:
+        return
+    percentiles = (measurement.p50_us, measurement.p90_us, measurement.p99_us)
+    assert any(value is not None for value in percentiles)
+    assert all(value is None or value > 0 for value in percentiles)
+
+
+def test_the_command_line_carries_what_each_test_needs() -> None:
+    settings = {test: ProbeSettings(test=test, duration_s=1.5) for test in TESTS}
+    tcp, udp, stream = (command_line("netperf", "10.0.0.1", settings[test], "secret") for test in TESTS)
+    assert tcp[tcp.index("-l") + 1] == "2"
+    assert "-D" in tcp[tcp.index("--") :]
+    assert udp[udp.index("--") :][1:3] == ["-e", "1"]
+    assert "P50_LATENCY" not in stream[-1]
+    assert all(command[command.index("--") :].count(",12866") == 1 for command in (tcp, udp, stream))
+
+
+def test_a_passphrase_never_shows_in_a_log_line() -> None:
+    command = command_line("netperf", "10.0.0.1", ProbeSettings(), "hunter2")
+    assert "hunter2" in command
+    assert "hunter2" not in " ".join(redact(command))
+    assert redact([]) == []
+
+
+def test_passphrases_differ_by_epoch_and_secret_and_do_not_show_the_secret() -> None:
+    secret = b"0123456789abcdef"
+    assert derive_passphrase(secret, 5) == derive_passphrase(secret, 5)
+    assert len({derive_passphrase(s, e) for s in (secret, b"another secret..") for e in range(50)}) == 100
+    assert "0123456789abcdef" not in derive_passphrase(secret, 5)
+
+
+@given(st.floats(0, 4e9), st.floats(-1700, 1700))
+def test_peers_whose_clocks_differ_by_less_than_half_an_epoch_find_each_other(now_s: float, skew_s: float) -> None:
+    theirs = epoch_at(max(0.0, now_s + skew_s))
+    assert theirs in epochs_to_try(now_s)
+
+
+def test_a_secret_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 16"):
+        check_secret(b"short")
+
+
+def test_netperf_is_found_by_variable_as_file_or_directory_else_on_the_path(tmp_path: Path) -> None:
+    for name in ("netperf", "netserver"):
+        (tmp_path / name).touch(mode=0o755)
+    assert find_binary("netserver", {"NETAWARE_NETPERF": str(tmp_path)}) == str(tmp_path / "netserver")
+    assert find_binary("netserver", {"NETAWARE_NETPERF": str(tmp_path / "netperf")}) == str(tmp_path / "netserver")
+    assert find_binary("netperf", {"PATH": str(tmp_path)}) == str(tmp_path / "netperf")
+    assert find_binary("netperf", {"NETAWARE_NETPERF": str(tmp_path / "absent"), "PATH": str(tmp_path)}) is not None
+    assert find_binary("netperf", {"PATH": "/nonexistent"}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "throttled_us"),
+    [
+        ("usage_usec 5\nnr_periods 1\nnr_throttled 1\nthrottled_usec 123456\n", 123456.0),
+        ("nr_periods 1\nnr_throttled 1\nthrottled_time 5000000\n", 5000.0),
+        ("usage_usec 5\n", None),
+        ("throttled_usec many\n", None),
+        ("", None),
+    ],
+)
+def test_throttling_is_read_from_either_cgroup_version_or_unknown(
+    tmp_path: Path, text: str, throttled_us: float | None
+) -> None:
+    stat = tmp_path / "cpu.stat"
+    stat.write_text(text)
+    assert read_throttled_us(stat) == throttled_us
+
+
+def test_unknown_stays_unknown_and_is_not_zero(tmp_path: Path) -> None:
+    assert read_throttled_us(tmp_path / "absent") is None
+    assert read_throttled_us(None) is None
+    assert read_cpu_use("no-such-process") is None
+    assert difference(5.0, None) is None
+    assert difference(None, 5.0) is None
+    assert difference(3.0, 5.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("membership", "where"),
+    [
+        ("0::/kubepods/pod1\n", "kubepods/pod1/cpu.stat"),
+        ("0::/\n", "cpu.stat"),
+        ("0::/../outside-of-our-namespace\n", "cpu.stat"),
+        ("3:cpu,cpuacct:/pod1\n0::/\n", "cpu,cpuacct/pod1/cpu.stat"),
+        ("3:cpu:/pod1\n", "cpu/pod1/cpu.stat"),
+        ("3:cpu:/seen/from/the/host\n", "cpu/cpu.stat"),
+    ],
+)
+def test_the_groups_file_is_found_in_containers_and_out_of_them(tmp_path: Path, membership: str, where: str) -> None:
+    stat = tmp_path / "cgroup" / where
+    stat.parent.mkdir(parents=True)
+    stat.write_text("throttled_usec 1\n")
+    assert find_cpu_stat(membership, tmp_path / "cgroup") == stat
+
+
+def test_no_group_no_file(tmp_path: Path) -> None:
+    assert find_cpu_stat("4:memory:/x\n", tmp_path) is None
+
+
+def test_an_echo_run_is_summed_up_in_percentiles_loss_and_jitter() -> None:
+    measurement = summarise("UDP_RR", [float(us) for us in range(1000, 1095)], 1.0, sent=100)
+    assert measurement.prober == "echo"
+    assert measurement.p50_us == pytest.approx(1047, rel=0.002)
+    assert measurement.p90_us == pytest.approx(1085, rel=0.002)
+    assert measurement.loss_ratio == 0.05
+    assert measurement.jitter_us == 1.0
+
+
+@pytest.mark.parametrize(("rtts_us", "sent", "name"), [([], 100, "timeout"), ([5.0], None, "too-few-samples")])
+def test_an_echo_run_with_next_to_nothing_is_a_named_failure(rtts_us: list[float], sent: int | None, name: str) -> None:
+    with pytest.raises(ProbeFailedError) as caught:
+        summarise("UDP_RR", rtts_us, 1.0, sent=sent)
+    assert caught.value.name == name
+
+
+KEY = derive_key(b"0123456789abcdef")
+
+
+@given(st.binary(min_size=8, max_size=8), st.integers(0, 2**64 - 1))
+def test_a_datagram_is_read_only_as_the_side_that_sent_it(session: bytes, number: int) -> None:
+    data = encode_datagram(KEY, b"client", Datagram(session, number))
+    assert len(data) == DATAGRAM_BYTES
+    assert decode_datagram(KEY, b"client", data) == Datagram(session, number)
+    assert decode_datagram(KEY, b"server", data) is None
+    assert decode_datagram(derive_key(b"another secret.."), b"client", data) is None
+
+
+@given(st.integers(0, DATAGRAM_BYTES * 8 - 1))
+def test_a_datagram_with_any_bit_changed_is_ignored(bit: int) -> None:
+    data = bytearray(encode_datagram(KEY, b"client", Datagram(b"12345678", 7)))
+    data[bit // 8] ^= 1 << bit % 8
+    assert decode_datagram(KEY, b"client", bytes(data)) is None
+
+
+@given(st.binary(max_size=64))
+def test_noise_is_no_datagram(data: bytes) -> None:
+    assert decode_datagram(KEY, b"client", data) is None

@@ -1,0 +1,280 @@
+"""The results ConfigMap: a round trip loses nothing, and no noise becomes a number."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netperf.errors import TooLargeError
+from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.results import (
+    KEY_LIMIT,
+    check_size,
+    decode_results,
+    encode_samples,
+    merge_patch,
+    removal_patch,
+    sample_key,
+    shard_index,
+    shard_name,
+    upstream_key,
+    vanished_keys,
+)
+from netperf.sample import Measurement, Percentile, Place, Sample
+
+P90: tuple[Percentile, ...] = ("p90",)
+PLACES = {name: Place(name, f"z-{name[0]}", "r") for name in ("a1", "a2", "b1.example.com", "c1")}
+
+
+def sample(origin: str = "a1", destination: str = "b1.example.com", **fields: object) -> Sample:
+    measurement = Measurement(
+        prober="netperf", test="TCP_RR", p50_us=500, p90_us=1700, p99_us=2600, transactions=500, duration_s=1.0
+    )
+    return Sample(
+        origin=PLACES[origin],
+        destination=PLACES[destination],
+        measurement=msgspec.structs.replace(measurement, **fields),
+        sequence=3,
+        taken_at=1.7e9,
+    )
+
+
+def written(*samples: Sample, upstream: tuple[Percentile, ...] = ()) -> dict[str, str]:
+    return {key: value for key, value in encode_samples(samples, upstream).items() if value is not None}
+
+
+latencies = st.floats(min_value=0.01, max_value=6e8).map(lambda us: round(us, 2))
+samples = st.builds(
+    Sample,
+    origin=st.sampled_from([PLACES["a1"], PLACES["a2"]]),
+    destination=st.sampled_from([PLACES["b1.example.com"], PLACES["c1"]]),
+    sequence=st.integers(0, 2**40),
+    taken_at=st.floats(0, 4e9).map(lambda s: round(s, 3)),
+    doubts=st.lists(st.sampled_from(["throttled", "loss", "outlier"]), unique=True, max_size=3).map(tuple),
+    measurement=st.builds(
+        lambda p, rest: Measurement(
+            prober="netperf", test="TCP_RR", p50_us=sorted(p)[0], p90_us=sorted(p)[1], p99_us=sorted(p)[2], **rest
+        ),
+        st.lists(latencies, min_size=3, max_size=3),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "min_us": latencies,
+                "stddev_us": latencies,
+                "transactions": st.integers(0, 10**9),
+                "loss_ratio": st.floats(0, 1).map(lambda r: round(r, 6)),
+                "throttled_us": latencies,
+                "retransmits": st.integers(0, 10**6),
+            },
+        ),
+    ),
+)
+
+
+@given(samples)
+def test_what_is_written_is_what_is_read(original: Sample) -> None:
+    results = decode_results(written(original), PLACES)
+    assert list(results.samples.values()) == [original]
+    assert results.refused == {}
+
+
+@given(samples)
+def test_two_writers_of_different_pairs_share_no_key(one: Sample) -> None:
+    other = msgspec.structs.replace(one, origin=PLACES["c1"], destination=PLACES["a1"])
+    assert not set(encode_samples([one], ("p50", "p90"))) & set(encode_samples([other], ("p50", "p90")))
+
+
+label = st.text(alphabet="abz09-._", min_size=1, max_size=63)
+node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
+
+
+@given(node_name, label, node_name, label)
+def test_keys_are_legal_whatever_nodes_and_zones_are_called(n1: str, z1: str, n2: str, z2: str) -> None:
+    key = sample_key(Place(n1, z1), Place(n2, z2), "TCP_RR")
+    assert re.fullmatch(r"[-._a-zA-Z0-9]+", key)
+    assert len(key) <= KEY_LIMIT
+    foreign = upstream_key(n1, n2, "p90")
+    assert foreign is None or len(foreign) <= KEY_LIMIT
+
+
+@given(st.text(alphabet="ab.1-", min_size=1, max_size=30), st.text(alphabet="ab.1-", min_size=1, max_size=30))
+def test_upstreams_keys_are_read_back_though_names_hold_dots(one: str, other: str) -> None:
+    if one == other:
+        return
+    places = {one: Place(one, "z1"), other: Place(other, "z2")}
+    key = upstream_key(one, other, "p90")
+    assert key is not None
+    (found,) = decode_results({key: "7"}, places).samples.values()
+    assert (found.origin.node, found.destination.node) == (one, other)
+    assert found.measurement.p90_us == 7000
+
+
+def test_both_of_upstreams_spellings_are_read_and_microseconds_win() -> None:
+    data = {
+        "netperf.p90.latency.milliseconds.origin.a1.destination.b1.example.com": "7",
+        "netperf_p90_latency_microseconds.origin.a1.destination.b1.example.com": "6543",
+        "netperf.p50.latency.milliseconds.origin.a1.destination.b1.example.com": "5",
+    }
+    for items in (list(data.items()), list(data.items())[::-1]):
+        (found,) = decode_results(dict(items), PLACES).samples.values()
+        assert found.measurement.prober == "external"
+        assert (found.measurement.p50_us, found.measurement.p90_us) == (5000, 6543)
+
+
+def test_upstreams_format_rounds_to_milliseconds_and_never_below_one() -> None:
+    data = written(sample(p50_us=3, p90_us=1700, p99_us=2400), upstream=("p50", "p90", "p99"))
+    values = [
+        data[f"netperf.{p}.latency.milliseconds.origin.a1.destination.b1.example.com"] for p in ("p50", "p90", "p99")
+    ]
+    assert values == ["1", "2", "2"]
+
+
+def test_upstreams_format_never_gets_a_doubtful_or_missing_number() -> None:
+    doubtful = msgspec.structs.replace(sample(), doubts=("throttled",))
+    assert all(not key.startswith("netperf.") for key in encode_samples([doubtful], P90))
+    missing = encode_samples([sample(p90_us=None)], P90)
+    assert missing["netperf.p90.latency.milliseconds.origin.a1.destination.b1.example.com"] is None
+
+
+def test_our_number_in_upstreams_format_is_not_read_as_somebody_elses() -> None:
+    results = decode_results(written(sample(), upstream=("p90",)), PLACES)
+    assert [s.measurement.prober for s in results.samples.values()] == ["netperf"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["12ms", "-1", "1e9", "nan", "NaN", "inf", "", " ", "0", "0.0", "１２", "1_000", "0x10", "+5", "9" * 12, "9" * 40],
+)
+@pytest.mark.parametrize("kind", ["netperf.p90.latency.milliseconds", "netperf_p90_latency_microseconds"])
+def test_values_that_are_no_latency_are_refused_by_name(kind: str, value: str) -> None:
+    key = f"{kind}.origin.a1.destination.c1"
+    results = decode_results({key: value}, PLACES)
+    assert results.samples == {}
+    assert [(r.key, r.reason) for r in results.refusals] == [(key, "bad-value")]
+    assert results.refused == {"bad-value": 1}
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("netperf.p90.latency.milliseconds.origin.a1.destination.ghost", "unknown-node"),
+        ("netperf.p90.latency.milliseconds.origin.a1.to.c1", "bad-key"),
+        ("x" * 254, "illegal-key"),
+        ("netaware.v1.z-a.z-b.000000000000", "half-written"),
+        ("with space", "illegal-key"),
+    ],
+)
+def test_keys_that_make_no_sense_are_refused_by_name(key: str, reason: str) -> None:
+    results = decode_results({key: "5"[: 0 if key.startswith("netaware") else 1] or "{"}, PLACES)
+    assert [r.reason for r in results.refusals] == [reason]
+    assert len(results.refusals[0].key) <= 80
+
+
+def test_two_readings_of_one_key_are_refused_as_ambiguous() -> None:
+    names = ("a", "b.destination.c", "a.destination.b", "c")
+    places = {name: Place(name, f"z{i}") for i, name in enumerate(names)}
+    key = "netperf.p90.latency.milliseconds.origin.a.destination.b.destination.c"
+    assert decode_results({key: "5"}, places).refused == {"ambiguous-key": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text[:-5], "half-written"),
+        (lambda text: text.replace('"p90_us":1700', '"p90_us":0'), "bad-field"),
+        (lambda text: text.replace('"p90_us":1700', '"p90_us":"12ms"'), "bad-field"),
+        (lambda text: text.replace('"p90_us":1700', '"p90_us":100'), "bad-field"),
+        (lambda text: text.replace('"TCP_RR"', '"PING"'), "bad-field"),
+        (lambda text: text.replace('"a1"', '"a2"'), "wrong-key"),
+        (lambda _: "null", "bad-field"),
+        (lambda _: "", "half-written"),
+    ],
+)
+def test_a_damaged_sample_is_refused_by_name(change: object, reason: str) -> None:
+    ((key, text),) = written(sample()).items()
+    assert callable(change)
+    damaged = change(text)
+    assert damaged != text
+    results = decode_results({key: damaged}, PLACES)
+    assert results.samples == {}
+    assert results.refused == {reason: 1}
+
+
+def test_a_sample_without_any_number_is_refused() -> None:
+    empty = sample(p50_us=None, p90_us=None, p99_us=None)
+    assert decode_results(written(empty), PLACES).refused == {"no-value": 1}
+
+
+def test_a_sample_of_a_node_that_is_gone_or_moved_is_refused() -> None:
+    data = written(sample())
+    assert decode_results(data, {"a1": PLACES["a1"]}).refused == {"unknown-node": 1}
+    moved = {**PLACES, "a1": Place("a1", "z-new", "r")}
+    assert decode_results(data, moved).refused == {"moved-node": 1}
+
+
+@given(st.dictionaries(st.text(max_size=260), st.text(max_size=60), max_size=20))
+def test_noise_never_raises_and_never_becomes_a_sample(data: dict[str, str]) -> None:
+    assert decode_results(data, PLACES).samples == {}
+
+
+@given(st.data())
+def test_noise_inside_our_own_values_never_becomes_a_zero(data: st.DataObject) -> None:
+    ((key, text),) = written(sample()).items()
+    where = data.draw(st.integers(0, len(text) - 1))
+    noise = data.draw(st.text(alphabet='0123456789.-+eE"{}[],:nul', max_size=4))
+    for found in decode_results({key: text[:where] + noise + text[where + 1 :]}, PLACES).samples.values():
+        known = [found.measurement.percentile_us(p) for p in ("p50", "p90", "p99")]
+        assert all(value is None or value > 0 for value in known)
+
+
+def test_a_mebibyte_of_noise_is_counted_and_the_good_key_still_read() -> None:
+    noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.{i}": "{" for i in range(500)}
+    results = decode_results({**noise, **written(sample())}, PLACES)
+    assert len(results.samples) == 1
+    assert results.foreign_keys == 900
+    assert results.refused == {"half-written": 500}
+    assert len(results.refusals) == 100
+    with pytest.raises(TooLargeError, match="netperf-metrics"):
+        check_size("netperf-metrics", {**noise, **{f"more-{i}": "x" * 1000 for i in range(100)}})
+
+
+def test_a_patch_names_only_the_writers_own_keys() -> None:
+    patch = merge_patch(encode_samples([sample()]))
+    assert list(patch) == ["data"]
+    assert list(patch["data"]) == [sample_key(PLACES["a1"], PLACES["b1.example.com"], "TCP_RR")]
+    assert removal_patch(["k"]) == {"data": {"k": None}}
+
+
+def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alone() -> None:
+    nodes = [NodeFacts(name=p.node, address="10.0.0.1", zone=p.zone) for p in PLACES.values() if p.node != "a2"]
+    plans = plan_pairs(nodes, PlanOptions(both_directions=True), None, 1.7e9).zones.values()
+    gone = sample(origin="a2")
+    foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
+    data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
+    assert vanished_keys(data, plans) == {
+        *written(gone, upstream=("p90",)),
+        "netaware.v1.broken",
+    }
+
+
+def test_values_are_plain_json_that_other_tools_can_read() -> None:
+    ((_, text),) = written(sample()).items()
+    assert json.loads(text)["measurement"]["p90_us"] == 1700
+    assert len(text) < 600
+
+
+@given(st.integers(0, 9999))
+def test_a_shards_number_is_read_from_its_name(index: int) -> None:
+    assert shard_index("netperf-metrics", shard_name("netperf-metrics", index)) == index
+
+
+@pytest.mark.parametrize(
+    "name", ["netperf-metrics-", "netperf-metrics-01", "netperf-metrics-x", "other", "netperf-metrics-0"]
+)
+def test_other_objects_are_no_shards(name: str) -> None:
+    assert shard_index("netperf-metrics", name) is None

@@ -1,0 +1,154 @@
+"""What a measurement may hold, when it is doubted, and how old it is."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubekit.errors import ConfigError
+from netperf.sample import (
+    Measurement,
+    Place,
+    Sample,
+    TrustLimits,
+    is_outlier,
+    judge,
+    remember,
+    sight,
+)
+
+LIMITS = TrustLimits()
+HEALTHY = Measurement(
+    prober="netperf",
+    test="TCP_RR",
+    mean_us=500,
+    p50_us=500,
+    p90_us=600,
+    p99_us=700,
+    transactions=1000,
+    duration_s=1.0,
+    throttled_us=0,
+    run_queue_us=1000,
+    loss_ratio=0.0,
+)
+
+
+def changed(**fields: object) -> Measurement:
+    return msgspec.structs.replace(HEALTHY, **fields)
+
+
+def taken(sequence: int, taken_at: float) -> Sample:
+    return Sample(
+        origin=Place("a", "z1"),
+        destination=Place("b", "z2"),
+        measurement=HEALTHY,
+        sequence=sequence,
+        taken_at=taken_at,
+    )
+
+
+@pytest.mark.parametrize("field", ["min_us", "mean_us", "max_us", "p50_us", "p90_us", "p99_us"])
+@pytest.mark.parametrize("value", ["0", "-1", "1e12", "1e999", "NaN", '"12ms"', "true"])
+def test_a_latency_of_zero_or_of_no_sense_cannot_be_decoded(field: str, value: str) -> None:
+    text = f'{{"prober":"netperf","test":"TCP_RR","{field}":{value}}}'
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(text, type=Measurement)
+
+
+def test_a_percentile_needs_enough_transactions_to_be_told() -> None:
+    few = changed(transactions=20)
+    assert few.percentile_us("p50") == 500
+    assert few.percentile_us("p90") == 600
+    assert few.percentile_us("p99") is None
+
+
+def test_a_healthy_run_is_trusted() -> None:
+    assert judge(HEALTHY, [500.0] * 10, LIMITS) == ()
+
+
+@pytest.mark.parametrize(
+    ("measurement", "doubt"),
+    [
+        (changed(throttled_us=20_000), "throttled"),
+        (changed(transactions=5, run_queue_us=0), "too-few-samples"),
+        (changed(run_queue_us=300_000), "run-queue"),
+        (changed(loss_ratio=0.05), "loss"),
+        (changed(p50_us=5000, mean_us=5000), "outlier"),
+    ],
+)
+def test_each_reason_for_doubt_is_named(measurement: Measurement, doubt: str) -> None:
+    assert judge(measurement, [500.0] * 10, LIMITS) == (doubt,)
+
+
+def test_unknown_circumstances_are_not_taken_for_good_or_bad_ones() -> None:
+    unknown = changed(throttled_us=None, run_queue_us=None, loss_ratio=None, transactions=None)
+    assert judge(unknown, [], LIMITS) == ()
+
+
+def test_waiting_for_a_cpu_matters_only_against_the_latency() -> None:
+    waited = changed(run_queue_us=300_000, mean_us=20_000, p50_us=20_000, p90_us=21_000, p99_us=22_000)
+    assert judge(waited, [], LIMITS) == ()
+
+
+def test_a_changed_route_is_doubted_once_and_then_believed() -> None:
+    history: tuple[float, ...] = ()
+    for _ in range(8):
+        history = remember(history, HEALTHY, LIMITS)
+    slower = changed(p50_us=10_000, p90_us=10_500, p99_us=11_000, mean_us=10_000)
+    assert judge(slower, history, LIMITS) == ("outlier",)
+    history = remember(history, slower, LIMITS)
+    assert judge(slower, history, LIMITS) == ()
+    history = remember(history, slower, LIMITS)
+    assert judge(HEALTHY, history, LIMITS) == ()
+
+
+@given(
+    st.floats(min_value=1, max_value=1e6), st.lists(st.floats(min_value=0.9, max_value=1.1), min_size=1, max_size=30)
+)
+def test_ordinary_noise_is_never_an_outlier(level_us: float, noise: list[float]) -> None:
+    history = [level_us * factor for factor in noise]
+    assert not is_outlier(history[-1], history, LIMITS)
+    assert not is_outlier(level_us, history, LIMITS)
+
+
+def test_outliers_are_not_judged_without_history() -> None:
+    assert not is_outlier(1e6, [500.0] * (LIMITS.min_history - 1), LIMITS)
+
+
+def test_a_history_is_cut_to_its_length() -> None:
+    history: tuple[float, ...] = ()
+    for _ in range(100):
+        history = remember(history, HEALTHY, LIMITS)
+    assert len(history) == LIMITS.history_runs
+
+
+@given(st.floats(min_value=-1e6, max_value=1e6))
+def test_age_runs_by_the_readers_clock_whatever_the_writers_says(skew_s: float) -> None:
+    first = sight(None, taken(1, 1e9 + skew_s), now_s=100.0, wall_s=1e9)
+    second = sight(first, taken(2, 1e9 + skew_s + 60), now_s=160.0, wall_s=1e9 + 60)
+    assert second.first_seen_s == 160.0
+    assert sight(second, taken(2, 1e9 + skew_s + 60), now_s=900.0, wall_s=1e9 + 800) == second
+
+
+def test_what_was_old_before_a_restart_of_the_reader_stays_old() -> None:
+    assert sight(None, taken(7, 1e9 - 500), now_s=1000.0, wall_s=1e9).first_seen_s == 500.0
+
+
+def test_a_writer_whose_clock_is_ahead_does_not_make_its_samples_younger_than_now() -> None:
+    assert sight(None, taken(7, 1e9 + 500), now_s=1000.0, wall_s=1e9).first_seen_s == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"min_transactions": 0}, "trust.min_transactions"),
+        ({"max_throttled_ratio": 2.0}, "trust.max_throttled_ratio"),
+        ({"outlier_sigmas": float("nan")}, "trust.outlier_sigmas"),
+        ({"min_history": 30}, "trust.min_history"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused_by_field(fields: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        TrustLimits(**fields)  # type: ignore[arg-type]
