@@ -1,0 +1,64 @@
+"""Which node has an agent, what it is, and when it was last heard of in a sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+from controller.topology.places import agent_note, agent_pods_by_node, draw_map, facts_of
+from controller.views.model import AgentView
+from controller.views.snapshot import Snapshot
+from kubekit.wire import Node
+from netperf.pairs import NodeFacts
+from netperf.results import decode_results
+
+
+def build_agents(snapshot: Snapshot) -> tuple[AgentView, ...]:
+    """One entry per node, sorted by zone and name."""
+    agent_pods = agent_pods_by_node(snapshot.agent_pods)
+    probes = Counter(probe.origin.node for plan in snapshot.plans for probe in plan.probes)
+    newest = _newest(snapshot)
+    agents = [_agent(node, facts_of(node, agent_pods), probes, newest) for node in snapshot.nodes]
+    return tuple(sorted(agents, key=lambda a: (not a.zone, a.zone, a.node)))
+
+
+def _newest(snapshot: Snapshot) -> dict[str, float]:
+    places = draw_map(snapshot.nodes).places
+    newest: dict[str, float] = {}
+    for data in snapshot.results.values():
+        for sample in decode_results(data, places).samples.values():
+            for node in (sample.origin.node, sample.destination.node):
+                if sample.taken_at:
+                    newest[node] = max(newest.get(node, 0.0), min(sample.taken_at, snapshot.now_s))
+    return newest
+
+
+def _agent(node: Node, facts: NodeFacts, probes: Counter[str], newest: dict[str, float]) -> AgentView:
+    note = agent_note(node)
+    state, reason = _state(facts, note is not None)
+    return AgentView(
+        node=facts.name,
+        zone=facts.zone,
+        region=facts.region,
+        state=state,
+        reason=reason,
+        version=note.version if note is not None else "",
+        prober=note.prober if note is not None else "",
+        address=facts.address,
+        probes=probes[facts.name],
+        newest_at=newest.get(facts.name),
+    )
+
+
+def _state(facts: NodeFacts, announced: bool) -> tuple[Literal["up", "down", "away"], str]:
+    if not facts.ready:
+        return "away", "node is not Ready"
+    if not announced:
+        return "down", "no agent has announced itself on this node"
+    if not facts.agent_ready:
+        return "down", "the agent's pod is not Ready"
+    if not facts.zone:
+        return "away", "node has no zone label"
+    if not facts.schedulable:
+        return "away", "node is cordoned"
+    return "up", ""

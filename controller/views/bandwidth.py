@@ -1,0 +1,112 @@
+"""Bandwidth asked, allocated, enforced and used, per node and per pod.
+
+What is asked and allocated is in the API's objects. What is enforced and used only agents know, and they tell Prometheus;
+without Prometheus these fields stay empty rather than being assumed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from controller.resources import ZONE_LABEL
+from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView
+from controller.views.network import rate_of
+from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
+from kubekit.wire import Container, Node, Pod
+
+BANDWIDTH = "network.aware.com/bandwidth"
+INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
+EGRESS_ANNOTATION = "kubernetes.io/egress-bandwidth"
+SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
+LEAST_BPS, MOST_BPS = 1_000, 10**15
+"""What the CNI bandwidth plugin takes (the bandwidth annotations, docs/contracts)."""
+
+
+def build_bandwidth(snapshot: Snapshot) -> BandwidthView:
+    """Every node, and every pod that asks for bandwidth in one way or the other and has not finished."""
+    pods = [pod for pod in snapshot.pods if not pod.terminal and asks_for_bandwidth(pod)]
+    views = sorted((_pod(pod, snapshot.readings) for pod in pods), key=lambda p: (p.namespace, p.name))
+    booked: dict[str, list[int]] = defaultdict(list)
+    for view in views:
+        if view.node and view.requested_bps:
+            booked[view.node].append(view.requested_bps)
+    nodes = sorted(snapshot.nodes, key=lambda n: n.metadata.name)
+    return BandwidthView(
+        nodes=tuple(_node(node, booked.get(node.metadata.name, []), snapshot.readings) for node in nodes),
+        pods=tuple(views),
+    )
+
+
+def asks_for_bandwidth(pod: Pod) -> bool:
+    """Whether a pod requests the resource or carries one of the annotations."""
+    annotations = pod.metadata.annotations or {}
+    return INGRESS_ANNOTATION in annotations or EGRESS_ANNOTATION in annotations or requested_bps(pod) > 0
+
+
+def requested_bps(pod: Pod) -> int:
+    """What the scheduler books for a pod: its containers together, or its largest init container, plus overhead.
+
+    Init containers that keep running (restartPolicy Always) count with the containers.
+    """
+    sidecars = [c for c in pod.spec.init_containers or () if c.restart_policy == "Always"]
+    init = [c for c in pod.spec.init_containers or () if c.restart_policy != "Always"]
+    together = _sum((*(pod.spec.containers or ()), *sidecars))
+    overhead = rate_of((pod.spec.overhead or {}).get(BANDWIDTH)) or 0
+    return max(together, max((_sum((c,)) for c in init), default=0)) + overhead
+
+
+def _sum(containers: Iterable[Container]) -> int:
+    return sum(rate_of((c.resources.requests or {}).get(BANDWIDTH)) or 0 for c in containers)
+
+
+def _pod(pod: Pod, readings: Readings) -> PodBandwidthView:
+    annotations = pod.metadata.annotations or {}
+    ingress, egress = annotations.get(INGRESS_ANNOTATION), annotations.get(EGRESS_ANNOTATION)
+    reading = readings.pods.get(pod.metadata.key, PodReading())
+    requested = requested_bps(pod)
+    return PodBandwidthView(
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        requested_bps=requested,
+        ingress_asked=ingress,
+        egress_asked=egress,
+        ingress_asked_bps=rate_of(ingress),
+        egress_asked_bps=rate_of(egress),
+        ingress_verdict=reading.ingress_verdict,
+        egress_verdict=reading.egress_verdict,
+        ingress_used_bps=reading.ingress_used_bps,
+        egress_used_bps=reading.egress_used_bps,
+        problem=_problem(requested, {"ingress": ingress, "egress": egress}, pod.spec.host_network),
+    )
+
+
+def _problem(requested: int, asked: dict[str, str | None], host_network: bool) -> str:
+    for direction, text in asked.items():
+        rate_bps = rate_of(text)
+        if text is not None and rate_bps is None:
+            return f"{direction} {text!r} is no quantity"
+        if rate_bps is not None and not LEAST_BPS <= rate_bps <= MOST_BPS:
+            return f"{direction} {text} is unreasonably {'small' if rate_bps < LEAST_BPS else 'large'}"
+    if host_network and any(asked.values()):
+        return "limits do not apply to hostNetwork pods"
+    egress_bps = rate_of(asked["egress"])
+    if requested and egress_bps and requested != egress_bps:
+        return f"requests {requested} bit/s but is limited to {egress_bps}"
+    return ""
+
+
+def _node(node: Node, booked: list[int], readings: Readings) -> NodeBandwidthView:
+    reading = readings.nodes.get(node.metadata.name, NodeReading())
+    return NodeBandwidthView(
+        node=node.metadata.name,
+        zone=node.metadata.label(ZONE_LABEL),
+        capacity_bps=rate_of((node.status.capacity or {}).get(BANDWIDTH)),
+        allocatable_bps=rate_of((node.status.allocatable or {}).get(BANDWIDTH)),
+        source=node.metadata.annotation(SOURCE_ANNOTATION),
+        allocated_bps=sum(booked),
+        pods=len(booked),
+        transmit_bps=reading.transmit_bps,
+        receive_bps=reading.receive_bps,
+    )

@@ -1,0 +1,246 @@
+"""Zones and the pairs between them: cost, what it rests on, and the latencies behind it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from controller.resources import NETPERF_COSTS, REGION_LABEL, USER_DEFINED, ZONE_LABEL, CostInfo, NetworkTopology
+from controller.topology.places import Map, agent_pods_by_node, draw_map, facts_of
+from controller.topology.status import tally
+from controller.views.model import NetworkView, PairBasis, PairView, RegionPairView, ZoneView
+from controller.views.snapshot import Snapshot
+from kubekit import quantity
+from kubekit.errors import ConfigError, QuantityError
+from netperf.costs import CostState, ZoneCost, ZonePair, best_stream, fold, price, restore
+from netperf.policy import CostPolicy, parse_policy
+from netperf.results import Results, decode_results, shard_index
+from netperf.sample import Place, Sample
+
+DEFAULT_TOPOLOGY = "nt-default"
+DEFAULT_INTERVAL_S = 60.0
+
+
+def choose_topology(topologies: Sequence[NetworkTopology], name: str = "") -> NetworkTopology | None:
+    """The NetworkTopology to show: the one of that name or ``namespace/name``, else ``nt-default``, else the first."""
+    found = sorted(topologies, key=lambda t: (t.metadata.name != DEFAULT_TOPOLOGY, t.metadata.key))
+    if name:
+        found = [t for t in found if name in {t.metadata.name, t.metadata.key}]
+    return found[0] if found else None
+
+
+def choose_weights(topology: NetworkTopology | None, name: str = "") -> str | None:
+    """The weight to show: the one of that name, else NetperfCosts, else UserDefined, else the first there is."""
+    names = [w.name for w in topology.spec.weights or ()] if topology is not None else []
+    wanted = [name] if name else [NETPERF_COSTS, USER_DEFINED, *names]
+    return next((n for n in wanted if n in names), None)
+
+
+def results_of(topology: NetworkTopology | None, snapshot: Snapshot, places: Mapping[str, Place]) -> Results:
+    """Samples in the results ConfigMaps of a topology; without a topology, in all that were read."""
+    data: dict[str, str] = {}
+    for key, content in snapshot.results.items():
+        namespace, _, name = key.partition("/")
+        if topology is not None:
+            mine = namespace == topology.metadata.namespace
+            if not mine or shard_index(topology.spec.configmap_name, name) is None:
+                continue
+        data |= content
+    return decode_results(data, places)
+
+
+def policy_of(topology: NetworkTopology | None, defaults: CostPolicy) -> CostPolicy:
+    """The topology's own cost policy over the defaults; a policy that makes no sense is not used, as in the controller."""
+    raw = topology.spec.cost_policy if topology is not None else None
+    if raw is None:
+        return defaults
+    try:
+        return parse_policy(msgspec.json.decode(raw, type=dict[str, object]), defaults)
+    except (ConfigError, msgspec.MsgspecError):
+        return defaults
+
+
+def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str = "") -> NetworkView:
+    """All zones and every ordered pair of them.
+
+    Args:
+        snapshot: what there is.
+        topology_name: which NetworkTopology; see `choose_topology`.
+        weights_name: which of its weights; see `choose_weights`.
+    """
+    topology = choose_topology(snapshot.topologies, topology_name)
+    shape = draw_map(snapshot.nodes)
+    weights = choose_weights(topology, weights_name)
+    found = results_of(topology, snapshot, shape.places)
+    policy = policy_of(topology, snapshot.policy)
+    interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
+    zone_entries = index_weight(topology, weights, ZONE_LABEL)
+    pairs = _pairs(
+        list(found.samples.values()),
+        zone_entries,
+        weights,
+        shape=shape,
+        policy=policy,
+        now_s=snapshot.now_s,
+        interval_s=interval_s,
+    )
+    region_entries = index_weight(topology, weights, REGION_LABEL)
+    newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
+    return NetworkView(
+        topology=topology.metadata.key if topology is not None else None,
+        weights=weights,
+        weights_available=tuple(w.name for w in topology.spec.weights or ()) if topology is not None else (),
+        unit_us=policy.unit_us,
+        percentile=policy.percentile,
+        zones=_zones(snapshot, shape),
+        pairs=pairs,
+        region_pairs=_region_pairs(shape, region_entries),
+        interval_s=interval_s,
+        planned=sum(probe.rank == 0 and not probe.reverse for plan in snapshot.plans for probe in plan.probes),
+        measured_at=max(newest, default=None),
+        refused_keys=dict(found.refused),
+    )
+
+
+def in_order(zones: Mapping[str, str]) -> list[str]:
+    """Zones by region and name; those without a region last."""
+    return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], zone))
+
+
+def index_weight(topology: NetworkTopology | None, weights: str | None, level: str) -> dict[ZonePair, CostInfo]:
+    """Entries of one weight between zones, or between regions, by directed pair."""
+    weight = topology.weight(weights) if topology is not None and weights is not None else None
+    return {
+        (origin.origin, entry.destination): entry
+        for info in (weight.topology_list if weight is not None else ())
+        if info.topology_key == level
+        for origin in info.origin_list
+        for entry in origin.cost_list
+    }
+
+
+def _zones(snapshot: Snapshot, shape: Map) -> tuple[ZoneView, ...]:
+    agent_pods = agent_pods_by_node(snapshot.agent_pods)
+    facts = [facts_of(node, agent_pods) for node in snapshot.nodes]
+    nodes = Counter(f.zone for f in facts)
+    ready = Counter(f.zone for f in facts if f.ready)
+    agents = Counter(f.zone for f in facts if f.ready and f.agent_ready)
+    return tuple(
+        ZoneView(name=zone, region=shape.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
+        for zone in in_order(shape.zones)
+    )
+
+
+def _pairs(
+    samples: Sequence[Sample],
+    entries: Mapping[ZonePair, CostInfo],
+    weights: str | None,
+    *,
+    shape: Map,
+    policy: CostPolicy,
+    now_s: float,
+    interval_s: float | None,
+) -> tuple[PairView, ...]:
+    """Every ordered pair of zones.
+
+    What a NetperfCosts cost rests on is not written in the object; it follows from the samples by the controller's own
+    functions. The samples' ages are those that their writers claim, since we have not watched them arrive.
+    """
+    state = fold(samples, restore({p: e.network_cost for p, e in entries.items()}), policy, now_s, now_s)
+    round_s = interval_s or DEFAULT_INTERVAL_S
+    table, state = price(state, shape.zones, policy, now_s, interval_s=round_s)
+    old = set(tally(table, policy, round_s).stale)
+    chosen = _representatives(samples, state, policy)
+    names = in_order(shape.zones)
+    pairs = []
+    for pair in ((a, b) for a in names for b in names if a != b):
+        entry = entries.get(pair)
+        basis = _basis(entry is not None, weights, pair in old, table.zones.get(pair))
+        sample = chosen.get(pair)
+        pairs.append(_pair(pair, entry, basis, sample or chosen.get((pair[1], pair[0])), now_s))
+    return tuple(pairs)
+
+
+def _basis(written: bool, weights: str | None, is_old: bool, priced: ZoneCost | None) -> PairBasis:
+    """What a written cost rests on. A last good value counts as measured until it is old, as in the status."""
+    if not written:
+        return "absent"
+    if weights != NETPERF_COSTS:
+        return "given"
+    if priced is None or is_old:
+        return "stale"
+    return "measured" if priced.basis == "stale" else priced.basis
+
+
+def _representatives(samples: Sequence[Sample], state: CostState, policy: CostPolicy) -> dict[ZonePair, Sample]:
+    """The sample to show for each pair: that of the stream the cost comes from, else the newest there is."""
+    best = {pair: best_stream(entry.streams, policy) for pair, entry in state.items()}
+    wanted = {
+        pair: (stream.origin.node, stream.destination.node, stream.prober, stream.test)
+        for pair, stream in best.items()
+        if stream is not None
+    }
+    chosen: dict[ZonePair, Sample] = {}
+    for sample in sorted(samples, key=lambda s: s.taken_at):
+        measurement = sample.measurement
+        if measurement.test == "TCP_STREAM" or sample.origin.zone == sample.destination.zone:
+            continue
+        identity = (sample.origin.node, sample.destination.node, measurement.prober, measurement.test)
+        if wanted.get(sample.zones, identity) == identity:
+            chosen[sample.zones] = sample
+    return chosen
+
+
+def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Sample | None, now_s: float) -> PairView:
+    priced = PairView(
+        origin=pair[0],
+        destination=pair[1],
+        cost=None if entry is None else entry.network_cost,
+        basis=basis,
+        bandwidth_capacity_bps=rate_of(entry.bandwidth_capacity) if entry is not None else None,
+        bandwidth_allocated_bps=rate_of(entry.bandwidth_allocated) if entry is not None else None,
+    )
+    if sample is None:
+        return priced
+    measurement = sample.measurement
+    return msgspec.structs.replace(
+        priced,
+        p50_us=measurement.percentile_us("p50"),
+        p90_us=measurement.percentile_us("p90"),
+        p99_us=measurement.percentile_us("p99"),
+        jitter_us=measurement.jitter_us,
+        loss_ratio=measurement.loss_ratio,
+        transactions=measurement.transactions,
+        measured_at=min(sample.taken_at, now_s) if sample.taken_at else None,
+        doubts=sample.doubts,
+        prober=measurement.prober,
+        origin_node=sample.origin.node,
+        destination_node=sample.destination.node,
+    )
+
+
+def _region_pairs(shape: Map, entries: Mapping[ZonePair, CostInfo]) -> tuple[RegionPairView, ...]:
+    regions = sorted({region for region in shape.zones.values() if region})
+    return tuple(
+        RegionPairView(origin=a, destination=b, cost=entries[a, b].network_cost if (a, b) in entries else None)
+        for a in regions
+        for b in regions
+        if a != b
+    )
+
+
+def rate_of(value: str | int | None) -> int | None:
+    """A quantity in bits per second; None for none, and for one that cannot be read."""
+    if value is None:
+        return None
+    try:
+        return quantity.parse_int(value)
+    except QuantityError:
+        return None
+
+
+def by_pair(pairs: Iterable[PairView]) -> dict[ZonePair, PairView]:
+    """Pairs by origin and destination."""
+    return {(pair.origin, pair.destination): pair for pair in pairs}

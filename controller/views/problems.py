@@ -1,0 +1,133 @@
+"""What a person should look at, worst first, under the name of the alert that stands for it.
+
+The alerts in manifests/prometheus judge the same states from metrics and over time; here they are judged from the objects,
+at once, so that somebody without Prometheus sees them too, and sees them before they fire.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from controller.views.model import AgentView, BandwidthView, GroupView, NetworkView, ProblemView, Severity
+from controller.views.snapshot import Alert, Readings
+
+SHOWN = 5
+ALERT_PREFIX = "Netaware"
+ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
+"""Verdicts of the agent that are nobody's fault; each other one means a limit that does not limit."""
+
+_RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
+
+
+def build_problems(
+    network: NetworkView,
+    agents: Iterable[AgentView],
+    groups: Iterable[GroupView],
+    bandwidth: BandwidthView,
+    readings: Readings,
+) -> tuple[ProblemView, ...]:
+    """All problems there are, critical ones first; alerts that only Prometheus can judge are added from it."""
+    found = [
+        *_network(network),
+        *_agents(network, list(agents)),
+        *_groups(list(groups)),
+        *_bandwidth(network, bandwidth),
+    ]
+    if readings.source and not readings.error:
+        found = _with_alerts(found, readings.alerts)
+    return tuple(sorted(found, key=lambda p: (_RANK[p.severity], p.alert)))
+
+
+def _problem(alert: str, severity: Severity, things: Sequence[str], what: str) -> ProblemView:
+    return ProblemView(
+        alert=alert,
+        severity=severity,
+        count=len(things),
+        summary=f"{len(things)} {what}",
+        examples=tuple(things[:SHOWN]),
+    )
+
+
+def _with_alerts(found: list[ProblemView], alerts: Iterable[Alert]) -> list[ProblemView]:
+    """What was found here, marked as firing or not, and the firing alerts that only Prometheus can judge."""
+    firing: dict[str, list[Alert]] = defaultdict(list)
+    for alert in alerts:
+        if alert.name.startswith(ALERT_PREFIX):
+            firing[alert.name].append(alert)
+    judged = [msgspec.structs.replace(problem, firing=problem.alert in firing) for problem in found]
+    for name in firing.keys() - {problem.alert for problem in found}:
+        severity: Severity = "critical" if any(a.severity == "critical" for a in firing[name]) else "warning"
+        things = [_label_text(alert.labels) for alert in firing[name]]
+        judged.append(msgspec.structs.replace(_problem(name, severity, things, "firing in Prometheus"), firing=True))
+    return judged
+
+
+def _label_text(labels: dict[str, str]) -> str:
+    kept = {k: v for k, v in labels.items() if k not in {"alertname", "alertstate", "severity", "job", "__name__"}}
+    return " ".join(f"{key}={value}" for key, value in sorted(kept.items()))
+
+
+def _network(network: NetworkView) -> list[ProblemView]:
+    if network.topology is None:
+        what = "NetworkTopology objects: no costs can be written"
+        return [_problem("NetawareZonePairUnmeasured", "critical", [], what)]
+    bases = {
+        "NetawareZonePairUnmeasured": ({"absent", "inferred"}, "zone pairs without a measurement of their own"),
+        "NetawareCostsStale": ({"stale"}, "zone pairs whose cost rests on an old measurement"),
+    }
+    found = []
+    for alert, (wanted, what) in bases.items():
+        things = [f"{p.origin} to {p.destination}" for p in network.pairs if p.basis in wanted]
+        if things:
+            found.append(_problem(alert, "warning", things, what))
+    doubtful = [f"{p.origin} to {p.destination} ({', '.join(p.doubts)})" for p in network.pairs if p.doubts]
+    if doubtful:
+        what = "zone pairs whose newest sample is not trusted"
+        found.append(_problem("NetawareSamplesUntrusted", "warning", doubtful, what))
+    return found
+
+
+def _agents(network: NetworkView, agents: list[AgentView]) -> list[ProblemView]:
+    down = [f"{agent.node} ({agent.reason})" for agent in agents if agent.state == "down"]
+    blind = [zone.name for zone in network.zones if zone.ready and not zone.agents]
+    if not down:
+        return []
+    severity: Severity = "critical" if blind else "warning"
+    what = "Ready nodes without a working agent" + (f"; no agent at all in {', '.join(blind[:SHOWN])}" if blind else "")
+    return [_problem("NetawareAgentDown", severity, down, what)]
+
+
+def _groups(groups: list[GroupView]) -> list[ProblemView]:
+    things = [f"{g.namespace}/{g.name} ({g.violated} of {len(g.edges)})" for g in groups if g.violated]
+    what = "AppGroups with dependencies over their maxNetworkCost"
+    return [_problem("NetawareAppGroupViolated", "warning", things, what)] if things else []
+
+
+def _bandwidth(network: NetworkView, bandwidth: BandwidthView) -> list[ProblemView]:
+    over = [
+        f"{node.node}"
+        for node in bandwidth.nodes
+        if node.allocatable_bps is not None and node.allocated_bps > node.allocatable_bps
+    ]
+    over += [
+        f"{p.origin} to {p.destination}"
+        for p in network.pairs
+        if p.bandwidth_capacity_bps is not None and (p.bandwidth_allocated_bps or 0) > p.bandwidth_capacity_bps
+    ]
+    loose = [
+        f"{pod.namespace}/{pod.name} ({direction} {verdict})"
+        for pod in bandwidth.pods
+        for direction, verdict in (("ingress", pod.ingress_verdict), ("egress", pod.egress_verdict))
+        if verdict is not None and verdict not in ENFORCED_VERDICTS
+    ]
+    found = []
+    if over:
+        what = "nodes or zone pairs with more bandwidth promised than there is"
+        found.append(_problem("NetawareBandwidthOvercommitted", "warning", over, what))
+    if loose:
+        what = "bandwidth limits that do not hold"
+        found.append(_problem("NetawareLimitNotEnforced", "warning", loose, what))
+    return found

@@ -1,0 +1,75 @@
+"""What a view is made from: the objects as they were at one moment, read by a command or taken from a program's caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from controller.resources import AppGroup, NetworkTopology
+from kubekit.wire import Node, Pod
+from netperf.plans import ZonePlan
+from netperf.policy import CostPolicy
+
+
+class PodReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent reports of one pod, by way of Prometheus; None where it reports nothing.
+
+    Attributes:
+        ingress_verdict, egress_verdict: as the agent names them, for example ``enforced`` or ``wrong-rate``.
+        ingress_used_bps, egress_used_bps: mean rates of the last minutes, bits per second.
+    """
+
+    ingress_verdict: str | None = None
+    egress_verdict: str | None = None
+    ingress_used_bps: float | None = None
+    egress_used_bps: float | None = None
+
+
+class NodeReading(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean rates of a node's uplinks over the last minutes, bits per second; None where nothing is known."""
+
+    transmit_bps: float | None = None
+    receive_bps: float | None = None
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that Prometheus says is firing."""
+
+    name: str
+    severity: str = ""
+    labels: dict[str, str] = {}
+
+
+class Readings(msgspec.Struct, frozen=True, kw_only=True):
+    """What Prometheus adds. ``source`` is its address, empty when none was asked; ``error`` says why nothing came."""
+
+    source: str = ""
+    error: str = ""
+    nodes: dict[str, NodeReading] = {}
+    pods: dict[str, PodReading] = {}
+    alerts: tuple[Alert, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a view may ask for.
+
+    Attributes:
+        now_s: wall clock, unix seconds.
+        pods: at least those of AppGroups and those that ask for bandwidth; others are ignored.
+        agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
+        results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
+        plans: the probe plan, one per origin zone.
+        policy: the controller's default cost policy.
+    """
+
+    now_s: float
+    nodes: tuple[Node, ...] = ()
+    topologies: tuple[NetworkTopology, ...] = ()
+    groups: tuple[AppGroup, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    agent_pods: tuple[Pod, ...] = ()
+    results: Mapping[str, Mapping[str, str]] = {}
+    plans: tuple[ZonePlan, ...] = ()
+    policy: CostPolicy = CostPolicy()
+    readings: Readings = Readings()
