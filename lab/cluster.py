@@ -11,11 +11,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -31,6 +31,9 @@ from lab.reclaim import LabPlace, hold, place_of, reclaim
 from lab.topology import Topology
 from lab.wan.control import WanControl
 from lab.wan.plan import WanNode, WanPlan, links_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 10.0
@@ -92,17 +95,17 @@ class Lab:
         if binaries is None:
             binaries = await asyncio.to_thread(find_or_build)
         with hold(place):
-            await asyncio.to_thread(reclaim, place)
+            await _to_its_end(reclaim, place)
             place.state_dir.mkdir(parents=True, mode=0o700)
             try:
                 async with _boot(place, topology, tuple(components), binaries) as lab:
                     lab.boot_s = time.monotonic() - started
                     yield lab
             except Exception:
-                await asyncio.to_thread(_keep_logs, place)
+                await _to_its_end(_keep_logs, place)
                 raise
             finally:
-                await asyncio.to_thread(reclaim, place)
+                await _to_its_end(reclaim, place)
 
     @property
     def client_config(self) -> ClusterConfig:
@@ -189,7 +192,7 @@ async def _boot(
     programs = Programs(place.state_dir, {"PYTHONPATH": search})
     network: LabNetwork | None = None
     if topology is not None:
-        network = await asyncio.to_thread(create_network, topology.nodes, place.state_dir)
+        network = await _to_its_end(create_network, topology.nodes, place.state_dir)
     address = network.gateway if network else LOOPBACK
     async with ControlPlane.start(
         place.name,
@@ -222,6 +225,18 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
             msg = f"the emulated network did not start within {_WAN_TIMEOUT_S:.0f} s"
             raise BootError(msg)
         await asyncio.sleep(_POLL_S)
+
+
+async def _to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run blocking work in a thread; when cancelled, wait for it first: a thread cannot be stopped half-way, and what comes
+    after a cancellation removes what the thread is still making.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _wan_socket(place: LabPlace) -> Path:

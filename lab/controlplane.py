@@ -212,6 +212,7 @@ class ControlPlane:
             f"--manage-nodes-with-annotation-selector={'='.join(KWOK_ANNOTATION)}",
             "--node-lease-duration-seconds=40",
             "--cidr=10.244.0.0/16",
+            "--v=WARN",
         ]
         return self.programs.start("kwok", argv)
 

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyroute2 import IPRoute, NetNS, netns
+from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from lab import namespaces
 from lab.errors import LabError, UnsupportedError
 from lab.topology import LabNode
 
@@ -122,10 +123,10 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
 
 
 def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork) -> None:
-    netns.create(node.netns)
+    namespaces.create(node.netns)
     host.link("add", ifname=host_device, kind="veth", peer={"ifname": MANAGEMENT_DEVICE, "net_ns_fd": node.netns})
     host.link("set", index=_index(host, host_device), master=bridge, state="up")
-    with NetNS(node.netns, flags=0) as inside:
+    with namespaces.entered(node.netns), IPRoute() as inside:
         inside.link("set", index=_index(inside, "lo"), state="up")
         management = _index(inside, MANAGEMENT_DEVICE)
         inside.addr("add", index=management, address=node.management_address, prefixlen=24)
@@ -169,8 +170,8 @@ def remove_network(state_dir: Path) -> None:
             if alias not in {"", _alias(state_dir)}:
                 return
         prefix = f"netaware-{slot}-"
-        for name in [name for name in netns.listnetns() if name.startswith(prefix)]:
-            netns.remove(name)
+        for name in [name for name in namespaces.names() if name.startswith(prefix)]:
+            namespaces.remove(name)
         # Removing a namespace removes its end of a veth only after a while; the next lab must not meet the name.
         for link in host.get_links():
             if str(link.get_attr("IFLA_IFNAME")).startswith(f"nav{slot}-"):

@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lab.errors import LabError
 from lab.pids import find_marked, kill_all, read_records
 from lab.places import labs_dir
 
+_LOCK_PATIENCE_S = 0.3
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
 
 
@@ -75,15 +77,39 @@ def hold(place: LabPlace) -> Iterator[None]:
         LabError: a lab of this name lives.
     """
     place.lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with place.lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        with place.lock.open("a+") as file:
+            if _lock(file.fileno()) and _is_current(file.fileno(), place.lock):
+                file.truncate(0)
+                file.write(str(os.getpid()))
+                file.flush()
+                try:
+                    yield
+                finally:
+                    place.lock.unlink(missing_ok=True)
+                return
+        if time.monotonic() > deadline:
             msg = f"a lab named {place.name} is running; `python -m lab down --name {place.name}` ends it"
-            raise LabError(msg) from None
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+            raise LabError(msg)
+        # Somebody who only asks whether the lab lives holds the lock for a moment.
+        time.sleep(0.02)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_current(descriptor: int, path: Path) -> bool:
+    """Whether the locked file is still the one of that name: the holder before us removed its own."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def holder(place: LabPlace) -> int | None:

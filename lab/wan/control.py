@@ -33,7 +33,7 @@ class WanControl:
         """Replace a link, both directions; packets under way keep their time."""
         self._ask(Command("set", link_of(site, other, link)))
 
-    def change_link(self, site: str, other: str, **changes: float | None) -> Link:
+    def change_link(self, site: str, other: str, /, **changes: float | None) -> Link:
         """Change some fields of a link (``rtt_us``, ``jitter_us``, ``loss``, ``rate_bps``); return what it is now."""
         named = link_of(site, other, Link(0.0))
         known = self.links()

@@ -22,12 +22,12 @@ from random import Random
 
 import msgspec
 
+from lab import namespaces
 from lab.wan.delays import DelayQueue
 from lab.wan.plan import Answer, Command, WanLink, WanPlan
 
-# linux/if_tun.h, sched.h, prctl.h and sockios.h
+# linux/if_tun.h, prctl.h and sockios.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
-_CLONE_NEWNET = 0x40000000
 _PR_SET_TIMERSLACK = 29
 _SIOCETHTOOL = 0x8946
 _READ_BYTES = 2048
@@ -134,18 +134,11 @@ def open_device(netns: str, device: str, nic_bps: int) -> int:
     Raises:
         OSError: the namespace or the device is not there, or this process may not.
     """
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
-    there = os.open(f"/run/netns/{netns}", os.O_RDONLY)
-    try:
-        _enter(there)
+    with namespaces.entered(netns):
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI))
         _set_speed(device, nic_bps // 10**6)
         return fd
-    finally:
-        _enter(home)
-        os.close(home)
-        os.close(there)
 
 
 def _set_speed(device: str, speed_mbps: int) -> None:
@@ -159,12 +152,6 @@ def _set_speed(device: str, speed_mbps: int) -> None:
         except OSError as error:
             # Kernels before 5.1 cannot; the card then reports the driver's own idea.
             print(f"{device}: speed not set: {error.strerror}", file=sys.stderr)
-
-
-def _enter(netns_fd: int) -> None:
-    if _libc.setns(netns_fd, _CLONE_NEWNET) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
 
 
 def be_punctual() -> None:

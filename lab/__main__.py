@@ -1,0 +1,47 @@
+"""``python -m lab``: the command line. Exit codes: 0 done, 1 failed, 2 wrong usage or topology, 3 `status` of no lab."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from kubekit import logs
+from kubekit.errors import ConfigError, KubekitError
+from kubekit.runtime import EXIT_FAILED, EXIT_USAGE
+from lab.commands import down, fetch, status, up, wan
+
+_INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab",
+        description="A Kubernetes cluster on one machine: a real control plane, nodes as network namespaces, and an"
+        " emulated wide-area network between their zones. Pods are simulated by kwok: nothing runs in them.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (up, down, status, wan, fetch):
+        command.add_parser(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code."""
+    args = build_parser().parse_args(argv)
+    logs.set_up()
+    try:
+        return int(args.run(args))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KubekitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""``python -m lab fetch``: gets everything a lab needs beforehand: builds the control plane, finds or fetches netperf."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import msgspec
+
+from lab.build import find_or_build
+from lab.commands import arguments
+from lab.netperf_install import Missing, find_or_fetch
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command."""
+    parser = commands.add_parser("fetch", help="build the control plane and fetch netperf, once", description=__doc__)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build and fetch what is not there yet; a missing netperf is said, not fatal: the echo prober stands in."""
+    binaries = find_or_build()
+    netperf = find_or_fetch()
+    if args.json:
+        found = {
+            "version": binaries.version,
+            "programs": {name: str(path) for name, path in binaries.paths.items()},
+            "netperf": None if isinstance(netperf, Missing) else str(netperf.netperf),
+        }
+        print(msgspec.json.encode(found).decode())
+    if isinstance(netperf, Missing):
+        print(f"{netperf.reason}; the built-in echo prober stands in", file=sys.stderr)
+    print(f"control plane {binaries.version} is ready", file=sys.stderr)
+    return 0

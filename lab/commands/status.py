@@ -1,0 +1,102 @@
+"""``python -m lab status``: whether a lab runs, its programs, and the links of its emulated network."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+import psutil
+
+from lab.commands import arguments
+from lab.commands.up import read_description
+from lab.errors import WanError
+from lab.pids import is_alive, read_records
+from lab.reclaim import LabPlace, holder, place_of
+from lab.wan.control import WanControl
+
+EXIT_NOT_RUNNING = 3
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command."""
+    parser = commands.add_parser(
+        "status", help="what a lab is doing; exit code 3 when it does not run", description=__doc__
+    )
+    arguments.add_name(parser)
+    arguments.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the state; 0 when the lab is up, 3 when not."""
+    place = place_of(args.name)
+    state = _state(place)
+    report: dict[str, Any] = {"name": args.name, "state": state}
+    if state == "running":
+        report |= read_description(place)
+        report["programs"] = _programs(place)
+        report["wan"] = _wan(place) if report["nodes"] else None
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        _print(report)
+    return 0 if state == "running" else EXIT_NOT_RUNNING
+
+
+def _state(place: LabPlace) -> str:
+    if holder(place) is not None:
+        return "running" if place.description.exists() else "changing"
+    return "killed" if place.state_dir.exists() else "not there"
+
+
+def _programs(place: LabPlace) -> list[dict[str, Any]]:
+    """Every recorded program with its resident memory in bytes."""
+    found = []
+    for record in read_records(place.state_dir / "pids"):
+        memory = 0
+        alive = is_alive(record)
+        if alive:
+            try:
+                memory = psutil.Process(record.pid).memory_info().rss
+            except psutil.Error:
+                alive = False
+        log = str(place.state_dir / "logs" / f"{record.name}.log")
+        found.append({"name": record.name, "pid": record.pid, "alive": alive, "rss_bytes": memory, "log": log})
+    return found
+
+
+def _wan(place: LabPlace) -> dict[str, Any]:
+    control = WanControl(place.state_dir / "wan.sock")
+    try:
+        counters, links = control.counters(), control.links()
+    except WanError as error:
+        return {"error": str(error)}
+    table = [{"zones": [a, b], **msgspec.to_builtins(link)} for (a, b), link in links.items() if a != b]
+    packets = {"forwarded": counters.forwarded, "lost": counters.lost, "dropped": counters.dropped}
+    return {"packets": packets, "late_us": round(counters.late_us), "links": table}
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"lab [bold]{report['name']}[/]: {report['state']}")
+    if report["state"] == "killed":
+        console.print("`python -m lab down` cleans up")
+    if report["state"] != "running":
+        return
+    console.print(f"API server {report['server']}, kubeconfig {report['kubeconfig']}", soft_wrap=True)
+    table = Table("program", "pid", "memory", "log")
+    for program in report["programs"]:
+        memory = f"{program['rss_bytes'] / 2**20:.0f} MiB" if program["alive"] else "[red]ended[/]"
+        table.add_row(program["name"], str(program["pid"]), memory, program["log"])
+    console.print(table)
+    wan = report["wan"]
+    if wan and "links" in wan:
+        packets = wan["packets"]
+        console.print(
+            f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost on purpose,"
+            f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last look"
+        )

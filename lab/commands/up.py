@@ -1,0 +1,149 @@
+"""``python -m lab up``: boots a lab and leaves it running in the background; a second `up` finds it and says so."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kubekit.runtime import run_program
+from lab.build import find_or_build
+from lab.cluster import Lab
+from lab.commands import arguments
+from lab.errors import BootError, LabError
+from lab.network import require_privileges
+from lab.reclaim import LabPlace, holder, place_of
+from lab.topology import Topology
+
+_START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command."""
+    parser = commands.add_parser("up", help="boot a lab and leave it running", description=__doc__)
+    arguments.add_name(parser)
+    arguments.add_topology(parser)
+    arguments.add_json(parser)
+    parser.add_argument("--foreground", action="store_true", help="stay, and end the lab on Ctrl-C or SIGTERM")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Boot, or find the lab that runs already; print how to use it."""
+    topology = arguments.read_topology(args.topology)
+    place = place_of(args.name)
+    running = _find_running(place, topology)
+    if running is not None:
+        print(f"lab {place.name} is up already", file=sys.stderr)
+        _print(running, as_json=args.json)
+        return 0
+    if topology is not None:
+        require_privileges()
+    # Here, and not in the background, so that somebody sees the progress of the first build.
+    find_or_build()
+    if args.foreground:
+        return run_program(lambda: _serve(topology, place, as_json=args.json))
+    _print(_start_in_background(args, place), as_json=args.json)
+    return 0
+
+
+def _find_running(place: LabPlace, topology: Topology | None) -> dict[str, Any] | None:
+    if holder(place) is None:
+        return None
+    if not place.description.exists():
+        msg = f"lab {place.name} is being started or stopped by another command; try again in a few seconds"
+        raise LabError(msg)
+    running = read_description(place)
+    wanted = topology.name if topology else None
+    if running["topology"] != wanted:
+        msg = f"lab {place.name} runs with topology {running['topology'] or 'none'}; `down` it first, or use --name"
+        raise LabError(msg)
+    return running
+
+
+def read_description(place: LabPlace) -> dict[str, Any]:
+    """What a running lab says about itself."""
+    return msgspec.json.decode(place.description.read_bytes(), type=dict[str, Any])
+
+
+async def _serve(topology: Topology | None, place: LabPlace, *, as_json: bool) -> None:
+    async with Lab.start(topology, name=place.name) as lab:
+        lab.publish()
+        _print(lab.describe(), as_json=as_json)
+        await lab.watch()
+
+
+def _start_in_background(args: argparse.Namespace, place: LabPlace) -> dict[str, Any]:
+    """Start the process that holds the lab, and wait until the lab is up."""
+    argv = [sys.executable, "-m", "lab", "up", "--foreground", "--json", "--name", args.name]
+    argv += ["--topology", args.topology]
+    place.supervisor_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_root(), os.environ.get("PYTHONPATH"))))}
+    with place.supervisor_log.open("wb") as log:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        _await_up(process, place)
+    except BaseException:
+        # Ctrl-C, or a lab that does not come up: leave nothing behind.
+        process.send_signal(signal.SIGTERM)
+        process.wait(_STOP_TIMEOUT_S)
+        raise
+    return read_description(place)
+
+
+def _await_up(process: subprocess.Popen[bytes], place: LabPlace) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not (place.description.exists() and read_description(place)["pid"] == process.pid):
+        if process.poll() is not None:
+            msg = (
+                f"lab {place.name} did not come up:\n{place.supervisor_log.read_text(errors='replace').strip()[-3000:]}"
+            )
+            raise BootError(msg)
+        if time.monotonic() > deadline:
+            msg = f"lab {place.name} is not up after {_START_TIMEOUT_S:.0f} s; its log is {place.supervisor_log}"
+            raise BootError(msg)
+        time.sleep(_POLL_S)
+
+
+def _root() -> str:
+    return str(Path(__file__).parents[2])
+
+
+def _print(lab: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode(lab).decode(), flush=True)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"Lab [bold]{lab['name']}[/]: Kubernetes {lab['version']}, up in {lab['boot_s']} s")
+    if lab["nodes"]:
+        table = Table("node", "region", "zone", "address", "namespace", title=f"topology {lab['topology']}")
+        for node in lab["nodes"]:
+            table.add_row(node["name"], node["region"], node["zone"] or "-", node["address"], node["netns"])
+        console.print(table)
+    suffix = "" if lab["name"] == "lab" else f" --name {lab['name']}"
+    console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
+    console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
+    if lab["nodes"]:
+        console.print(f"nsenter --net=/run/netns/{lab['nodes'][0]['netns']}   # a shell on {lab['nodes'][0]['name']}")
+        zones = (*lab["zones"], "ZONE", "ZONE")[:2]
+        console.print(f"python -m lab wan set{suffix} {zones[0]} {zones[1]} --delay 30ms   # change a delay live")
+    console.print(f"python -m lab down{suffix}")

@@ -1,0 +1,99 @@
+"""``python -m lab wan``: shows and changes the delays between the zones of a running lab, while packets flow."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from kubekit import quantity
+from kubekit.errors import ConfigError, QuantityError
+from lab.commands import arguments
+from lab.errors import LabError
+from lab.reclaim import holder, place_of
+from lab.topology import Link, parse_duration_us, parse_loss
+from lab.wan.control import WanControl
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command and its two subcommands."""
+    parser = commands.add_parser("wan", help="show or change the delays between zones", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="show|set")
+    show = actions.add_parser("show", help="all links between zones")
+    change = actions.add_parser("set", help="change a link, both directions; what is not given stays")
+    for one in (show, change):
+        arguments.add_name(one)
+        arguments.add_json(one)
+    change.add_argument("zones", nargs=2, metavar="ZONE", help="the two zones; the same twice for the link inside it")
+    change.add_argument("--delay", metavar="RTT", help="round trip, such as 500us or 30ms")
+    change.add_argument("--jitter", metavar="RTT", help="the round trip varies by up to this much either way")
+    change.add_argument("--loss", metavar="PERCENT", help="packets lost in each direction, such as 0.1%%")
+    change.add_argument("--rate", metavar="BITS", help="bits per second in each direction, such as 100M, or none")
+    show.set_defaults(run=run_show)
+    change.set_defaults(run=run_set)
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """Print every link between two zones."""
+    links = {pair: link for pair, link in _control(args.name).links().items() if pair[0] != pair[1]}
+    _print(links, as_json=args.json)
+    return 0
+
+
+def run_set(args: argparse.Namespace) -> int:
+    """Change one link and print what it is now."""
+    changes = _changes(args)
+    pair = (args.zones[0], args.zones[1])
+    link = _control(args.name).change_link(*pair, **changes)
+    _print({pair: link}, as_json=args.json)
+    return 0
+
+
+def _control(name: str) -> WanControl:
+    place = place_of(name)
+    if holder(place) is None:
+        msg = f"no lab named {name} is running; `python -m lab up` starts one"
+        raise LabError(msg)
+    return WanControl(place.state_dir / "wan.sock")
+
+
+def _changes(args: argparse.Namespace) -> dict[str, float | None]:
+    changes: dict[str, float | None] = {}
+    for option, field in (("delay", "rtt_us"), ("jitter", "jitter_us")):
+        if getattr(args, option) is not None:
+            try:
+                changes[field] = parse_duration_us(getattr(args, option))
+            except ValueError as error:
+                raise ConfigError(f"--{option}", str(error)) from error
+    if args.loss is not None:
+        try:
+            changes["loss"] = parse_loss(args.loss)
+        except ValueError as error:
+            raise ConfigError("--loss", str(error)) from error
+    if args.rate is not None:
+        try:
+            changes["rate_bps"] = None if args.rate == "none" else quantity.parse_int(args.rate)
+        except QuantityError as error:
+            raise ConfigError("--rate", str(error)) from error
+        if changes["rate_bps"] is not None and changes["rate_bps"] < 1000:
+            raise ConfigError("--rate", f"{args.rate} is below 1k bits per second", "write none for no limit")
+    if not changes:
+        raise ConfigError("wan set", "nothing to change", "give --delay, --jitter, --loss or --rate")
+    return changes
+
+
+def _print(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
+    if as_json:
+        plain = [{"zones": list(pair), **msgspec.to_builtins(link)} for pair, link in links.items()]
+        print(msgspec.json.encode({"links": plain}).decode())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("zone", "zone", "round trip", "jitter", "loss", "rate")
+    for (origin, destination), link in links.items():
+        rate = "-" if link.rate_bps is None else f"{link.rate_bps / 1e6:g} Mbit/s"
+        cells = f"{link.rtt_us / 1e3:g} ms", f"± {link.jitter_us / 1e3:g} ms", f"{link.loss:.2%}", rate
+        table.add_row(origin, destination, *cells)
+    Console().print(table)
