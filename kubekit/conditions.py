@@ -38,3 +38,9 @@ def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float)
 def find(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:
     """Return the condition of that type, if there is one."""
     return next((c for c in conditions or () if c.type == type_), None)
+
+
+def news(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
+    """Conditions of ``after`` that are new, or whose status or reason changed: what an event should tell."""
+    known = {c.type: (c.status, c.reason) for c in before or ()}
+    return [c for c in after or () if known.get(c.type) != (c.status, c.reason)]

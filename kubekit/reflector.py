@@ -43,6 +43,8 @@ class Reflector(Generic[T]):
 
     Attributes:
         synced: set after the first complete list.
+        settled: set when synced, or when the API server does not know the resource (its definition is not installed): who
+            can do without these objects need not wait for them.
         malformed: how many objects could not be read and are therefore missing from the store, by key.
         contact_at: monotonic time of the last sign of life from the server.
     """
@@ -57,7 +59,7 @@ class Reflector(Generic[T]):
         label_selector: str = "",
         field_selector: str = "",
     ) -> None:
-        self.resource, self.synced = resource, asyncio.Event()
+        self.resource, self.synced, self.settled = resource, asyncio.Event(), asyncio.Event()
         self.malformed: dict[str, str] = {}
         self.contact_at = 0.0
         self._client, self._namespace = client, namespace
@@ -97,6 +99,7 @@ class Reflector(Generic[T]):
                 if not version:
                     version = await self._list()
                     self.synced.set()
+                    self.settled.set()
                 version = await self._watch(version, backoff)
                 log.change(self._topic, "", "watching again", resource=self.resource.plural)
                 if time.monotonic() - started >= SHORT_WATCH_S:
@@ -104,8 +107,10 @@ class Reflector(Generic[T]):
                     continue
                 wait_s = backoff.next()
             except _WatchEndedError as ended:
-                # Progress up to the error counts: the next watch starts from there.
-                version, wait_s = ended.version, self._wait_after(ended.cause, backoff)
+                # Progress up to the error counts: the next watch starts from there. But a definition that was taken away
+                # took its objects along, without an event for each.
+                gone = isinstance(ended.cause, ApiError) and ended.cause.not_found
+                version, wait_s = "" if gone else ended.version, self._wait_after(ended.cause, backoff)
             except KubekitError as error:
                 wait_s = self._wait_after(error, backoff)
                 if isinstance(error, ApiError) and error.expired:
@@ -119,6 +124,8 @@ class Reflector(Generic[T]):
     def _wait_after(self, error: KubekitError, backoff: Backoff) -> float:
         asked_s = error.retry_after_s or 0.0 if isinstance(error, ApiError) else 0.0
         expired = isinstance(error, ApiError) and error.expired
+        if isinstance(error, ApiError) and error.not_found:
+            self.settled.set()
         if not expired:
             kind = str(error.status) if isinstance(error, ApiError) else type(error).__name__
             log.change(self._topic, kind, "cannot watch", resource=self.resource.plural, error=str(error))
@@ -141,6 +148,8 @@ class Reflector(Generic[T]):
                     key = self._key_of(raw)
                     malformed[key] = str(error)
                     self._report_malformed(key, str(error))
+                    if key in self._items:  # its last good state stays, as it does when a watch brings such an object
+                        fresh[key] = self._items[key]
                     continue
                 fresh[item.metadata.key] = item
             version = page.metadata.resource_version

@@ -1,0 +1,80 @@
+"""The controller's command line: ``manager`` keeps costs, orders and plans; ``extender`` answers kube-scheduler;
+``check-config`` tells whether a configuration file is good, without a cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from controller.config import ControllerConfiguration, load_config
+from kubekit import logs
+from kubekit.config import load_cluster
+from kubekit.errors import ConfigError
+from kubekit.runtime import EXIT_USAGE, run_program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code: 0 done or stopped, 1 failed, 2 wrong usage or configuration."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.command == "check-config":
+            load_config(arguments.file)
+            print(f"{arguments.file}: good")
+            return 0
+        config = _with_flags(load_config(arguments.config), arguments)
+        logs.set_up(format_=config.log_format, level=config.log_level)
+        return _run(config, arguments)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
+    cluster = load_cluster(arguments.kubeconfig)
+    from controller.manager import run_manager
+
+    return run_program(lambda: run_manager(cluster, config))
+
+
+def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) -> ControllerConfiguration:
+    """Flags that were given lie over the file; they are checked like the file's own values."""
+    given = {
+        field: value
+        for field in ("namespace", "listen", "log_level", "log_format")
+        if (value := getattr(arguments, field)) is not None
+    }
+    if arguments.leader_elect is not None:
+        given["leader_election"] = msgspec.structs.replace(config.leader_election, enabled=arguments.leader_elect)
+    changed = msgspec.structs.replace(config, **given)
+    changed.validate()
+    return changed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    manager = commands.add_parser("manager", help="keep NetworkTopologies, AppGroups and the probe plan")
+    _add_common(manager)
+    check = commands.add_parser("check-config", help="check a configuration file and exit")
+    check.add_argument("file", metavar="FILE")
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="ControllerConfiguration; see docs/configuration.md")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, the pod's own, ~/.kube/config")
+    parser.add_argument("--namespace", help="where netaware lives (default netaware-system)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="metrics and health checks")
+    parser.add_argument("--log-level", choices=logs.LEVELS)
+    parser.add_argument("--log-format", choices=logs.FORMATS)
+    parser.add_argument(
+        "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the election"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

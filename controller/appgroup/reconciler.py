@@ -1,0 +1,254 @@
+"""Keeps AppGroups: reads the spec, the pods and the costs; writes the status, and never the spec."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from controller.appgroup.config import AppGroupConfig
+from controller.appgroup.status import COMPLETE, CostLookup, Facts, Location, gather, plan_status
+from controller.caches import Caches, OwnWrites
+from controller.capabilities import Capabilities
+from controller.resources import (
+    APPGROUP_LABEL,
+    APPGROUPS,
+    FIELD_MANAGER,
+    REGION_LABEL,
+    ZONE_LABEL,
+    AppGroup,
+    AppGroupStatus,
+    NetworkTopology,
+)
+from controller.topology.places import same_place
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.conditions import news
+from kubekit.errors import ApiError
+from kubekit.events import EventRecorder, reference
+from kubekit.wire import Condition, Node, Pod
+from kubekit.workqueue import WorkQueue
+
+log = logs.get("controller.appgroup")
+
+
+class AppGroupController:
+    """Reconciles every AppGroup in the watched namespaces."""
+
+    def __init__(
+        self,
+        client: Client,
+        caches: Caches,
+        config: AppGroupConfig,
+        recorder: EventRecorder,
+        registry: CollectorRegistry,
+        *,
+        namespace: str,
+        capabilities: Capabilities,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
+        self._namespace, self._capabilities, self._wall = namespace, capabilities, wall
+        self._queue = WorkQueue()
+        self._own: OwnWrites[AppGroup] = OwnWrites()
+        self._metrics = AppGroupMetrics(registry)
+        self._locations: dict[str, Location] | None = None
+        self._pods_of: dict[str, dict[str, Pod]] = defaultdict(dict)
+        self._lookups: dict[str, tuple[str, CostLookup]] = {}
+        self._last_conditions: dict[str, list[Condition]] = {}
+        caches.app_groups.subscribe(lambda key, _old, _new: self._soon(key))
+        caches.group_pods.subscribe(self._pod_changed)
+        caches.nodes.subscribe(self._node_changed)
+        caches.topologies.subscribe(self._topology_changed)
+
+    def _soon(self, key: str) -> None:
+        self._queue.add_after(key, self._config.settle_s)
+
+    def _all_soon(self) -> None:
+        for key in self._caches.app_groups.items:
+            self._soon(key)
+
+    def _pod_changed(self, key: str, old: Pod | None, new: Pod | None) -> None:
+        for name in {pod.metadata.label(APPGROUP_LABEL) for pod in (old, new) if pod is not None}:
+            # A pod names its group but not the group's namespace, which may be another one.
+            self._pods_of[name].pop(key, None)
+            if not self._pods_of[name]:
+                del self._pods_of[name]
+            for group in self._caches.app_groups.items:
+                if group.endswith(f"/{name}"):
+                    self._soon(group)
+        if new is not None:
+            self._pods_of[new.metadata.label(APPGROUP_LABEL)][key] = new
+
+    def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
+        if not same_place(old, new):
+            self._locations = None
+            self._all_soon()
+
+    def _topology_changed(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
+        if old is None or new is None or old.spec.weights != new.spec.weights:
+            self._lookups.pop(key, None)
+            self._all_soon()
+
+    async def run(self) -> None:
+        """Keep the groups until cancelled."""
+        self._own.forget()
+        for key in self._caches.app_groups.items:
+            self._queue.add(key)
+        try:
+            await self._queue.work(self._reconcile, name="appgroup")
+        finally:
+            self._metrics.clear()
+
+    async def _reconcile(self, key: str) -> float | None:
+        group = self._own.newest(key, self._caches.app_groups.get(key))
+        if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
+            self._metrics.drop(key)
+            self._last_conditions.pop(key, None)
+            return None
+        pods = self._pods_of.get(group.metadata.name, {}).values()
+        facts = gather(group, pods, self._places(), self._costs(group))
+        self._metrics.show(key, group, facts)
+        try:
+            await self._write_status(key, group, facts)
+        except ApiError as error:
+            if error.not_found:  # deleted while we were at it
+                return None
+            raise
+        return self._config.resync_s
+
+    def _places(self) -> dict[str, Location]:
+        if self._locations is None:
+            self._locations = {
+                node.metadata.name: (node.metadata.label(REGION_LABEL), node.metadata.label(ZONE_LABEL))
+                for node in self._caches.nodes
+            }
+        return self._locations
+
+    def _costs(self, group: AppGroup) -> CostLookup:
+        topology = self._topology_for(group)
+        if topology is None:
+            return CostLookup(None)
+        key, version = topology.metadata.key, topology.metadata.resource_version
+        known = self._lookups.get(key)
+        if known is None or known[0] != version:
+            known = (version, CostLookup(topology.weight(self._config.weights_name)))
+            self._lookups[key] = known
+        return known[1]
+
+    def _topology_for(self, group: AppGroup) -> NetworkTopology | None:
+        mirror, name = self._caches.topologies, self._config.network_topology_name
+        for namespace in (group.metadata.namespace, self._namespace):
+            found = mirror.get(f"{namespace}/{name}")
+            if found is not None:
+                return found
+        return next(iter(mirror)) if len(mirror) == 1 else None
+
+    async def _write_status(self, key: str, group: AppGroup, facts: Facts) -> None:
+        kept = await self._capabilities.has_status(APPGROUPS)
+        if not kept:  # upstream's definition: conditions and observedGeneration would be dropped
+            remembered = msgspec.structs.replace(
+                group.status,
+                conditions=self._last_conditions.get(key),
+                observed_generation=group.metadata.generation,
+            )
+            group = msgspec.structs.replace(group, status=remembered)
+        wanted = plan_status(group, facts, self._wall())
+        changed = news(group.status.conditions, wanted.conditions)
+        if _stored(wanted, kept=kept) != _stored(group.status, kept=kept):
+            after = await self._client.apply(
+                APPGROUPS,
+                group.metadata.name,
+                _status_body(group, _stored(wanted, kept=kept)),
+                AppGroup,
+                field_manager=FIELD_MANAGER,
+                namespace=group.metadata.namespace,
+                subresource="status" if kept else None,
+            )
+            self._own.note(key, group, after)
+            self._metrics.writes.inc()
+        first = group.status.conditions is None
+        self._last_conditions[key] = list(wanted.conditions or ())
+        self._announce(group, [c for c in changed if not first or _is_bad(c)])
+
+    def _announce(self, group: AppGroup, changed: list[Condition]) -> None:
+        about = reference(APPGROUPS, group.metadata)
+        for change in changed:
+            say = self._recorder.warning if _is_bad(change) else self._recorder.normal
+            say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action="Order")
+
+
+def _is_bad(found: Condition) -> bool:
+    """Whether a person should look; a group that is not complete yet is on its way."""
+    return found.status == "False" and found.type != COMPLETE
+
+
+def _stored(wanted: AppGroupStatus, *, kept: bool) -> AppGroupStatus:
+    """The part of a status that the definition keeps."""
+    return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
+
+
+def _status_body(group: AppGroup, wanted: AppGroupStatus) -> dict[str, object]:
+    plain = msgspec.to_builtins(wanted)
+    plain.setdefault("runningWorkloads", 0)
+    return {
+        "apiVersion": APPGROUPS.api_version,
+        "kind": APPGROUPS.kind,
+        "metadata": {"name": group.metadata.name, "namespace": group.metadata.namespace},
+        "status": plain,
+    }
+
+
+class AppGroupMetrics(Collector):
+    """Gauges of all groups, read from the last look at each, and a counter of writes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._facts: dict[str, tuple[AppGroup, Facts]] = {}
+        self.writes = Counter("netaware_appgroup_writes", "Statuses of AppGroups written.", registry=registry)
+        registry.register(self)
+
+    def show(self, key: str, group: AppGroup, facts: Facts) -> None:
+        """Show this from now on for ``namespace/name``."""
+        self._facts[key] = group, facts
+
+    def drop(self, key: str) -> None:
+        """Show nothing for it any more."""
+        self._facts.pop(key, None)
+
+    def clear(self) -> None:
+        """Show nothing: this replica does not lead."""
+        self._facts.clear()
+
+    def describe(self) -> Iterator[Metric]:
+        """No names in advance: registering must not collect."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other, over all groups."""
+        pods = GaugeMetricFamily("netaware_appgroup_pods", "Pods of a group.", labels=["appgroup", "state"])
+        edges = GaugeMetricFamily(
+            "netaware_appgroup_dependencies",
+            "Dependencies of a group by how they fare.",
+            labels=["appgroup", "verdict"],
+        )
+        faults = GaugeMetricFamily(
+            "netaware_appgroup_spec_faults", "What is wrong with a group's spec.", labels=["appgroup", "problem"]
+        )
+        cycles = GaugeMetricFamily("netaware_appgroup_cycles", "Cycles among a group's workloads.", labels=["appgroup"])
+        for key, (group, facts) in self._facts.items():
+            pods.add_metric([key, "wanted"], group.spec.num_members)
+            pods.add_metric([key, "running"], facts.running)
+            pods.add_metric([key, "placed"], sum(sum(places.values()) for places in facts.members))
+            verdicts = Tally(found.verdict for found in facts.judged)
+            for verdict in ("met", "violated", "unknown", "idle"):
+                edges.add_metric([key, verdict], verdicts[verdict])
+            for problem, count in Tally(fault.problem for fault in facts.graph.faults).items():
+                faults.add_metric([key, problem], count)
+            cycles.add_metric([key], len(facts.order.cycles))
+        yield from (pods, edges, faults, cycles)

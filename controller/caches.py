@@ -1,0 +1,111 @@
+"""The manager's view of the cluster: one mirror per kind, shared by all rooms, so that nothing is held twice.
+
+Memory follows nodes, zones and group pods: pods are mirrored only where they carry the AppGroup label or are agents, and
+ConfigMaps only where they are probe plans. Rooms read these mirrors and never the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Generic, TypeVar
+
+from controller.resources import (
+    APPGROUP_LABEL,
+    APPGROUPS,
+    NETWORK_TOPOLOGIES,
+    AppGroup,
+    NetworkTopology,
+)
+from controller.topology.places import AGENT_POD_SELECTOR
+from kubekit.client import Client
+from kubekit.reflector import HasMetadata, Reflector
+from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Pod
+
+PLAN_LABEL = "netaware.io/plan"
+
+T = TypeVar("T", bound=HasMetadata)
+
+
+class Caches:
+    """The mirrors.
+
+    Attributes:
+        nodes: all nodes.
+        group_pods: pods of AppGroups, in all namespaces.
+        agent_pods: pods of the agent's DaemonSet, in netaware's namespace.
+        app_groups: all AppGroups.
+        topologies: all NetworkTopologies.
+        plans: the probe plans' ConfigMaps.
+    """
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.nodes: Reflector[Node] = Reflector(client, NODES, Node)
+        self.group_pods: Reflector[Pod] = Reflector(client, PODS, Pod, label_selector=APPGROUP_LABEL)
+        self.agent_pods: Reflector[Pod] = Reflector(
+            client, PODS, Pod, namespace=namespace, label_selector=AGENT_POD_SELECTOR
+        )
+        self.app_groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
+        self.topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
+        self.plans: Reflector[ConfigMap] = Reflector(
+            client, CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=f"{PLAN_LABEL}=true"
+        )
+
+    @property
+    def by_name(
+        self,
+    ) -> Mapping[
+        str, Reflector[Node] | Reflector[Pod] | Reflector[AppGroup] | Reflector[NetworkTopology] | Reflector[ConfigMap]
+    ]:
+        """Every mirror by a name that is fit for metrics and health checks."""
+        return {
+            "nodes": self.nodes,
+            "group-pods": self.group_pods,
+            "agent-pods": self.agent_pods,
+            "app-groups": self.app_groups,
+            "network-topologies": self.topologies,
+            "plans": self.plans,
+        }
+
+    def tasks(self) -> dict[str, Awaitable[None]]:
+        """One endless task per mirror."""
+        return {f"mirror {name}": mirror.run() for name, mirror in self.by_name.items()}
+
+    def problems(self) -> str:
+        """What is not mirrored yet, for /readyz; a definition that is not installed is no reason to wait."""
+        return ", ".join(name for name, mirror in self.by_name.items() if not mirror.settled.is_set())
+
+    async def settle(self) -> None:
+        """Wait until every mirror has listed once, or knows that its resource is not served."""
+        for mirror in self.by_name.values():
+            await mirror.settled.wait()
+
+
+class OwnWrites(Generic[T]):
+    """What we wrote but have not yet seen come back.
+
+    A mirror lags behind our own writes by a moment. A rule that ran in this moment on the mirror's copy would decide the
+    same thing again, and put old values of other fields back.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[set[str], T]] = {}
+
+    def note(self, key: str, before: T | None, after: T) -> None:
+        """Remember that ``before`` became ``after`` by a write of ours."""
+        superseded, _ = self._written.get(key, (set(), after))
+        superseded.add(before.metadata.resource_version if before is not None else "")
+        self._written[key] = (superseded, after)
+
+    def newest(self, key: str, mirrored: T | None) -> T | None:
+        """The mirror's copy, or ours while the mirror still has one that we replaced."""
+        if key not in self._written:
+            return mirrored
+        superseded, after = self._written[key]
+        if (mirrored.metadata.resource_version if mirrored is not None else "") in superseded:
+            return after
+        del self._written[key]
+        return mirrored
+
+    def forget(self) -> None:
+        """Forget everything, when a leadership begins: others may have written since."""
+        self._written.clear()

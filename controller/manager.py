@@ -1,0 +1,158 @@
+"""The manager: mirrors that are always warm, and the controllers that only the leader runs.
+
+A replica that does not lead mirrors the cluster all the same, so that a failover costs the election and not a cold start.
+All writes of the leader go through a client that asks the leadership first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Awaitable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from controller.appgroup.reconciler import AppGroupController
+from controller.caches import Caches
+from controller.capabilities import Capabilities
+from controller.config import ControllerConfiguration
+from controller.topology.reconciler import TopologyController
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.events import EventRecorder
+from kubekit.http import Checks, Server
+from kubekit.lease import Elector, Leadership
+from kubekit.runtime import settle_memory, supervise
+
+log = logs.get("controller.manager")
+
+COMPONENT = "netaware-controller"
+
+
+async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -> None:
+    """Run until cancelled.
+
+    Raises:
+        ConfigError: the listen address cannot be bound.
+    """
+    registry = CollectorRegistry()
+    for collect in (ProcessCollector, PlatformCollector, GCCollector):
+        collect(registry=registry)
+    async with Client(cluster, user_agent=f"{COMPONENT}/{_version()}") as client:
+        manager = Manager(client, config, registry)
+        await manager.run()
+
+
+class Manager:
+    """Assembles the rooms and runs them.
+
+    Attributes:
+        identity: of this replica, in the Lease and in events.
+        caches: the mirrors.
+        elector: this replica's part in the election.
+    """
+
+    def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
+        self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.caches = Caches(client, config.namespace)
+        self._config, self._registry = config, registry
+        election = config.leader_election
+        self.elector = Elector(
+            client,
+            namespace=config.namespace,
+            name=election.lease_name,
+            identity=self.identity,
+            timing=election.timing(),
+        )
+        if not election.enabled:
+            self.elector.leadership.extend(float("inf"))
+        fenced = client.fenced(self.elector.leadership)
+        capabilities = Capabilities(client)
+        self._recorder = EventRecorder(fenced, component=COMPONENT, instance=self.identity, registry=registry)
+        self._topology = TopologyController(
+            fenced,
+            self.caches,
+            config.topology,
+            self._recorder,
+            registry,
+            namespace=config.namespace,
+            capabilities=capabilities,
+        )
+        self._app_group = AppGroupController(
+            fenced,
+            self.caches,
+            config.app_group,
+            self._recorder,
+            registry,
+            namespace=config.namespace,
+            capabilities=capabilities,
+        )
+        self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
+        self._info.set_function(lambda: float(self.elector.leadership.held))
+        registry.register(_MirrorMetrics(self.caches))
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        server = Server(self._config.listen, checks=self._checks(), registry=self._registry)
+        tasks: dict[str, Awaitable[None]] = {
+            **self.caches.tasks(),
+            "http": server.serve(),
+            "events": self._recorder.run(),
+            "memory": self._settle(),
+            "election": self._elect(),
+        }
+        await supervise(tasks)
+
+    async def _elect(self) -> None:
+        if self._config.leader_election.enabled:
+            await self.elector.run(self._lead)
+        else:
+            await self._lead(self.elector.leadership)
+
+    async def _lead(self, _: Leadership) -> None:
+        await self.caches.settle()
+        await supervise({"topology": self._topology.run(), "appgroup": self._app_group.run()})
+
+    async def _settle(self) -> None:
+        await self.caches.settle()
+        settle_memory()
+        log.info("mirrors are full", **{name.replace("-", "_"): len(m) for name, m in self.caches.by_name.items()})
+        await asyncio.Event().wait()
+
+    def _checks(self) -> Checks:
+        checks = Checks()
+        checks.ready["mirrors"] = lambda: f"not listed yet: {p}" if (p := self.caches.problems()) else ""
+        return checks
+
+
+class _MirrorMetrics(Collector):
+    """How many objects are mirrored, and how many could not be read."""
+
+    def __init__(self, caches: Caches) -> None:
+        self._caches = caches
+
+    def describe(self) -> Iterator[Metric]:
+        """No names in advance: registering must not collect."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Two families over all mirrors."""
+        objects = GaugeMetricFamily("netaware_mirrored_objects", "Objects in memory.", labels=["kind"])
+        malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be read.", labels=["kind"])
+        for name, mirror in self._caches.by_name.items():
+            objects.add_metric([name], len(mirror))
+            malformed.add_metric([name], len(mirror.malformed))
+        yield from (objects, malformed)
+
+
+def _version() -> str:
+    with contextlib.suppress(PackageNotFoundError):
+        return version("netaware")
+    return "unknown"

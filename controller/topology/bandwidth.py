@@ -1,0 +1,158 @@
+"""Bandwidth between zones: what is taken, recounted from state, and what there is.
+
+Each placed pod of a workload asks ``minBandwidth`` of each dependency in total, spread evenly over the dependency's placed
+pods, as a Service spreads its calls. Nothing is added or taken away on events: the sum over all groups is made anew from
+the caches, so it is right after restarts, deletions, moves, relabellings and events that came twice or in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from controller.appgroup.graph import Graph, build_graph, namespaces_of
+from controller.resources import APPGROUP_LABEL, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL, AppGroup, NetworkTopology
+from kubekit import quantity
+from kubekit.errors import QuantityError
+from kubekit.wire import Pod
+from netperf.costs import ZonePair
+from netperf.sample import Place, Sample
+
+Quantity = str | int
+PodKey = tuple[str, str, str]
+"""Namespace, group, workload selector."""
+
+
+def is_placed(pod: Pod) -> bool:
+    """Bound to a node, not finished, and not on its way out."""
+    return bool(pod.spec.node_name) and not pod.terminal and pod.metadata.deletion_timestamp is None
+
+
+def placed_by_zone(pods: Iterable[Pod], places: Mapping[str, Place]) -> dict[PodKey, Counter[str]]:
+    """Placed pods counted by zone; pods on nodes that are gone, or that have no zone, do not count."""
+    counts: dict[PodKey, Counter[str]] = defaultdict(Counter)
+    for pod in pods:
+        place = places.get(pod.spec.node_name)
+        if place is not None and place.zone and is_placed(pod):
+            meta = pod.metadata
+            counts[meta.namespace, meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)][place.zone] += 1
+    return counts
+
+
+def members_by_zone(group: AppGroup, graph: Graph, placed: Mapping[PodKey, Counter[str]]) -> list[Counter[str]]:
+    """Per workload of the graph, its placed pods by zone, over the namespaces that belong to the group."""
+    namespaces = sorted(namespaces_of(group.metadata.namespace, graph.workloads))
+    members: list[Counter[str]] = []
+    for workload in graph.workloads:
+        total: Counter[str] = Counter()
+        for namespace in namespaces:
+            total.update(placed.get((namespace, group.metadata.name, workload.selector), {}))
+        members.append(total)
+    return members
+
+
+def allocated_bps(groups: Iterable[AppGroup], placed: Mapping[PodKey, Counter[str]]) -> dict[ZonePair, int]:
+    """Directed pair of zones -> bits per second that placed pods have asked of it, rounded up.
+
+    Args:
+        groups: every AppGroup; their order does not matter.
+        placed: from `placed_by_zone`.
+    """
+    total: dict[ZonePair, Fraction] = defaultdict(Fraction)
+    for group in groups:
+        graph = build_graph(group.spec)
+        members = members_by_zone(group, graph, placed)
+        for edge in graph.edges:
+            callers, called = members[edge.dependant], members[edge.dependency]
+            replicas = called.total()
+            if not edge.min_bandwidth_bps or not replicas:
+                continue
+            for origin, callers_there in callers.items():
+                for destination, called_there in called.items():
+                    if origin != destination:
+                        share = Fraction(edge.min_bandwidth_bps * callers_there * called_there, replicas)
+                        total[origin, destination] += share
+    return {pair: math.ceil(rate) for pair, rate in sorted(total.items())}
+
+
+def between_regions(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
+    """The same between regions: the sum over the zone pairs that join them."""
+    total: dict[ZonePair, int] = defaultdict(int)
+    for (origin, destination), rate_bps in by_zone.items():
+        regions = zones.get(origin, ""), zones.get(destination, "")
+        if all(regions) and regions[0] != regions[1]:
+            total[regions] += rate_bps
+    return dict(sorted(total.items()))
+
+
+def declared_capacities(
+    topology: NetworkTopology, ours: str
+) -> tuple[dict[ZonePair, Quantity], dict[ZonePair, Quantity]]:
+    """Capacities that the user wrote into any weight but ``ours``, by zone pair and by region pair, spelled as written.
+
+    What is no quantity is left out: it would be refused when we copy it.
+    """
+    found: dict[str, dict[ZonePair, Quantity]] = {ZONE_LABEL: {}, REGION_LABEL: {}}
+    for weight in topology.spec.weights or ():
+        if weight.name == ours:
+            continue
+        for level in weight.topology_list:
+            capacities = found.get(level.topology_key, {})
+            for origin in level.origin_list:
+                for entry in origin.cost_list:
+                    if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
+                        capacities.setdefault((origin.origin, entry.destination), entry.bandwidth_capacity)
+    return found[ZONE_LABEL], found[REGION_LABEL]
+
+
+def _is_quantity(value: Quantity) -> bool:
+    try:
+        return quantity.parse(value) >= 0
+    except QuantityError:
+        return False
+
+
+def measured_capacities(samples: Iterable[Sample]) -> dict[ZonePair, int]:
+    """Directed pair of zones -> bits per second of its fastest trusted stream, to two significant figures.
+
+    The path carries at least that much; runs that met other traffic read less, hence the fastest.
+    """
+    fastest: dict[ZonePair, float] = {}
+    for sample in samples:
+        rate_bps = sample.measurement.throughput_bps
+        if sample.measurement.test == "TCP_STREAM" and sample.trusted and rate_bps and len(set(sample.zones)) == 2:
+            fastest[sample.zones] = max(rate_bps, fastest.get(sample.zones, 0.0))
+    return {pair: _two_figures(rate_bps) for pair, rate_bps in sorted(fastest.items())}
+
+
+def region_capacities(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
+    """Measured capacity between regions: that of the best zone pair, since zone pairs may share the way."""
+    best: dict[ZonePair, int] = {}
+    for (origin, destination), rate_bps in by_zone.items():
+        regions = zones.get(origin, ""), zones.get(destination, "")
+        if all(regions) and regions[0] != regions[1]:
+            best[regions] = max(rate_bps, best.get(regions, 0))
+    return best
+
+
+def held_capacities(
+    written: Mapping[ZonePair, Quantity], measured: Mapping[ZonePair, int], hysteresis: float
+) -> dict[ZonePair, Quantity]:
+    """Measured capacities, but the written value where the new one is within ``hysteresis`` (a share) of it."""
+    held: dict[ZonePair, Quantity] = {}
+    for pair, rate_bps in measured.items():
+        before = written.get(pair)
+        near = (
+            before is not None
+            and _is_quantity(before)
+            and abs(quantity.parse_int(before) - rate_bps) <= hysteresis * quantity.parse_int(before)
+        )
+        held[pair] = before if before is not None and near else rate_bps
+    return held
+
+
+def _two_figures(rate_bps: float) -> int:
+    whole = round(rate_bps)
+    return round(whole, 2 - len(str(whole)))

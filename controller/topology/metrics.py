@@ -1,0 +1,156 @@
+"""What Prometheus sees of the costs: read from the last decision at scrape time, so that vanished pairs vanish here too.
+
+Cardinality: a handful of series per topology, and seven per directed pair of zones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from controller.topology.bandwidth import Quantity
+from controller.topology.places import Map
+from controller.topology.status import Tally, count_bases
+from controller.topology.weights import Bandwidths
+from kubekit import quantity
+from netperf.costs import CostTable, ZonePair
+from netperf.results import Results
+
+_PAIR = ["topology", "level", "origin", "destination"]
+_ZONES = ["topology", "origin", "destination"]
+
+
+class View(msgspec.Struct, frozen=True):
+    """What there is to show of one topology."""
+
+    table: CostTable
+    counts: Tally
+    bandwidths: Bandwidths
+    results: Results
+    map: Map
+
+
+class TopologyMetrics(Collector):
+    """Gauges of all topologies, and counters of what was done.
+
+    Attributes:
+        writes: writes by what was written (``weights``, ``status``).
+        conflicts: writes that met a newer version of the object.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._views: dict[str, View] = {}
+        self.writes = Counter("netaware_topology_writes", "Writes to NetworkTopologies.", ["what"], registry=registry)
+        self.conflicts = Counter(
+            "netaware_topology_conflicts", "Writes refused because the object had changed.", registry=registry
+        )
+        registry.register(self)
+
+    def show(self, key: str, view: View) -> None:
+        """Show this from now on for ``namespace/name``."""
+        self._views[key] = view
+
+    def drop(self, key: str) -> None:
+        """Show nothing for it any more."""
+        self._views.pop(key, None)
+
+    def clear(self) -> None:
+        """Show nothing: this replica does not lead."""
+        self._views.clear()
+
+    def describe(self) -> Iterator[Metric]:
+        """No names in advance: registering must not collect."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other, over all topologies."""
+        yield self._costs()
+        yield self._latencies()
+        yield self._ages()
+        yield self._pairs()
+        yield self._refused()
+        yield self._nodes()
+        yield from self._bandwidths()
+
+    def _costs(self) -> Metric:
+        family = GaugeMetricFamily("netaware_network_cost", "Cost as written to NetperfCosts.", labels=_PAIR)
+        for key, view in self._views.items():
+            for (origin, destination), entry in view.table.zones.items():
+                family.add_metric([key, "zone", origin, destination], entry.cost)
+            for (origin, destination), cost in view.table.regions.items():
+                family.add_metric([key, "region", origin, destination], cost)
+        return family
+
+    def _latencies(self) -> Metric:
+        family = GaugeMetricFamily(
+            "netaware_zone_latency_seconds",
+            "Latency that was priced, smoothed, penalties included.",
+            labels=[*_ZONES, "basis"],
+        )
+        for key, view in self._views.items():
+            for (origin, destination), entry in view.table.zones.items():
+                family.add_metric([key, origin, destination, entry.basis], entry.latency_us / 1e6)
+        return family
+
+    def _ages(self) -> Metric:
+        family = GaugeMetricFamily(
+            "netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", labels=_ZONES
+        )
+        for key, view in self._views.items():
+            for (origin, destination), entry in view.table.zones.items():
+                if entry.basis != "inferred":
+                    family.add_metric([key, origin, destination], entry.age_s)
+        return family
+
+    def _pairs(self) -> Metric:
+        family = GaugeMetricFamily(
+            "netaware_zone_pairs", "Directed pairs of zones by what their cost rests on.", labels=["topology", "basis"]
+        )
+        for key, view in self._views.items():
+            for basis, count in count_bases(view.counts, view.table).items():
+                family.add_metric([key, basis], count)
+        return family
+
+    def _refused(self) -> Metric:
+        family = GaugeMetricFamily(
+            "netaware_results_refused_keys", "Keys of results that could not be used.", labels=["topology", "reason"]
+        )
+        for key, view in self._views.items():
+            for reason, count in view.results.refused.items():
+                family.add_metric([key, reason], count)
+        return family
+
+    def _nodes(self) -> Metric:
+        family = GaugeMetricFamily("netaware_topology_nodes", "Nodes of the cluster.", labels=["topology", "has_zone"])
+        for key, view in self._views.items():
+            unzoned = len(view.map.unzoned)
+            family.add_metric([key, "true"], len(view.map.places) - unzoned)
+            family.add_metric([key, "false"], unzoned)
+        return family
+
+    def _bandwidths(self) -> Iterator[Metric]:
+        capacity = GaugeMetricFamily(
+            "netaware_bandwidth_capacity_bits_per_second", "What a path carries, as far as known.", labels=_PAIR
+        )
+        allocated = GaugeMetricFamily(
+            "netaware_bandwidth_allocated_bits_per_second", "What placed pods have asked of a path.", labels=_PAIR
+        )
+        for key, view in self._views.items():
+            levels = (
+                ("zone", view.bandwidths.zone_capacity, view.bandwidths.zone_allocated),
+                ("region", view.bandwidths.region_capacity, view.bandwidths.region_allocated),
+            )
+            for level, capacities, allocations in levels:
+                _add(capacity, key, level, capacities)
+                _add(allocated, key, level, allocations)
+        yield capacity
+        yield allocated
+
+
+def _add(family: GaugeMetricFamily, key: str, level: str, values: Mapping[ZonePair, Quantity]) -> None:
+    for (origin, destination), value in values.items():
+        family.add_metric([key, level, origin, destination], float(quantity.parse(value)))

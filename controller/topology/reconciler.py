@@ -1,0 +1,391 @@
+"""Keeps NetworkTopologies: samples and caches in, the NetperfCosts weight and the status out.
+
+`_plan` is pure and decides everything; `_execute` writes what differs. State beside the objects (smoothing, last good
+values) is a cache that may be lost: it is rebuilt from the samples and from the costs written last.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from controller.caches import Caches, OwnWrites
+from controller.capabilities import Capabilities
+from controller.resources import (
+    FIELD_MANAGER,
+    NETPERF_COSTS,
+    NETWORK_TOPOLOGIES,
+    REGION_LABEL,
+    NetworkTopology,
+    NetworkTopologyStatus,
+)
+from controller.topology import bandwidth, status
+from controller.topology.config import TopologyConfig
+from controller.topology.metrics import TopologyMetrics, View
+from controller.topology.places import Map, draw_map, same_place
+from controller.topology.planner import Planner
+from controller.topology.results import ObjectName, ResultsMirror
+from controller.topology.weights import Bandwidths, build_weight, patch_weight, written_capacities, written_costs
+from kubekit import logs
+from kubekit.client import JSON_PATCH, Client
+from kubekit.errors import ApiError, ConfigError
+from kubekit.events import EventRecorder, reference
+from kubekit.lease import boot_clock
+from kubekit.runtime import supervise
+from kubekit.wire import Condition, Node, Pod
+from kubekit.workqueue import WorkQueue
+from netperf.costs import CostState, CostTable, PairState, ZonePair, fold, price, restore
+from netperf.policy import CostPolicy, parse_policy
+from netperf.results import ZONES_PER_SHARD, Results, decode_results, shard_name
+
+log = logs.get("controller.topology")
+
+NOT_YET_S = 0.2
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything that one decision about a NetworkTopology rests on.
+
+    Attributes:
+        data: keys and values of all its results ConfigMaps together.
+        missing: names of those that do not exist.
+        allocated: bits per second by zone pair, from the AppGroups' placed pods.
+    """
+
+    topology: NetworkTopology
+    map: Map
+    data: Mapping[str, str]
+    missing: tuple[str, ...]
+    allocated: Mapping[ZonePair, int]
+    interval_s: float
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What follows from a snapshot: the cost table, the next state, and the bandwidths and faults beside them."""
+
+    table: CostTable
+    state: CostState
+    policy: CostPolicy
+    results: Results
+    bandwidths: Bandwidths
+    faults: status.InputFaults
+
+
+def decide(
+    snapshot: Snapshot,
+    state: CostState | None,
+    defaults: CostPolicy,
+    *,
+    now_s: float,
+    wall_s: float,
+    capacity_hysteresis: float = 0.25,
+) -> Decision:
+    """Price one NetworkTopology. Pure.
+
+    Args:
+        snapshot: what was read.
+        state: from the last decision; None after a restart.
+        defaults: the controller's policy, which the object's own overrides field by field.
+        now_s: a clock that nobody sets.
+        wall_s: wall clock, seconds since 1970.
+        capacity_hysteresis: see `TopologyConfig`.
+    """
+    topology, zones = snapshot.topology, snapshot.map.zones
+    policy, policy_fault = policy_of(topology, defaults)
+    results = decode_results(snapshot.data, snapshot.map.places)
+    weight = topology.weight(NETPERF_COSTS)
+    if state is None:
+        state = restore(written_costs(weight))
+        if not results.samples:
+            state = _last_resort(state, policy, now_s)
+    state = fold(results.samples.values(), state, policy, now_s, wall_s)
+    table, state = price(state, zones, policy, now_s, interval_s=snapshot.interval_s)
+    zone_declared, region_declared = bandwidth.declared_capacities(topology, NETPERF_COSTS)
+    measured = bandwidth.measured_capacities(results.samples.values())
+    held = bandwidth.held_capacities(written_capacities(weight), measured, capacity_hysteresis)
+    region_held = bandwidth.held_capacities(
+        written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), capacity_hysteresis
+    )
+    return Decision(
+        table=table,
+        state=state,
+        policy=policy,
+        results=results,
+        bandwidths=Bandwidths(
+            zone_capacity=held | zone_declared,
+            region_capacity=region_held | region_declared,
+            zone_allocated=snapshot.allocated,
+            region_allocated=bandwidth.between_regions(snapshot.allocated, zones),
+        ),
+        faults=status.InputFaults(policy_fault, snapshot.missing, results.refused, snapshot.map),
+    )
+
+
+def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
+    """The object's policy over the defaults, and what is wrong with it (then the defaults alone are used)."""
+    raw = topology.spec.cost_policy
+    if raw is None:
+        return defaults, ""
+    try:
+        fields = msgspec.json.decode(raw)
+        if fields is not None and not isinstance(fields, dict):
+            return defaults, "costPolicy is not an object"
+        return parse_policy(fields, defaults), ""
+    except ConfigError as error:
+        return defaults, str(error)
+    except msgspec.MsgspecError as error:
+        return defaults, f"costPolicy: {error}"
+
+
+def _last_resort(state: CostState, policy: CostPolicy, now_s: float) -> CostState:
+    """After a restart without any sample, the written costs are the last good values, and stale from the start."""
+    return {
+        pair: PairState(
+            cost=known.cost,
+            last_good_us=(known.cost or 0) * policy.unit_us,
+            last_good_s=now_s - policy.stale_after_s - 1,
+        )
+        for pair, known in state.items()
+    }
+
+
+class TopologyController:
+    """Reconciles every NetworkTopology in the watched namespaces, and keeps the probe plan."""
+
+    def __init__(
+        self,
+        client: Client,
+        caches: Caches,
+        config: TopologyConfig,
+        recorder: EventRecorder,
+        registry: CollectorRegistry,
+        *,
+        namespace: str,
+        capabilities: Capabilities,
+        clock: Callable[[], float] = boot_clock,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
+        self._capabilities, self._clock, self._wall = capabilities, clock, wall
+        self._defaults = config.policy()
+        self._queue = WorkQueue()
+        self._results = ResultsMirror(client, self._result_changed)
+        self.planner = Planner(client, caches, config, registry, namespace=namespace, results=self._results, wall=wall)
+        self._metrics = TopologyMetrics(registry)
+        self._states: dict[str, CostState] = {}
+        self._own: OwnWrites[NetworkTopology] = OwnWrites()
+        self._unwritten_change: set[str] = set()
+        self._last_conditions: dict[str, list[Condition]] = {}
+        self._map: Map | None = None
+        self._allocated: Mapping[ZonePair, int] | None = None
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        self._caches.topologies.subscribe(lambda key, _old, _new: self._soon(key))
+        self._caches.nodes.subscribe(self._node_changed)
+        self._caches.app_groups.subscribe(lambda _key, _old, _new: self._pods_moved())
+        self._caches.group_pods.subscribe(self._pod_changed)
+
+    def _soon(self, key: str) -> None:
+        self._queue.add_after(key, self._config.settle_s)
+
+    def _all_soon(self) -> None:
+        for key in self._caches.topologies.items:
+            self._soon(key)
+
+    def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
+        if not same_place(old, new):
+            self._map = None
+            self._pods_moved()
+
+    def _pod_changed(self, _key: str, old: Pod | None, new: Pod | None) -> None:
+        if old is None or new is None or _account_of(old) != _account_of(new):
+            self._pods_moved()
+
+    def _pods_moved(self) -> None:
+        self._allocated = None
+        self._all_soon()
+
+    def _result_changed(self, name: ObjectName) -> None:
+        for key, topology in self._caches.topologies.items.items():
+            if name in self._objects_of(topology):
+                self._soon(key)
+
+    async def run(self) -> None:
+        """Keep topologies and the plan until cancelled; whatever was remembered of an earlier leadership is dropped."""
+        self._states.clear()
+        self._own.forget()
+        self._unwritten_change.clear()
+        self._metrics.clear()
+        for key in self._caches.topologies.items:
+            self._queue.add(key)
+        try:
+            await supervise(
+                {
+                    "results": self._results.run(),
+                    "planner": self.planner.run(),
+                    "topologies": self._queue.work(self._reconcile, name="topology"),
+                }
+            )
+        finally:
+            self._metrics.clear()
+
+    async def _reconcile(self, key: str) -> float | None:
+        self._want_results()
+        topology = self._own.newest(key, self._caches.topologies.get(key))
+        if topology is None or not self._is_ours(topology):
+            self._forget(key)
+            return None
+        objects = self._objects_of(topology)
+        if not all(self._results.is_synced(name) for name in objects):
+            return NOT_YET_S
+        snapshot = self._read(topology, objects)
+        decision = decide(
+            snapshot,
+            self._states.get(key),
+            self._defaults,
+            now_s=self._clock(),
+            wall_s=self._wall(),
+            capacity_hysteresis=self._config.capacity_hysteresis,
+        )
+        self._states[key] = decision.state
+        try:
+            await self._execute(key, topology, decision, snapshot.interval_s)
+        except ApiError as error:
+            if error.not_found:  # deleted while we were at it
+                return None
+            if error.conflict:  # somebody wrote it since: the mirror will have the new version in a moment
+                self._metrics.conflicts.inc()
+                return NOT_YET_S
+            raise
+        return self._config.resync_s
+
+    def _is_ours(self, topology: NetworkTopology) -> bool:
+        return not self._config.namespaces or topology.metadata.namespace in self._config.namespaces
+
+    def _forget(self, key: str) -> None:
+        self._states.pop(key, None)
+        self._last_conditions.pop(key, None)
+        self._unwritten_change.discard(key)
+        self._metrics.drop(key)
+
+    def _want_results(self) -> None:
+        wanted = set(self.planner.result_objects)
+        for topology in self._caches.topologies:
+            if self._is_ours(topology):
+                wanted |= set(self._objects_of(topology))
+        self._results.want(wanted)
+
+    def _objects_of(self, topology: NetworkTopology) -> list[ObjectName]:
+        """The results that a topology is priced from: what our agents write, then its own ConfigMap and its shards."""
+        base = topology.spec.configmap_name
+        shards = range(max(1, math.ceil(len(self._shape().zones) / ZONES_PER_SHARD)))
+        own = [ObjectName(topology.metadata.namespace, shard_name(base, i)) for i in shards] if base else []
+        return list(dict.fromkeys([*self.planner.result_objects, *own]))
+
+    def _shape(self) -> Map:
+        if self._map is None:
+            self._map = draw_map(self._caches.nodes)
+        return self._map
+
+    def _read(self, topology: NetworkTopology, objects: Iterable[ObjectName]) -> Snapshot:
+        if self._allocated is None:
+            placed = bandwidth.placed_by_zone(self._caches.group_pods, self._shape().places)
+            self._allocated = bandwidth.allocated_bps(self._caches.app_groups, placed)
+        merged: dict[str, str] = {}
+        found = False
+        for name in objects:
+            data = self._results.data(name)
+            found = found or data is not None
+            merged |= data or {}
+        own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
+        return Snapshot(
+            topology=topology,
+            map=self._shape(),
+            data=merged,
+            missing=() if found else (str(own),),
+            allocated=self._allocated,
+            interval_s=self.planner.interval_s,
+        )
+
+    async def _execute(self, key: str, topology: NetworkTopology, decision: Decision, interval_s: float) -> None:
+        operations = patch_weight(topology, build_weight(decision.table, decision.bandwidths))
+        if operations is not None:
+            after = await self._client.patch(
+                NETWORK_TOPOLOGIES,
+                topology.metadata.name,
+                operations,
+                NetworkTopology,
+                kind=JSON_PATCH,
+                namespace=topology.metadata.namespace,
+                field_manager=FIELD_MANAGER,
+            )
+            self._own.note(key, topology, after)
+            self._unwritten_change.add(key)
+            self._metrics.writes.labels("weights").inc()
+            log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
+            topology = after
+        counts = status.tally(decision.table, decision.policy, interval_s)
+        self._metrics.show(key, View(decision.table, counts, decision.bandwidths, decision.results, self._shape()))
+        fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
+        await self._write_status(key, topology, fresh)
+
+    async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
+        kept = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
+        before = topology.status
+        if not kept:  # upstream's definition: conditions and observedGeneration would be dropped
+            before = msgspec.structs.replace(before, conditions=self._last_conditions.get(key))
+        wanted = status.plan_status(
+            before,
+            fresh,
+            node_count=len(self._caches.nodes),
+            generation=topology.metadata.generation,
+            weights_changed=key in self._unwritten_change,
+            now=self._wall(),
+        )
+        news = status.transitions(before.conditions, wanted.conditions)
+        if _stored(wanted, kept=kept) != _stored(before, kept=kept):
+            after = await self._client.apply(
+                NETWORK_TOPOLOGIES,
+                topology.metadata.name,
+                _status_body(topology, _stored(wanted, kept=kept)),
+                NetworkTopology,
+                field_manager=FIELD_MANAGER,
+                namespace=topology.metadata.namespace,
+                subresource="status" if kept else None,
+            )
+            self._own.note(key, topology, after)
+            self._metrics.writes.labels("status").inc()
+        self._unwritten_change.discard(key)
+        self._last_conditions[key] = list(wanted.conditions or ())
+        self._announce(topology, news)
+
+    def _announce(self, topology: NetworkTopology, news: Iterable[Condition]) -> None:
+        about = reference(NETWORK_TOPOLOGIES, topology.metadata)
+        for change in news:
+            say = self._recorder.warning if status.is_bad(change) else self._recorder.normal
+            say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action="Measure")
+
+
+def _stored(wanted: NetworkTopologyStatus, *, kept: bool) -> NetworkTopologyStatus:
+    """The part of a status that the definition keeps."""
+    return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
+
+
+def _status_body(topology: NetworkTopology, wanted: NetworkTopologyStatus) -> dict[str, object]:
+    plain = msgspec.to_builtins(wanted)
+    plain.setdefault("nodeCount", 0)
+    return {
+        "apiVersion": NETWORK_TOPOLOGIES.api_version,
+        "kind": NETWORK_TOPOLOGIES.kind,
+        "metadata": {"name": topology.metadata.name, "namespace": topology.metadata.namespace},
+        "status": plain,
+    }
+
+
+def _account_of(pod: Pod) -> tuple[object, ...]:
+    return bandwidth.is_placed(pod), pod.spec.node_name, pod.metadata.labels

@@ -1,0 +1,210 @@
+"""The status of a NetworkTopology: whether costs rest on measurements, and if not, which and why.
+
+Messages hold counts, names and costs, and no latency or age: those move with every run, and a status that is written every
+round would make a quiet network noisy. The moving numbers are metrics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from controller.resources import NetworkTopologyStatus
+from controller.topology.places import SHOWN_NODES, Map
+from kubekit.conditions import condition, merge, news
+from kubekit.wire import Condition, format_time
+from netperf.costs import MISSED_ROUNDS, CostTable, ZoneCost, ZonePair
+from netperf.policy import CostPolicy
+
+MEASURED, STALE, INCOMPLETE, INPUT_VALID = "Measured", "Stale", "Incomplete", "InputValid"
+SHOWN_PAIRS = 3
+
+
+class InputFaults(msgspec.Struct, frozen=True):
+    """What was wrong with what we read.
+
+    Attributes:
+        policy: why the object's costPolicy is not used; empty when it is.
+        missing: results ConfigMaps that do not exist.
+        refused: malformed keys by reason.
+        map: the cluster's shape, with unlabelled nodes and torn zones.
+    """
+
+    policy: str = ""
+    missing: tuple[str, ...] = ()
+    refused: Mapping[str, int] = {}
+    map: Map = Map({}, {})
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Directed zone pairs by what their cost rests on; each in one list, worst first."""
+
+    measured: tuple[ZonePair, ...]
+    stale: tuple[ZonePair, ...]
+    inferred: tuple[ZonePair, ...]
+    absent: tuple[ZonePair, ...]
+
+    @property
+    def total(self) -> int:
+        """All pairs."""
+        return len(self.measured) + len(self.stale) + len(self.inferred) + len(self.absent)
+
+
+def tally(table: CostTable, policy: CostPolicy, interval_s: float) -> Tally:
+    """Sort pairs by basis. A last good value counts as measured until it is old: a pair that moved to another node misses a
+    round, which is no news.
+    """
+    limit_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)
+
+    def is_old(entry: ZoneCost) -> bool:
+        return entry.basis == "stale" and entry.age_s > limit_s
+
+    measured = [p for p, e in table.zones.items() if e.basis != "inferred" and not is_old(e)]
+    stale = [p for p, e in table.zones.items() if is_old(e)]
+    inferred = [p for p, e in table.zones.items() if e.basis == "inferred"]
+    return Tally(
+        measured=tuple(sorted(measured, key=lambda p: (-table.zones[p].cost, p))),
+        stale=tuple(sorted(stale, key=lambda p: (-table.zones[p].age_s, p))),
+        inferred=tuple(sorted(inferred, key=lambda p: (-table.zones[p].cost, p))),
+        absent=tuple(sorted(table.absent)),
+    )
+
+
+def conditions_of(counts: Tally, table: CostTable, faults: InputFaults, generation: int) -> list[Condition]:
+    """The four conditions, without times."""
+    return [
+        _measured(counts, table, faults, generation),
+        _stale(counts, generation),
+        _incomplete(counts, generation),
+        _input_valid(faults, generation),
+    ]
+
+
+def _measured(counts: Tally, table: CostTable, faults: InputFaults, generation: int) -> Condition:
+    zones = len(faults.map.zones)
+    if counts.total == 0:
+        message = f"{zones} zones: there is no pair of zones to measure"
+        return condition(MEASURED, holds=True, reason="NoPairs", message=message, generation=generation)
+    head = f"{len(counts.measured)} of {counts.total} zone pairs measured"
+    if len(counts.measured) == counts.total:
+        costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts.measured[:SHOWN_PAIRS])
+        message = f"{head}; highest costs: {costs}"
+        return condition(MEASURED, holds=True, reason="AllPairsMeasured", message=message, generation=generation)
+    reason = "SomePairsMeasured" if counts.measured else "NothingMeasured"
+    lacking = _worst((*counts.absent, *counts.inferred, *counts.stale))
+    message = f"{head}; lacking: {lacking}"
+    return condition(MEASURED, holds=False, reason=reason, message=message, generation=generation)
+
+
+def _stale(counts: Tally, generation: int) -> Condition:
+    if not counts.stale:
+        return condition(
+            STALE, holds=False, reason="Fresh", message="no cost rests on an old value", generation=generation
+        )
+    message = (
+        f"{len(counts.stale)} of {counts.total} zone pairs keep their last good value, oldest: {_worst(counts.stale)}; "
+        "check that agents run in these zones and reach each other"
+    )
+    return condition(STALE, holds=True, reason="MeasurementsOld", message=message, generation=generation)
+
+
+def _incomplete(counts: Tally, generation: int) -> Condition:
+    if not counts.inferred and not counts.absent:
+        return condition(
+            INCOMPLETE, holds=False, reason="Complete", message="every pair has a cost", generation=generation
+        )
+    parts = []
+    if counts.inferred:
+        parts.append(f"{len(counts.inferred)} inferred from paths over other zones: {_worst(counts.inferred)}")
+    if counts.absent:
+        parts.append(f"{len(counts.absent)} without a cost: {_worst(counts.absent)}")
+    reason = "PairsAbsent" if counts.absent else "PairsInferred"
+    return condition(INCOMPLETE, holds=True, reason=reason, message="; ".join(parts), generation=generation)
+
+
+def _input_valid(faults: InputFaults, generation: int) -> Condition:
+    found: list[tuple[str, str]] = []
+    if faults.policy:
+        found.append(("BadCostPolicy", f"{faults.policy}; the controller's own policy is used"))
+    if faults.missing:
+        found.append(("ResultsMissing", f"no ConfigMap {_some(faults.missing)}"))
+    if faults.refused:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(faults.refused.items()))
+        found.append(("ResultsMalformed", f"keys refused: {reasons}"))
+    if faults.map.unzoned:
+        count = len(faults.map.unzoned)
+        found.append(("NodesWithoutZone", f"{count} nodes without a zone label: {_some(faults.map.unzoned)}"))
+    if faults.map.torn:
+        found.append(("ZonesTorn", f"nodes disagree about the region of zone {_some(faults.map.torn)}"))
+    if not found:
+        message = "everything that was read made sense"
+        return condition(INPUT_VALID, holds=True, reason="AllRead", message=message, generation=generation)
+    message = "; ".join(text for _, text in found)
+    return condition(INPUT_VALID, holds=False, reason=found[0][0], message=message, generation=generation)
+
+
+def plan_status(
+    before: NetworkTopologyStatus,
+    conditions: Sequence[Condition],
+    *,
+    node_count: int,
+    generation: int,
+    weights_changed: bool,
+    now: float,
+) -> NetworkTopologyStatus:
+    """The status to write; equal to ``before`` when nothing changed.
+
+    Args:
+        before: as it stands.
+        conditions: from `conditions_of`.
+        node_count: nodes of the cluster.
+        generation: of the spec that was read.
+        weights_changed: NetperfCosts was rewritten just now; only then weightCalculationTime moves.
+        now: wall clock, seconds since 1970.
+    """
+    return NetworkTopologyStatus(
+        node_count=node_count,
+        weight_calculation_time=format_time(now) if weights_changed else before.weight_calculation_time,
+        observed_generation=generation,
+        conditions=merge(before.conditions, conditions, now),
+    )
+
+
+def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:
+    """Conditions to tell of in events; one that was never there and is as it should be is no news."""
+    known = {c.type for c in before or ()}
+    return [c for c in news(before, after) if c.type in known or is_bad(c) or c.type == MEASURED]
+
+
+def is_bad(found: Condition) -> bool:
+    """Whether a person should look."""
+    return found.status == ("True" if found.type in {STALE, INCOMPLETE} else "False")
+
+
+def count_bases(counts: Tally, table: CostTable) -> dict[str, int]:
+    """Pairs by basis, for metrics; ``mirrored`` ones apart from those measured themselves."""
+    bases = Counter(
+        {"measured": 0, "mirrored": 0, "stale": 0, "inferred": len(counts.inferred), "absent": len(counts.absent)}
+    )
+    bases["stale"] = len(counts.stale)
+    mirrored = sum(table.zones[p].basis == "mirrored" for p in counts.measured)
+    bases["mirrored"], bases["measured"] = mirrored, len(counts.measured) - mirrored
+    return dict(bases)
+
+
+def _arrow(pair: ZonePair) -> str:
+    return f"{pair[0]} to {pair[1]}"
+
+
+def _worst(pairs: Sequence[ZonePair]) -> str:
+    shown = ", ".join(_arrow(pair) for pair in pairs[:SHOWN_PAIRS])
+    more = len(pairs) - SHOWN_PAIRS
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN_NODES])
+    more = len(names) - SHOWN_NODES
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,143 @@
+"""The NetperfCosts weight: built from a cost table, compared with what stands in the object, and patched into it.
+
+Only ours is replaced, by a JSON patch that names the object's version: under upstream's definition `spec.weights` is one
+atomic list, which a server-side apply of ours would replace as a whole, so that the user's weights would be lost. The patch
+fails when the object changed since we read it, hence no weight can be overwritten by an old copy, whatever the definition.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from controller.resources import (
+    NETPERF_COSTS,
+    REGION_LABEL,
+    ZONE_LABEL,
+    CostInfo,
+    NetworkTopology,
+    OriginInfo,
+    TopologyInfo,
+    WeightInfo,
+)
+from controller.topology.bandwidth import Quantity
+from kubekit import patches
+from kubekit.patches import Operation
+from netperf.costs import CostTable, ZonePair
+
+
+class Bandwidths(msgspec.Struct, frozen=True):
+    """Capacity as a quantity and allocation in bits per second, by directed pair, between zones and between regions."""
+
+    zone_capacity: Mapping[ZonePair, Quantity] = {}
+    region_capacity: Mapping[ZonePair, Quantity] = {}
+    zone_allocated: Mapping[ZonePair, int] = {}
+    region_allocated: Mapping[ZonePair, int] = {}
+
+
+def build_weight(table: CostTable, bandwidths: Bandwidths) -> WeightInfo:
+    """Costs and bandwidths as the weight, everything in bytewise order, as upstream's binary search needs it.
+
+    Pairs without a cost have no entry at all: the scheduler then takes its own value for unknown, never 0.
+    """
+    zone_costs = {pair: entry.cost for pair, entry in table.zones.items()}
+    return WeightInfo(
+        name=NETPERF_COSTS,
+        topology_list=[
+            _level(REGION_LABEL, table.regions, bandwidths.region_capacity, bandwidths.region_allocated),
+            _level(ZONE_LABEL, zone_costs, bandwidths.zone_capacity, bandwidths.zone_allocated),
+        ],
+    )
+
+
+def _level(
+    key: str, costs: Mapping[ZonePair, int], capacity: Mapping[ZonePair, Quantity], allocated: Mapping[ZonePair, int]
+) -> TopologyInfo:
+    origins: dict[str, list[CostInfo]] = defaultdict(list)
+    # Go compares strings bytewise; Python compares code points, which is the same order in UTF-8.
+    for origin, destination in sorted(costs):
+        pair = (origin, destination)
+        bounded = pair in capacity or pair in allocated
+        origins[origin].append(
+            CostInfo(
+                destination=destination,
+                network_cost=costs[pair],
+                bandwidth_capacity=capacity.get(pair),
+                bandwidth_allocated=str(allocated.get(pair, 0)) if bounded else None,
+            )
+        )
+    return TopologyInfo(topology_key=key, origin_list=[OriginInfo(o, entries) for o, entries in origins.items()])
+
+
+def written_costs(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, int]:
+    """The costs that a weight holds for zones (or regions)."""
+    return {pair: entry.network_cost for pair, entry in _entries(weight, level).items()}
+
+
+def written_capacities(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, Quantity]:
+    """The bandwidth capacities that a weight holds."""
+    entries = _entries(weight, level).items()
+    return {pair: e.bandwidth_capacity for pair, e in entries if e.bandwidth_capacity is not None}
+
+
+def _entries(weight: WeightInfo | None, level: str) -> dict[ZonePair, CostInfo]:
+    if weight is None:
+        return {}
+    return {
+        (origin.origin, entry.destination): entry
+        for topology in weight.topology_list
+        if topology.topology_key == level
+        for origin in topology.origin_list
+        for entry in origin.cost_list
+    }
+
+
+def patch_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operation] | None:
+    """JSON patch that puts ``weight`` in the place of the one of the same name, or None when it is there already.
+
+    An object without such a weight is left without one while there is nothing to say.
+    """
+    weights = topology.spec.weights
+    names = [w.name for w in weights or ()]
+    if weight.name in names:
+        if (weights or [])[names.index(weight.name)] == weight:
+            return None
+    elif not any(level.origin_list for level in weight.topology_list):
+        return None
+    value = _plain(weight)
+    if weights is None:
+        change = patches.add(patches.pointer("spec", "weights"), [value])
+    elif weight.name in names:
+        change = patches.replace(patches.pointer("spec", "weights", names.index(weight.name)), value)
+    else:
+        change = patches.add(patches.pointer("spec", "weights", "-"), value)
+    # Writing the version that we read makes the API server refuse the patch with a conflict if there is a newer one.
+    return [patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version), change]
+
+
+def _plain(weight: WeightInfo) -> dict[str, object]:
+    """As JSON wants it: absent quantities left out, since the definition does not take null."""
+    return {
+        "name": weight.name,
+        "topologyList": [
+            {
+                "topologyKey": level.topology_key,
+                "originList": [
+                    {"origin": origin.origin, "costList": [_plain_entry(entry) for entry in origin.cost_list]}
+                    for origin in level.origin_list
+                ],
+            }
+            for level in weight.topology_list
+        ],
+    }
+
+
+def _plain_entry(entry: CostInfo) -> dict[str, object]:
+    plain: dict[str, object] = {"destination": entry.destination, "networkCost": entry.network_cost}
+    if entry.bandwidth_capacity is not None:
+        plain["bandwidthCapacity"] = entry.bandwidth_capacity
+    if entry.bandwidth_allocated is not None:
+        plain["bandwidthAllocated"] = entry.bandwidth_allocated
+    return plain
