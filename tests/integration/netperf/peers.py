@@ -1,0 +1,167 @@
+"""Servers for probers on the loopback, peers that misbehave, and paths that are slow or lossy (simulated by relays)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from netperf.probers.echo_server import EchoServer
+from netperf.probers.netserver import Netserver
+
+SECRET = b"a secret of the integration tests"
+ADDRESS = "127.0.0.1"
+RELAY_ADDRESS = "127.0.0.2"
+START_DEADLINE_S = 20.0
+
+
+def free_port() -> int:
+    """A port that is free for TCP and UDP at this moment."""
+    with socket.socket() as tcp:
+        tcp.bind((ADDRESS, 0))
+        return int(tcp.getsockname()[1])
+
+
+@asynccontextmanager
+async def running(server: Netserver | EchoServer) -> AsyncIterator[None]:
+    """The server, listening; stopped afterwards."""
+    task = asyncio.create_task(server.run())
+    try:
+        async with asyncio.timeout(START_DEADLINE_S):
+            await server.wait_ready()
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def misbehaving(port: int, how: str) -> AsyncIterator[None]:
+    """A peer that takes connections and ``hangs``, or that ``resets`` or ``closes`` them once something was said."""
+    release = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if how == "hangs":
+            await release.wait()
+        else:
+            await reader.read(64)
+        if how == "resets":
+            writer.transport.abort()
+        writer.close()
+
+    server = await asyncio.start_server(serve, ADDRESS, port)
+    try:
+        yield
+    finally:
+        release.set()
+        server.close()
+
+
+@asynccontextmanager
+async def tcp_relay(port: int, delay_s: float = 0.0) -> AsyncIterator[None]:
+    """Takes connections at `RELAY_ADDRESS` and passes them on to `ADDRESS`, each chunk late by ``delay_s``: a slow path."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                await asyncio.sleep(delay_s)
+                writer.write(data)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(ADDRESS, port)
+        for pair in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(pass_on(*pair))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(serve, RELAY_ADDRESS, port)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _UdpRelay(asyncio.DatagramProtocol):
+    """Passes datagrams between one client and the server, except those that ``drops`` says are lost."""
+
+    def __init__(self, server: tuple[str, int], drops: Callable[[int], bool]) -> None:
+        self._server, self._drops, self._count = server, drops, 0
+        self._client: tuple[str | object, int] | None = None
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str | object, int]) -> None:
+        assert self._transport is not None
+        if addr == self._server:
+            if self._client is not None:
+                self._transport.sendto(data, self._client)
+            return
+        self._client = addr
+        self._count += 1
+        if not self._drops(self._count):
+            self._transport.sendto(data, self._server)
+
+
+@asynccontextmanager
+async def lossy_relay(port: int, drops: Callable[[int], bool]) -> AsyncIterator[None]:
+    """A path that loses requests by their number, counted from 1; TCP on the same port passes unharmed."""
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(
+        lambda: _UdpRelay((ADDRESS, port), drops), local_addr=(RELAY_ADDRESS, port)
+    )
+    try:
+        async with tcp_relay(port):
+            yield
+    finally:
+        transport.close()
+
+
+@contextmanager
+def cpu_group(quota_ratio: float) -> Iterator[Path]:
+    """A fresh cgroup with a CPU quota, version 2 or 1; the test is skipped where we may not make one."""
+    group = _make_group(quota_ratio)
+    if group is None:
+        pytest.skip("no cgroup CPU controller that we may use")
+    try:
+        yield group
+    finally:
+        group.rmdir()
+
+
+def _make_group(quota_ratio: float) -> Path | None:
+    root, name = Path("/sys/fs/cgroup"), f"netaware-test-{free_port()}"
+    quota_us = int(100_000 * quota_ratio)
+    for parent, file, value in (
+        (root, "cpu.max", f"{quota_us} 100000"),
+        (root / "cpu", "cpu.cfs_quota_us", str(quota_us)),
+        (root / "cpu,cpuacct", "cpu.cfs_quota_us", str(quota_us)),
+    ):
+        group = parent / name
+        if not (parent / "cgroup.procs").exists():  # a plain directory takes any file
+            continue
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / file).write_text(value)
+        except OSError:
+            group.rmdir()
+            continue
+        return group
+    return None

@@ -1,0 +1,250 @@
+"""Real netperf against real netserver on the loopback: what it reads, and a name for each way to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from lab.netperf_install import Netperf
+from netperf.plans import ProbeSettings
+from netperf.probers import child
+from netperf.probers.netperf import NetperfProber, parse_output
+from netperf.probers.netserver import Netserver
+from netperf.probers.passphrase import derive_passphrase, epoch_at
+from netperf.probers.prober import ProbeFailedError
+from netperf.sample import Measurement, Test, TrustLimits, judge
+from tests.integration.netperf.peers import (
+    ADDRESS,
+    RELAY_ADDRESS,
+    SECRET,
+    cpu_group,
+    free_port,
+    misbehaving,
+    running,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def prober(netperf_programs: Netperf) -> NetperfProber:
+    return NetperfProber(str(netperf_programs.netperf), SECRET)
+
+
+@pytest.fixture
+def netserver(netperf_programs: Netperf, settings: ProbeSettings) -> Netserver:
+    return Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, SECRET)
+
+
+def our_netservers() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if p.name() == "netserver"]
+
+
+async def failure(prober: NetperfProber, settings: ProbeSettings, address: str = ADDRESS) -> str:
+    with pytest.raises(ProbeFailedError) as caught:
+        await prober.probe(address, settings)
+    return caught.value.name
+
+
+@pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
+async def test_a_healthy_run_gives_every_number(
+    prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, test: Test
+) -> None:
+    async with running(netserver):
+        measurement = await prober.probe(ADDRESS, msgspec.structs.replace(settings, test=test))
+    assert measurement.prober == "netperf"
+    assert measurement.p50_us is not None
+    assert measurement.p90_us is not None
+    assert measurement.p99_us is not None
+    assert 0 < measurement.p50_us <= measurement.p90_us <= measurement.p99_us < 1e6
+    assert measurement.transactions is not None
+    assert measurement.transactions > 100
+    assert measurement.duration_s == pytest.approx(1.0, abs=0.5)
+    assert measurement.cpu_us is not None
+    assert measurement.run_queue_us is not None
+    assert measurement.loss_ratio is not None
+
+
+async def test_a_stream_gives_throughput_and_no_latency(
+    prober: NetperfProber, netserver: Netserver, settings: ProbeSettings
+) -> None:
+    async with running(netserver):
+        measurement = await prober.probe(ADDRESS, msgspec.structs.replace(settings, test="TCP_STREAM"))
+    assert measurement.throughput_bps is not None
+    assert measurement.throughput_bps > 1e6
+    assert measurement.p50_us is None
+
+
+async def test_nobody_listening_is_refused(prober: NetperfProber, settings: ProbeSettings) -> None:
+    assert await failure(prober, settings) == "refused"
+
+
+async def test_a_wrong_passphrase_is_unauthenticated(
+    netperf_programs: Netperf, netserver: Netserver, settings: ProbeSettings
+) -> None:
+    stranger = NetperfProber(str(netperf_programs.netperf), b"some other secret")
+    async with running(netserver):
+        assert await failure(stranger, settings) == "unauthenticated"
+
+
+async def test_a_peer_that_hangs_is_a_timeout(prober: NetperfProber, settings: ProbeSettings) -> None:
+    async with misbehaving(settings.port, "hangs"):
+        assert await failure(prober, settings) == "timeout"
+
+
+@pytest.mark.parametrize("how", ["resets", "closes"])
+async def test_a_peer_that_hangs_up_is_a_reset(prober: NetperfProber, settings: ProbeSettings, how: str) -> None:
+    async with misbehaving(settings.port, how):
+        assert await failure(prober, settings) == "reset"
+
+
+async def test_a_netserver_killed_during_the_run_is_a_reset(
+    prober: NetperfProber, netserver: Netserver, settings: ProbeSettings
+) -> None:
+    async with running(netserver):
+        run = asyncio.create_task(failure(prober, msgspec.structs.replace(settings, duration_s=3.0)))
+        while len(our_netservers()) < 2:  # the listener, and the process that serves this run
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        for process in our_netservers():
+            process.kill()
+        assert await run == "reset"
+
+
+@pytest.mark.parametrize("binary", [None, "/nonexistent/netperf"])
+async def test_without_netperf_the_failure_says_so(binary: str | None, settings: ProbeSettings) -> None:
+    assert await failure(NetperfProber(binary, SECRET), settings) == "no-netperf"
+
+
+async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently(
+    netperf_programs: Netperf, netserver: Netserver, settings: ProbeSettings
+) -> None:
+    """The fact about netperf that `parse_output` defends against."""
+    async with running(netserver):
+        passphrase = derive_passphrase(SECRET, epoch_at(time.time()))
+        command = [str(netperf_programs.netperf), "-H", ADDRESS, "-p", str(settings.port), "-Z", passphrase]
+        finished = await child.run([*command, "-l", "1", "-P", "0", "--", "-k", "P50_LATENCY,NO_SUCH_KEY"], 10.0)
+    assert finished.status == 0
+    assert "NO_SUCH_KEY" not in finished.stdout
+    with pytest.raises(ProbeFailedError) as caught:
+        parse_output(finished.stdout, "TCP_RR")
+    assert caught.value.name == "unknown-selector"
+
+
+async def test_a_prober_throttled_by_a_quota_is_doubted(
+    netperf_programs: Netperf, netserver: Netserver, settings: ProbeSettings
+) -> None:
+    script = textwrap.dedent(f"""
+        import asyncio, os, sys, msgspec
+        from pathlib import Path
+        (Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
+        from netperf.plans import ProbeSettings
+        from netperf.probers.netperf import NetperfProber
+        settings = msgspec.json.decode(sys.argv[2], type=ProbeSettings)
+        prober = NetperfProber({str(netperf_programs.netperf)!r}, {SECRET!r})
+        print(msgspec.json.encode(asyncio.run(prober.probe({ADDRESS!r}, settings))).decode())
+    """)
+    with cpu_group(quota_ratio=0.2) as group:
+        async with running(netserver):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                script,
+                str(group),
+                msgspec.json.encode(settings).decode(),
+                cwd=ROOT,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            async with asyncio.timeout(60):
+                output, _ = await process.communicate()
+    measurement = msgspec.json.decode(output, type=Measurement)
+    assert measurement.throttled_us is not None
+    assert measurement.throttled_us > 100_000
+    assert "throttled" in judge(measurement, [], TrustLimits())
+
+
+async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, settings: ProbeSettings) -> None:
+    async with running(netserver):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(RELAY_ADDRESS, settings.port)
+
+
+async def test_a_netserver_that_dies_is_started_again(
+    prober: NetperfProber, netserver: Netserver, settings: ProbeSettings
+) -> None:
+    async with running(netserver):
+        for process in our_netservers():
+            process.kill()
+        while netserver.restarts == 0:
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(20):
+            await netserver.wait_ready()
+        assert (await prober.probe(ADDRESS, settings)).p50_us is not None
+    assert our_netservers() == []
+
+
+async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netserver, settings: ProbeSettings) -> None:
+    with socket.socket() as squatter:
+        squatter.bind((ADDRESS, settings.port))
+        task = asyncio.create_task(netserver.run())
+        while netserver.restarts < 2:
+            await asyncio.sleep(0.02)
+        assert not netserver.listening
+        assert "Unable to start netserver" in netserver.failure
+    async with asyncio.timeout(20):
+        await netserver.wait_ready()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_passphrase_is_worthless_once_its_epoch_is_over(
+    netperf_programs: Netperf, settings: ProbeSettings
+) -> None:
+    epoch_s = 3.0
+    server = Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, SECRET, epoch_s=epoch_s)
+    started = time.time()
+    thief = NetperfProber(str(netperf_programs.netperf), SECRET, wall_clock=lambda: started, epoch_s=epoch_s)
+    honest = NetperfProber(str(netperf_programs.netperf), SECRET, epoch_s=epoch_s)
+    async with running(server):
+        assert (await thief.probe(ADDRESS, settings)).p50_us is not None
+        last_useful = epoch_at(started, epoch_s) + 1
+        while epoch_at(time.time(), epoch_s) <= last_useful or not server.listening:
+            await asyncio.sleep(0.05)
+        assert await failure(thief, settings) == "unauthenticated"
+        assert (await honest.probe(ADDRESS, settings)).p50_us is not None
+    assert server.restarts == 0
+
+
+async def test_netserver_does_not_outlive_an_agent_that_was_killed(netperf_programs: Netperf) -> None:
+    port = free_port()
+    script = textwrap.dedent(f"""
+        import asyncio
+        from netperf.probers.netserver import Netserver
+        async def main():
+            server = Netserver({str(netperf_programs.netserver)!r}, {ADDRESS!r}, {port}, {SECRET!r})
+            task = asyncio.create_task(server.run())
+            await server.wait_ready()
+            print("ready", flush=True)
+            await task
+        asyncio.run(main())
+    """)
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    assert agent.stdout is not None
+    async with asyncio.timeout(30):
+        assert await agent.stdout.readline() == b"ready\n"
+    (netserver,) = psutil.Process(agent.pid).children()
+    agent.kill()
+    await agent.wait()
+    async with asyncio.timeout(10):
+        while netserver.is_running() and netserver.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.02)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(ADDRESS, port)
