@@ -72,7 +72,8 @@ class PrometheusClient:
     ) -> None:
         if not url.startswith(("http://", "https://")) or len(url.split("//", 1)[1].strip("/")) == 0:
             raise ConfigError(field, f"{url!r} is no address of Prometheus", "write http://HOST:PORT")
-        self._url, self._token, self._timeout_s = url.rstrip("/"), token, timeout_s
+        self.url = url.rstrip("/")
+        self._token, self._timeout_s = token, timeout_s
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -111,16 +112,16 @@ class PrometheusClient:
             raise RuntimeError(msg)
         try:
             # POST, since expressions may be longer than a URL should be.
-            async with self._session.post(self._url + path, data=params) as answer:
+            async with self._session.post(self.url + path, data=params) as answer:
                 body = await answer.read()
                 status = answer.status
         except TimeoutError as error:
-            msg = f"{self._url}: no answer in {self._timeout_s:g} s"
+            msg = f"{self.url}: no answer in {self._timeout_s:g} s"
             raise PrometheusError(msg) from error
         except (aiohttp.ClientError, OSError) as error:
-            msg = f"{self._url}: {str(error) or type(error).__name__}"
+            msg = f"{self.url}: {str(error) or type(error).__name__}"
             raise PrometheusError(msg) from error
-        return _read(body, status, self._url)
+        return _read(body, status, self.url)
 
 
 def _read(body: bytes, status: int, url: str) -> list[Series]:

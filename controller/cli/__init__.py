@@ -1,0 +1,22 @@
+"""`kubectl netaware`: what the network looks like and why pods are where they are, in a terminal.
+
+`main` is the console script ``kubectl-netaware``, which kubectl finds on PATH and runs as ``kubectl netaware``. Nothing
+else is imported here, so that completion answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; see ``kubectl netaware --help`` for what the codes mean."""
+    from controller.cli.run import run
+
+    return run(sys.argv[1:] if argv is None else argv)
+
+
+def complete() -> int:
+    """Entry point of ``kubectl_complete-netaware``, which kubectl runs for the shell's Tab key."""
+    return main(["__complete", *sys.argv[1:]])

@@ -1,0 +1,164 @@
+"""`bandwidth`: asked, allocated, enforced, used."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Completes, Row
+from controller.cli.session import NotFoundError, Session
+from controller.cli.style import BAD, FAINT, GOOD, grid, rate, share
+from controller.views.bandwidth import build_bandwidth
+from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView, View
+from controller.views.problems import ENFORCED_VERDICTS
+
+
+class BandwidthAnswer(View, frozen=True):
+    """What was asked for; ``readings`` tells whether Prometheus had a say in it."""
+
+    bandwidth: BandwidthView
+    readings: bool
+
+
+class Bandwidth:
+    """See `controller.cli.command.Command`."""
+
+    name = "bandwidth"
+    help = "bandwidth asked, allocated, enforced and used, by node or by pod"
+    description = (
+        "Nodes: what the NIC offers, what pods have booked of it (requests for network.aware.com/bandwidth), what flows. "
+        "Pods: what they request, what their annotations limit, whether the agent finds the limit enforced, what flows. "
+        "What flows and what is enforced comes from Prometheus (--prometheus); without it these columns are left out."
+    )
+    watchable = True
+    completes: Completes = "nodes"
+
+    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument("kind", nargs="?", choices=("node", "pod"), default="node", help="default: node")
+        parser.add_argument(
+            "name", nargs="?", default="", metavar="NAME", help="one of them; a node's name lists its pods"
+        )
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> BandwidthAnswer:
+        """Read and narrow down."""
+        if options.kind == "node":
+            # A node's bookings come from pods of every namespace.
+            session.namespace = None
+        snapshot = await session.snapshot(bandwidth=True, readings=True)
+        found = build_bandwidth(snapshot)
+        known = bool(snapshot.readings.source) and not snapshot.readings.error
+        if options.kind == "node" and options.name:
+            nodes = tuple(n for n in found.nodes if n.node == options.name)
+            _must(nodes, f"there is no node {options.name!r}")
+            pods = tuple(p for p in found.pods if p.node == options.name)
+        elif options.kind == "node":
+            nodes, pods = found.nodes, ()
+        else:
+            nodes, pods = (), tuple(p for p in found.pods if not options.name or p.name == options.name)
+            _must(not options.name or pods, f"no pod {options.name!r} asks for bandwidth here")
+        return BandwidthAnswer(bandwidth=BandwidthView(nodes=nodes, pods=pods), readings=known)
+
+    def show(self, answer: BandwidthAnswer, options: argparse.Namespace, width: int) -> RenderableType:
+        """One table, or a node and its pods."""
+        parts: list[RenderableType] = []
+        if answer.bandwidth.nodes:
+            parts.append(
+                _nodes(answer.bandwidth.nodes, readings=answer.readings, bar=min(16, max(6, (width - 76) // 4)))
+            )
+        if answer.bandwidth.pods or options.kind == "pod":
+            parts += [Text()] if parts else []
+            pods = answer.bandwidth.pods
+            parts.append(
+                _pods(pods, readings=answer.readings) if pods else Text("no pod asks for bandwidth", style=FAINT)
+            )
+        return Group(*parts)
+
+    def rows(self, answer: BandwidthAnswer, options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:
+        """Nodes, or pods; of one node its pods."""
+        views: Sequence[msgspec.Struct] = answer.bandwidth.pods
+        kind: type[msgspec.Struct] = PodBandwidthView
+        if options.kind == "node" and not options.name:
+            views, kind = answer.bandwidth.nodes, NodeBandwidthView
+        return kind.__struct_fields__, [msgspec.structs.astuple(view) for view in views]
+
+    def is_bad(self, answer: BandwidthAnswer) -> bool:
+        """A node is overcommitted, or a limit does not hold."""
+        over = any((n.allocatable_bps or n.allocated_bps) < n.allocated_bps for n in answer.bandwidth.nodes)
+        verdicts = [v for p in answer.bandwidth.pods for v in (p.ingress_verdict, p.egress_verdict) if v is not None]
+        return (
+            over or any(v not in ENFORCED_VERDICTS for v in verdicts) or any(p.problem for p in answer.bandwidth.pods)
+        )
+
+
+def _must(found: object, message: str) -> None:
+    if not found:
+        raise NotFoundError(message)
+
+
+def _nodes(nodes: Iterable[NodeBandwidthView], *, readings: bool, bar: int) -> RenderableType:
+    numbers = ("CAPACITY", "ALLOCATED", "SENT", "RECEIVED", "PODS")
+    used = ("SENT", "RECEIVED") if readings else ()
+    table = grid("NODE", "ZONE", "CAPACITY", "ALLOCATED", "", "PODS", *used, "SOURCE", right=numbers)
+    for node in nodes:
+        flows = (rate(node.transmit_bps), rate(node.receive_bps)) if readings else ()
+        capacity = node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
+        booked = rate(node.allocated_bps) if node.allocated_bps else "0"
+        table.add_row(
+            node.node,
+            node.zone or "-",
+            rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
+            booked,
+            share(node.allocated_bps, capacity, bar),
+            str(node.pods),
+            *flows,
+            Text(node.source, style=FAINT),
+        )
+    return table
+
+
+def _pods(pods: Iterable[PodBandwidthView], *, readings: bool) -> RenderableType:
+    used = ("USED IN", "USED OUT") if readings else ()
+    numbers = ("REQUESTS", "INGRESS", "EGRESS", *used)
+    table = grid("NAMESPACE", "POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", *used, "ENFORCED", right=numbers)
+    for pod in pods:
+        flows = (rate(pod.ingress_used_bps), rate(pod.egress_used_bps)) if readings else ()
+        table.add_row(
+            pod.namespace,
+            pod.name,
+            pod.node or Text("pending", style="italic"),
+            rate(pod.requested_bps) if pod.requested_bps else "-",
+            _limit(pod.ingress_asked, pod.ingress_asked_bps),
+            _limit(pod.egress_asked, pod.egress_asked_bps),
+            *flows,
+            _verdict(pod),
+        )
+    return table
+
+
+def _limit(text: str | None, rate_bps: int | None) -> Text:
+    if text is None:
+        return Text("-", style=FAINT)
+    return Text(rate(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)
+
+
+def _verdict(pod: PodBandwidthView) -> Text:
+    text = Text()
+    verdicts = {d: v for d, v in (("in", pod.ingress_verdict), ("out", pod.egress_verdict)) if v is not None}
+    if len(set(verdicts.values())) == 1:
+        verdicts = {"": next(iter(verdicts.values()))}
+    for direction, verdict in verdicts.items():
+        good = verdict in ENFORCED_VERDICTS
+        text.append(f"{' ' if text else ''}{'✓' if good else '✗'} ", style=GOOD if good else BAD)
+        text.append(f"{direction} {verdict}".strip())
+    if pod.problem:
+        text.append(f"{'  ' if text else ''}✗ {pod.problem}", style=BAD)
+    return text if text else Text("-", style=FAINT)

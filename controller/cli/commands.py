@@ -1,0 +1,13 @@
+"""All subcommands, in the order of the help text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.cli.bandwidth import Bandwidth
+from controller.cli.command import Command
+from controller.cli.costs import Costs
+from controller.cli.graph import GraphOf
+from controller.cli.status import Status
+
+COMMANDS: Sequence[Command] = (Status(), Costs(), GraphOf(), Bandwidth())

@@ -1,0 +1,218 @@
+"""`costs`: the zone matrix as a heat map."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Completes, Row
+from controller.cli.session import NotFoundError, Session
+from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
+from controller.views.model import NetworkView, PairView, View
+from controller.views.network import build_network, by_pair
+
+_SIGNS = {"stale": "~", "inferred": "*"}
+_BARE_WIDTH = 2
+CORNER = "from \\ to"
+
+
+class CostsView(View, frozen=True):
+    """The network, and when it was looked at (unix seconds)."""
+
+    at: float
+    network: NetworkView
+
+
+class Costs:
+    """See `controller.cli.command.Command`."""
+
+    name = "costs"
+    help = "costs, or latencies, between zones as a heat map"
+    description = (
+        "The matrix of costs between zones as the scheduler reads them, or with --percentile the round trips behind them in "
+        "milliseconds. Rows are origins, columns destinations. Behind a number: ~ rests on an old measurement, * is "
+        "inferred from a path over other zones, ! the newest sample is not trusted. A dot means no cost: the scheduler "
+        "counts 100."
+    )
+    watchable = True
+    completes: Completes = ""
+
+    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: NetperfCosts)")
+        parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
+        parser.add_argument(
+            "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"
+        )
+        parser.add_argument("--level", choices=("zone", "region"), default="zone", help="between what (default: zone)")
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> CostsView:
+        """Read and choose."""
+        snapshot = await session.snapshot()
+        network = build_network(snapshot, options.topology, options.weights)
+        if options.topology and network.topology is None:
+            msg = f"there is no NetworkTopology {options.topology!r}"
+            raise NotFoundError(msg)
+        if options.weights and network.weights is None:
+            names = ", ".join(network.weights_available) or "none"
+            msg = f"{network.topology} has no weight {options.weights!r}; it has: {names}"
+            raise NotFoundError(msg)
+        return CostsView(at=snapshot.now_s, network=network)
+
+    def show(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
+        """The heat map, in blocks of columns where it is wider than the terminal."""
+        network = answer.network
+        if options.level == "region":
+            return _regions(network, width)
+        pairs = by_pair(network.pairs)
+        values = {key: _value(pair, options.percentile) for key, pair in pairs.items()}
+        names = [(zone.name, zone.region) for zone in network.zones]
+        unit = f"{options.percentile} round trip, ms" if options.percentile else "cost"
+        signs = {key: _sign(pair, latency=bool(options.percentile)) for key, pair in pairs.items()}
+        matrix = _Matrix(names, values, signs)
+        return Group(_headline(answer, options.percentile), Text(), *matrix.draw(width), Text(), *_foot(matrix, unit))
+
+    def rows(self, answer: CostsView, options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:
+        """One row per ordered pair."""
+        if options.level == "region":
+            pairs = answer.network.region_pairs
+            return ("origin", "destination", "cost"), [(p.origin, p.destination, p.cost) for p in pairs]
+        header = ("origin", "destination", "cost", "basis", "p50_us", "p90_us", "p99_us", "age_s", "doubts", "prober")
+        return header, [_row(pair, answer.at) for pair in answer.network.pairs]
+
+    def is_bad(self, answer: CostsView) -> bool:
+        """Some pair has no measurement of its own, or an old one."""
+        return any(pair.basis in {"absent", "inferred", "stale"} for pair in answer.network.pairs)
+
+
+def _row(pair: PairView, at: float) -> Row:
+    seconds = None if pair.measured_at is None else round(at - pair.measured_at, 1)
+    latencies = (pair.p50_us, pair.p90_us, pair.p99_us)
+    return (
+        pair.origin,
+        pair.destination,
+        pair.cost,
+        pair.basis,
+        *latencies,
+        seconds,
+        " ".join(pair.doubts),
+        pair.prober,
+    )
+
+
+def _value(pair: PairView, percentile: str | None) -> float | None:
+    if percentile is None:
+        return pair.cost
+    value_us = {"p50": pair.p50_us, "p90": pair.p90_us, "p99": pair.p99_us}[percentile]
+    return None if value_us is None else value_us / 1000
+
+
+def _sign(pair: PairView, *, latency: bool) -> str:
+    if pair.doubts:
+        return "!"
+    return _SIGNS.get(pair.basis, "") if not latency or pair.basis == "stale" else ""
+
+
+def _headline(answer: CostsView, percentile: str | None) -> Text:
+    network = answer.network
+    counts = {basis: sum(p.basis == basis for p in network.pairs) for basis in ("stale", "inferred", "absent")}
+    text = Text()
+    text.append(network.topology or "no NetworkTopology", style=STRONG)
+    if network.weights:
+        text.append(f"  {network.weights}")
+    if percentile is None and network.weights == "NetperfCosts":
+        unit_ms = network.unit_us / 1000
+        text.append(f"  1 = {unit_ms:g} ms of {network.percentile}", style=FAINT)
+    text.append(f"  {len(network.zones)} zones, {len(network.pairs)} pairs", style=FAINT)
+    wrong = ", ".join(f"{count} {basis}" for basis, count in counts.items() if count)
+    if wrong:
+        text.append(f"  {wrong}", style=BAD)
+    if network.measured_at is not None:
+        text.append(f"  newest sample {age(answer.at - network.measured_at)} ago", style=FAINT)
+    return text
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Numbers between places, to be drawn; ``names`` are places with their regions, in order."""
+
+    names: Sequence[tuple[str, str]]
+    values: Mapping[tuple[str, str], float | None]
+    signs: Mapping[tuple[str, str], str]
+
+    @cached_property
+    def ends(self) -> tuple[float, ...]:
+        return steps(v for v in self.values.values() if v is not None)
+
+    @cached_property
+    def texts(self) -> dict[tuple[str, str], str]:
+        return {key: number(value) if value is not None else "·" for key, value in self.values.items()}
+
+    @cached_property
+    def cell(self) -> int:
+        """Width of a cell: its number, room for a sign if there is any, and a blank on either side."""
+        digits = len(str(len(self.names)))
+        return max([len(t) for t in self.texts.values()] + [digits, _BARE_WIDTH]) + 2 + any(self.signs.values())
+
+    def draw(self, width: int) -> Iterator[RenderableType]:
+        """Lines; columns are numbered, since names of zones are longer than numbers are wide."""
+        digits = len(str(len(self.names)))
+        label = max([len(name) for name, _ in self.names] + [len(CORNER)]) + digits + 2
+        per_block = max(1, (width - label) // self.cell)
+        for start in range(0, len(self.names), per_block):
+            columns = self.names[start : start + per_block]
+            if start:
+                yield Text()
+            head = Text(CORNER.ljust(label), style=FAINT)
+            for column in range(start, start + len(columns)):
+                head.append(f"{column + 1}".rjust(self.cell - 1) + " ", style=STRONG)
+            yield head
+            previous = None
+            for index, (name, region) in enumerate(self.names):
+                if region != previous:
+                    yield Text(region or "(no region)", style=f"{FAINT} italic")
+                    previous = region
+                line = Text(f"{index + 1}".rjust(digits) + " ", style=FAINT)
+                line.append(name.ljust(label - digits - 1), style="not dim")
+                for column_name, _ in columns:
+                    self._draw_cell(line, (name, column_name))
+                yield line
+
+    def _draw_cell(self, line: Text, pair: tuple[str, str]) -> None:
+        value = self.values.get(pair)
+        sign = self.signs.get(pair, "")
+        # The sign stands right of the number, so that numbers stay aligned.
+        room = self.cell - 1 - any(self.signs.values())
+        text = self.texts.get(pair, "").rjust(room) + sign.ljust(self.cell - room)
+        line.append(text, style=FAINT if value is None else heat(value, self.ends))
+
+
+def _foot(matrix: _Matrix, unit: str) -> Iterator[RenderableType]:
+    known = [v for v in matrix.values.values() if v is not None]
+    if known:
+        yield legend(matrix.ends, unit, min(known))
+    used = set(matrix.signs.values())
+    meanings = {"~": "old measurement", "*": "inferred from a path", "!": "newest sample not trusted"}
+    notes = [f"{sign} {meaning}" for sign, meaning in meanings.items() if sign in used]
+    if any(value is None for value in matrix.values.values()):
+        notes.append("· none")
+    if notes:
+        yield Text("  ".join(notes), style=FAINT)
+
+
+def _regions(network: NetworkView, width: int) -> RenderableType:
+    values: dict[tuple[str, str], float | None] = {(p.origin, p.destination): p.cost for p in network.region_pairs}
+    names = [(name, "regions") for name in sorted({p.origin for p in network.region_pairs})]
+    if not names:
+        return Text("there are no two regions", style=FAINT)
+    matrix = _Matrix(names, values, {})
+    return Group(*matrix.draw(width), Text(), *_foot(matrix, "cost"))

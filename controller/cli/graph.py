@@ -1,0 +1,181 @@
+"""`graph APPGROUP`: who depends on whom, in which order, where the pods are, and what each dependency costs there."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Completes, Row
+from controller.cli.session import NotFoundError, Session
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, milliseconds
+from controller.views.groups import build_groups
+from controller.views.model import EdgeView, GroupView, PodView
+from controller.views.network import build_network
+
+_SIGNS = {"satisfied": ("✓", GOOD), "violated": ("✗", BAD), "unknown": ("?", ""), "unplaced": ("·", FAINT)}
+
+
+class GraphOf:
+    """See `controller.cli.command.Command`."""
+
+    name = "graph"
+    help = "an AppGroup as a tree: order, placement, cost of each dependency"
+    description = (
+        "The workloads of an AppGroup under the ones that depend on them. COST is the worst over all pairs of placed pods, "
+        "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. A workload "
+        "that several others need is unfolded once; further mentions say where."
+    )
+    watchable = True
+    completes: Completes = "appgroups"
+
+    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="default: all of the namespace")
+        parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: NetperfCosts)")
+        parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
+        """The groups asked for."""
+        snapshot = await session.snapshot(groups=True)
+        if options.appgroup:
+            wanted = tuple(g for g in snapshot.groups if g.metadata.name == options.appgroup)
+            if not wanted:
+                where = f"namespace {session.namespace}" if session.namespace else "any namespace"
+                msg = f"there is no AppGroup {options.appgroup!r} in {where}"
+                raise NotFoundError(msg)
+            snapshot = msgspec.structs.replace(snapshot, groups=wanted)
+        return list(build_groups(snapshot, build_network(snapshot, options.topology, options.weights)))
+
+    def show(self, answer: list[GroupView], options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """Trees, one after the other."""
+        if not answer:
+            return Text("no AppGroups", style=FAINT)
+        parts: list[RenderableType] = []
+        for group in answer:
+            parts += [*([Text()] if parts else []), _headline(group), Text(), _tree(group), *_remarks(group)]
+        return Group(*parts)
+
+    def rows(self, answer: list[GroupView], options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:  # noqa: ARG002
+        """One row per dependency."""
+        fields = EdgeView.__struct_fields__
+        rows = [(g.namespace, g.name, *(getattr(e, name) for name in fields)) for g in answer for e in g.edges]
+        return ("namespace", "appgroup", *fields), rows
+
+    def is_bad(self, answer: list[GroupView]) -> bool:
+        """A dependency is violated, or a group's spec is faulty."""
+        return any(group.violated or group.faults for group in answer)
+
+
+def _headline(group: GroupView) -> Text:
+    text = Text.assemble((f"{group.namespace}/{group.name}", STRONG), (f"  {group.algorithm}", FAINT))
+    text.append(f"  {group.running} of {group.members} members running")
+    for count, what in ((group.gated, "gated"), (group.pending, "pending")):
+        if count:
+            text.append(f"  {count} {what}")
+    text.append(f"  total cost {group.total_cost}")
+    if group.violated:
+        text.append(f"  {group.violated} of {len(group.edges)} dependencies violated", style=BAD)
+    elif any(edge.verdict == "satisfied" for edge in group.edges):
+        text.append("  no dependency violated", style=GOOD)
+    return text
+
+
+def _tree(group: GroupView) -> RenderableType:
+    table = grid(
+        "WORKLOAD", "ORDER", "PODS", "WHERE", "COST", "MAX", "", "P50", right=("ORDER", "PODS", "COST", "MAX", "P50")
+    )
+    by_name = {workload.selector: workload for workload in group.workloads}
+    below: dict[str, list[EdgeView]] = defaultdict(list)
+    for edge in group.edges:
+        below[edge.dependant].append(edge)
+    for branch, selector, reached_by, again in _walk(group, below):
+        workload = by_name[selector]
+        name = Text.assemble((branch, FAINT), (selector, "" if reached_by is not None else STRONG))
+        if workload.name and workload.name != selector:
+            name.append(f" {workload.name}", style=FAINT)
+        if again:
+            name.append(" ↑ see above", style=FAINT)
+        order = str(workload.index) if workload.index is not None else "-"
+        where = Text("") if again else _where(workload.pods)
+        table.add_row(name, order, str(len(workload.pods)), where, *_edge_cells(reached_by))
+    return table
+
+
+def _walk(group: GroupView, below: dict[str, list[EdgeView]]) -> Iterator[tuple[str, str, EdgeView | None, bool]]:
+    """Lines of the tree: branch, workload, the edge that leads there, and whether it was unfolded before.
+
+    Starts are workloads that nobody needs; of a group where everybody is needed (a cycle), the first.
+    """
+    needed = {edge.dependency for edge in group.edges}
+    seen: set[str] = set()
+
+    def visit(
+        selector: str, edge: EdgeView | None, lead: str, branch: str
+    ) -> Iterator[tuple[str, str, EdgeView | None, bool]]:
+        again = selector in seen
+        yield lead + branch, selector, edge, again and bool(below[selector])
+        if again:
+            return
+        seen.add(selector)
+        inner = lead + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
+        edges = below[selector]
+        for position, child in enumerate(edges):
+            last = position == len(edges) - 1
+            yield from visit(child.dependency, child, inner, "└─ " if last else "├─ ")
+
+    for workload in group.workloads:
+        if workload.selector not in needed:
+            yield from visit(workload.selector, None, "", "")
+    for workload in group.workloads:
+        if workload.selector not in seen:
+            yield from visit(workload.selector, None, "", "")
+
+
+def _edge_cells(edge: EdgeView | None) -> tuple[Text | str, ...]:
+    if edge is None:
+        return "", "", "", ""
+    sign, style = _SIGNS[edge.verdict]
+    pairs = edge.satisfied + edge.violated + edge.unknown
+    share = f" {edge.violated}/{pairs}" if edge.violated and pairs > 1 else ""
+    cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
+    return (
+        cost,
+        str(edge.max_cost),
+        Text(f"{sign}{share}", style=style),
+        milliseconds(edge.latency_us) if edge.latency_us else "",
+    )
+
+
+def _where(pods: Sequence[PodView]) -> Text:
+    """Zones with the number of pods where there are several, and pods that are nowhere yet."""
+    zones = Counter(pod.zone or pod.node for pod in pods if pod.node)
+    parts = [zone if count == 1 else f"{zone} ×{count}" for zone, count in sorted(zones.items())]
+    gated = sum(pod.gated for pod in pods)
+    pending = sum(not pod.node for pod in pods) - gated
+    text = Text(", ".join(parts))
+    for count, what in ((gated, "gated"), (pending, "pending")):
+        if count:
+            text.append(f"{', ' if text else ''}{count} {what}", style="italic")
+    return text
+
+
+def _remarks(group: GroupView) -> Iterator[RenderableType]:
+    remarks = [Text(f"✗ {fault}", style=BAD) for fault in group.faults]
+    good = {"Ordered": "True", "Complete": "True", "CostsMet": "True"}
+    remarks += [
+        Text.assemble((f"{c.type} {c.status}", STRONG), (f"  {c.message or c.reason}", ""))
+        for c in group.conditions
+        if good.get(c.type, c.status) != c.status
+    ]
+    if remarks:
+        yield Text()
+        yield from remarks

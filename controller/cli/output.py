@@ -1,0 +1,100 @@
+"""Standard output in the format asked for: tables for people, JSON, YAML and CSV for machines.
+
+Piped tables have neither colours nor a width limit, so that `grep` and `awk` find whole lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+import yaml
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from controller.cli.command import Row
+
+if TYPE_CHECKING:
+    from io import TextIOBase
+
+FORMATS = ("table", "json", "yaml", "csv")
+PIPE_WIDTH = 10_000
+
+
+class Screen:
+    """Where answers go. ``width`` is in columns."""
+
+    def __init__(self, console: Console, errors: Console) -> None:
+        self._console, self._errors = console, errors
+        self._live: Live | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns there are; very many when standard output is no terminal."""
+        return self._console.width
+
+    def print_table(self, content: RenderableType) -> None:
+        """For a person; replaces the last answer while watching on a terminal."""
+        if self._live is not None:
+            self._live.update(content, refresh=True)
+        else:
+            self._console.print(content, soft_wrap=not self._console.is_terminal, highlight=False)
+
+    def print_data(self, answer: object, format_: str, *, lines: bool) -> None:
+        """JSON or YAML; with ``lines`` one JSON document per line, or YAML documents one after the other."""
+        plain = msgspec.to_builtins(answer)
+        if format_ == "yaml":
+            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+            sys.stdout.write(f"---\n{text}" if lines else text)
+        else:
+            data = msgspec.json.encode(plain)
+            sys.stdout.write((data if lines else msgspec.json.format(data, indent=2)).decode() + "\n")
+        sys.stdout.flush()
+
+    def print_csv(self, header: Sequence[str], rows: Iterable[Row]) -> None:
+        """RFC 4180 with a header; an unknown value is empty."""
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(["" if value is None else value for value in row] for row in rows)
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        """A line on standard error."""
+        self._errors.print(f"note: {text}", style="dim", highlight=False, markup=False)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Tables replace each other inside the block, on a terminal; elsewhere they follow each other."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+
+def open_screen(options: argparse.Namespace, stream: TextIOBase | None = None) -> Screen:
+    """The screen for these options: ``--color`` wins over NO_COLOR, which wins over what the terminal can do."""
+    out = stream or sys.stdout
+    colours = options.color == "always" or (options.color == "auto" and not os.environ.get("NO_COLOR") and out.isatty())
+    piped = not out.isatty() and not os.environ.get("COLUMNS")
+    console = Console(
+        file=out,  # type: ignore[arg-type]
+        force_terminal=out.isatty(),
+        color_system="truecolor" if options.color == "always" else "auto" if colours else None,
+        no_color=not colours,
+        width=PIPE_WIDTH if piped else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+    return Screen(console, Console(stderr=True, no_color=not colours, highlight=False, soft_wrap=True))

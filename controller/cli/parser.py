@@ -1,0 +1,118 @@
+"""The command line's grammar: kubectl's habits, flags before or after the subcommand."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controller.cli.command import Command
+from controller.cli.output import FORMATS
+from controller.cli.shells import SHELLS
+
+DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
+EPILOG = """\
+exit codes:
+  0    answered (also when what was found is bad news, unless --exit-code is given)
+  1    no answer: the cluster cannot be reached, refused, or has no such object
+  2    wrong usage or configuration
+  3    with --exit-code: answered, and something is wrong
+  130  interrupted
+
+environment:
+  KUBECONFIG            as for kubectl
+  NETAWARE_PROMETHEUS   default of --prometheus
+  NO_COLOR              no colours; COLUMNS sets the width
+"""
+
+_DEFAULTS: Mapping[str, Any] = {
+    "namespace": "",
+    "all_namespaces": False,
+    "context": "",
+    "kubeconfig": "",
+    "output": "table",
+    "color": "auto",
+    "prometheus": "",
+    "netaware_namespace": "netaware-system",
+    "timeout": 15.0,
+    "watch": False,
+    "interval": 2.0,
+    "exit_code": False,
+}
+
+
+def build_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
+    """The whole grammar. Run `fill_defaults` on what it parsed."""
+    shared = _shared()
+    parser = argparse.ArgumentParser(
+        prog="kubectl netaware",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        parents=[shared],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for command in commands:
+        sub = subparsers.add_parser(
+            command.name,
+            help=command.help,
+            description=command.description,
+            parents=[shared, *([_watching()] if command.watchable else [])],
+            allow_abbrev=False,
+        )
+        command.configure(sub)
+    script = subparsers.add_parser(
+        "completion",
+        help="print a completion script for a shell, or for kubectl itself",
+        description="Print a completion script; `kubectl` prints the file that kubectl looks for on PATH as "
+        "kubectl_complete-netaware, for installations that do not bring it.",
+    )
+    script.add_argument("shell", choices=SHELLS)
+    return parser
+
+
+def fill_defaults(options: argparse.Namespace) -> None:
+    """Set every shared flag that was given neither before nor after the subcommand.
+
+    With ordinary defaults the subcommand's would overwrite what stood before it.
+    """
+    for name, value in _DEFAULTS.items():
+        if not hasattr(options, name):
+            setattr(options, name, value)
+
+
+def _shared() -> argparse.ArgumentParser:
+    shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    group = shared.add_argument_group("cluster")
+    group.add_argument("-n", "--namespace", metavar="NAME", help="namespace of AppGroups and pods")
+    group.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
+    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
+    group.add_argument("--netaware-namespace", metavar="NAME", help="where netaware lives (default: netaware-system)")
+    group.add_argument("--prometheus", metavar="URL", help="Prometheus, for history, rates in use and verdicts")
+    group.add_argument("--timeout", type=seconds, metavar="SECONDS", help="patience with the API server (default: 15)")
+    group = shared.add_argument_group("output")
+    group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")
+    group.add_argument("--color", choices=("auto", "always", "never"), help="colours (default: auto)")
+    group.add_argument("--exit-code", action="store_true", help="exit 3 when something is wrong")
+    return shared
+
+
+def _watching() -> argparse.ArgumentParser:
+    watching = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    watching.add_argument("-w", "--watch", action="store_true", help="go on and show changes")
+    watching.add_argument("--interval", type=seconds, metavar="SECONDS", help="how often to look (default: 2)")
+    return watching
+
+
+def seconds(text: str) -> float:
+    """A time above 0 and below a day."""
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 86400:
+        msg = f"{text!r} is no number of seconds above 0"
+        raise argparse.ArgumentTypeError(msg)
+    return value

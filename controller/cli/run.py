@@ -1,0 +1,134 @@
+"""The driver: arguments to one command, its answer to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from controller.cli.command import Command
+from controller.cli.commands import COMMANDS
+from controller.cli.output import Screen, open_screen
+from controller.cli.parser import build_parser, fill_defaults
+from controller.cli.session import Session
+from controller.cli.shells import script
+from controller.prometheus import PrometheusClient
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.config import ClusterConfig, load_cluster
+from kubekit.errors import ConfigError, KubekitError
+
+EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_PROBLEM = 0, 1, 2, 3
+PROMETHEUS_VARIABLE = "NETAWARE_PROMETHEUS"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse, ask, print; return the exit code."""
+    if argv and argv[0] == "__complete":
+        from controller.cli.completion import answer
+
+        return answer(argv[1:], COMMANDS)
+    parser = build_parser(COMMANDS)
+    options = parser.parse_args(argv)
+    fill_defaults(options)
+    if options.command is None:
+        parser.print_help()
+        return EXIT_USAGE
+    if options.command == "completion":
+        sys.stdout.write(script(options.shell))
+        return EXIT_ANSWERED
+    logs.set_up(level="error")
+    command = next(c for c in COMMANDS if c.name == options.command)
+    return _guarded(lambda: asyncio.run(_run(command, options)))
+
+
+def _guarded(work: Callable[[], int]) -> int:
+    """Turn what went wrong into one line on stderr and an exit code."""
+    try:
+        return work()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KubekitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except BrokenPipeError:
+        # Whoever read us has seen enough, as in `... | head`. Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ANSWERED
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _run(command: Command, options: argparse.Namespace) -> int:
+    screen = open_screen(options)
+    async with AsyncExitStack() as stack:
+        session = await _connect(command, options, stack)
+        if not options.watch:
+            answer = await command.ask(session, options)
+            _print(screen, command, answer, options)
+            _print_notes(screen, session)
+            return EXIT_PROBLEM if options.exit_code and command.is_bad(answer) else EXIT_ANSWERED
+        await _watch(screen, session, command, options)
+    return EXIT_ANSWERED
+
+
+async def _connect(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
+    cluster = ClusterConfig("http://offline.invalid")
+    if command.online(options):
+        cluster = load_cluster(options.kubeconfig or None, context=options.context or None)
+    client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", timeout_s=options.timeout))
+    address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")
+    prometheus = None
+    if address:
+        field = "--prometheus" if options.prometheus else PROMETHEUS_VARIABLE
+        prometheus = await stack.enter_async_context(PrometheusClient(address, field=field))
+    namespace = None if options.all_namespaces else options.namespace or cluster.namespace
+    return Session(
+        client, prometheus, namespace, options.netaware_namespace, context=cluster.context, server=cluster.server
+    )
+
+
+def _print(screen: Screen, command: Command, answer: object, options: argparse.Namespace) -> None:
+    if options.output == "csv":
+        table = command.rows(answer, options)
+        if table is None:
+            raise ConfigError("--output", f"{command.name} is no table", "use -o json or -o yaml")
+        screen.print_csv(*table)
+    elif options.output == "table":
+        screen.print_table(command.show(answer, options, screen.width))
+    else:
+        screen.print_data(answer, options.output, lines=options.watch)
+
+
+def _print_notes(screen: Screen, session: Session) -> None:
+    for what, why in session.notes.items():
+        screen.note(f"{what}: {why}")
+    session.notes.clear()
+
+
+async def _watch(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> None:
+    """Ask again and again, and print what changed; the cluster may go away and come back meanwhile."""
+    before: bytes | None = None
+    with screen.watching():
+        while True:
+            try:
+                answer = await command.ask(session, options)
+            except ConfigError:
+                raise
+            except KubekitError as error:
+                if before is None:
+                    raise
+                screen.note(str(error))
+            else:
+                now = msgspec.json.encode(answer)
+                # A person sees ages grow; a script is told only what is new.
+                if options.output == "table" or now != before:
+                    _print(screen, command, answer, options)
+                before = now
+            await asyncio.sleep(options.interval)

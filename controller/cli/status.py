@@ -1,0 +1,176 @@
+"""`status`: is it working, in one screen."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from controller.cli.command import Completes, Row
+from controller.cli.session import Session
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, rate
+from controller.views.model import NetworkView, Overview, ProblemView
+from controller.views.overview import build
+
+
+class Status:
+    """See `controller.cli.command.Command`."""
+
+    name = "status"
+    help = "agents, measurements, costs, groups, bandwidth and problems, in one screen"
+    description = (
+        "One line per part of the system, then what needs a person's eye, under the name of the alert that stands for it. "
+        "With --prometheus, alerts that only history can judge are added, and each is marked if it fires. "
+        "AppGroups and pods of all namespaces count, unless -n is given."
+    )
+    watchable = True
+    completes: Completes = ""
+
+    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """No arguments of its own."""
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> Overview:
+        """Read everything."""
+        if not options.namespace:
+            session.namespace = None
+        return build(await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True))
+
+    def show(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """The screen."""
+        lines = Table.grid(padding=(0, 2, 0, 0))
+        lines.add_column(style=STRONG, no_wrap=True)
+        lines.add_column(overflow="fold")
+        for name, text in _lines(answer):
+            lines.add_row(name, text)
+        return Group(lines, Text(), _problems(answer.problems))
+
+    def rows(self, answer: Overview, options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:  # noqa: ARG002
+        """The problems; the other lines are no table."""
+        header = ("alert", "severity", "count", "firing", "summary", "examples")
+        return header, [
+            (p.alert, p.severity, p.count, p.firing, p.summary, "; ".join(p.examples)) for p in answer.problems
+        ]
+
+    def is_bad(self, answer: Overview) -> bool:
+        """There is a problem that is more than a remark."""
+        return any(problem.severity != "info" for problem in answer.problems)
+
+
+def _lines(answer: Overview) -> Iterable[tuple[str, Text]]:
+    yield "Agents", _agents(answer)
+    yield "Samples", _samples(answer.network, answer.at)
+    yield "Costs", _costs(answer.network)
+    yield "AppGroups", _groups(answer)
+    yield "Bandwidth", _bandwidth(answer)
+    if answer.prometheus:
+        state = answer.prometheus_error or f"{sum(bool(p.firing) for p in answer.problems)} of our alerts firing"
+        yield "Prometheus", Text.assemble(answer.prometheus, (f"  {state}", BAD if answer.prometheus_error else ""))
+
+
+def _agents(answer: Overview) -> Text:
+    states = Counter(agent.state for agent in answer.agents)
+    probers = Counter(agent.prober or "unknown prober" for agent in answer.agents if agent.state == "up")
+    versions = {agent.version for agent in answer.agents if agent.state == "up" and agent.version}
+    wanted = len(answer.agents) - states["away"]
+    text = Text(f"{states['up']} of {wanted} up")
+    text.append(f" in {len(answer.network.zones)} zones", style=FAINT)
+    if states["down"]:
+        text.append(f"  {states['down']} down", style=BAD)
+    if states["away"]:
+        text.append(f"  {states['away']} nodes not in use", style=FAINT)
+    details = [f"{count} {prober}" for prober, count in sorted(probers.items())]
+    text.append(f"  {', '.join(details)}" if details else "", style=FAINT)
+    if versions:
+        text.append(f"  version {' and '.join(sorted(versions))}", style=BAD if len(versions) > 1 else FAINT)
+    return text
+
+
+def _samples(network: NetworkView, at: float) -> Text:
+    links = {frozenset((p.origin, p.destination)): p for p in network.pairs if p.measured_at is not None}
+    possible = len(network.zones) * (len(network.zones) - 1) // 2
+    text = Text(f"{len(links)} of {possible} zone pairs measured")
+    ages = sorted(at - p.measured_at for p in links.values() if p.measured_at is not None)
+    if network.interval_s is None:
+        text.append("  no probe plan", style=BAD)
+    else:
+        text.append(f"  a round every {age(network.interval_s)}", style=FAINT)
+    if ages:
+        text.append(f"  newest {age(ages[0])}, oldest {age(ages[-1])} ago", style=FAINT)
+    doubtful = sum(bool(p.doubts) for p in links.values())
+    if doubtful:
+        text.append(f"  {doubtful} not trusted", style=BAD)
+    if network.refused_keys:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(network.refused_keys.items()))
+        text.append(f"  refused keys: {reasons}", style=BAD)
+    return text
+
+
+def _costs(network: NetworkView) -> Text:
+    if network.topology is None:
+        return Text("no NetworkTopology", style=BAD)
+    known = [p.cost for p in network.pairs if p.cost is not None]
+    text = Text(f"{len(known)} of {len(network.pairs)} pairs")
+    if known:
+        text.append(f", {min(known)} to {max(known)}")
+    text.append(f"  {network.topology} {network.weights or 'without weights'}", style=FAINT)
+    bases = Counter(p.basis for p in network.pairs)
+    wrong = [f"{bases[basis]} {basis}" for basis in ("stale", "inferred", "absent") if bases[basis]]
+    if wrong:
+        text.append(f"  {', '.join(wrong)}", style=BAD)
+    return text
+
+
+def _groups(answer: Overview) -> Text:
+    groups = answer.groups
+    if not groups:
+        return Text("none", style=FAINT)
+    running, members = sum(g.running for g in groups), sum(g.members for g in groups)
+    text = Text(f"{len(groups)}")
+    text.append(f"  {running} pods running, {members} members declared", style=FAINT)
+    for count, what in ((sum(g.gated for g in groups), "gated"), (sum(g.pending for g in groups), "pending")):
+        if count:
+            text.append(f"  {count} {what}")
+    violated, edges = sum(g.violated for g in groups), sum(len(g.edges) for g in groups)
+    text.append(f"  {violated} of {edges} dependencies violated", style=BAD if violated else FAINT)
+    return text
+
+
+def _bandwidth(answer: Overview) -> Text:
+    nodes = answer.bandwidth.nodes
+    known = [n for n in nodes if n.allocatable_bps is not None]
+    total = sum(n.allocatable_bps or 0 for n in known)
+    text = Text(f"{len(known)} of {len(nodes)} nodes publish their capacity")
+    if total:
+        allocated = sum(n.allocated_bps for n in nodes)
+        text.append(f"  {rate(allocated)} of {rate(total)} allocated ({allocated / total:.0%})", style=FAINT)
+    limited = sum(p.ingress_asked is not None or p.egress_asked is not None for p in answer.bandwidth.pods)
+    if limited:
+        text.append(f"  {limited} pods with limits", style=FAINT)
+    return text
+
+
+def _problems(problems: Sequence[ProblemView]) -> RenderableType:
+    if not problems:
+        return Text("✓ no problems", style=GOOD)
+    parts: list[RenderableType] = []
+    for problem in problems:
+        head = Text.assemble(("✗ " if problem.severity != "info" else "· "), (problem.summary, STRONG))
+        head.stylize(BAD if problem.severity == "critical" else "")
+        head.append(f"  {problem.alert}", style=FAINT)
+        if problem.firing is not None:
+            head.append(" firing" if problem.firing else " not firing yet", style=BAD if problem.firing else FAINT)
+        parts.append(head)
+        parts += [Padding(Text(example, style=FAINT), (0, 0, 0, 4)) for example in problem.examples]
+        more = problem.count - len(problem.examples)
+        if more > 0 and problem.examples:
+            parts.append(Padding(Text(f"and {more} more", style=FAINT), (0, 0, 0, 4)))
+    return Group(*parts)

@@ -1,0 +1,131 @@
+"""How things look in a terminal: few colours, each with one meaning, and a sign beside each, since colour alone tells
+nothing to a colour-blind reader or in a log.
+
+Blues are amounts (darker is more); orange is wrong; dim is secondary. The blues are ColorBrewer's sequential Blues and the
+orange is from the Okabe-Ito palette: both keep apart for every common kind of colour blindness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+RAMP = ("#eff3ff", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
+_DARK_FROM = 4
+BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
+
+
+def grid(*columns: str, right: Iterable[str] = (), title: str = "") -> Table:
+    """A table as kubectl prints it: bold headers, no lines, two spaces between columns.
+
+    Args:
+        columns: headers.
+        right: those of them whose values are numbers.
+        title: line above it, empty for none.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=STRONG, show_edge=False)
+    if title:
+        table.title, table.title_style, table.title_justify = title, STRONG, "left"
+    numbers = set(right)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    return table
+
+
+def steps(values: Iterable[float], count: int = len(RAMP)) -> tuple[float, ...]:
+    """Upper ends of ``count`` classes of equal width on a logarithmic scale, since latencies spread over decades."""
+    known = [v for v in values if v > 0]
+    if not known:
+        return ()
+    low, high = math.log(min(known)), math.log(max(known))
+    if high - low < 1e-9:
+        return (max(known),)
+    ends = tuple(math.exp(low + (high - low) * (i + 1) / count) for i in range(count - 1))
+    return (*ends, max(known))
+
+
+def heat(value: float, ends: Sequence[float]) -> str:
+    """Style of a cell: its class's blue behind it, and a readable colour on it."""
+    index = next((i for i, end in enumerate(ends) if value <= end * (1 + 1e-9)), len(ends) - 1)
+    # Fewer classes than blues spread over the whole ramp.
+    shade = round(index * (len(RAMP) - 1) / max(len(ends) - 1, 1)) if len(ends) > 1 else 1
+    return f"{'#ffffff' if shade >= _DARK_FROM else '#10243e'} on {RAMP[shade]}"
+
+
+def legend(ends: Sequence[float], unit: str, low: float) -> Text:
+    """The classes and where they end: ``2 ▏ 5 ▏ 12 ...``."""
+    text = Text()
+    text.append(f"{unit}  ", style=FAINT)
+    start = low
+    for end in ends:
+        text.append(f" {number(start)}–{number(end)} ", style=heat(end, ends))
+        start = end
+    return text
+
+
+def number(value: float | None) -> str:
+    """Two significant figures below 10, whole above; a dash for None."""
+    if value is None:
+        return "-"
+    if value >= 10 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def milliseconds(value_us: float | None) -> str:
+    """Microseconds as ``5.2 ms``; a dash for None."""
+    return "-" if value_us is None else f"{number(value_us / 1000)} ms"
+
+
+def rate(value_bps: float | None) -> str:
+    """Bits per second as ``1.2 Gbit/s``; a dash for None."""
+    if value_bps is None:
+        return "-"
+    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if abs(value_bps) >= size:
+            text = f"{value_bps / size:.3g}"
+            return f"{text} {unit}"
+    return f"{value_bps:.0f} bit/s"
+
+
+def age(seconds: float | None) -> str:
+    """Seconds as kubectl writes ages: ``42s``, ``3m``, ``5h``, ``2d``; a dash for None."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    for unit, size, until in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172800)):
+        if whole < until:
+            return f"{whole // size}{unit}"
+    return f"{whole // 86400}d"
+
+
+def share(part: float | None, whole: float | None, width: int = 10) -> Text:
+    """A bar with the percentage; over 100 % it is full and orange."""
+    if part is None or not whole:
+        return Text("-" if part is None or whole is None else "", style=FAINT)
+    ratio = part / whole
+    filled = min(width, max(round(ratio * width), 1 if part > 0 else 0))
+    text = Text()
+    text.append("█" * filled, style=BAD if ratio > 1 else RAMP[5])
+    text.append("░" * (width - filled), style=FAINT)
+    text.append(f" {ratio:4.0%}", style=BAD if ratio > 1 else "")
+    return text
+
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
+    """One character per value between ``low`` and ``high``; a blank where there is none."""
+    span = max(high - low, 1e-9)
+    return "".join(
+        " " if v is None else SPARKS[min(len(SPARKS) - 1, max(0, int((v - low) / span * len(SPARKS))))] for v in values
+    )
+
+
+def mark(*, bad: bool) -> Text:
+    """A cross in orange or a tick in green."""
+    return Text("✗", style=BAD) if bad else Text("✓", style=GOOD)

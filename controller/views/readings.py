@@ -1,0 +1,73 @@
+"""What Prometheus adds to the API's objects: rates in use, verdicts of the agents, and the alerts that fire.
+
+Every question is one query for the whole cluster, whatever its size; a question that fails leaves its part empty and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from controller.prometheus import PrometheusClient, PrometheusError, Series
+from controller.views.snapshot import Alert, NodeReading, PodReading, Readings
+
+TRANSMIT = "sum by (node) (netaware:node_transmit:bps)"
+RECEIVE = "sum by (node) (netaware:node_receive:bps)"
+POD_USED = "sum by (namespace, pod, direction) (netaware:pod_bandwidth_used:bps)"
+VERDICTS = "netaware_pod_bandwidth_verdict == 1"
+ALERTS = 'ALERTS{alertstate="firing", alertname=~"Netaware.*"}'
+
+
+async def read_all(prometheus: PrometheusClient) -> Readings:
+    """Ask everything at once. Never raises for Prometheus' sake: see `Readings.error`."""
+    questions = (TRANSMIT, RECEIVE, POD_USED, VERDICTS, ALERTS)
+    answers = await asyncio.gather(*(prometheus.query(q) for q in questions), return_exceptions=True)
+    series: list[Sequence[Series]] = []
+    error = ""
+    for answer in answers:
+        if isinstance(answer, PrometheusError):
+            error = str(answer)
+            series.append(())
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            series.append(answer)
+    transmit, receive, used, verdicts, alerts = series
+    return Readings(
+        source=prometheus.url,
+        error=error,
+        nodes=_nodes(transmit, receive),
+        pods=_pods(used, verdicts),
+        alerts=tuple(
+            Alert(name=s.labels.get("alertname", ""), severity=s.labels.get("severity", ""), labels=s.labels)
+            for s in alerts
+        ),
+    )
+
+
+def _nodes(transmit: Sequence[Series], receive: Sequence[Series]) -> dict[str, NodeReading]:
+    sent = {s.labels.get("node", ""): s.value for s in transmit}
+    received = {s.labels.get("node", ""): s.value for s in receive}
+    return {
+        node: NodeReading(transmit_bps=sent.get(node), receive_bps=received.get(node))
+        for node in sent.keys() | received.keys()
+        if node
+    }
+
+
+def _pods(used: Sequence[Series], verdicts: Sequence[Series]) -> dict[str, PodReading]:
+    rates = {(_key(s), s.labels.get("direction")): s.value for s in used}
+    judged = {(_key(s), s.labels.get("direction")): s.labels.get("verdict") for s in verdicts}
+    return {
+        key: PodReading(
+            ingress_verdict=judged.get((key, "ingress")),
+            egress_verdict=judged.get((key, "egress")),
+            ingress_used_bps=rates.get((key, "ingress")),
+            egress_used_bps=rates.get((key, "egress")),
+        )
+        for key in {key for key, _ in rates.keys() | judged.keys()}
+    }
+
+
+def _key(series: Series) -> str:
+    return f"{series.labels.get('namespace', '')}/{series.labels.get('pod', '')}"
