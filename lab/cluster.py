@@ -100,7 +100,11 @@ class Lab:
             try:
                 async with _boot(place, topology, tuple(components), binaries) as lab:
                     lab.boot_s = time.monotonic() - started
-                    yield lab
+                    try:
+                        yield lab
+                    finally:
+                        # A lab that is on its way out must not be found as running.
+                        place.description.unlink(missing_ok=True)
             except Exception:
                 await _to_its_end(_keep_logs, place)
                 raise

@@ -1,0 +1,168 @@
+"""A lab's life: up, found again, down; two at once; killed and cleaned up; interrupted and failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import namespaces
+from lab.pids import find_marked
+
+Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
+
+SMALL = """\
+name: small
+regions:
+  - name: r1
+    zones:
+      - {name: z1, nodes: [{name: e2e-west, cpu: 2}]}
+      - {name: z2, nodes: [{name: e2e-east}]}
+links:
+  - {between: [z1, z2], rtt: 3ms}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL)
+    return str(file)
+
+
+def kubectl(lab: dict[str, Any], *args: str) -> Any:
+    argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], *args, "-o", "json"]
+    return json.loads(subprocess.run(argv, check=True, capture_output=True, timeout=30).stdout)
+
+
+def wait_until(check: Callable[[], bool], patience_s: float = 20.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not check():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.05)
+
+
+def state_of(command: Command, name: str) -> str:
+    with command.popen("status", "--name", name, "--json") as process:
+        stdout, _ = process.communicate(timeout=30)
+    return str(json.loads(stdout)["state"])
+
+
+def leftovers(command: Command, lab: dict[str, Any]) -> list[str]:
+    """Everything that a lab may leave on a machine."""
+    found = [name for name in namespaces.names() if name in {node["netns"] for node in lab["nodes"]}]
+    found += [f"process {record.pid}" for record in find_marked(Path(lab["state_dir"]))]
+    slots = {node["netns"].split("-")[1] for node in lab["nodes"]}
+    devices = [path.name for path in Path("/sys/class/net").iterdir()]
+    found += [d for d in devices if any(d == f"nalab{slot}" or d.startswith(f"nav{slot}-") for slot in slots)]
+    return found + [path.name for path in command.labs.glob(f"{lab['name']}*")]
+
+
+@pytest.mark.usefixtures("privileges")
+def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_command: Command) -> None:
+    lab = lab_command.json("up", "--name", "e2e-life")
+    assert [node["name"] for node in lab["nodes"]] == [f"n{i}" for i in range(1, 9)]
+    assert lab["zones"] == ["z1", "z2", "z3", "z4"]
+    nodes = {node["metadata"]["name"]: node for node in kubectl(lab, "get", "nodes")["items"]}
+    for node in lab["nodes"]:
+        seen = nodes[node["name"]]
+        assert seen["metadata"]["labels"]["topology.kubernetes.io/zone"] == node["zone"]
+        assert seen["metadata"]["labels"]["topology.kubernetes.io/region"] == node["region"]
+        assert {"type": "InternalIP", "address": node["address"]} in seen["status"]["addresses"]
+        assert "taints" not in seen["spec"]
+        assert node["netns"] in namespaces.names()
+    kubectl(lab, "create", "deployment", "web", "--image=none", "--replicas=4")
+    wait_until(lambda: [p["status"]["phase"] for p in kubectl(lab, "get", "pods")["items"]] == ["Running"] * 4)
+
+    inside = ["nsenter", f"--net=/run/netns/{lab['nodes'][5]['netns']}", lab["kubectl"]]
+    argv = [*inside, "--kubeconfig", lab["kubeconfig"], "get", "--raw", "/readyz"]
+    assert subprocess.run(argv, check=True, capture_output=True, timeout=30).stdout == b"ok"
+
+    again = lab_command.json("up", "--name", "e2e-life")
+    assert again == lab
+    status = lab_command.json("status", "--name", "e2e-life")
+    assert status["state"] == "running"
+    assert all(program["alive"] and program["rss_bytes"] > 0 for program in status["programs"])
+    assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "ended"
+    assert leftovers(lab_command, lab) == []
+    assert lab_command.json("status", "--name", "e2e-life", code=3)["state"] == "not there"
+    assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "not there"
+
+
+@pytest.mark.usefixtures("privileges")
+def test_two_labs_run_side_by_side_and_end_one_by_one(lab_command: Command, small: str) -> None:
+    one = lab_command.json("up", "--name", "e2e-one", "--topology", small)
+    two = lab_command.json("up", "--name", "e2e-two", "--topology", small)
+    assert one["server"] != two["server"]
+    for key in ("netns", "address", "management_address"):
+        assert not {n[key] for n in one["nodes"]} & {n[key] for n in two["nodes"]}
+    kubectl(one, "create", "namespace", "only-in-one")
+    names = [item["metadata"]["name"] for item in kubectl(two, "get", "namespaces")["items"]]
+    assert "only-in-one" not in names
+    lab_command("wan", "set", "--name", "e2e-one", "z1", "z2", "--delay", "9ms")
+    delays = [lab_command.json("wan", "show", "--name", n)["links"][0]["rtt_us"] for n in ("e2e-one", "e2e-two")]
+    assert delays == [9000.0, 3000.0]
+    lab_command("down", "--name", "e2e-one")
+    assert leftovers(lab_command, one) == []
+    assert len(kubectl(two, "get", "nodes")["items"]) == 2
+
+
+@pytest.mark.usefixtures("privileges")
+@pytest.mark.parametrize("cure", ["up", "down"])
+def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Command, small: str, cure: str) -> None:
+    lab = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
+    os.kill(lab["pid"], signal.SIGKILL)
+    wait_until(lambda: state_of(lab_command, "e2e-killed") == "killed")
+    assert set(namespaces.names()) >= {node["netns"] for node in lab["nodes"]}
+    if cure == "up":
+        fresh = lab_command.json("up", "--name", "e2e-killed", "--topology", small)
+        assert fresh["pid"] != lab["pid"]
+        assert len(kubectl(fresh, "get", "nodes")["items"]) == 2
+        assert all(record.pid not in lab["programs"].values() for record in find_marked(Path(lab["state_dir"])))
+    else:
+        assert lab_command.json("down", "--name", "e2e-killed")["outcome"] == "cleaned up"
+        assert leftovers(lab_command, lab) == []
+
+
+def test_a_control_plane_alone_needs_no_nodes(lab_command: Command) -> None:
+    lab = lab_command.json("up", "--name", "e2e-none", "--topology", "none")
+    assert (lab["nodes"], lab["topology"]) == ([], None)
+    assert kubectl(lab, "get", "nodes")["items"] == []
+    assert lab["server"].startswith("https://127.0.0.1:")
+
+
+def test_a_program_that_dies_ends_the_lab_and_its_logs_are_kept(lab_command: Command) -> None:
+    lab = lab_command.json("up", "--name", "e2e-dying", "--topology", "none")
+    os.kill(lab["programs"]["kube-scheduler"], signal.SIGKILL)
+    wait_until(lambda: state_of(lab_command, "e2e-dying") == "not there")
+    assert "kube-scheduler ended with code -9" in (lab_command.labs / "e2e-dying.log").read_text()
+    assert (lab_command.labs / "e2e-dying.logs" / "kube-scheduler.log").exists()
+    assert find_marked(Path(lab["state_dir"])) == []
+
+
+@pytest.mark.usefixtures("privileges")
+def test_an_interrupted_start_leaves_nothing(lab_command: Command, small: str) -> None:
+    with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:
+        wait_until((lab_command.labs / "e2e-ctrl-c" / "pids").exists)
+        assert [name for name in namespaces.names() if name.endswith("-e2e-west")]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not [name for name in namespaces.names() if name.endswith("-e2e-west")]
+    assert find_marked(lab_command.labs / "e2e-ctrl-c") == []
+    assert not (lab_command.labs / "e2e-ctrl-c").exists()
+
+
+def test_another_topology_under_a_running_name_is_refused(lab_command: Command, small: str) -> None:
+    lab_command("up", "--name", "e2e-busy", "--topology", "none")
+    with lab_command.popen("up", "--name", "e2e-busy", "--topology", small) as process:
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "runs with topology none" in stderr

@@ -1,0 +1,200 @@
+"""Small rules of the lab: names and addresses, places, locks, apt sources, versions, the scheduler's configuration."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from kubekit.errors import ConfigError
+from lab.__main__ import main
+from lab.build import CONTROL_PLANE, find_or_build, go_version, module_hash
+from lab.commands.wan import _changes
+from lab.errors import BuildError, LabError
+from lab.netperf_install import Source, read_sources, widen
+from lab.network import bridge_name, plan_network
+from lab.nodes import build_node
+from lab.places import cache_dir, labs_dir
+from lab.programs import Programs
+from lab.reclaim import hold, holder, place_of, reclaim
+from lab.scheduling import build_config
+from lab.topology import MAX_NODES, load
+
+
+def test_two_slots_share_no_name_and_no_address() -> None:
+    nodes = load("kubecon").nodes
+    first, second = plan_network(0, nodes), plan_network(1, nodes)
+
+    def everything(slot: int) -> set[str]:
+        network = (first, second)[slot]
+        names = {text for n in network.nodes for text in (n.netns, n.address, n.management_address)}
+        return names | {network.gateway, bridge_name(slot)}
+
+    assert not everything(0) & everything(1)
+    assert len(everything(0)) == 3 * len(nodes) + 2
+
+
+def test_the_largest_lab_fits_into_its_address_range() -> None:
+    network = plan_network(249, load("kubecon").nodes[:1] * MAX_NODES)
+    assert int(network.nodes[-1].address.rsplit(".", 1)[1]) < 255
+    assert all(len(f"nav249-{number}") <= 15 for number in range(MAX_NODES))
+
+
+def test_a_node_carries_its_zone_and_the_master_a_taint_instead() -> None:
+    master, worker = (build_node(n, "lab") for n in plan_network(0, load("kubecon").nodes).nodes[:2])
+    assert worker["metadata"]["labels"]["topology.kubernetes.io/zone"] == "z1"
+    assert worker["status"]["capacity"] == worker["status"]["allocatable"]
+    assert worker["status"]["addresses"][0] == {"type": "InternalIP", "address": "198.19.0.11"}
+    assert "taints" not in worker["spec"]
+    assert "topology.kubernetes.io/zone" not in master["metadata"]["labels"]
+    assert master["spec"]["taints"] == [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]
+
+
+def test_xdg_directories_are_used_when_absolute() -> None:
+    given = {"XDG_CACHE_HOME": "/c", "XDG_STATE_HOME": "/s"}
+    assert (cache_dir(given), labs_dir(given)) == (Path("/c/netaware"), Path("/s/netaware/labs"))
+    assert cache_dir({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "netaware"
+
+
+@pytest.mark.parametrize("name", ["", "Lab", "../lab", "a" * 33, "-a", "a b"])
+def test_a_name_that_could_leave_its_directory_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--name"):
+        place_of(name)
+
+
+def test_one_lab_per_name_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    place = place_of("one", tmp_path)
+    code = (
+        "import sys,time; from pathlib import Path; from lab.reclaim import *\n"
+        f"with hold(place_of('one', Path({str(tmp_path)!r}))): print('held', flush=True); time.sleep(60)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert holder(place) == other.pid
+        with pytest.raises(LabError, match="a lab named one is running"), hold(place):
+            pass
+        other.kill()
+    assert holder(place) is None
+    with hold(place):
+        assert place.lock.read_text() == str(os.getpid())
+    assert not place.lock.exists()
+
+
+def test_reclaiming_ends_recorded_and_marked_processes_and_the_directory(tmp_path: Path) -> None:
+    place = place_of("dead", tmp_path)
+    place.state_dir.mkdir()
+    # What is left of a lab that was killed: a program, and a child that the program started and nobody recorded.
+    programs = Programs(place.state_dir)
+    code = "import subprocess,time; subprocess.Popen(['sleep','61']); print('x',flush=True); time.sleep(60)"
+    program = programs.start("parent", [sys.executable, "-c", code])
+    waiting = threading.Event()
+    while not program.log.read_text():
+        assert not waiting.wait(0.02)
+    assert reclaim(place) == 2
+    assert not place.state_dir.exists()
+    assert program.poll() == -9
+
+
+DEB822 = """\
+# comment
+Types: deb deb-src
+URIs: http://mirror.example/debian
+Suites: trixie trixie-updates
+Components: main
+Signed-By: /usr/share/keyrings/archive.gpg
+
+Types: deb
+URIs: http://vendor.example/
+Suites: stable
+Components: main
+Enabled: no
+"""
+
+
+def test_apt_sources_are_read_in_both_styles(tmp_path: Path) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d" / "debian.sources").write_text(DEB822)
+    (tmp_path / "sources.list").write_text(
+        "deb [arch=amd64 signed-by=/k.gpg] http://mirror.example/ubuntu noble main restricted # comment\n"
+        "deb-src http://mirror.example/ubuntu noble main\n# deb http://off.example noble main\n"
+    )
+    ubuntu, debian = read_sources(tmp_path)
+    assert ubuntu == Source("http://mirror.example/ubuntu", ("noble",), ("main", "restricted"), "/k.gpg")
+    suites = ("trixie", "trixie-updates")
+    assert debian == Source("http://mirror.example/debian", suites, ("main",), "/usr/share/keyrings/archive.gpg")
+    assert widen([debian], ("main", "non-free"))[0].components == ("main", "non-free")
+
+
+def test_the_module_pins_kubernetes_and_go() -> None:
+    assert CONTROL_PLANE.version.startswith("v1.")
+    assert go_version() >= (1, 26)
+
+
+def test_the_cache_key_changes_with_the_module(tmp_path: Path) -> None:
+    for name in ("go.mod", "go.sum", "tools.go"):
+        (tmp_path / name).write_text(name)
+    before = module_hash(tmp_path)
+    (tmp_path / "go.sum").write_text("other")
+    assert module_hash(tmp_path) != before
+
+
+def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(tmp_path: Path) -> None:
+    environ = {"KUBEBUILDER_ASSETS": str(tmp_path / "absent"), "XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):
+        find_or_build(environ=environ)
+
+
+def test_the_scheduler_has_both_profiles_and_one_extender_when_asked() -> None:
+    config = build_config(Path("/k"), extender_url="http://127.0.0.1:1", extender_weight=3)
+    assert [p["schedulerName"] for p in config["profiles"]] == ["default-scheduler", "network-aware-scheduler"]
+    (extender,) = config["extenders"]
+    assert (extender["urlPrefix"], extender["weight"]) == ("http://127.0.0.1:1", 3)
+    assert extender["nodeCacheCapable"] is True
+    assert "bindVerb" not in extender
+    assert "extenders" not in build_config(Path("/k"))
+
+
+def wan_arguments(**given: str) -> argparse.Namespace:
+    return argparse.Namespace(**({"delay": None, "jitter": None, "loss": None, "rate": None} | given))
+
+
+def test_wan_changes_are_read_with_their_units() -> None:
+    changes = _changes(wan_arguments(delay="30ms", jitter="100us", loss="1%", rate="10M"))
+    assert changes == {"rtt_us": 30000.0, "jitter_us": 100.0, "loss": 0.01, "rate_bps": 10_000_000}
+    assert _changes(wan_arguments(rate="none")) == {"rate_bps": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"delay": "soon"}, "--delay"),
+        ({"jitter": "3"}, "--jitter"),
+        ({"loss": "2"}, "--loss"),
+        ({"rate": "fast"}, "--rate"),
+        ({"rate": "10"}, "--rate"),
+        ({}, "--delay"),
+    ],
+)
+def test_a_wan_change_that_cannot_be_names_its_option(given: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        _changes(wan_arguments(**given))
+
+
+def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "bad.yaml"
+    file.write_text("name: x\nregions: []\nfoo: 1\n")
+    assert main(["up", "--topology", str(file)]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"error: {file}: foo: is no field of a topology (remove it)\n"
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,136 @@
+"""The emulated network's rules: when packets arrive, in which order, and which never do."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.topology import load
+from lab.wan.delays import MAX_BACKLOG_S, MAX_PACKETS, DelayQueue, OneWay
+from lab.wan.plan import WanLink, links_of
+
+A, B, C = 0, 1, 2
+
+
+def queue_of(link: OneWay, seed: int = 1) -> DelayQueue:
+    """Nodes A and C in site x, node B in site y; ``link`` between the sites, nothing inside them."""
+    inside = OneWay(0.0)
+    links = {("x", "y"): link, ("y", "x"): link, ("x", "x"): inside, ("y", "y"): inside}
+    return DelayQueue(["x", "y", "x"], links, Random(seed))
+
+
+def test_a_packet_is_released_when_its_delay_is_over_and_not_before() -> None:
+    queue = queue_of(OneWay(0.005))
+    assert queue.next_due_s() is None
+    assert queue.accept(10.0, A, B, b"p")
+    assert queue.next_due_s() == pytest.approx(10.005)
+    assert queue.release(10.0049) == []
+    assert queue.release(10.0051) == [(B, b"p")]
+    assert queue.next_due_s() is None
+    assert queue.counters.forwarded == 1
+    assert queue.counters.late_s == pytest.approx(0.0001)
+
+
+def test_each_pair_of_sites_has_its_own_delay() -> None:
+    queue = queue_of(OneWay(0.005))
+    queue.accept(0.0, A, B, b"far")
+    queue.accept(0.0, A, C, b"near")
+    assert queue.release(0.001) == [(C, b"near")]
+
+
+@given(st.lists(st.floats(0, 0.01), min_size=2, max_size=50), st.floats(0, 0.005), st.integers(0, 1000))
+def test_jitter_never_reorders_packets_between_two_nodes(gaps: list[float], jitter: float, seed: int) -> None:
+    queue = queue_of(OneWay(0.005, jitter), seed)
+    now = 0.0
+    for index, gap in enumerate(gaps):
+        now += gap
+        queue.accept(now, A, B, bytes([index]))
+    assert [packet for _, packet in queue.release(now + 1.0)] == [bytes([i]) for i in range(len(gaps))]
+
+
+@given(st.floats(0.001, 0.1), st.integers(0, 1000))
+def test_jitter_stays_within_its_bounds(delay: float, seed: int) -> None:
+    queue = queue_of(OneWay(delay, delay / 2), seed)
+    queue.accept(0.0, A, B, b"p")
+    due = queue.next_due_s()
+    assert due is not None
+    assert delay / 2 <= due <= delay * 1.5
+
+
+def test_loss_takes_its_share_and_is_the_same_for_the_same_seed() -> None:
+    def survivors(seed: int) -> list[int]:
+        queue = queue_of(OneWay(0.0, loss=0.2), seed)
+        return [n for n in range(5000) if queue.accept(0.0, A, B, b"p")]
+
+    assert survivors(7) == survivors(7)
+    assert survivors(7) != survivors(8)
+    assert 0.17 < 1 - len(survivors(7)) / 5000 < 0.23
+
+
+def test_total_loss_lets_nothing_through() -> None:
+    queue = queue_of(OneWay(0.0, loss=1.0))
+    assert not any(queue.accept(0.0, A, B, b"p") for _ in range(100))
+    assert queue.counters.lost == 100
+
+
+def test_a_rate_sends_packets_one_after_the_other() -> None:
+    queue = queue_of(OneWay(0.001, rate_bps=8_000_000))
+    for _ in range(3):
+        queue.accept(0.0, A, B, bytes(1000))
+    assert len(queue.release(0.00201)) == 1
+    assert len(queue.release(0.00301)) == 1
+    assert len(queue.release(0.00401)) == 1
+
+
+def test_a_rate_drops_what_would_wait_too_long_and_recovers() -> None:
+    queue = queue_of(OneWay(0.0, rate_bps=8_000))
+    accepted = [queue.accept(0.0, A, B, bytes(100)) for _ in range(10)]
+    assert accepted == [True, True] + [False] * 8
+    assert queue.counters.dropped == 8
+    assert queue.accept(0.2 + MAX_BACKLOG_S, A, B, bytes(100))
+
+
+def test_all_nodes_of_a_zone_share_the_rate_of_its_link() -> None:
+    queue = queue_of(OneWay(0.0, rate_bps=8_000_000))
+    queue.accept(0.0, A, B, bytes(1000))
+    queue.accept(0.0, C, B, bytes(1000))
+    assert queue.release(0.0011) == [(B, bytes(1000))]
+
+
+def test_packets_under_way_are_bounded() -> None:
+    queue = queue_of(OneWay(1.0))
+    assert sum(queue.accept(0.0, A, B, b"") for _ in range(MAX_PACKETS + 5)) == MAX_PACKETS
+    assert queue.counters.dropped == 5
+
+
+def test_a_changed_link_holds_for_new_packets_only() -> None:
+    queue = queue_of(OneWay(0.010))
+    queue.accept(0.0, A, B, b"before")
+    queue.set_link("x", "y", OneWay(0.020))
+    queue.accept(0.001, A, B, b"after")
+    assert queue.release(0.0105) == [(B, b"before")]
+    assert queue.next_due_s() == pytest.approx(0.021)
+
+
+def test_lifting_a_rate_frees_the_link_at_once() -> None:
+    queue = queue_of(OneWay(0.0, rate_bps=8_000))
+    queue.accept(0.0, A, C, b"")
+    queue.accept(0.0, A, B, bytes(90))
+    queue.set_link("x", "y", OneWay(0.0, rate_bps=8_000_000))
+    assert queue.accept(0.5, A, B, bytes(1000))
+    assert len(queue.release(0.502)) == 3
+
+
+def test_a_round_trip_is_halved_for_each_direction() -> None:
+    assert WanLink("x", "y", rtt_us=5000.0, jitter_us=100.0).one_way() == OneWay(0.0025, 0.00005)
+
+
+def test_a_topologys_links_cover_every_pair_of_sites_and_each_site_itself() -> None:
+    topology = load("kubecon")
+    links = links_of(topology)
+    assert len({(link.origin, link.destination) for link in links}) == len(links) == 16 * 15 // 2 + 16
+    inside = [link for link in links if link.origin == link.destination]
+    assert {link.rtt_us for link in inside} == {topology.same_zone.rtt_us}
