@@ -1,0 +1,138 @@
+"""Which of the answers to "how much can this node carry" counts, and what is left of it after the reserve.
+
+Order of trust (node bandwidth capacity, docs/contracts): what a person said, then the instance type, then hardware, then
+what was measured. Where nobody knows, nothing is offered: a missing resource is safer than a wrong one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from agent.config import AgentConfig, Reserve
+from agent.names import CAPACITY_ANNOTATION, INSTANCE_TYPE_LABEL
+from agent.node import OwnNode
+from kubekit import quantity
+from kubekit.errors import QuantityError
+
+Source = Literal["annotation", "flag", "node-label", "instance-type", "hardware", "measured", "unknown"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one way of knowing says: bits per second, or None with the reason why it cannot tell.
+
+    Attributes:
+        rate_bps: both directions each, since links are full duplex.
+        explanation: how it came about, for people.
+        devices: names of the physical devices that carry the traffic; their counters tell the utilisation.
+    """
+
+    rate_bps: int | None
+    explanation: str
+    devices: tuple[str, ...] = ()
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What to publish.
+
+    Attributes:
+        rate_bps: bits per second after the reserve, None for nothing.
+        gross_bps: before the reserve.
+        source: which way of knowing it came from.
+        explanation: for people.
+        warnings: things that a person should mend, such as an annotation that is no quantity.
+        devices: see `Finding`.
+    """
+
+    rate_bps: int | None
+    gross_bps: int | None
+    source: Source
+    explanation: str
+    warnings: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+def make_offer(node: OwnNode | None, config: AgentConfig, hardware: Finding, measured_bps: int | None) -> Offer:
+    """Choose by order of trust and subtract the reserve.
+
+    Args:
+        node: the own node; None when it is not known, as on the command line without a cluster.
+        config: flags and file.
+        hardware: what the rules of `agent.capacity.rules` found.
+        measured_bps: highest throughput of stream probes, None without any or where the option is off.
+    """
+    warnings: list[str] = []
+    gross_bps, source, explanation = _choose(node, config, hardware, measured_bps, warnings)
+    rate_bps = None if gross_bps is None else after_reserve(gross_bps, config.reserve)
+    if rate_bps is not None and gross_bps is not None and rate_bps != gross_bps:
+        explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
+    if rate_bps is not None and rate_bps <= 0:
+        warnings.append(f"--reserve: nothing is left of {gross_bps} bit/s")
+        rate_bps = None
+    return Offer(
+        rate_bps=rate_bps,
+        gross_bps=gross_bps,
+        source=source,
+        explanation=explanation,
+        warnings=tuple(warnings),
+        devices=hardware.devices,
+    )
+
+
+def _choose(
+    node: OwnNode | None, config: AgentConfig, hardware: Finding, measured_bps: int | None, warnings: list[str]
+) -> tuple[int | None, Source, str]:
+    said = _configured(node, config, warnings)
+    if said is not None:
+        return said
+    if hardware.rate_bps is not None:
+        return hardware.rate_bps, "hardware", hardware.explanation
+    if measured_bps is not None:
+        return measured_bps, "measured", f"highest throughput of stream probes; {hardware.explanation}"
+    return None, "unknown", hardware.explanation
+
+
+def _configured(node: OwnNode | None, config: AgentConfig, warnings: list[str]) -> tuple[int, Source, str] | None:
+    """What a person said: on the node, for this agent, for nodes like this, for instances of this type."""
+    annotated_bps = _read_annotation(node, warnings)
+    if annotated_bps is not None:
+        return annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}"
+    if config.capacity_bps is not None:
+        return config.capacity_bps, "flag", "--capacity"
+    if node is None:
+        return None
+    for rule in config.capacity_rules:
+        if rule.selector.matches(node.metadata.labels):
+            return rule.rate_bps, "node-label", f"configured for nodes with {rule.text}"
+    instance_type = node.metadata.label(INSTANCE_TYPE_LABEL)
+    if instance_type in config.capacity_by_type:
+        return config.capacity_by_type[instance_type], "instance-type", f"configured for {instance_type}"
+    return None
+
+
+def _read_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:
+    text = node.metadata.annotation(CAPACITY_ANNOTATION) if node is not None else ""
+    if not text:
+        return None
+    try:
+        rate_bps = quantity.parse_int(text)
+    except QuantityError as error:
+        warnings.append(f"annotation {CAPACITY_ANNOTATION}: {error}")
+        return None
+    if rate_bps > 0:
+        return rate_bps
+    warnings.append(f"annotation {CAPACITY_ANNOTATION}: {text!r} is not above 0; write it as 10G")
+    return None
+
+
+def after_reserve(gross_bps: int, reserve: Reserve) -> int:
+    """What is left, in whole bits per second; may be 0 or less."""
+    return int(gross_bps * (1 - reserve.ratio)) - reserve.rate_bps
+
+
+def remember_peak(peak_bps: int | None, throughput_bps: float) -> int:
+    """The highest throughput so far, to two significant digits downward, lest noise rewrites the node all the time."""
+    value = max(1, int(throughput_bps))
+    unit = int(10 ** max(0, len(str(value)) - 2))
+    return max(peak_bps or 0, value // unit * unit)

@@ -1,0 +1,145 @@
+"""What to write on the node so that it says what we know: pure, and empty when it says so already.
+
+Only our own key is touched. The kubelet copies capacity to allocatable, and overwrites an allocatable written by hand, so
+allocatable is written only where no kubelet runs.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from agent.capacity.offer import Offer
+from agent.config import AllocatableMode
+from agent.names import BANDWIDTH, COMPONENT, CONDITION, OWNER_ANNOTATION, SOURCE_ANNOTATION
+from agent.node import OwnNode
+from kubekit import conditions, patches, quantity
+from kubekit.errors import QuantityError
+from kubekit.patches import Operation, pointer
+from kubekit.wire import Condition, to_builtins
+
+_KWOK_ANNOTATION = "kwok.x-k8s.io/node"
+_REAL_KUBELET = re.compile(r"v?\d+\.\d+")
+
+
+class Writes(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests that are due; empty ones are not sent.
+
+    Attributes:
+        status: a JSON patch of nodes/status.
+        metadata: a merge patch of the node.
+        condition: a strategic merge patch of nodes/status.
+    """
+
+    status: tuple[Operation, ...] = ()
+    metadata: dict[str, object] | None = None
+    condition: dict[str, object] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.status or self.metadata or self.condition)
+
+
+def has_kubelet(node: OwnNode) -> bool:
+    """Whether a kubelet copies capacity to allocatable on this node: its version is one, and nobody plays it."""
+    if node.metadata.annotation(_KWOK_ANNOTATION):
+        return False
+    return _REAL_KUBELET.match(node.status.node_info.kubelet_version) is not None
+
+
+def owner_of(node: OwnNode) -> str:
+    """Who writes the node's bandwidth; the empty text is nobody yet."""
+    return node.metadata.annotation(OWNER_ANNOTATION)
+
+
+def plan_writes(node: OwnNode, offer: Offer, allocatable: AllocatableMode, now_s: float) -> Writes:
+    """Compare what the node says with the offer.
+
+    A capacity that is no longer known stays as it was published, because taking it away would evict nobody and starve
+    new pods; a 0 that a kubelet left behind is removed, since no key is safer than 0.
+
+    Args:
+        node: as the API server has it.
+        offer: what we know.
+        allocatable: see `AgentConfig`.
+        now_s: seconds since the epoch, for the condition.
+    """
+    owner = owner_of(node)
+    if owner not in {"", COMPONENT}:
+        return Writes(condition=_condition_patch(node, _disputed(owner), now_s))
+    with_allocatable = allocatable == "always" or (allocatable == "auto" and not has_kubelet(node))
+    if offer.rate_bps is None:
+        stale = tuple(
+            patches.remove(pointer("status", field, BANDWIDTH))
+            for field in (("capacity", "allocatable") if with_allocatable else ("capacity",))
+            if owner and _amounts(node, field).get(BANDWIDTH) == "0"
+        )
+        return Writes(status=stale, condition=_condition_patch(node, _state(offer), now_s))
+    value = str(offer.rate_bps)
+    operations: list[Operation] = []
+    for field in ("capacity", "allocatable") if with_allocatable else ("capacity",):
+        if getattr(node.status, field) is None:
+            operations.append(patches.add(pointer("status", field), {BANDWIDTH: value}))
+        elif not _same_quantity(_amounts(node, field).get(BANDWIDTH), offer.rate_bps):
+            operations.append(patches.add(pointer("status", field, BANDWIDTH), value))
+    source = f"{offer.source}: {offer.explanation}"
+    wanted = {OWNER_ANNOTATION: COMPONENT, SOURCE_ANNOTATION: source}
+    differs = any(node.metadata.annotation(name) != text for name, text in wanted.items())
+    return Writes(
+        status=tuple(operations),
+        metadata={"metadata": {"annotations": wanted}} if differs else None,
+        condition=_condition_patch(node, _state(offer), now_s),
+    )
+
+
+def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
+    """Take back everything that we wrote, and the named annotations: ``--cleanup``."""
+    present = {name: None for name in annotations if name in (node.metadata.annotations or {})}
+    condition = conditions.find(node.status.conditions, CONDITION)
+    deletion: dict[str, object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
+    fields = ("capacity", "allocatable") if owner_of(node) == COMPONENT else ()
+    return Writes(
+        status=tuple(
+            patches.remove(pointer("status", field, BANDWIDTH))
+            for field in fields
+            if BANDWIDTH in _amounts(node, field)
+        ),
+        metadata={"metadata": {"annotations": present}} if present else None,
+        condition=deletion if condition is not None else None,
+    )
+
+
+def _amounts(node: OwnNode, field: str) -> dict[str, str]:
+    return getattr(node.status, field) or {}
+
+
+def _same_quantity(text: str | None, rate_bps: int) -> bool:
+    """The API server normalises: what we wrote as 10000000000 comes back as 10G."""
+    if text is None:
+        return False
+    try:
+        return quantity.parse(text) == rate_bps
+    except QuantityError:
+        return False
+
+
+def _state(offer: Offer) -> Condition:
+    if offer.warnings:
+        return conditions.condition(CONDITION, holds=False, reason="Misconfigured", message="; ".join(offer.warnings))
+    if offer.rate_bps is None:
+        return conditions.condition(CONDITION, holds=False, reason="CapacityUnknown", message=offer.explanation)
+    reason = "".join(part.capitalize() for part in offer.source.split("-"))
+    return conditions.condition(CONDITION, holds=True, reason=reason, message=offer.explanation)
+
+
+def _disputed(owner: str) -> Condition:
+    message = f"annotation {OWNER_ANNOTATION} names {owner}; remove it to let {COMPONENT} publish"
+    return conditions.condition(CONDITION, holds=False, reason="OwnedByOther", message=message)
+
+
+def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
+    old = conditions.find(node.status.conditions, CONDITION)
+    merged = conditions.find(conditions.merge([old] if old else None, [wanted], now_s), CONDITION)
+    if merged is None or merged == old:
+        return None
+    return {"status": {"conditions": [to_builtins(merged)]}}

@@ -1,0 +1,168 @@
+"""Keeps the node's bandwidth true: looks again when the node or a link changes, and once a minute.
+
+A kubelet that restarts may zero foreign resources; the node's watch tells within milliseconds, and the value is written
+again at once. Writes are at least a second apart, so that a dispute with another writer costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter
+
+from agent.capacity.offer import Finding, Offer, make_offer, remember_peak
+from agent.capacity.publication import Writes, plan_writes
+from agent.config import AgentConfig
+from agent.node import NodeView, OwnNode
+from kubekit import logs
+from kubekit.backoff import Backoff
+from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
+from kubekit.errors import KubekitError
+from kubekit.wire import NODES, Resource
+
+log = logs.get("agent.capacity")
+
+T = TypeVar("T")
+POLL_S = 60.0
+"""Links are read at least this often, and after events not more often than every `SETTLE_S`."""
+SETTLE_S = 0.5
+LEAST_PAUSE_S = 1.0
+STALE_S = 2.0
+"""How long to wait for the watch to show our own write, before planning from the old state again."""
+
+
+class NodePatcher(Protocol):
+    """The one verb of `kubekit.client.Client` that is needed."""
+
+    async def patch(
+        self, resource: Resource, name: str, body: object, type_: type[T], *, kind: str, subresource: str | None = None
+    ) -> T:
+        """PATCH an object and return it."""
+        ...
+
+
+class Publisher:
+    """Publishes the capacity of one node.
+
+    Args:
+        patcher: usually the cluster's client.
+        view: the own node.
+        config: flags and file.
+        read_hardware: reads links and applies the rules to them.
+        registry: for the metric of writes.
+
+    Attributes:
+        offer: the latest, for metrics and readiness; None before the first.
+    """
+
+    def __init__(
+        self,
+        patcher: NodePatcher,
+        view: NodeView,
+        config: AgentConfig,
+        read_hardware: Callable[[], Awaitable[Finding]],
+        *,
+        registry: CollectorRegistry | None = None,
+        wall_clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._patcher, self._view, self._config = patcher, view, config
+        self._read_hardware, self._wall_clock = read_hardware, wall_clock
+        self._backoff = Backoff(base_s=0.2, cap_s=30.0, rng=rng or random.Random())
+        self._wake = asyncio.Event()
+        self._links_changed = True
+        self._peak_bps: int | None = None
+        self._planned_from = ""
+        self.offer: Offer | None = None
+        self._writes = Counter(
+            "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
+        )
+        view.subscribe(self._wake.set)
+
+    def note_link_change(self) -> None:
+        """A link, or a route, changed: read them again soon."""
+        self._links_changed = True
+        self._wake.set()
+
+    def note_throughput(self, throughput_bps: float) -> None:
+        """A stream probe reached this; it counts only where the option allows and hardware says nothing."""
+        if self._config.measured_capacity:
+            self._peak_bps = remember_peak(self._peak_bps, throughput_bps)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled. The value is left in place: a restart of the agent must not starve pods."""
+        loop = asyncio.get_running_loop()
+        hardware, read_at = Finding(None, "not read yet"), -POLL_S
+        while True:
+            self._wake.clear()
+            if self._links_changed or loop.time() - read_at >= POLL_S:
+                self._links_changed = False
+                hardware, read_at = await self._read_hardware(), loop.time()
+            pause_s, idle_s = SETTLE_S, max(0.0, POLL_S - (loop.time() - read_at))
+            node = self._view.node
+            self.offer = make_offer(node, self._config, hardware, self._peak_bps)
+            if node is not None:
+                try:
+                    wrote = await self._publish(node, self.offer)
+                except KubekitError as error:
+                    self._writes.labels("failed").inc()
+                    log.change("publish", type(error).__name__, "cannot publish the capacity", error=error)
+                    idle_s = pause_s = self._backoff.next()
+                else:
+                    self._backoff.reset()
+                    log.change("publish", "", "capacity can be published again")
+                    if wrote:
+                        pause_s, idle_s = LEAST_PAUSE_S, STALE_S
+            await asyncio.sleep(pause_s)
+            await self._wait(idle_s - pause_s)
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _publish(self, node: OwnNode, offer: Offer) -> bool:
+        self._report(offer)
+        if node.metadata.resource_version == self._planned_from:
+            self._planned_from = ""  # the watch lags behind our write; if it still does next time, we write again
+            return False
+        writes = plan_writes(node, offer, self._config.allocatable, self._wall_clock())
+        if not writes:
+            return False
+        await self._execute(node.metadata.name, writes)
+        self._planned_from = node.metadata.resource_version
+        return True
+
+    def _report(self, offer: Offer) -> None:
+        for warning in offer.warnings:
+            log.change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
+        text = f"{offer.rate_bps} {offer.source}"
+        if offer.rate_bps is None:
+            log.change("offer", text, "capacity unknown, nothing is published", why=offer.explanation)
+        else:
+            log.change("offer", text, "capacity", level="info", rate_bps=offer.rate_bps, source=offer.source)
+
+    async def _execute(self, name: str, writes: Writes) -> None:
+        await execute_writes(self._patcher, name, writes)
+        self._writes.labels("ok").inc()
+
+
+async def execute_writes(patcher: NodePatcher, name: str, writes: Writes) -> None:
+    """Send the requests that are due.
+
+    Raises:
+        KubekitError: one failed; doing all again later is harmless.
+    """
+    if writes.metadata:
+        await patcher.patch(NODES, name, writes.metadata, OwnNode, kind=MERGE_PATCH)
+    if writes.status:
+        await patcher.patch(NODES, name, list(writes.status), OwnNode, kind=JSON_PATCH, subresource="status")
+    if writes.condition:
+        await patcher.patch(NODES, name, writes.condition, OwnNode, kind=STRATEGIC_PATCH, subresource="status")

@@ -1,0 +1,334 @@
+"""What a user can set: flags, the same as environment variables, and a file for what depends on the node.
+
+Everything is checked before the agent starts, and an error names the flag and what to write instead. The file holds what
+does not fit into a flag: capacities by node label or instance type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import msgspec
+import yaml
+
+from kubekit import logs, quantity, selectors
+from kubekit.errors import ConfigError, QuantityError, SelectorError
+from kubekit.http import parse_listen
+from netperf.pacing import ProbeBudget
+from netperf.sample import PERCENTILES, Percentile
+
+AllocatableMode = Literal["auto", "always", "never"]
+BandwidthMode = Literal["observe", "enforce", "off"]
+ENVIRONMENT_PREFIX = "NETAWARE_"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+class Reserve(msgspec.Struct, frozen=True):
+    """What is held back for the node itself: a share of the capacity, 0..1, and bits per second."""
+
+    ratio: float = 0.0
+    rate_bps: int = 0
+
+
+class CapacityRule(msgspec.Struct, frozen=True):
+    """A capacity for the nodes that a label selector names."""
+
+    selector: selectors.Selector
+    text: str
+    rate_bps: int
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The checked configuration.
+
+    Attributes:
+        node: name of the node.
+        kubeconfig: path, or None for the usual places.
+        listen: address of the metrics and health server.
+        namespace: where plans, results and the Secret are.
+        address: where this node is probed; None takes the node's InternalIP.
+        capacity_bps: capacity that outranks what hardware says.
+        capacity_rules, capacity_by_type: the same by node label and by instance type, from the file.
+        reserve: held back from whatever the capacity is.
+        allocatable: whether to write allocatable as well; ``auto`` does where no kubelet runs.
+        measured_capacity: fall back on the highest throughput that stream probes reached.
+        bandwidth: what to do about bandwidth annotations.
+        repair_burst: in ``enforce``, also repair limits that the CNI plugin set with a burst that is too large.
+        cni_network: name of the CNI network, part of the plugin's device names; None looks into ``cni_conf_dir``.
+        cni_conf_dir: where the CNI configuration lies.
+        probing: whether to take part in measuring.
+        passphrase_file: the probing secret; None asks the API server for the Secret.
+        budget: what probes may take.
+        upstream_percentiles: percentiles written in upstream's key format beside our own.
+        proc: where the proc file system of the host is.
+        sys: where its sys file system is.
+    """
+
+    node: str
+    kubeconfig: str | None = None
+    listen: str = "0.0.0.0:9850"
+    namespace: str = "netaware-system"
+    address: str | None = None
+    capacity_bps: int | None = None
+    capacity_rules: tuple[CapacityRule, ...] = ()
+    capacity_by_type: Mapping[str, int] = {}
+    reserve: Reserve = Reserve()
+    allocatable: AllocatableMode = "auto"
+    measured_capacity: bool = False
+    bandwidth: BandwidthMode = "observe"
+    repair_burst: bool = False
+    cni_network: str | None = None
+    cni_conf_dir: Path = Path("/etc/cni/net.d")
+    probing: bool = True
+    passphrase_file: Path | None = None
+    budget: ProbeBudget = ProbeBudget()
+    upstream_percentiles: tuple[Percentile, ...] = ()
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+
+
+class _FileRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    selector: str
+    capacity: str | int
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    api_version: Literal["netaware.io/v1alpha1"]
+    kind: Literal["AgentConfiguration"]
+    capacity_by_node: list[_FileRule] = []
+    capacity_by_instance_type: dict[str, str | int] = {}
+
+
+def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
+    """Declare the flags of ``run``. Values stay texts here: `read_config` checks them and names the flag in errors."""
+
+    def flag(name: str, help_: str, default: str | None = None, *, variable: str = "", metavar: str = "") -> None:
+        variable = variable or ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
+        shown = "" if default is None else f"; default {default.replace('%', '%%')}"
+        parser.add_argument(
+            f"--{name}",
+            default=environ.get(variable, default),
+            metavar=metavar or None,
+            help=f"{help_} (${variable}{shown})",
+        )
+
+    def switch(name: str, help_: str) -> None:
+        variable = ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
+        parser.add_argument(
+            f"--{name}",
+            nargs="?",
+            const="true",
+            default=environ.get(variable, "false"),
+            metavar="BOOL",
+            help=f"{help_} (${variable})",
+        )
+
+    flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
+    flag("kubeconfig", "how to reach the cluster; default: $KUBECONFIG, the pod's own, ~/.kube/config", metavar="FILE")
+    flag("namespace", "where plans and results are", "netaware-system", variable="POD_NAMESPACE", metavar="NAME")
+    flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
+    flag("config", "capacities by node label and instance type", metavar="FILE")
+    flag("address", "where this node is probed, instead of its InternalIP", metavar="IP")
+    flag("capacity", "capacity in bit/s, such as 10G, instead of what hardware says", metavar="QUANTITY")
+    flag("reserve", "held back from the capacity: 10%% or a quantity in bit/s", "0", metavar="SHARE")
+    flag("allocatable", "write allocatable too: auto (where no kubelet runs), always, never", "auto", metavar="WHEN")
+    switch("measured-capacity", "fall back on the highest throughput that stream probes reached")
+    flag("bandwidth", "bandwidth annotations of pods: observe, enforce, off", "observe", metavar="MODE")
+    switch("repair-burst", "with enforce, also repair the bursts of limits that the CNI plugin set")
+    flag("cni-network", "name of the CNI network; default: from the CNI configuration", metavar="NAME")
+    flag("cni-conf-dir", "where the CNI configuration lies", "/etc/cni/net.d", metavar="DIR")
+    flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
+    flag("passphrase-file", "probing secret; default: Secret netaware-probe", metavar="FILE")
+    flag("max-probe-cpu", "share of one core that probes may take, such as 20%%", "20%", metavar="SHARE")
+    flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
+    flag("upstream-keys", "percentiles to write in upstream's key format too, such as p90", "", metavar="LIST")
+    flag("proc", "proc file system of the host", "/proc", metavar="DIR")
+    flag("sys", "sys file system of the host", "/sys", metavar="DIR")
+    flag("log-format", "text or json", "text", metavar="FORMAT")
+    flag("log-level", "debug, info, warning, error", "info", metavar="LEVEL")
+
+
+def set_up_logs(arguments: argparse.Namespace) -> None:
+    """Send logs where the flags say.
+
+    Raises:
+        ConfigError: format or level is unknown.
+    """
+    format_ = _choice("--log-format", arguments.log_format, logs.FORMATS)
+    level = _choice("--log-level", arguments.log_level, logs.LEVELS)
+    logs.set_up(format_=format_, level=level)
+
+
+def read_config(arguments: argparse.Namespace) -> AgentConfig:
+    """Check what `add_run_flags` parsed.
+
+    Raises:
+        ConfigError: the first thing that is wrong; names the flag, or the file and its field.
+    """
+    if not arguments.node_name:
+        raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
+    parse_listen(arguments.listen)
+    rules, by_type = read_file(Path(arguments.config)) if arguments.config else ((), {})
+    return AgentConfig(
+        node=_name("--node-name", arguments.node_name),
+        kubeconfig=arguments.kubeconfig or None,
+        listen=arguments.listen,
+        namespace=_name("--namespace", arguments.namespace),
+        address=parse_address("--address", arguments.address) if arguments.address else None,
+        capacity_bps=parse_rate("--capacity", arguments.capacity) if arguments.capacity else None,
+        capacity_rules=rules,
+        capacity_by_type=by_type,
+        reserve=parse_reserve(arguments.reserve),
+        allocatable=cast("AllocatableMode", _choice("--allocatable", arguments.allocatable, get_args(AllocatableMode))),
+        measured_capacity=_boolean("--measured-capacity", arguments.measured_capacity),
+        bandwidth=cast("BandwidthMode", _choice("--bandwidth", arguments.bandwidth, get_args(BandwidthMode))),
+        repair_burst=_boolean("--repair-burst", arguments.repair_burst),
+        cni_network=arguments.cni_network or None,
+        cni_conf_dir=Path(arguments.cni_conf_dir),
+        probing=_choice("--probing", arguments.probing, ("on", "off")) == "on",
+        passphrase_file=Path(arguments.passphrase_file) if arguments.passphrase_file else None,
+        budget=ProbeBudget(
+            max_cpu_ratio=parse_share("--max-probe-cpu", arguments.max_probe_cpu),
+            max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
+        ),
+        upstream_percentiles=parse_percentiles("--upstream-keys", arguments.upstream_keys),
+        proc=_directory("--proc", arguments.proc),
+        sys=_directory("--sys", arguments.sys),
+    )
+
+
+def read_file(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int]]:
+    """Capacities by label selector, in order, and by instance type, from the file of ``--config``.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field in it is wrong; names file and field.
+    """
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError("--config", f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise ConfigError("--config", f"{path} is not YAML: {error}") from error
+    try:
+        file = msgspec.convert(document, _File)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(path), str(error), "see the reference of AgentConfiguration") from error
+    rules: list[CapacityRule] = []
+    for index, rule in enumerate(file.capacity_by_node):
+        field = f"{path}: capacityByNode[{index}]"
+        try:
+            selector = selectors.parse(rule.selector)
+        except SelectorError as error:
+            raise ConfigError(f"{field}.selector", str(error)) from error
+        rules.append(CapacityRule(selector, rule.selector, parse_rate(f"{field}.capacity", rule.capacity)))
+    by_type = {
+        name: parse_rate(f"{path}: capacityByInstanceType[{name}]", value)
+        for name, value in file.capacity_by_instance_type.items()
+    }
+    return tuple(rules), by_type
+
+
+def parse_rate(field: str, text: str | int) -> int:
+    """A quantity in bits per second, an integer above 0.
+
+    Raises:
+        ConfigError: it is none; names ``field``.
+    """
+    try:
+        rate_bps = quantity.parse_int(text)
+    except QuantityError as error:
+        raise ConfigError(field, str(error)) from error
+    if rate_bps <= 0:
+        raise ConfigError(field, f"{text!r} is not above 0", "write bits per second, such as 10G")
+    return rate_bps
+
+
+def parse_share(field: str, text: str) -> float:
+    """``20%`` or ``0.2``: a share above 0 and up to 1.
+
+    Raises:
+        ConfigError: it is none; names ``field``.
+    """
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError as error:
+        raise ConfigError(field, f"{text!r} is no share", "write 20% or 0.2") from error
+    if not math.isfinite(share) or not 0 < share <= 1:
+        raise ConfigError(field, f"{text!r} is not above 0 and up to 100%", "write 20% or 0.2")
+    return share
+
+
+def parse_reserve(text: str) -> Reserve:
+    """``10%``, or a quantity in bits per second; 0 reserves nothing.
+
+    Raises:
+        ConfigError: it is neither, or all of the capacity.
+    """
+    if text.strip().endswith("%"):
+        number = text.strip().removesuffix("%")
+        if re.fullmatch(r"\d{1,2}(\.\d+)?", number):
+            return Reserve(ratio=float(number) / 100)
+        raise ConfigError("--reserve", f"{text!r} is no share from 0% to 99%", "write 10% or a quantity such as 500M")
+    try:
+        rate_bps = quantity.parse_int(text)
+    except QuantityError as error:
+        raise ConfigError("--reserve", str(error)) from error
+    if rate_bps < 0:
+        raise ConfigError("--reserve", f"{text!r} is below 0", "write 10% or a quantity such as 500M")
+    return Reserve(rate_bps=rate_bps)
+
+
+def parse_percentiles(field: str, text: str) -> tuple[Percentile, ...]:
+    """``p50,p90``; the empty text is none.
+
+    Raises:
+        ConfigError: one is unknown; names ``field``.
+    """
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    return tuple(cast("Percentile", _choice(field, part, PERCENTILES)) for part in found)
+
+
+def parse_address(field: str, text: str) -> str:
+    """A literal address that peers can connect to.
+
+    Raises:
+        ConfigError: it is none; names ``field``.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise ConfigError(field, f"{text!r} is not an IP address") from error
+    if address.is_unspecified or address.is_multicast:
+        raise ConfigError(field, f"{text!r} cannot be connected to", "write one of the node's own addresses")
+    return str(address)
+
+
+def _choice(field: str, text: str, choices: Sequence[str]) -> str:
+    if text not in choices:
+        raise ConfigError(field, f"{text!r} is unknown", "write " + ", ".join(choices))
+    return text
+
+
+def _boolean(field: str, text: str) -> bool:
+    return _choice(field, text.lower(), ("true", "false")) == "true"
+
+
+def _name(field: str, text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ConfigError(field, f"{text!r} is no object name", "lower case letters, digits, - and .")
+    return text
+
+
+def _directory(field: str, text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise ConfigError(field, f"there is no directory {text}")
+    return path

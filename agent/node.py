@@ -1,0 +1,78 @@
+"""The agent's own node, as the API server has it, and who wants to know when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from agent.names import REGION_LABEL, ZONE_LABEL
+from kubekit.wire import Condition, NodeAddress, Object, Wire
+from netperf.sample import Place
+
+
+class NodeInfo(Wire, frozen=True):
+    """The part of status.nodeInfo that we read."""
+
+    kubelet_version: str = ""
+
+
+class OwnNodeStatus(Wire, frozen=True):
+    """The part of the node's status that we read."""
+
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+    addresses: list[NodeAddress] | None = None
+    conditions: list[Condition] | None = None
+    node_info: NodeInfo = NodeInfo()
+
+
+class OwnNode(Object, frozen=True):
+    """v1 Node, with what an agent needs of its own."""
+
+    status: OwnNodeStatus = OwnNodeStatus()
+
+    @property
+    def internal_ip(self) -> str:
+        """The first InternalIP, or an empty text."""
+        return next((a.address for a in self.status.addresses or () if a.type == "InternalIP"), "")
+
+    @property
+    def zone(self) -> str:
+        """Its zone label, or an empty text."""
+        return self.metadata.label(ZONE_LABEL)
+
+    @property
+    def place(self) -> Place:
+        """Name, zone and region."""
+        return Place(self.metadata.name, self.zone, self.metadata.label(REGION_LABEL))
+
+
+class NodeView:
+    """The latest state of the own node; None until it was read, and again when it is deleted."""
+
+    def __init__(self) -> None:
+        self.node: OwnNode | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after each change; it must be quick and must not raise."""
+        self._listeners.append(listener)
+
+    def take(self, _key: str, _old: OwnNode | None, new: OwnNode | None) -> None:
+        """Take a new state; the signature is that of a reflector's handler."""
+        self.node = new
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for listener in self._listeners:
+            listener()
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._changed.wait()
+
+    async def known(self) -> OwnNode:
+        """Wait until the node was read."""
+        while self.node is None:
+            await self.changed()
+        return self.node

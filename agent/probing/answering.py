@@ -1,0 +1,137 @@
+"""The answering end on this node: netserver where it is installed, the built-in echo always; and saying so on the node.
+
+The node's annotation is how the controller knows that this node can be probed. It is left in place on shutdown, because a
+rolling update must not churn the plan; it is taken away when nothing has answered here for half a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from agent import VERSION
+from agent.names import AGENT_ANNOTATION
+from agent.node import NodeView, OwnNode
+from kubekit import logs
+from kubekit.backoff import Backoff
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import KubekitError
+from kubekit.wire import NODES
+from netperf.plans import ProbeSettings
+from netperf.probers.echo_server import EchoServer
+from netperf.probers.netserver import Netserver
+
+log = logs.get("agent.probing")
+
+SILENCE_S = 30.0
+CHECK_S = 0.25
+IDLE_CHECK_S = 5.0
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """The value of the annotation on the node."""
+
+    address: str
+    port: int
+    version: str
+    prober: str
+
+
+class Answering:
+    """Both servers on one address.
+
+    Args:
+        address: the node's own, a literal.
+        settings: ports, from the plan where there is one.
+        secret: shared with the probers, possibly empty.
+        netserver: path of the binary, None where netperf is not installed.
+    """
+
+    def __init__(self, address: str, settings: ProbeSettings, secret: bytes, netserver: str | None) -> None:
+        self.address, self.settings = address, settings
+        self._secret = secret
+        self.netserver = Netserver(netserver, address, settings.port, secret) if netserver else None
+        self._echo: EchoServer | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be probed here, or the empty text."""
+        if self.netserver is not None:
+            return "" if self.netserver.listening else f"netserver: {self.netserver.failure or 'starting'}"
+        return "" if self._echo is not None and self._echo.listening else "the echo server is not listening"
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """What to write on the node; None while nothing answers."""
+        if self.problem:
+            return None
+        prober = "netperf" if self.netserver is not None else "echo"
+        port = self.settings.port if self.netserver is not None else self.settings.echo_port
+        return Announcement(self.address, port, VERSION, prober)
+
+    @property
+    def rejected(self) -> int:
+        """Peers that could not prove that they know the secret."""
+        return self._echo.rejected if self._echo is not None else 0
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_echoing(), name="echo-server")
+            if self.netserver is not None:
+                group.create_task(self.netserver.run(), name="netserver")
+
+    async def _keep_echoing(self) -> None:
+        backoff = Backoff()
+        while True:
+            self._echo = EchoServer(self.address, self.settings.echo_port, self._secret)
+            try:
+                await self._echo.run()
+            except OSError as error:
+                where = f"{self.address}:{self.settings.echo_port}"
+                log.change(
+                    "echo", str(error.strerror), "the echo server cannot listen", where=where, error=error.strerror
+                )
+            await asyncio.sleep(backoff.next())
+
+
+async def keep_announced(client: Client, view: NodeView, answering: Callable[[], Answering | None]) -> None:
+    """Keep the node's annotation equal to what answers here, until cancelled."""
+    loop = asyncio.get_running_loop()
+    backoff = Backoff()
+    silent_since: float | None = None
+    while True:
+        node = await view.known()
+        server = answering()
+        announcement = server.announcement if server is not None else None
+        silent_since = None if announcement else silent_since if silent_since is not None else loop.time()
+        wanted = msgspec.json.encode(announcement).decode() if announcement else None
+        current = (node.metadata.annotations or {}).get(AGENT_ANNOTATION)
+        gone = silent_since is not None and loop.time() - silent_since >= SILENCE_S
+        if wanted != current and (wanted is not None or gone):
+            try:
+                await announce(client, node.metadata.name, wanted)
+            except KubekitError as error:
+                log.change("announce", type(error).__name__, "cannot announce this agent on its node", error=error)
+                await asyncio.sleep(backoff.next())
+                continue
+            backoff.reset()
+            log.info("announced" if wanted else "announcement withdrawn: nothing answers here", value=wanted)
+            await asyncio.sleep(1.0)
+        try:
+            async with asyncio.timeout(IDLE_CHECK_S if wanted is not None else CHECK_S):
+                await view.changed()
+        except TimeoutError:
+            continue
+
+
+async def announce(client: Client, node: str, value: str | None) -> None:
+    """Write the annotation, or remove it.
+
+    Raises:
+        KubekitError: the API server refused or did not answer.
+    """
+    body = {"metadata": {"annotations": {AGENT_ANNOTATION: value}}}
+    await client.patch(NODES, node, body, OwnNode, kind=MERGE_PATCH)

@@ -1,0 +1,168 @@
+"""What Prometheus learns about probes: one series per zone pair, gone with the pair.
+
+netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's
+typical latency spreads over time, and must not be read as the distribution of packets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from agent.probing.rounds import Outcome
+from netperf.plans import ZonePlan
+from netperf.sample import PERCENTILES, Sample
+
+PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
+BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
+"""50 us to 1.6 s, doubling."""
+
+Pair = tuple[str, str, str, str]
+_QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
+
+
+class _PairState:
+    def __init__(self) -> None:
+        self.sample: Sample | None = None
+        self.outcomes: dict[str, int] = {}
+        self.doubts: dict[str, int] = {}
+        self.buckets = [0] * (len(BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+
+class ProbeMetrics:
+    """A collector over the newest sample of each pair; scrapes compute ages, so nothing runs between them."""
+
+    def __init__(self, registry: CollectorRegistry | None = None, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._pairs: dict[Pair, _PairState] = {}
+        self._plan: ZonePlan | None = None
+        self._own_probes = 0
+        self._refusals: dict[str, int] = {}
+        self.rejected: Callable[[], int] = lambda: 0
+        if registry is not None:
+            registry.register(self)
+
+    def follow(self, plan: ZonePlan | None, node: str) -> None:
+        """Keep the series of this node's pairs in the plan, and no others."""
+        self._plan = plan
+        own = [probe for probe in plan.probes if probe.origin.node == node] if plan is not None else []
+        self._own_probes = len(own)
+        wanted = {(p.origin.zone, p.destination.zone, p.origin.region, p.destination.region): _PairState() for p in own}
+        self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
+
+    def refuse(self, reason: str) -> None:
+        """A plan, or a probe in one, was refused."""
+        self._refusals[reason] = self._refusals.get(reason, 0) + 1
+
+    def take(self, outcome: Outcome) -> None:
+        """Count one turn; those of pairs that left the plan meanwhile are dropped."""
+        origin, destination = outcome.origin, outcome.destination
+        state = self._pairs.get((origin.zone, destination.zone, origin.region, destination.region))
+        if state is None:
+            return
+        state.outcomes[outcome.result] = state.outcomes.get(outcome.result, 0) + 1
+        sample = outcome.sample
+        if sample is None:
+            return
+        state.sample = sample
+        for doubt in sample.doubts:
+            state.doubts[doubt] = state.doubts.get(doubt, 0) + 1
+        if sample.measurement.p50_us is not None and sample.measurement.test != "TCP_STREAM":
+            value_s = sample.measurement.p50_us / 1e6
+            state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
+            state.sum_s += value_s
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this node."""
+        yield from self._latency()
+        yield from self._last_run()
+        yield from self._counts()
+        yield from self._about_plan()
+
+    def _samples(self) -> Iterable[tuple[Pair, Sample]]:
+        return [(pair, state.sample) for pair, state in self._pairs.items() if state.sample is not None]
+
+    def _latency(self) -> Iterator[Metric]:
+        latency = GaugeMetricFamily(
+            "netaware_probe_latency_seconds",
+            "Round-trip latency of the newest run, by quantile.",
+            labels=(*PAIR_LABELS, "quantile"),
+        )
+        for pair, sample in self._samples():
+            for percentile in PERCENTILES:
+                value_us = sample.measurement.percentile_us(percentile)
+                if value_us is not None and sample.measurement.test != "TCP_STREAM":
+                    latency.add_metric((*pair, _QUANTILES[percentile]), value_us / 1e6)
+        yield latency
+        spread = HistogramMetricFamily(
+            "netaware_probe_rtt_seconds", "Medians of runs, not single round trips.", labels=PAIR_LABELS
+        )
+        for pair, state in self._pairs.items():
+            edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
+            spread.add_metric(pair, list(zip(edges, accumulate(state.buckets), strict=True)), state.sum_s)
+        yield spread
+
+    def _last_run(self) -> Iterator[Metric]:
+        age = _gauge("sample_age_seconds", "Age of the newest sample.")
+        trusted = _gauge("sample_trusted", "1 when there is no reason to doubt the newest sample, else 0.")
+        throughput = _gauge("throughput_bytes_per_second", "Throughput of the newest stream run.")
+        loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
+        retransmits = _gauge("retransmitted_segments", "TCP segments sent again in the newest run, both ends.")
+        jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips in the newest run.")
+        for pair, sample in self._samples():
+            measured = sample.measurement
+            age.add_metric(pair, max(0.0, self._wall_clock() - sample.taken_at))
+            trusted.add_metric(pair, 1.0 if sample.trusted else 0.0)
+            for family, value in (
+                (throughput, None if measured.throughput_bps is None else measured.throughput_bps / 8),
+                (loss, measured.loss_ratio),
+                (retransmits, measured.retransmits),
+                (jitter, None if measured.jitter_us is None else measured.jitter_us / 1e6),
+            ):
+                if value is not None:
+                    family.add_metric(pair, value)
+        yield from (age, trusted, throughput, loss, retransmits, jitter)
+
+    def _counts(self) -> Iterator[Metric]:
+        runs = CounterMetricFamily(
+            "netaware_probe_runs",
+            "Turns of probes, by outcome: ok, or the name of the failure.",
+            labels=(*PAIR_LABELS, "outcome"),
+        )
+        doubts = CounterMetricFamily(
+            "netaware_probe_doubts", "Runs that were doubted, by reason.", labels=(*PAIR_LABELS, "doubt")
+        )
+        for pair, state in self._pairs.items():
+            for name, count in state.outcomes.items():
+                runs.add_metric((*pair, name), count)
+            for name, count in state.doubts.items():
+                doubts.add_metric((*pair, name), count)
+        yield from (runs, doubts)
+
+    def _about_plan(self) -> Iterator[Metric]:
+        plan = self._plan
+        yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", self._own_probes)
+        yield GaugeMetricFamily(
+            "netaware_probe_plan_zone_probes", "Probes of the whole zone in its plan.", len(plan.probes) if plan else 0
+        )
+        if plan is not None:
+            yield GaugeMetricFamily("netaware_probe_plan_epoch", "Epoch of the plan in force.", plan.epoch)
+            yield GaugeMetricFamily("netaware_probe_round_seconds", "Length of a round.", plan.interval_s)
+        refusals = CounterMetricFamily(
+            "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
+        )
+        for reason, count in self._refusals.items():
+            refusals.add_metric((reason,), count)
+        yield refusals
+        yield CounterMetricFamily(
+            "netaware_probe_rejected_peers", "Peers that could not prove that they know the secret.", self.rejected()
+        )
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"netaware_probe_{name}", text, labels=PAIR_LABELS)

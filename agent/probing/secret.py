@@ -1,0 +1,108 @@
+"""The probing secret: from a mounted file, or from the Secret netaware-probe.
+
+Without one everything still works, and anybody who can reach the port can have this node answer probes; that is said once
+in the log. The secret itself is never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from pathlib import Path
+
+from kubekit import logs
+from kubekit.backoff import Backoff
+from kubekit.client import Client
+from kubekit.errors import ApiError, ConfigError, KubekitError
+from kubekit.wire import SECRETS, Secret
+from netperf.probers.passphrase import check_secret
+
+log = logs.get("agent.probing")
+
+SECRET_NAME = "netaware-probe"
+SECRET_KEY = "passphrase"
+POLL_S = 60.0
+
+
+def decode_secret(data: dict[str, str] | None) -> bytes:
+    """The passphrase in a Secret's data; empty when it has none.
+
+    Raises:
+        ConfigError: it is not base64, or too short to keep a secret.
+    """
+    text = (data or {}).get(SECRET_KEY, "")
+    if not text:
+        return b""
+    try:
+        return check_secret(base64.b64decode(text, validate=True).strip())
+    except binascii.Error as error:
+        raise ConfigError(f"Secret {SECRET_NAME}, key {SECRET_KEY}", "is not base64") from error
+
+
+def read_secret_file(path: Path) -> bytes:
+    """The passphrase in a file; empty when there is no such file, as with an optional volume.
+
+    Raises:
+        ConfigError: the file cannot be read, or is too short to keep a secret.
+    """
+    try:
+        secret = path.read_bytes().strip()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ConfigError("--passphrase-file", f"{path}: {error.strerror}") from error
+    return check_secret(secret) if secret else b""
+
+
+class SecretSource:
+    """Reads the secret and says when it is another one; kubelets replace mounted files within a minute or so."""
+
+    def __init__(self, client: Client, namespace: str, path: Path | None) -> None:
+        self._client, self._namespace, self._path = client, namespace, path
+
+    async def read(self) -> bytes:
+        """The secret as it is now, waiting for the API server where it must be asked."""
+        backoff = Backoff()
+        while True:
+            try:
+                return self._checked(await self._read_once())
+            except ApiError as error:
+                if not error.transient:
+                    return self._checked(b"", f"cannot read Secret {SECRET_NAME}: {error}")
+                await asyncio.sleep(backoff.next())
+            except ConfigError as error:
+                return self._checked(b"", str(error))
+            except KubekitError as error:
+                log.change("secret/reach", type(error).__name__, "waiting for the API server", error=error)
+                await asyncio.sleep(backoff.next())
+
+    async def changed(self, current: bytes) -> bytes:
+        """Wait until the secret is not ``current`` any more, and return it."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            if self._path is None:
+                continue  # a Secret that must be asked for would cost a request a minute on every node
+            fresh = await self.read()
+            if fresh != current:
+                return fresh
+
+    async def _read_once(self) -> bytes:
+        if self._path is not None:
+            return read_secret_file(self._path)
+        try:
+            found = await self._client.get(SECRETS, SECRET_NAME, Secret, namespace=self._namespace)
+        except ApiError as error:
+            if error.not_found:
+                return b""
+            raise
+        return decode_secret(found.data)
+
+    def _checked(self, secret: bytes, problem: str = "there is none") -> bytes:
+        log.change(
+            "secret",
+            "" if secret else problem,
+            "probes have a passphrase" if secret else "probes go without a passphrase",
+            **({} if secret else {"why": problem}),
+        )
+        return secret
