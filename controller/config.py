@@ -14,6 +14,7 @@ import msgspec
 import yaml
 
 from controller.appgroup.config import AppGroupConfig
+from controller.bootstrap import BootstrapConfig
 from controller.topology.config import TopologyConfig
 from kubekit.errors import ConfigError
 from kubekit.http import parse_listen
@@ -73,13 +74,14 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
     leader_election: LeaderElectionConfig = LeaderElectionConfig()
     topology: TopologyConfig = TopologyConfig()
     app_group: AppGroupConfig = AppGroupConfig()
+    bootstrap: BootstrapConfig = BootstrapConfig()
 
     def validate(self) -> None:
         """Raise `ConfigError` naming the first field that makes no sense."""
         if not _DNS_LABEL.match(self.namespace):
             raise ConfigError("namespace", f"{self.namespace!r} is no namespace", "lower-case letters, digits and -")
         parse_listen(self.listen, "listen")
-        sections: tuple[_Section, ...] = (self.leader_election, self.topology, self.app_group)
+        sections: tuple[_Section, ...] = (self.leader_election, self.topology, self.app_group, self.bootstrap)
         for section in sections:
             section.validate()
 

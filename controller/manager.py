@@ -19,6 +19,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controller.appgroup.reconciler import AppGroupController
+from controller.bootstrap import Bootstrap
 from controller.caches import Caches
 from controller.capabilities import Capabilities
 from controller.config import ControllerConfiguration
@@ -94,6 +95,13 @@ class Manager:
             namespace=config.namespace,
             capabilities=capabilities,
         )
+        self._bootstrap = Bootstrap(
+            fenced,
+            self.caches.topologies,
+            config.bootstrap,
+            namespace=config.namespace,
+            results_name=config.topology.probing.results_name,
+        )
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         registry.register(_MirrorMetrics(self.caches))
@@ -118,7 +126,13 @@ class Manager:
 
     async def _lead(self, _: Leadership) -> None:
         await self.caches.settle()
-        await supervise({"topology": self._topology.run(), "appgroup": self._app_group.run()})
+        await supervise(
+            {
+                "topology": self._topology.run(),
+                "appgroup": self._app_group.run(),
+                "bootstrap": self._bootstrap.run(),
+            }
+        )
 
     async def _settle(self) -> None:
         await self.caches.settle()

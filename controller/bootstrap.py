@@ -1,0 +1,102 @@
+"""What an installation needs once and cannot bring along: a NetworkTopology to price, and a passphrase for probes.
+
+`kubectl apply -k` cannot create a custom resource together with its definition, and a passphrase in a repository is none. Both
+are therefore made here, by the leader, when the configuration asks for it and nobody else has made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from controller.resources import NETWORK_TOPOLOGIES, NetworkTopology
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.errors import ApiError, ConfigError, KubekitError
+from kubekit.reflector import Reflector
+from kubekit.wire import SECRETS, Object, Resource
+
+log = logs.get("controller.bootstrap")
+
+SECRET_NAME, SECRET_KEY = "netaware-probe", "passphrase"
+CHECK_S = 60.0
+_LABELS = {"app.kubernetes.io/part-of": "netaware"}
+
+
+class BootstrapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What the leader creates where it is missing. Nothing by default; the shipped manifests ask for both.
+
+    Attributes:
+        network_topology: name of a NetworkTopology to create in netaware's namespace while the cluster has none at all.
+        probe_secret: create the Secret netaware-probe with a random passphrase. An existing one is neither read nor changed.
+    """
+
+    network_topology: str = ""
+    probe_secret: bool = False
+
+    def validate(self) -> None:
+        """Raise `ConfigError` naming the first field that makes no sense."""
+        if len(self.network_topology) > 253:
+            raise ConfigError("bootstrap.networkTopology", "is too long for a name", "write nt-default")
+
+
+class Bootstrap:
+    """Creates what the configuration asks for.
+
+    Args:
+        client: fenced; only the leader writes.
+        topologies: mirror of all NetworkTopologies.
+        config: what to create.
+        namespace: netaware's own.
+        results_name: ConfigMap with the measurements, for the NetworkTopology.
+        passphrase: makes a new one.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topologies: Reflector[NetworkTopology],
+        config: BootstrapConfig,
+        *,
+        namespace: str,
+        results_name: str,
+        passphrase: Callable[[], str] = secrets.token_hex,
+    ) -> None:
+        self._client, self._topologies, self._config = client, topologies, config
+        self._namespace, self._results_name, self._passphrase = namespace, results_name, passphrase
+
+    async def run(self) -> None:
+        """Create, and look again every minute, until cancelled."""
+        has_secret = not self._config.probe_secret
+        while True:
+            if not has_secret:
+                has_secret = await self._create(SECRETS, SECRET_NAME, self._secret())
+            none_there = self._topologies.synced.is_set() and not len(self._topologies)
+            if self._config.network_topology and none_there:
+                spec = {"spec": {"configmapName": self._results_name}}
+                await self._create(NETWORK_TOPOLOGIES, self._config.network_topology, spec)
+            await asyncio.sleep(CHECK_S)
+
+    def _secret(self) -> dict[str, object]:
+        passphrase = base64.b64encode(self._passphrase().encode()).decode()
+        return {"type": "Opaque", "data": {SECRET_KEY: passphrase}}
+
+    async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
+        """Create one object; tell whether it is there now. A failure is said once, and the next round tries again."""
+        metadata = {"name": name, "namespace": self._namespace, "labels": _LABELS}
+        body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **content}
+        try:
+            await self._client.create(resource, body, Object, namespace=self._namespace)
+        except KubekitError as error:
+            if isinstance(error, ApiError) and error.already_exists:
+                return True
+            log.change(
+                resource.kind, type(error).__name__, f"cannot create the {resource.kind}", name=name, error=error
+            )
+            return False
+        log.info("created, since there was none", kind=resource.kind, name=f"{self._namespace}/{name}")
+        return True
