@@ -181,8 +181,7 @@ class _Matrix:
                 if region != previous:
                     yield Text(region or "(no region)", style=f"{FAINT} italic")
                     previous = region
-                line = Text(f"{index + 1}".rjust(digits) + " ", style=FAINT)
-                line.append(name.ljust(label - digits - 1), style="not dim")
+                line = Text.assemble((f"{index + 1}".rjust(digits) + " ", FAINT), name.ljust(label - digits - 1))
                 for column_name, _ in columns:
                     self._draw_cell(line, (name, column_name))
                 yield line

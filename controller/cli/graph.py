@@ -17,7 +17,7 @@ from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 from controller.views.network import build_network
 
-_SIGNS = {"satisfied": ("✓", GOOD), "violated": ("✗", BAD), "unknown": ("?", ""), "unplaced": ("·", FAINT)}
+_SIGNS = {"met": ("✓", GOOD), "violated": ("✗", BAD), "unknown": ("?", ""), "idle": ("·", FAINT)}
 
 
 class GraphOf:
@@ -28,7 +28,7 @@ class GraphOf:
     description = (
         "The workloads of an AppGroup under the ones that depend on them. COST is the worst over all pairs of placed pods, "
         "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. A workload "
-        "that several others need is unfolded once; further mentions say where."
+        "that several others need is unfolded once; further mentions have an ↑."
     )
     watchable = True
     completes: Completes = "appgroups"
@@ -84,7 +84,7 @@ def _headline(group: GroupView) -> Text:
     text.append(f"  total cost {group.total_cost}")
     if group.violated:
         text.append(f"  {group.violated} of {len(group.edges)} dependencies violated", style=BAD)
-    elif any(edge.verdict == "satisfied" for edge in group.edges):
+    elif any(edge.verdict == "met" for edge in group.edges):
         text.append("  no dependency violated", style=GOOD)
     return text
 
@@ -103,7 +103,7 @@ def _tree(group: GroupView) -> RenderableType:
         if workload.name and workload.name != selector:
             name.append(f" {workload.name}", style=FAINT)
         if again:
-            name.append(" ↑ see above", style=FAINT)
+            name.append(" ↑", style=FAINT)
         order = str(workload.index) if workload.index is not None else "-"
         where = Text("") if again else _where(workload.pods)
         table.add_row(name, order, str(len(workload.pods)), where, *_edge_cells(reached_by))
@@ -144,14 +144,12 @@ def _edge_cells(edge: EdgeView | None) -> tuple[Text | str, ...]:
     if edge is None:
         return "", "", "", ""
     sign, style = _SIGNS[edge.verdict]
-    pairs = edge.satisfied + edge.violated + edge.unknown
-    share = f" {edge.violated}/{pairs}" if edge.violated and pairs > 1 else ""
     cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
     return (
         cost,
         str(edge.max_cost),
-        Text(f"{sign}{share}", style=style),
-        milliseconds(edge.latency_us) if edge.latency_us else "",
+        Text(sign, style=style),
+        milliseconds(edge.p50_us) if edge.p50_us is not None else "",
     )
 
 

@@ -24,7 +24,7 @@ from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
-from netperf.results import shard_name
+from netperf.results import shard_index, shard_name
 
 PLAN_SELECTOR = "netaware.io/plan=true"
 RESULTS_NAME = "netperf-metrics"
@@ -78,11 +78,12 @@ class Session:
             self._list(APPGROUPS, AppGroup, self.namespace, wanted=groups),
             self._pods(groups=groups, bandwidth=bandwidth),
             self._list(PODS, Pod, self.home, AGENT_POD_SELECTOR, wanted=agents),
-            self._results(topologies),
+            self._results(topologies, plans),
             self._readings(wanted=readings),
         )
         return Snapshot(
             now_s=self.clock(),
+            home=self.home,
             nodes=tuple(nodes),
             topologies=tuple(topologies),
             groups=tuple(found_groups),
@@ -138,13 +139,18 @@ class Session:
                 self.notes[f"plan {found.metadata.name}"] = str(error)
         return plans
 
-    async def _results(self, topologies: Sequence[NetworkTopology]) -> dict[str, dict[str, str]]:
-        """The results ConfigMaps of all topologies, read by name, since listing ConfigMaps may well not be allowed."""
-        bases = {(t.metadata.namespace, t.spec.configmap_name or RESULTS_NAME) for t in topologies}
+    async def _results(
+        self, topologies: Sequence[NetworkTopology], plans: Sequence[ZonePlan]
+    ) -> dict[str, dict[str, str]]:
+        """The results ConfigMaps, read by name, since listing ConfigMaps may well not be allowed.
+
+        Agents write where their plan says, in netaware's namespace; other tools where a NetworkTopology says.
+        """
+        bases = {(t.metadata.namespace, t.spec.configmap_name) for t in topologies if t.spec.configmap_name}
+        bases.add((self.home, RESULTS_NAME))
+        bases |= {(self.home, plan.results) for plan in plans if shard_index(RESULTS_NAME, plan.results) is None}
         found: dict[str, dict[str, str]] = {}
-        for shards in await asyncio.gather(
-            *(self._shards(*base) for base in sorted(bases or {(self.home, RESULTS_NAME)}))
-        ):
+        for shards in await asyncio.gather(*(self._shards(*base) for base in sorted(bases))):
             found |= shards
         return found
 

@@ -135,7 +135,7 @@ def _groups(answer: Overview) -> Text:
         return Text("none", style=FAINT)
     running, members = sum(g.running for g in groups), sum(g.members for g in groups)
     text = Text(f"{len(groups)}")
-    text.append(f"  {running} pods running, {members} members declared", style=FAINT)
+    text.append(f"  {running} of {members} members running", style=FAINT)
     for count, what in ((sum(g.gated for g in groups), "gated"), (sum(g.pending for g in groups), "pending")):
         if count:
             text.append(f"  {count} {what}")
@@ -151,7 +151,10 @@ def _bandwidth(answer: Overview) -> Text:
     text = Text(f"{len(known)} of {len(nodes)} nodes publish their capacity")
     if total:
         allocated = sum(n.allocated_bps for n in nodes)
-        text.append(f"  {rate(allocated)} of {rate(total)} allocated ({allocated / total:.0%})", style=FAINT)
+        text.append(
+            f"  {rate(allocated) if allocated else '0'} of {rate(total)} allocated ({allocated / total:.0%})",
+            style=FAINT,
+        )
     limited = sum(p.ingress_asked is not None or p.egress_asked is not None for p in answer.bandwidth.pods)
     if limited:
         text.append(f"  {limited} pods with limits", style=FAINT)

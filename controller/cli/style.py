@@ -56,13 +56,18 @@ def heat(value: float, ends: Sequence[float]) -> str:
 
 
 def legend(ends: Sequence[float], unit: str, low: float) -> Text:
-    """The classes and where they end: ``2 ▏ 5 ▏ 12 ...``."""
+    """The classes as ranges of values, from ``low``; whole numbers where all values are whole."""
     text = Text()
     text.append(f"{unit}  ", style=FAINT)
+    whole = low == int(low) and bool(ends) and ends[-1] == int(ends[-1])
     start = low
     for end in ends:
-        text.append(f" {number(start)}–{number(end)} ", style=heat(end, ends))
-        start = end
+        last = math.floor(end * (1 + 1e-9)) if whole else end
+        if whole and last < start:
+            continue
+        label = number(start) if start == last else f"{number(start)}–{number(last)}"
+        text.append(f" {label} ", style=heat(last, ends))
+        start = last + 1 if whole else end
     return text
 
 
@@ -126,6 +131,6 @@ def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
     )
 
 
-def mark(*, bad: bool) -> Text:
-    """A cross in orange or a tick in green."""
-    return Text("✗", style=BAD) if bad else Text("✓", style=GOOD)
+def counted(count: int, one: str, many: str = "") -> str:
+    """``1 pod``, ``2 pods``."""
+    return f"{count} {one if count == 1 else many or one + 's'}"

@@ -12,7 +12,7 @@ import msgspec
 PairBasis = Literal["measured", "mirrored", "stale", "inferred", "given", "absent"]
 """What a cost rests on: `netperf.costs`' words, ``given`` for a weight that the user wrote, ``absent`` for no cost."""
 
-Verdict = Literal["satisfied", "violated", "unknown", "unplaced"]
+Verdict = Literal["met", "violated", "unknown", "idle"]
 Severity = Literal["critical", "warning", "info"]
 
 
@@ -141,25 +141,24 @@ class WorkloadView(View, frozen=True):
 
 
 class EdgeView(View, frozen=True):
-    """A dependency and how it fares now.
+    """A dependency and how it fares now, judged by the worst pair of its placed pods.
 
     Attributes:
-        cost: the worst cost over all pairs of placed pods; null when none is known.
-        satisfied, violated, unknown: pairs of placed pods by verdict.
-        verdict: the worst of these; ``unplaced`` when one side has no placed pod.
-        latency_us: p50 of the worst pair's zones; null inside a zone or when unknown.
+        verdict: ``met``, ``violated``, ``unknown`` (no cost known) or ``idle`` (one side has no placed pod).
+        cost: of that pair; 1 within a zone, null when none is known.
+        origin, destination: the zones of that pair, empty when idle.
+        p50_us: round trip between these zones; null within a zone or when unknown.
     """
 
     dependant: str
     dependency: str
     max_cost: int
     min_bandwidth_bps: int
-    cost: int | None
-    satisfied: int
-    violated: int
-    unknown: int
     verdict: Verdict
-    latency_us: float | None
+    cost: int | None
+    origin: str
+    destination: str
+    p50_us: float | None
 
 
 class ConditionView(View, frozen=True):
@@ -173,7 +172,13 @@ class ConditionView(View, frozen=True):
 
 
 class GroupView(View, frozen=True):
-    """An AppGroup; ``violated`` counts its dependencies with that verdict."""
+    """An AppGroup.
+
+    Attributes:
+        order: selectors in the order in which they are to be scheduled.
+        total_cost: sum of its dependencies' costs, as far as known.
+        violated: how many dependencies have that verdict.
+    """
 
     namespace: str
     name: str
@@ -184,6 +189,7 @@ class GroupView(View, frozen=True):
     pending: int
     total_cost: int
     violated: int
+    order: tuple[str, ...]
     workloads: tuple[WorkloadView, ...]
     edges: tuple[EdgeView, ...]
     faults: tuple[str, ...]

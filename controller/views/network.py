@@ -7,17 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+import controller.topology.reconciler as topology_rules
 from controller.resources import NETPERF_COSTS, REGION_LABEL, USER_DEFINED, ZONE_LABEL, CostInfo, NetworkTopology
 from controller.topology.places import Map, agent_pods_by_node, draw_map, facts_of
+from controller.topology.reconciler import Decision, decide
 from controller.topology.status import tally
 from controller.views.model import NetworkView, PairBasis, PairView, RegionPairView, ZoneView
 from controller.views.snapshot import Snapshot
 from kubekit import quantity
-from kubekit.errors import ConfigError, QuantityError
-from netperf.costs import CostState, ZoneCost, ZonePair, best_stream, fold, price, restore
-from netperf.policy import CostPolicy, parse_policy
-from netperf.results import Results, decode_results, shard_index
-from netperf.sample import Place, Sample
+from kubekit.errors import QuantityError
+from netperf.costs import CostState, ZoneCost, ZonePair, best_stream
+from netperf.policy import CostPolicy
+from netperf.results import shard_index
+from netperf.sample import Sample
 
 DEFAULT_TOPOLOGY = "nt-default"
 DEFAULT_INTERVAL_S = 60.0
@@ -38,28 +40,35 @@ def choose_weights(topology: NetworkTopology | None, name: str = "") -> str | No
     return next((n for n in wanted if n in names), None)
 
 
-def results_of(topology: NetworkTopology | None, snapshot: Snapshot, places: Mapping[str, Place]) -> Results:
-    """Samples in the results ConfigMaps of a topology; without a topology, in all that were read."""
+def data_for(topology: NetworkTopology | None, snapshot: Snapshot) -> dict[str, str]:
+    """Keys and values of the results that price a topology: netaware's own, and those in the ConfigMaps it names."""
     data: dict[str, str] = {}
     for key, content in snapshot.results.items():
         namespace, _, name = key.partition("/")
-        if topology is not None:
-            mine = namespace == topology.metadata.namespace
-            if not mine or shard_index(topology.spec.configmap_name, name) is None:
-                continue
-        data |= content
-    return decode_results(data, places)
+        named = (
+            topology is not None
+            and namespace == topology.metadata.namespace
+            and shard_index(topology.spec.configmap_name, name) is not None
+        )
+        if namespace == snapshot.home or named:
+            data |= content
+    return data
 
 
-def policy_of(topology: NetworkTopology | None, defaults: CostPolicy) -> CostPolicy:
-    """The topology's own cost policy over the defaults; a policy that makes no sense is not used, as in the controller."""
-    raw = topology.spec.cost_policy if topology is not None else None
-    if raw is None:
-        return defaults
-    try:
-        return parse_policy(msgspec.json.decode(raw, type=dict[str, object]), defaults)
-    except (ConfigError, msgspec.MsgspecError):
-        return defaults
+def decide_now(topology: NetworkTopology | None, snapshot: Snapshot, shape: Map) -> Decision:
+    """What the controller would decide if it started now: the same rules, with no memory but the costs written last.
+
+    The samples' ages are those that their writers claim, since we have not watched them arrive.
+    """
+    read = topology_rules.Snapshot(
+        topology=topology or NetworkTopology(),
+        map=shape,
+        data=data_for(topology, snapshot),
+        missing=(),
+        allocated={},
+        interval_s=max((plan.interval_s for plan in snapshot.plans), default=DEFAULT_INTERVAL_S),
+    )
+    return decide(read, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
 
 
 def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str = "") -> NetworkView:
@@ -73,18 +82,15 @@ def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str
     topology = choose_topology(snapshot.topologies, topology_name)
     shape = draw_map(snapshot.nodes)
     weights = choose_weights(topology, weights_name)
-    found = results_of(topology, snapshot, shape.places)
-    policy = policy_of(topology, snapshot.policy)
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
-    zone_entries = index_weight(topology, weights, ZONE_LABEL)
+    decision = decide_now(topology, snapshot, shape)
     pairs = _pairs(
-        list(found.samples.values()),
-        zone_entries,
+        decision,
+        index_weight(topology, weights, ZONE_LABEL),
         weights,
         shape=shape,
-        policy=policy,
+        round_s=interval_s or DEFAULT_INTERVAL_S,
         now_s=snapshot.now_s,
-        interval_s=interval_s,
     )
     region_entries = index_weight(topology, weights, REGION_LABEL)
     newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
@@ -92,15 +98,15 @@ def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str
         topology=topology.metadata.key if topology is not None else None,
         weights=weights,
         weights_available=tuple(w.name for w in topology.spec.weights or ()) if topology is not None else (),
-        unit_us=policy.unit_us,
-        percentile=policy.percentile,
+        unit_us=decision.policy.unit_us,
+        percentile=decision.policy.percentile,
         zones=_zones(snapshot, shape),
         pairs=pairs,
         region_pairs=_region_pairs(shape, region_entries),
         interval_s=interval_s,
         planned=sum(probe.rank == 0 and not probe.reverse for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
-        refused_keys=dict(found.refused),
+        refused_keys=dict(decision.results.refused),
     )
 
 
@@ -134,32 +140,23 @@ def _zones(snapshot: Snapshot, shape: Map) -> tuple[ZoneView, ...]:
 
 
 def _pairs(
-    samples: Sequence[Sample],
+    decision: Decision,
     entries: Mapping[ZonePair, CostInfo],
     weights: str | None,
     *,
     shape: Map,
-    policy: CostPolicy,
+    round_s: float,
     now_s: float,
-    interval_s: float | None,
 ) -> tuple[PairView, ...]:
-    """Every ordered pair of zones.
-
-    What a NetperfCosts cost rests on is not written in the object; it follows from the samples by the controller's own
-    functions. The samples' ages are those that their writers claim, since we have not watched them arrive.
-    """
-    state = fold(samples, restore({p: e.network_cost for p, e in entries.items()}), policy, now_s, now_s)
-    round_s = interval_s or DEFAULT_INTERVAL_S
-    table, state = price(state, shape.zones, policy, now_s, interval_s=round_s)
-    old = set(tally(table, policy, round_s).stale)
-    chosen = _representatives(samples, state, policy)
+    """Every ordered pair of zones, in order; what its cost rests on is not written in the object but follows from samples."""
+    old = set(tally(decision.table, decision.policy, round_s).stale)
+    chosen = _representatives(decision.results.samples.values(), decision.state, decision.policy)
     names = in_order(shape.zones)
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
         entry = entries.get(pair)
-        basis = _basis(entry is not None, weights, pair in old, table.zones.get(pair))
-        sample = chosen.get(pair)
-        pairs.append(_pair(pair, entry, basis, sample or chosen.get((pair[1], pair[0])), now_s))
+        basis = _basis(entry is not None, weights, pair in old, decision.table.zones.get(pair))
+        pairs.append(_pair(pair, entry, basis, chosen.get(pair) or chosen.get((pair[1], pair[0])), now_s))
     return tuple(pairs)
 
 
@@ -174,7 +171,7 @@ def _basis(written: bool, weights: str | None, is_old: bool, priced: ZoneCost | 
     return "measured" if priced.basis == "stale" else priced.basis
 
 
-def _representatives(samples: Sequence[Sample], state: CostState, policy: CostPolicy) -> dict[ZonePair, Sample]:
+def _representatives(samples: Iterable[Sample], state: CostState, policy: CostPolicy) -> dict[ZonePair, Sample]:
     """The sample to show for each pair: that of the stream the cost comes from, else the newest there is."""
     best = {pair: best_stream(entry.streams, policy) for pair, entry in state.items()}
     wanted = {

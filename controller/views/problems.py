@@ -41,7 +41,9 @@ def build_problems(
     return tuple(sorted(found, key=lambda p: (_RANK[p.severity], p.alert)))
 
 
-def _problem(alert: str, severity: Severity, things: Sequence[str], what: str) -> ProblemView:
+def _problem(alert: str, severity: Severity, things: Sequence[str], one: str, many: str) -> ProblemView:
+    """A problem of several things; ``one`` and ``many`` go behind their number."""
+    what = one if len(things) == 1 else many
     return ProblemView(
         alert=alert,
         severity=severity,
@@ -61,7 +63,12 @@ def _with_alerts(found: list[ProblemView], alerts: Iterable[Alert]) -> list[Prob
     for name in firing.keys() - {problem.alert for problem in found}:
         severity: Severity = "critical" if any(a.severity == "critical" for a in firing[name]) else "warning"
         things = [_label_text(alert.labels) for alert in firing[name]]
-        judged.append(msgspec.structs.replace(_problem(name, severity, things, "firing in Prometheus"), firing=True))
+        judged.append(
+            msgspec.structs.replace(
+                _problem(name, severity, things, "alert firing in Prometheus", "alerts firing in Prometheus"),
+                firing=True,
+            )
+        )
     return judged
 
 
@@ -72,21 +79,31 @@ def _label_text(labels: dict[str, str]) -> str:
 
 def _network(network: NetworkView) -> list[ProblemView]:
     if network.topology is None:
-        what = "NetworkTopology objects: no costs can be written"
-        return [_problem("NetawareZonePairUnmeasured", "critical", [], what)]
+        what = "NetworkTopology objects, so that no costs can be written"
+        return [_problem("NetawareZonePairUnmeasured", "critical", [], what, what)]
     bases = {
-        "NetawareZonePairUnmeasured": ({"absent", "inferred"}, "zone pairs without a measurement of their own"),
-        "NetawareCostsStale": ({"stale"}, "zone pairs whose cost rests on an old measurement"),
+        "NetawareZonePairUnmeasured": (
+            {"absent", "inferred"},
+            "without a measurement of its own",
+            "without measurements of their own",
+        ),
+        "NetawareCostsStale": (
+            {"stale"},
+            "with a cost that rests on an old measurement",
+            "with costs that rest on old measurements",
+        ),
     }
     found = []
-    for alert, (wanted, what) in bases.items():
+    for alert, (wanted, one, many) in bases.items():
         things = [f"{p.origin} to {p.destination}" for p in network.pairs if p.basis in wanted]
         if things:
-            found.append(_problem(alert, "warning", things, what))
+            found.append(_problem(alert, "warning", things, f"zone pair {one}", f"zone pairs {many}"))
     doubtful = [f"{p.origin} to {p.destination} ({', '.join(p.doubts)})" for p in network.pairs if p.doubts]
     if doubtful:
-        what = "zone pairs whose newest sample is not trusted"
-        found.append(_problem("NetawareSamplesUntrusted", "warning", doubtful, what))
+        what = "whose newest sample is not trusted"
+        found.append(
+            _problem("NetawareSamplesUntrusted", "warning", doubtful, f"zone pair {what}", f"zone pairs {what}")
+        )
     return found
 
 
@@ -96,14 +113,18 @@ def _agents(network: NetworkView, agents: list[AgentView]) -> list[ProblemView]:
     if not down:
         return []
     severity: Severity = "critical" if blind else "warning"
-    what = "Ready nodes without a working agent" + (f"; no agent at all in {', '.join(blind[:SHOWN])}" if blind else "")
-    return [_problem("NetawareAgentDown", severity, down, what)]
+    what = "without a working agent" + (f"; no agent at all in {', '.join(blind[:SHOWN])}" if blind else "")
+    return [_problem("NetawareAgentDown", severity, down, f"Ready node {what}", f"Ready nodes {what}")]
 
 
 def _groups(groups: list[GroupView]) -> list[ProblemView]:
     things = [f"{g.namespace}/{g.name} ({g.violated} of {len(g.edges)})" for g in groups if g.violated]
-    what = "AppGroups with dependencies over their maxNetworkCost"
-    return [_problem("NetawareAppGroupViolated", "warning", things, what)] if things else []
+    what = "with dependencies over their maxNetworkCost"
+    return (
+        [_problem("NetawareAppGroupViolated", "warning", things, f"AppGroup {what}", f"AppGroups {what}")]
+        if things
+        else []
+    )
 
 
 def _bandwidth(network: NetworkView, bandwidth: BandwidthView) -> list[ProblemView]:
@@ -125,9 +146,10 @@ def _bandwidth(network: NetworkView, bandwidth: BandwidthView) -> list[ProblemVi
     ]
     found = []
     if over:
-        what = "nodes or zone pairs with more bandwidth promised than there is"
-        found.append(_problem("NetawareBandwidthOvercommitted", "warning", over, what))
+        what = "with more bandwidth promised than there is"
+        one, many = f"node or zone pair {what}", f"nodes or zone pairs {what}"
+        found.append(_problem("NetawareBandwidthOvercommitted", "warning", over, one, many))
     if loose:
-        what = "bandwidth limits that do not hold"
-        found.append(_problem("NetawareLimitNotEnforced", "warning", loose, what))
+        one, many = "bandwidth limit that does not hold", "bandwidth limits that do not hold"
+        found.append(_problem("NetawareLimitNotEnforced", "warning", loose, one, many))
     return found

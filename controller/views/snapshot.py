@@ -56,6 +56,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         now_s: wall clock, unix seconds.
+        home: the namespace that netaware lives in.
         pods: at least those of AppGroups and those that ask for bandwidth; others are ignored.
         agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
         results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
@@ -64,6 +65,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     now_s: float
+    home: str = "netaware-system"
     nodes: tuple[Node, ...] = ()
     topologies: tuple[NetworkTopology, ...] = ()
     groups: tuple[AppGroup, ...] = ()

@@ -1,0 +1,195 @@
+"""Made-up clusters for tests of what people see: any number of zones on a plane, measured, priced, with the Online Boutique."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from controller.appgroup.status import CostLookup, gather, plan_status
+from controller.resources import (
+    APPGROUP_LABEL,
+    REGION_LABEL,
+    WORKLOAD_LABEL,
+    ZONE_LABEL,
+    AppGroup,
+    NetworkTopology,
+    NetworkTopologySpec,
+)
+from controller.topology.places import AGENT_ANNOTATION
+from controller.topology.weights import Bandwidths, build_weight
+from controller.views.snapshot import Snapshot
+from kubekit.wire import (
+    Condition,
+    Container,
+    Node,
+    NodeAddress,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+    ResourceRequirements,
+)
+from netperf.costs import fold, price
+from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.policy import CostPolicy
+from netperf.results import encode_samples
+from netperf.sample import Measurement, Place, Sample
+
+EXAMPLE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
+BANDWIDTH = "network.aware.com/bandwidth"
+HOME = "netaware-system"
+NOW_S = 1_800_000_000.0
+REGIONS = ("ap-south", "eu-central", "eu-west", "sa-east", "us-east", "us-west")
+
+
+def make_node(
+    name: str, zone: str, region: str, *, ready: bool = True, agent: bool = True, capacity: str = "10G"
+) -> Node:
+    note = msgspec.json.encode({"address": "10.0.0.1", "port": 12865, "version": "0.1.0", "prober": "netperf"}).decode()
+    return Node(
+        metadata=ObjectMeta(
+            name=name,
+            labels={ZONE_LABEL: zone, REGION_LABEL: region} if zone else {},
+            annotations={AGENT_ANNOTATION: note, "netaware.io/bandwidth-source": "ethtool"} if agent else {},
+        ),
+        status=NodeStatus(
+            capacity={BANDWIDTH: capacity} if capacity else {},
+            allocatable={BANDWIDTH: capacity} if capacity else {},
+            addresses=[NodeAddress("InternalIP", "10.0.0.1")],
+            conditions=[Condition("Ready", str(ready))],
+        ),
+    )
+
+
+def make_pod(
+    name: str,
+    *,
+    node: str = "",
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    request: str = "",
+    namespace: str = "default",
+    phase: str = "",
+) -> Pod:
+    containers = [Container("main", ResourceRequirements(requests={BANDWIDTH: request} if request else {}))]
+    return Pod(
+        metadata=ObjectMeta(
+            name=name, namespace=namespace, labels=dict(labels or {}), annotations=dict(annotations or {})
+        ),
+        spec=PodSpec(node_name=node, containers=containers),
+        status=PodStatus(phase=phase or ("Running" if node else "Pending")),
+    )
+
+
+def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
+    """The shipped example's AppGroup, with the order that its controller would write."""
+    document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["topologySortingAlgorithm"] = algorithm
+    document["metadata"]["namespace"] = "default"
+    group = msgspec.convert(document, AppGroup)
+    facts = gather(group, (), {}, CostLookup(None))
+    return msgspec.structs.replace(group, status=plan_status(group, facts, NOW_S))
+
+
+def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:
+    """One pod per workload, dealt out over ``nodes`` in turn."""
+    workloads = group.spec.workloads or []
+    return [
+        make_pod(
+            f"{item.workload.name}-{index:x}7c9",
+            node=nodes[index % len(nodes)],
+            labels={APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: item.workload.selector},
+        )
+        for index, item in enumerate(workloads)
+    ]
+
+
+def make_nodes(zones: int, per_zone: int = 2) -> list[Node]:
+    """Zones dealt out over up to six regions, named as clouds name them."""
+    nodes = []
+    for index in range(zones):
+        region = REGIONS[index * min(len(REGIONS), max(1, zones // 2)) // zones]
+        zone = f"{region}-{index + 1}"
+        nodes += [make_node(f"{zone}-n{i + 1}", zone, region) for i in range(per_zone)]
+    return nodes
+
+
+def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, now_s: float = NOW_S) -> list[Sample]:
+    """One run per planned probe; zones of a region are near each other, regions are far apart."""
+    chance = random.Random(seed)
+    regions = sorted({node.metadata.label(REGION_LABEL) for node in nodes})
+    centres = {region: (chance.uniform(0, 80), chance.uniform(0, 40)) for region in regions}
+    spots: dict[str, tuple[float, float]] = {}
+    samples = []
+    for plan in sorted(plans, key=lambda p: p.zone):
+        for probe in plan.probes:
+            for peer in (probe.origin, probe.destination):
+                x, y = centres[peer.region]
+                spots.setdefault(peer.zone, (x + chance.uniform(-1.2, 1.2), y + chance.uniform(-1.2, 1.2)))
+            p50_us = 400 + 1000 * math.dist(spots[probe.origin.zone], spots[probe.destination.zone])
+            measurement = Measurement(
+                prober="netperf",
+                test="TCP_RR",
+                p50_us=p50_us,
+                p90_us=p50_us * 1.05,
+                p99_us=p50_us * 1.3,
+                jitter_us=p50_us * 0.02,
+                transactions=1000,
+                loss_ratio=0.0,
+            )
+            taken_at = now_s - chance.uniform(1, 58)
+            samples.append(
+                Sample(
+                    origin=probe.origin.place,
+                    destination=probe.destination.place,
+                    measurement=measurement,
+                    sequence=7,
+                    taken_at=taken_at,
+                )
+            )
+    return samples
+
+
+def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, seed: int = 1) -> Snapshot:
+    """A healthy cluster: planned and measured by the real rules, priced by them, the Online Boutique dealt out over it."""
+    nodes = make_nodes(zones, per_zone)
+    facts = [
+        NodeFacts(
+            name=n.metadata.name,
+            address="10.0.0.1",
+            zone=n.metadata.label(ZONE_LABEL),
+            region=n.metadata.label(REGION_LABEL),
+        )
+        for n in nodes
+    ]
+    plans = tuple(plan_pairs(facts, PlanOptions(), None, now_s).zones.values())
+    samples = make_samples(nodes, plans, seed=seed, now_s=now_s)
+    regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
+    state = fold(samples, {}, CostPolicy(), now_s, now_s)
+    table, _ = price(state, regions, CostPolicy(), now_s)
+    topology = NetworkTopology(
+        metadata=ObjectMeta(name="nt-default", namespace=HOME),
+        spec=NetworkTopologySpec(configmap_name="netperf-metrics", weights=[build_weight(table, Bandwidths())]),
+    )
+    group = boutique()
+    data = {key: value for key, value in encode_samples(samples).items() if value is not None}
+    return Snapshot(
+        now_s=now_s,
+        nodes=tuple(nodes),
+        topologies=(topology,),
+        groups=(group,),
+        pods=tuple(boutique_pods([n.metadata.name for n in nodes], group)),
+        results={f"{HOME}/netperf-metrics": data},
+        plans=plans,
+    )
+
+
+def place_of(node: Node) -> Place:
+    return Place(node.metadata.name, node.metadata.label(ZONE_LABEL), node.metadata.label(REGION_LABEL))
