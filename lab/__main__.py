@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE
-from lab.commands import down, fetch, status, up, wan
+from lab.commands import demo, down, fetch, status, up, wan
 
 _INTERRUPTED = 130
 
@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
         " emulated wide-area network between their zones. Pods are simulated by kwok: nothing runs in them.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (up, down, status, wan, fetch):
+    for command in (up, down, status, wan, demo, fetch):
         command.add_parser(commands)
     return parser
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from kubekit.errors import KubekitError
 from netperf.plans import Probe, ProbeSettings
@@ -39,7 +39,7 @@ class ProbeFailedError(KubekitError):
 class Prober(Protocol):
     """Measures round trips to one address."""
 
-    name: ProberName
+    name: ClassVar[ProberName]
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
         """Run once.

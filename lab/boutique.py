@@ -1,0 +1,71 @@
+"""The demo's application: the Online Boutique of manifests/examples, sized so that one zone cannot hold it.
+
+Taken from the shipped example, so that the demo shows what a user would apply. Only size, scheduler and algorithm are the
+demo's own: ReverseKahn, dependencies first, because in KahnSort order a first replica sees no cost (docs/adr/0006).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+EXAMPLE = Path(__file__).parents[1] / "manifests" / "examples" / "online-boutique"
+GROUP_LABEL, WORKLOAD_LABEL = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
+ALGORITHM = "ReverseKahn"
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """``origin`` calls ``destination``; names of workloads."""
+
+    origin: str
+    destination: str
+    max_network_cost: int
+
+
+@dataclass(frozen=True)
+class Application:
+    """An AppGroup and its Deployments as plain data.
+
+    Attributes:
+        group: the AppGroup.
+        deployments: by workload name.
+        dependencies: edges of the group, in the order of its spec.
+    """
+
+    group: dict[str, Any]
+    deployments: dict[str, dict[str, Any]]
+    dependencies: tuple[Dependency, ...]
+
+
+def load(*, scheduler: str, cpu: str, folder: Path = EXAMPLE) -> Application:
+    """Read the example.
+
+    Args:
+        scheduler: schedulerName of every pod.
+        cpu: request of every pod; limits, probes and images stay the example's, which kwok does not look at.
+        folder: where the example is.
+    """
+    documents = [d for path in sorted(folder.glob("*.yaml")) for d in yaml.safe_load_all(path.read_text()) if d]
+    group = next(d for d in documents if d.get("kind") == "AppGroup")
+    group["spec"]["topologySortingAlgorithm"] = ALGORITHM
+    deployments = {d["metadata"]["name"]: _resized(d, scheduler, cpu) for d in documents if d["kind"] == "Deployment"}
+    dependencies = tuple(
+        Dependency(entry["workload"]["name"], needed["workload"]["name"], int(needed.get("maxNetworkCost", 0)))
+        for entry in group["spec"]["workloads"]
+        for needed in entry.get("dependencies", ())
+    )
+    return Application(group, deployments, dependencies)
+
+
+def _resized(deployment: dict[str, Any], scheduler: str, cpu: str) -> dict[str, Any]:
+    sized = copy.deepcopy(deployment)
+    spec = sized["spec"]["template"]["spec"]
+    spec["schedulerName"] = scheduler
+    for container in spec["containers"]:
+        container["resources"] = {"requests": {"cpu": cpu, "memory": "64Mi"}}
+    return sized

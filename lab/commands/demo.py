@@ -1,0 +1,61 @@
+"""``python -m lab demo``: measures, prices and places once, from nothing to a table of what was gained, and cleans up."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+
+from kubekit.runtime import run_program
+from lab import report
+from lab.build import find_or_build
+from lab.commands import arguments
+from lab.demo import PLACEMENTS, run_demo
+from lab.network import require_privileges
+from lab.topology import load
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the command."""
+    parser = commands.add_parser("demo", help="measure, price, place, and show what was gained", description=__doc__)
+    arguments.add_topology(parser)
+    arguments.add_json(parser)
+    parser.add_argument("--name", default="demo", help="name of the demo's own lab (%(default)s)")
+    parser.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        default=PLACEMENTS[0],
+        help="how the scheduler learns the decision: it asks our extender, or reads node affinity (%(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; one JSON object on stdout with --json, tables otherwise; progress on stderr."""
+    topology = load(args.topology)
+    require_privileges()
+    find_or_build()
+    started = time.monotonic()
+    progress = Console(stderr=True)
+
+    def say(text: str) -> None:
+        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False)
+
+    async def main() -> None:
+        found = await run_demo(topology, name=args.name, placement=args.placement, say=say)
+        if args.json:
+            print(report.encode(found), flush=True)
+            return
+        console = Console()
+        zone_of = {node.name: node.zone for node in topology.nodes}
+        report.print_matrix(console, found.matrix)
+        report.print_placements(console, found, zone_of)
+        if found.prober != "netperf":
+            console.print("[yellow]netperf could not be had: the built-in echo prober measured instead.[/]")
+        report.print_summary(console, found)
+        sys.stdout.flush()
+
+    return run_program(main)

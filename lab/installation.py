@@ -1,0 +1,232 @@
+"""Our own programs in a lab, installed as an operator would: the shipped manifests, then agents, controller and extender.
+
+kwok plays the kubelet, so the DaemonSet's and Deployments' pods run nothing; the lab runs the real programs beside them, each
+agent in its node's namespace, with tokens bound to those pods. What works here works under the shipped RBAC and policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import ApiError
+from kubekit.wire import NODES, PODS, SECRETS, Node, Object, Pod
+from lab.cluster import Lab
+from lab.controlplane import LOOPBACK, free_ports
+from lab.errors import BootError
+from lab.netperf_install import Missing, Netperf, find_or_fetch
+from lab.programs import Program
+
+MANIFESTS = Path(__file__).parents[1] / "manifests"
+OVERLAY = MANIFESTS / "overlays" / "default"
+NAMESPACE = "netaware-system"
+AGENT_PORT = 9850
+CAPACITY_ANNOTATION = "netaware.io/bandwidth-capacity"
+# A lab should show a change of the network within seconds; a cluster has a minute.
+ROUND_S, SLOT_S, PROBE_S = 8.0, 2.5, 1.0
+_DEADLINE_S = 60.0
+_POLL_S = 0.1
+
+
+@dataclass
+class Installation:
+    """Our programs in a lab.
+
+    Attributes:
+        prober: ``netperf``, or ``echo`` where netperf cannot be had.
+        netperf: where netperf is, or why it is not.
+        extender_url: base URL of the extender.
+        controller_url: where the controller serves metrics, health and the page.
+        agent_urls: likewise for each agent, by node.
+    """
+
+    lab: Lab
+    netperf: Netperf | Missing
+    secret: str
+    extender_url: str = ""
+    controller_url: str = ""
+    agent_urls: dict[str, str] | None = None
+
+    @property
+    def prober(self) -> str:
+        """Name of the prober that the agents use."""
+        return "echo" if isinstance(self.netperf, Missing) else "netperf"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which our programs find netperf."""
+        if isinstance(self.netperf, Missing):
+            return {}
+        search = os.pathsep.join((str(self.netperf.bin_dir), os.environ.get("PATH", os.defpath)))
+        return {**self.netperf.env, "PATH": search}
+
+
+async def install(
+    lab: Lab, *, controller_config: Mapping[str, Any] | None = None, overlay: Path = OVERLAY
+) -> Installation:
+    """Apply the manifests and start every program; returns when all are ready.
+
+    Args:
+        lab: a lab without a scheduler; this starts one that asks our extender.
+        controller_config: sections of the ControllerConfiguration to change, deeply merged over the lab's own.
+        overlay: which kustomization to apply.
+
+    Raises:
+        BootError: something did not start; the text holds the end of its log.
+    """
+    netperf = await asyncio.to_thread(find_or_fetch)
+    installation = Installation(lab, netperf, secrets.token_hex(16))
+    await _kubectl(lab, "apply", "--server-side", "-k", str(overlay))
+    manager_port, extender_port = free_ports(2)
+    installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
+    installation.extender_url = f"http://{LOOPBACK}:{extender_port}"
+    # The pods that stand for our programs are scheduled before the extender answers: the scheduler may ignore it.
+    await lab.control_plane.start_scheduler(extender_url=installation.extender_url)
+    async with Client(lab.client_config) as client:
+        await _prepare(client, installation)
+        await _start_controller(client, installation, _write_config(lab, controller_config or {}))
+        agents = await _start_agents(client, installation)
+    urls = [installation.controller_url, installation.extender_url, *(installation.agent_urls or {}).values()]
+    await _until_ready(lab, urls, agents)
+    lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
+    lab.served |= {f"agent/{node}": url for node, url in (installation.agent_urls or {}).items()}
+    return installation
+
+
+async def _prepare(client: Client, installation: Installation) -> None:
+    """The probe secret, and each node's capacity: a TUN device has no speed that one could read."""
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "netaware-probe"},
+        "stringData": {"passphrase": installation.secret},
+    }
+    await client.apply(SECRETS, "netaware-probe", body, Object, field_manager="lab", namespace=NAMESPACE)
+    for network in installation.lab.nodes:
+        annotation = {"metadata": {"annotations": {CAPACITY_ANNOTATION: str(network.node.nic_bps)}}}
+        await client.patch(NODES, network.node.name, annotation, Node, kind=MERGE_PATCH)
+
+
+def _write_config(lab: Lab, changes: Mapping[str, Any]) -> Path:
+    base = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
+    probing = {"intervalS": ROUND_S, "slotS": SLOT_S, "durationS": PROBE_S}
+    document = _merged(base, {"topology": {"probing": probing, "resyncS": 3}})
+    path = lab.place.state_dir / "controller.yaml"
+    path.write_text(yaml.safe_dump(_merged(document, changes), sort_keys=False))
+    return path
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+async def _start_controller(client: Client, installation: Installation, config: Path) -> None:
+    for name, account, verb, url in (
+        ("controller", "netaware-controller", "manager", installation.controller_url),
+        ("extender", "netaware-scheduler", "extender", installation.extender_url),
+    ):
+        kubeconfig = await _token(client, installation, account, name, lambda _: True)
+        argv = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfig}", f"--config={config}"]
+        argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={NAMESPACE}"]
+        installation.lab.spawn(None, argv, name, env={"POD_NAME": name})
+
+
+async def _start_agents(client: Client, installation: Installation) -> list[Program]:
+    lab, programs = installation.lab, []
+    passphrase = lab.place.state_dir / "probe-passphrase"
+    passphrase.touch(mode=0o600)
+    passphrase.write_text(installation.secret)
+    installation.agent_urls = {}
+    for network in lab.nodes:
+        node = network.node.name
+
+        def on_node(pod: Pod, node: str = node) -> bool:
+            return pod.spec.node_name == node
+
+        kubeconfig = await _token(client, installation, "netaware-agent", f"agent-{node}", on_node)
+        listen = f"{network.management_address}:{AGENT_PORT}"
+        argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}", f"--kubeconfig={kubeconfig}"]
+        argv += [f"--listen={listen}", f"--namespace={NAMESPACE}", f"--passphrase-file={passphrase}"]
+        programs.append(lab.spawn(node, argv, f"agent-{node}", env=installation.environment, essential=False))
+        installation.agent_urls[node] = f"http://{listen}"
+    return programs
+
+
+async def _token(
+    client: Client, installation: Installation, account: str, file_name: str, wanted: Callable[[Pod], bool]
+) -> Path:
+    """A kubeconfig with the service account's token, bound to the pod that stands for the program."""
+    found: list[Pod] = []
+
+    async def look() -> bool:
+        pods = await client.list(PODS, Pod, namespace=NAMESPACE, label_selector=f"app.kubernetes.io/name={account}")
+        found[:] = [p for p in pods if p.spec.node_name and wanted(p)]
+        return bool(found)
+
+    await _until(look, f"a pod of {account}")
+    pod = found[0].metadata
+    return await installation.lab.control_plane.write_token_kubeconfig(
+        NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
+    )
+
+
+async def _until_ready(lab: Lab, urls: list[str], agents: list[Program]) -> None:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+
+        async def ready(url: str) -> bool:
+            lab.programs.check()
+            for agent in agents:
+                if agent.failed:
+                    msg = f"{agent.name} ended with code {agent.poll()}; its log ends:\n{agent.log_tail()}"
+                    raise BootError(msg)
+            try:
+                async with session.get(f"{url}/readyz") as answer:
+                    return answer.status == 200
+            except (aiohttp.ClientError, TimeoutError):
+                return False
+
+        for url in urls:
+            await _until(lambda url=url: ready(url), f"{url} to be ready")  # type: ignore[misc]
+
+
+async def _kubectl(lab: Lab, *arguments: str) -> None:
+    command = [str(lab.control_plane.kubectl), f"--kubeconfig={lab.control_plane.kubeconfig}", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), _DEADLINE_S)
+    except TimeoutError:
+        process.kill()
+        raise BootError(f"kubectl {' '.join(arguments)}: no end after {_DEADLINE_S:.0f} s") from None
+    if process.returncode != 0:
+        raise BootError(f"kubectl {' '.join(arguments)}: {output.decode(errors='replace').strip()}")
+
+
+async def _until(check: Callable[[], Awaitable[bool]], what: str, deadline_s: float = _DEADLINE_S) -> None:
+    ends = time.monotonic() + deadline_s
+    while True:
+        try:
+            if await check():
+                return
+        except ApiError as error:
+            if not error.transient and not error.not_found:
+                raise
+        if time.monotonic() > ends:
+            raise BootError(f"waited {deadline_s:.0f} s for {what} in vain")
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,80 @@
+"""``python -m lab.measure``: measures between two lab nodes, for the demo's before and after.
+
+Runs inside a node's namespace. It uses the same probers as the agents, but a server and a port of its own, so that what the
+demo reports does not come out of the numbers that placed the pods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+
+import msgspec
+
+from kubekit import logs
+from kubekit.runtime import run_program
+from netperf.plans import ProbeSettings
+from netperf.probers.echo import EchoProber
+from netperf.probers.echo_server import EchoServer
+from netperf.probers.netperf import NetperfProber, find_binary
+from netperf.probers.netserver import Netserver
+from netperf.probers.prober import ProbeFailedError, Prober
+
+SECRET_VARIABLE = "NETAWARE_LAB_SECRET"
+PORT = 22865
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """``serve ADDRESS`` and ``probe ADDRESS``."""
+    parser = argparse.ArgumentParser(prog="python -m lab.measure", description=__doc__)
+    parser.add_argument("verb", choices=("serve", "probe"))
+    parser.add_argument("address", help="address to serve on, or to probe")
+    parser.add_argument("--prober", choices=("netperf", "echo"), default="netperf")
+    parser.add_argument("--duration-s", type=float, default=1.0)
+    parser.add_argument(
+        "--attempts", type=int, default=3, help="a probe that fails is repeated, since links lose packets"
+    )
+    return parser
+
+
+async def serve(address: str, prober: str, secret: bytes) -> None:
+    """Answer probes until cancelled."""
+    if prober == "echo":
+        await EchoServer(address, PORT, secret).run()
+        return
+    netserver = find_binary("netserver")
+    if netserver is None:
+        raise ProbeFailedError("no-netperf", "netserver is not on PATH")
+    await Netserver(netserver, address, PORT, secret).run()
+
+
+async def probe(args: argparse.Namespace, secret: bytes) -> None:
+    """Measure once and print the measurement as JSON."""
+    prober: Prober = EchoProber(secret) if args.prober == "echo" else NetperfProber(find_binary("netperf"), secret)
+    settings = ProbeSettings(duration_s=args.duration_s, port=PORT, data_port=PORT + 1, echo_port=PORT)
+    for attempt in range(args.attempts):
+        try:
+            measurement = await prober.probe(args.address, settings)
+        except ProbeFailedError:
+            if attempt == args.attempts - 1:
+                raise
+            await asyncio.sleep(0.2)
+        else:
+            print(msgspec.json.encode(measurement).decode(), flush=True)
+            return
+
+
+def main() -> int:
+    """Entry point."""
+    args = build_parser().parse_args()
+    logs.set_up(level="warning")
+    secret = os.environ[SECRET_VARIABLE].encode()
+    return run_program(
+        lambda: serve(args.address, args.prober, secret) if args.verb == "serve" else probe(args, secret)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""What the demo found, as one JSON object and as tables for a person.
+
+The JSON is a contract with scripts (README, "The demo's JSON"); the tables are drawn from the same structs, so that they
+cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_NEAR, _FAR, _BAD = "green", "yellow", "bold red"
+
+
+class MatrixEntry(msgspec.Struct, frozen=True):
+    """One directed zone pair: set delay, measured percentiles in microseconds, and the cost made of them."""
+
+    origin: str
+    destination: str
+    configured_us: float
+    p50_us: float | None
+    p90_us: float | None
+    p99_us: float | None
+    cost: int | None
+
+
+class Edge(msgspec.Struct, frozen=True, rename={"origin": "from", "destination": "to"}):
+    """One dependency, measured between the nodes where the two workloads landed in each run."""
+
+    origin: str
+    destination: str
+    max_network_cost: int
+    default_p50_us: float
+    network_aware_p50_us: float
+    default_violated: bool
+    network_aware_violated: bool
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Sums over all edges: latency (median round trips) and dependencies whose cost is above their maximum."""
+
+    default_total_us: float
+    network_aware_total_us: float
+    reduction_percent: float
+    default_violations: int
+    network_aware_violations: int
+
+
+class ControlPlaneInfo(msgspec.Struct, frozen=True):
+    """Which control plane it ran on."""
+
+    version: str
+
+
+class Placements(msgspec.Struct, frozen=True):
+    """Node of each workload, by scheduler."""
+
+    default: dict[str, str]
+    network_aware: dict[str, str]
+
+
+class DemoReport(msgspec.Struct, frozen=True):
+    """All that the demo found. ``prober`` is ``netperf``, or ``echo`` where netperf could not be had."""
+
+    control_plane: ControlPlaneInfo
+    nodes: list[str]
+    zones: list[str]
+    prober: str
+    placement: str
+    pairs_planned: int
+    pairs_probed: int
+    matrix: list[MatrixEntry]
+    placements: Placements
+    edges: list[Edge]
+    summary: Summary
+    elapsed_s: float
+
+
+def summarise(edges: Iterable[Edge]) -> Summary:
+    """Add up the edges of both runs."""
+    rows = list(edges)
+    before, after = sum(e.default_p50_us for e in rows), sum(e.network_aware_p50_us for e in rows)
+    return Summary(
+        default_total_us=round(before, 1),
+        network_aware_total_us=round(after, 1),
+        reduction_percent=round(100 * (1 - after / before), 1) if before else 0.0,
+        default_violations=sum(e.default_violated for e in rows),
+        network_aware_violations=sum(e.network_aware_violated for e in rows),
+    )
+
+
+def encode(report: DemoReport) -> str:
+    """The JSON object of ``make demo ARGS=--json``."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
+
+
+def print_matrix(console: Console, entries: Iterable[MatrixEntry]) -> None:
+    """Print measured against configured latency, and the cost matrix as a heat map."""
+    rows = list(entries)
+    table = Table(title="Latency between zones: configured and measured (round trip, ms)", title_justify="left")
+    table.add_column("zones")
+    for heading in ("configured", "p50", "p90", "p99", "cost"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        if row.origin > row.destination:
+            continue
+        table.add_row(
+            f"{row.origin} ↔ {row.destination}",
+            _ms(row.configured_us),
+            Text(_ms(row.p50_us), "bold"),
+            _ms(row.p90_us),
+            _ms(row.p99_us),
+            _cost(row.cost, rows),
+        )
+    console.print(table)
+    print_costs(console, rows)
+
+
+def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
+    """Print the cost matrix; the same zone costs 1, the same node 0."""
+    zones = sorted({r.origin for r in rows} | {r.destination for r in rows})
+    costs = {(r.origin, r.destination): r.cost for r in rows}
+    table = Table(title="NetperfCosts: what the scheduler reads", title_justify="left")
+    table.add_column("from \\ to")
+    for zone in zones:
+        table.add_column(zone, justify="right")
+    for a in zones:
+        table.add_row(a, *(Text("1", "dim") if a == b else _cost(costs.get((a, b)), rows) for b in zones))
+    console.print(table)
+
+
+def print_placements(console: Console, report: DemoReport, zone_of: dict[str, str]) -> None:
+    """Print where each workload landed, and each dependency's latency in both runs."""
+    table = Table(title="Placement of Online Boutique", title_justify="left")
+    for heading in ("workload", "default scheduler", "network-aware"):
+        table.add_column(heading)
+    before, after = report.placements.default, report.placements.network_aware
+    for workload in sorted(before):
+        cells = (f"{zone_of[p[workload]]}  {p[workload]}" for p in (before, after))
+        table.add_row(workload, *cells)
+    console.print(table)
+    table = Table(
+        title="Dependencies, measured between the nodes where their pods landed (p50, ms)", title_justify="left"
+    )
+    table.add_column("dependency")
+    for heading in ("max cost", "default scheduler", "network-aware"):
+        table.add_column(heading, justify="right")
+    for edge in report.edges:
+        table.add_row(
+            f"{edge.origin} → {edge.destination}",
+            str(edge.max_network_cost),
+            _verdict(edge.default_p50_us, violated=edge.default_violated),
+            _verdict(edge.network_aware_p50_us, violated=edge.network_aware_violated),
+        )
+    console.print(table)
+
+
+def print_summary(console: Console, report: DemoReport) -> None:
+    """Print what was gained, in three lines."""
+    s = report.summary
+    console.print(
+        f"Total dependency latency: [bold]{s.default_total_us / 1e3:.1f} ms[/] with the default scheduler, "
+        f"[bold green]{s.network_aware_total_us / 1e3:.1f} ms[/] network-aware: "
+        f"[bold]{s.reduction_percent:.0f} % {'less' if s.reduction_percent >= 0 else 'MORE'}[/]."
+    )
+    console.print(
+        f"Dependencies above their maxNetworkCost: [bold]{s.default_violations}[/] before, "
+        f"[bold]{s.network_aware_violations}[/] after, of {len(report.edges)}."
+    )
+    console.print(
+        f"{report.pairs_probed} of {report.pairs_planned} zone pairs measured with {report.prober} on Kubernetes "
+        f"{report.control_plane.version}, {len(report.nodes)} nodes in {len(report.zones)} zones; "
+        f"{report.elapsed_s:.0f} s in all.",
+        highlight=False,
+    )
+
+
+def _ms(us: float | None) -> str:
+    return "-" if us is None else f"{us / 1e3:.2f}"
+
+
+def _cost(cost: int | None, rows: list[MatrixEntry]) -> Text:
+    if cost is None:
+        return Text("-", "dim")
+    highest = max((r.cost or 0 for r in rows), default=1)
+    style = _NEAR if cost <= highest / 3 else _FAR if cost <= 2 * highest / 3 else "red"
+    return Text(str(cost), style)
+
+
+def _verdict(us: float, *, violated: bool) -> Text:
+    return Text(_ms(us) + (" ✗" if violated else "  "), _BAD if violated else "")
