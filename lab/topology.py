@@ -36,8 +36,8 @@ class Link:
     """How packets travel between two places, the same in both directions.
 
     Attributes:
-        rtt_us: round trip in microseconds; each direction takes half.
-        jitter_us: the round trip varies evenly by up to this much either way, microseconds.
+        rtt_us: shortest round trip in microseconds; each direction takes half.
+        jitter_us: round trips take up to this much longer, evenly spread, as queues on the way would have it, microseconds.
         loss: share of packets lost in each direction, 0 to 1.
         rate_bps: bits per second that pass in each direction, ``None`` for no limit.
     """

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
         arguments.add_json(one)
     change.add_argument("zones", nargs=2, metavar="ZONE", help="the two zones; the same twice for the link inside it")
     change.add_argument("--delay", metavar="RTT", help="round trip, such as 500us or 30ms")
-    change.add_argument("--jitter", metavar="RTT", help="the round trip varies by up to this much either way")
+    change.add_argument("--jitter", metavar="RTT", help="round trips take up to this much longer")
     change.add_argument("--loss", metavar="PERCENT", help="packets lost in each direction, such as 0.1%%")
     change.add_argument("--rate", metavar="BITS", help="bits per second in each direction, such as 100M, or none")
     show.set_defaults(run=run_show)
@@ -94,6 +94,6 @@ def _print(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
     table = Table("zone", "zone", "round trip", "jitter", "loss", "rate")
     for (origin, destination), link in links.items():
         rate = "-" if link.rate_bps is None else f"{link.rate_bps / 1e6:g} Mbit/s"
-        cells = f"{link.rtt_us / 1e3:g} ms", f"± {link.jitter_us / 1e3:g} ms", f"{link.loss:.2%}", rate
+        cells = f"{link.rtt_us / 1e3:g} ms", f"+ 0 to {link.jitter_us / 1e3:g} ms", f"{link.loss:.2%}", rate
         table.add_row(origin, destination, *cells)
     Console().print(table)

@@ -1,7 +1,7 @@
 """The rules of the emulated network: when a packet arrives, or that it never does. Pure: time and chance are arguments.
 
-The model: half the round trip each way, varied evenly by the jitter, in order per pair of nodes (jitter does not reorder,
-as it would in netem); loss per packet and direction; a link with a rate sends one packet after the other and drops what
+The model: half the round trip each way, prolonged evenly by up to the jitter, in order per pair of nodes (jitter does not
+reorder, as it would in netem); loss per packet and direction; a link with a rate sends one packet after the other and drops what
 would wait too long, as a router does.
 """
 
@@ -19,7 +19,7 @@ MAX_PACKETS = 20_000
 
 @dataclass(frozen=True)
 class OneWay:
-    """One direction of a link: ``delay_s`` ± ``jitter_s`` seconds, ``loss`` 0 to 1, bits per second or ``None``."""
+    """One direction of a link: ``delay_s`` to ``delay_s + jitter_s`` seconds, ``loss`` 0 to 1, bits per second or ``None``."""
 
     delay_s: float
     jitter_s: float = 0.0
@@ -80,7 +80,7 @@ class DelayQueue:
             return False
         due_s = sent_s + link.delay_s
         if link.jitter_s:
-            due_s += self._rng.uniform(-link.jitter_s, link.jitter_s)
+            due_s += self._rng.uniform(0.0, link.jitter_s)
         flow = source, target
         due_s = max(due_s, self._last_due.get(flow, 0.0))
         self._last_due[flow] = due_s
