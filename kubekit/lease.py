@@ -70,7 +70,12 @@ class Leadership:
     @property
     def held(self) -> bool:
         """Writing is allowed at this moment."""
-        return self._clock() < self._until
+        return self.left_s > 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for which writing is still allowed; 0 or less when it is not."""
+        return self._until - self._clock()
 
     def extend(self, until: float) -> None:
         """Allow writing until that point of the clock."""
@@ -86,7 +91,7 @@ class Leadership:
         Raises:
             NotLeaderError: none are.
         """
-        left_s = self._until - self._clock()
+        left_s = self.left_s
         if left_s <= 0:
             raise NotLeaderError("this replica does not lead: no write")
         return left_s
@@ -144,16 +149,19 @@ class Elector:
             await asyncio.sleep(self._timing.retry_s * random.uniform(0.8, 1.2))
 
     async def _renew_until_lost(self) -> None:
-        while self.leadership.held:
-            await asyncio.sleep(self._timing.retry_s)
-            await self._try()
+        while (left_s := self.leadership.left_s) > 0:
+            await asyncio.sleep(min(self._timing.retry_s, left_s))
+            # Not a moment beyond the permission: a server that hangs must not keep the work going without it.
+            await self._try(limit_s=self.leadership.left_s)
         self.leadership.end()
 
-    async def _try(self) -> bool:
-        """Take or renew the lease once; tell whether we hold it."""
+    async def _try(self, limit_s: float = float("inf")) -> bool:
+        """Take or renew the lease once, within ``limit_s``; tell whether we hold it."""
+        if limit_s <= 0:
+            return False
         started = self._clock()
         try:
-            async with asyncio.timeout(self._timing.retry_s * 2):
+            async with asyncio.timeout(min(self._timing.retry_s * 2, limit_s)):
                 ours = await self._take_or_renew()
         except (KubekitError, TimeoutError) as error:
             log.change(self._name, type(error).__name__, "lease not reached", lease=self._name, error=error)

@@ -101,7 +101,6 @@ class Reflector(Generic[T]):
                     self.synced.set()
                     self.settled.set()
                 version = await self._watch(version, backoff)
-                log.change(self._topic, "", "watching again", resource=self.resource.plural)
                 if time.monotonic() - started >= SHORT_WATCH_S:
                     backoff.reset()
                     continue
@@ -174,6 +173,7 @@ class Reflector(Generic[T]):
                 field_selector=self._field_selector,
             ) as events:
                 self.contact_at = time.monotonic()
+                log.change(self._topic, "", "watching again", resource=self.resource.plural)
                 async for event in events:
                     self.contact_at = time.monotonic()
                     version = self._take(event) or version

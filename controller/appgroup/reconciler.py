@@ -27,7 +27,6 @@ from controller.resources import (
     NetworkTopology,
 )
 from controller.topology.places import same_place
-from kubekit import logs
 from kubekit.client import Client
 from kubekit.conditions import news
 from kubekit.errors import ApiError
@@ -35,7 +34,7 @@ from kubekit.events import EventRecorder, reference
 from kubekit.wire import Condition, Node, Pod
 from kubekit.workqueue import WorkQueue
 
-log = logs.get("controller.appgroup")
+NOT_YET_S = 0.2
 
 
 class AppGroupController:
@@ -120,6 +119,8 @@ class AppGroupController:
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
+            if error.conflict:  # somebody wrote it since: the mirror will have the new version in a moment
+                return NOT_YET_S
             raise
         return self._config.resync_s
 
@@ -200,7 +201,12 @@ def _status_body(group: AppGroup, wanted: AppGroupStatus) -> dict[str, object]:
     return {
         "apiVersion": APPGROUPS.api_version,
         "kind": APPGROUPS.kind,
-        "metadata": {"name": group.metadata.name, "namespace": group.metadata.namespace},
+        # With the version that the decision rests on, the API server refuses a write that comes late.
+        "metadata": {
+            "name": group.metadata.name,
+            "namespace": group.metadata.namespace,
+            "resourceVersion": group.metadata.resource_version,
+        },
         "status": plain,
     }
 

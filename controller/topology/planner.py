@@ -149,6 +149,7 @@ class Planner:
             "metadata": {
                 "name": name,
                 "namespace": self._namespace,
+                **({"resourceVersion": before.metadata.resource_version} if before is not None else {}),
                 "labels": {PLAN_LABEL: "true", "app.kubernetes.io/part-of": "netaware"},
                 "annotations": {ZONE_LABEL: plan.zone},
             },

@@ -382,7 +382,12 @@ def _status_body(topology: NetworkTopology, wanted: NetworkTopologyStatus) -> di
     return {
         "apiVersion": NETWORK_TOPOLOGIES.api_version,
         "kind": NETWORK_TOPOLOGIES.kind,
-        "metadata": {"name": topology.metadata.name, "namespace": topology.metadata.namespace},
+        # With the version that the decision rests on, the API server refuses a write that comes late.
+        "metadata": {
+            "name": topology.metadata.name,
+            "namespace": topology.metadata.namespace,
+            "resourceVersion": topology.metadata.resource_version,
+        },
         "status": plain,
     }
 

@@ -1,0 +1,159 @@
+"""A simulated API server: real HTTP, list and watch with versions, and objects with optimistic concurrency.
+
+It stands in where a test needs faults that a real API server does not produce on demand: a version that is too old, an object
+of the wrong shape, a server that accepts and never answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from kubekit.config import ClusterConfig
+from kubekit.wire import Resource
+
+END = object()
+"""Put on a watch queue to end that watch."""
+
+
+class SimulatedApi:
+    """One resource's objects, its watches, and what goes wrong on purpose.
+
+    Attributes:
+        objects: by name, as plain data with metadata.resourceVersion.
+        requests: method and path with query of every request, oldest first.
+        fail_lists, fail_watches: statuses to answer with before all is well again, first one first.
+        answering: cleared, the server accepts requests and does not answer.
+        deaf_to: user agents that get no answer while the others do.
+    """
+
+    def __init__(self, resource: Resource) -> None:
+        self.resource = resource
+        self.version = 100
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.requests: list[str] = []
+        self.fail_lists: list[int] = []
+        self.fail_watches: list[int] = []
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.deaf_to: set[str] = set()
+        self.page_size = 500
+        self._watches: list[asyncio.Queue[Any]] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ClusterConfig]:
+        """Serve on a free port of the loopback."""
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield ClusterConfig(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        finally:
+            self.end_watches()
+            self.answering.set()
+            await runner.cleanup()
+
+    def put(self, name: str, *, event: bool = True, **fields: Any) -> dict[str, Any]:
+        """Create or change an object, and tell the watches."""
+        self.version += 1
+        before = self.objects.get(name)
+        found = {"metadata": {"name": name, "resourceVersion": str(self.version)}, **fields}
+        self.objects[name] = found
+        if event:
+            self.tell("ADDED" if before is None else "MODIFIED", found)
+        return found
+
+    def drop(self, name: str, *, event: bool = True) -> None:
+        """Delete an object, and tell the watches."""
+        self.version += 1
+        found = self.objects.pop(name)
+        found["metadata"]["resourceVersion"] = str(self.version)
+        if event:
+            self.tell("DELETED", found)
+
+    def tell(self, type_: str, found: dict[str, Any]) -> None:
+        """Send an event to every open watch."""
+        for queue in self._watches:
+            queue.put_nowait({"type": type_, "object": json.loads(json.dumps(found))})
+
+    def end_watches(self) -> None:
+        """End every open watch, as a server does after a while."""
+        for queue in self._watches:
+            queue.put_nowait(END)
+
+    @property
+    def watching(self) -> int:
+        """How many watches are open."""
+        return len(self._watches)
+
+    def count(self, text: str) -> int:
+        """How many requests contain a text."""
+        return sum(text in request for request in self.requests)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(f"{request.method} {request.path_qs}")
+        await self.answering.wait()
+        while request.headers.get("User-Agent") in self.deaf_to:
+            await asyncio.sleep(0.01)
+        name = request.path.removeprefix(self.resource.path("ns")).strip("/")
+        if request.method == "GET" and not name and request.query.get("watch"):
+            return await self._watch(request)
+        if request.method == "GET" and not name:
+            return self._list(request)
+        if request.method == "GET":
+            return web.json_response(self.objects[name]) if name in self.objects else _status(404, "NotFound")
+        return await self._write(request, name)
+
+    def _list(self, request: web.Request) -> web.Response:
+        if self.fail_lists:
+            code = self.fail_lists.pop(0)
+            return _status(code, {404: "NotFound", 410: "Expired"}.get(code, "ServerError"))
+        names = sorted(self.objects)
+        start = int(request.query.get("continue", "0"))
+        page = names[start : start + self.page_size]
+        meta = {"resourceVersion": str(self.version)}
+        if start + self.page_size < len(names):
+            meta["continue"] = str(start + self.page_size)
+        return web.json_response({"items": [self.objects[name] for name in page], "metadata": meta})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        if self.fail_watches:
+            code = self.fail_watches.pop(0)
+            return _status(code, {404: "NotFound", 410: "Expired"}.get(code, "ServerError"))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._watches.append(queue)
+        try:
+            while (event := await queue.get()) is not END:
+                data = event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"
+                await response.write(data)
+        finally:
+            self._watches.remove(queue)
+        return response
+
+    async def _write(self, request: web.Request, name: str) -> web.Response:
+        body = await request.json()
+        wanted = body.get("metadata", {}).get("resourceVersion", "")
+        name = name or body["metadata"]["name"]
+        there = self.objects.get(name)
+        if request.method == "POST" and there is not None:
+            return _status(409, "AlreadyExists")
+        if request.method == "PUT" and there is None:
+            return _status(404, "NotFound")
+        if there is not None and wanted and wanted != there["metadata"]["resourceVersion"]:
+            return _status(409, "Conflict")
+        return web.json_response(self.put(name, spec=body.get("spec", {})))
+
+
+def _status(code: int, reason: str) -> web.Response:
+    body = {"kind": "Status", "code": code, "reason": reason, "message": "simulated"}
+    return web.json_response(body, status=code)

@@ -1,0 +1,231 @@
+"""At most one leader, whatever the server or the clock does; permission to write ends by the clock alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from kubekit.client import Client
+from kubekit.errors import ConfigError, NotLeaderError
+from kubekit.lease import Elector, Leadership, Timing
+from kubekit.wire import LEASES, Object
+from tests.unit.kubekit.simulated_api import SimulatedApi
+
+FAST = Timing(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
+
+
+class Replica:
+    """An elector with a client of its own, and what it did."""
+
+    def __init__(self, client: Client, identity: str, timing: Timing = FAST) -> None:
+        self.elector = Elector(client, namespace="ns", name="lease", identity=identity, timing=timing)
+        self.terms = 0
+        self.working = False
+        self.task: asyncio.Task[None] | None = None
+
+    async def lead(self, leadership: Leadership) -> None:
+        assert leadership is self.elector.leadership
+        self.terms += 1
+        self.working = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.working = False
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self.elector.run(self.lead))
+
+    async def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+
+    @property
+    def leads(self) -> bool:
+        return self.elector.leadership.held
+
+
+@asynccontextmanager
+async def replicas(api: SimulatedApi, count: int) -> AsyncIterator[list[Replica]]:
+    async with AsyncExitStack() as stack:
+        config = await stack.enter_async_context(api.running())
+        clients = [await stack.enter_async_context(Client(config, user_agent=f"r{i}")) for i in range(count)]
+        found = [Replica(client, f"r{i}") for i, client in enumerate(clients)]
+        try:
+            yield found
+        finally:
+            for replica in found:
+                await replica.stop()
+
+
+async def until(check: Callable[[], bool], deadline_s: float = 5.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not check():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def api() -> SimulatedApi:
+    return SimulatedApi(LEASES)
+
+
+async def test_one_of_three_leads_and_keeps_leading(api: SimulatedApi) -> None:
+    async with replicas(api, 3) as found:
+        for replica in found:
+            replica.start()
+        most = 0
+        for _ in range(150):
+            most = max(most, sum(r.leads for r in found))
+            await asyncio.sleep(0.01)
+        assert most == 1
+        assert sum(r.terms for r in found) == 1
+        assert api.objects["lease"]["spec"]["leaseTransitions"] == 0
+
+
+async def test_a_leader_that_stops_hands_over_at_once(api: SimulatedApi) -> None:
+    async with replicas(api, 2) as (first, second):
+        first.start()
+        await until(lambda: first.leads)
+        second.start()
+        await asyncio.sleep(0.3)
+        assert not second.leads
+        await first.stop()
+        assert not first.leads
+        # Far less than the lease's duration, since it was given back.
+        await until(lambda: second.leads, 0.5)
+
+
+async def test_a_leader_that_is_cut_off_is_followed_after_the_duration_and_never_are_there_two(
+    api: SimulatedApi,
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with replicas(api, 2) as (first, second):
+        first.start()
+        await until(lambda: first.leads)
+        second.start()
+        await asyncio.sleep(0.3)
+        api.deaf_to.add("r0")
+        cut_off_at = loop.time()
+        while not second.leads:
+            assert not (first.working and second.working)
+            assert loop.time() - cut_off_at <= FAST.duration_s + 5 * FAST.retry_s
+            await asyncio.sleep(0.005)
+        assert not first.leads
+        assert not first.working
+        # The lease was renewed at most one pause before the cut.
+        assert loop.time() - cut_off_at >= FAST.duration_s - 2 * FAST.retry_s
+
+
+async def test_leadership_ends_by_the_clock_when_the_server_hangs_and_before_another_may_lead(
+    api: SimulatedApi,
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with replicas(api, 1) as (only,):
+        only.start()
+        await until(lambda: only.leads)
+        api.answering.clear()
+        hung_at = loop.time()
+        await until(lambda: not only.leads)
+        assert loop.time() - hung_at <= FAST.renew_deadline_s + 0.1
+        await until(lambda: not only.working, 0.3)
+        api.answering.set()
+        await until(lambda: only.leads)
+        assert only.terms == 2
+
+
+async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -> None:
+    async with api.running() as config, Client(config) as client:
+        now = [0.0]
+        leadership = Leadership(clock=lambda: now[0])
+        fenced = client.fenced(leadership)
+        body = {"metadata": {"name": "x"}}
+        for attempt in _writes(fenced, body):
+            with pytest.raises(NotLeaderError):
+                await attempt()
+        assert api.requests == [], "nothing was even sent"
+        leadership.extend(10.0)
+        await fenced.create(LEASES, body, Object, namespace="ns")
+        now[0] = 10.0
+        with pytest.raises(NotLeaderError):
+            await fenced.replace(LEASES, "x", body, Object, namespace="ns")
+        assert api.count("PUT") == 0
+        await fenced.get(LEASES, "x", Object, namespace="ns")
+
+
+def _writes(client: Client, body: object) -> list[Callable[[], Awaitable[object]]]:
+    return [
+        lambda: client.create(LEASES, body, Object, namespace="ns"),
+        lambda: client.replace(LEASES, "x", body, Object, namespace="ns"),
+        lambda: client.patch(LEASES, "x", body, Object, namespace="ns"),
+        lambda: client.apply(LEASES, "x", body, Object, namespace="ns", field_manager="m"),
+        lambda: client.delete(LEASES, "x", namespace="ns"),
+    ]
+
+
+async def test_a_request_of_the_leader_ends_before_its_permission_does(api: SimulatedApi) -> None:
+    loop = asyncio.get_running_loop()
+    async with api.running() as config, Client(config) as client:
+        leadership = Leadership(clock=loop.time)
+        leadership.extend(loop.time() + 0.2)
+        api.answering.clear()
+        started = loop.time()
+        with pytest.raises(Exception, match="no answer in time"):
+            await client.fenced(leadership).create(LEASES, {"metadata": {"name": "x"}}, Object, namespace="ns")
+        assert loop.time() - started < 0.5
+
+
+async def test_a_process_that_was_frozen_wakes_up_without_permission() -> None:
+    clock = [1000.0]
+    leadership = Leadership(clock=lambda: clock[0])
+    leadership.extend(1007.0)
+    assert leadership.check() == pytest.approx(7.0)
+    clock[0] += 60  # SIGSTOP, or a suspended machine: no code of ours ran meanwhile
+    assert not leadership.held
+    with pytest.raises(NotLeaderError):
+        leadership.check()
+
+
+async def test_times_written_in_the_lease_are_not_believed(api: SimulatedApi) -> None:
+    """A holder whose wall clock is years behind is alive as long as its lease changes."""
+    async with replicas(api, 1) as (waiting,):
+        old = "2001-01-01T00:00:00.000000Z"
+        spec = {"holderIdentity": "far-away", "leaseDurationSeconds": 1, "acquireTime": old, "renewTime": old}
+        api.put("lease", spec=spec)
+        waiting.start()
+        for _ in range(15):
+            await asyncio.sleep(0.1)
+            api.put("lease", spec=spec)
+            assert not waiting.leads
+        await until(lambda: waiting.leads)
+
+
+async def test_two_that_take_an_expired_lease_in_the_same_moment_do_not_both_get_it(api: SimulatedApi) -> None:
+    api.put("lease", spec={"holderIdentity": "", "leaseDurationSeconds": 1})
+    async with replicas(api, 2) as found:
+        for _ in range(20):
+            api.put("lease", spec={"holderIdentity": "", "leaseDurationSeconds": 1})
+            got = await asyncio.gather(*(r.elector._try() for r in found))
+            assert sum(got) <= 1
+            for replica in found:
+                replica.elector.leadership.end()
+
+
+async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> None:
+    async with api.running() as config, Client(config) as client:
+        elector = Elector(client, namespace="ns", name="lease", identity="r", timing=FAST)
+
+        async def short(_: Leadership) -> None:
+            return None
+
+        with pytest.raises(RuntimeError, match="ended by itself"):
+            await asyncio.wait_for(elector.run(short), 2)
+        assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is given back"
+
+
+@pytest.mark.parametrize("times", [(10, 10, 2), (10, 7, 7), (7, 10, 2), (10, 7, 0)])
+def test_times_that_do_not_fit_together_are_refused(times: tuple[float, float, float]) -> None:
+    with pytest.raises(ConfigError, match="retry < renew deadline < lease duration"):
+        Timing(*times)
