@@ -1,0 +1,104 @@
+"""A control plane for the manifests alone: they are installed, upgraded and deleted whole, which other tests must not feel."""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from kubekit.client import Client
+from kubekit.config import ClusterConfig, load_cluster
+from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
+from lab.build import find_or_build
+from lab.controlplane import ControlPlane
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ControlPlane]:
+    """etcd, kube-apiserver and kube-controller-manager of our own."""
+    async with ControlPlane.start("manifests", state_dir=tmp_path_factory.mktemp("manifests") / "state") as running:
+        yield running
+
+
+@pytest.fixture
+def kustomize() -> Kubectl:
+    """kubectl without a cluster, for building."""
+    return Kubectl(find_or_build()["kubectl"], None)
+
+
+@pytest.fixture
+def kubectl(plane: ControlPlane) -> Kubectl:
+    """kubectl with the administrator's rights."""
+    return Kubectl(plane.kubectl, plane.kubeconfig)
+
+
+@pytest_asyncio.fixture
+async def admin(plane: ControlPlane) -> AsyncIterator[Client]:
+    """A client with the administrator's rights."""
+    async with Client(plane.client_config) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def agent_installed(plane: ControlPlane) -> AsyncIterator[None]:
+    """Namespace, service account, rights and policies of the agent as shipped, and the nodes ``node-a`` and ``node-b``."""
+    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+    parts = [MANIFESTS / part for part in ("base/common", "base/agent", "policies")]
+    for part in parts:
+        await kubectl("apply", "--server-side", "-k", str(part))
+    async with Client(plane.client_config) as admin:
+        for name in ("node-a", "node-b"):
+            await admin.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}, Node)
+        yield
+        for name in ("node-a", "node-b"):
+            await admin.delete(NODES, name)
+    for part in reversed(parts):
+        await kubectl("delete", "--ignore-not-found", "--wait=true", "-k", str(part))
+
+
+TokenFor = Callable[[str, str], Awaitable[ClusterConfig]]
+
+
+@pytest.fixture
+def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
+    """``await token_for(service_account, node)``: the connection of that service account in a pod on that node.
+
+    The token is bound to a real pod, as the kubelet's are; with node "" it is bound to none.
+    """
+
+    async def make(service_account: str, node: str) -> ClusterConfig:
+        spec: dict[str, Any] = {"expirationSeconds": 3600}
+        if node:
+            name = f"{service_account}-on-{node}"
+            body = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": NAMESPACE},
+                "spec": {
+                    "serviceAccountName": service_account,
+                    "nodeName": node,
+                    # No kubelet will confirm that it ended.
+                    "terminationGracePeriodSeconds": 0,
+                    "containers": [{"name": "agent", "image": "netaware-agent"}],
+                },
+            }
+            pod = await admin.apply(PODS, name, body, Object, field_manager="tests", namespace=NAMESPACE)
+            spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": name, "uid": pod.metadata.uid}
+        path = SERVICE_ACCOUNTS.path(NAMESPACE, service_account, "token")
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        answer: dict[str, Any] = msgspec.json.decode(await admin.request("POST", path, body=request))
+        token = str(answer["status"]["token"])
+        # Without the administrator's client certificate, which would win over the token.
+        return dataclasses.replace(load_cluster(str(plane.kubeconfig)), token=lambda: token, tls=_ca_only(plane))
+
+    return make
+
+
+def _ca_only(plane: ControlPlane) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(plane.ca_file))
