@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent import VERSION
+from agent.capacity.kernel import read_links
 from agent.capacity.offer import Finding
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
+from agent.capacity.rules import find_capacity
+from agent.capacity.sysfs import NetDirectory
+from agent.capacity.traffic import Traffic
 from agent.config import AgentConfig
+from agent.kernel_events import KernelEvents
 from agent.names import AGENT_ANNOTATION, COMPONENT, OWNER_ANNOTATION, SOURCE_ANNOTATION
 from agent.node import NodeView, OwnNode
 from agent.probing.room import ProbingRoom
@@ -46,11 +50,16 @@ async def run_agent(config: AgentConfig) -> None:
         node = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
         node.subscribe(view.take)
         recorder = EventRecorder(client, component=COMPONENT, instance=config.node, registry=registry)
-        publisher = Publisher(client, view, config, read_hardware, registry=registry)
+        kernel = KernelEvents()
+        publisher = Publisher(client, view, config, lambda: find_hardware(config), registry=registry)
+        kernel.on_links(publisher.note_link_change)
+        traffic = Traffic(config.node, NetDirectory(config.sys), lambda: publisher.offer, registry)
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "node": node.run(),
             "events": recorder.run(),
             "capacity": publisher.run(),
+            "kernel-events": kernel.run(),
+            "traffic": traffic.run(),
         }
         checks.ready["node"] = lambda: "" if view.node is not None else f"node {config.node} was not read yet"
         if config.probing:
@@ -68,9 +77,13 @@ async def run_agent(config: AgentConfig) -> None:
             await runtime.supervise(tasks)
 
 
-async def read_hardware() -> Finding:
-    await asyncio.sleep(0)
-    return Finding(None, "links are not read")
+async def find_hardware(config: AgentConfig) -> Finding:
+    """Read the links and apply the rules.
+
+    Raises:
+        KernelError: they cannot be read.
+    """
+    return find_capacity(await read_links(config.sys))
 
 
 async def clean_up(config: AgentConfig) -> None:

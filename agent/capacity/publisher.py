@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from agent.capacity.offer import Finding, Offer, make_offer, remember_peak
 from agent.capacity.publication import Writes, plan_writes
 from agent.config import AgentConfig
+from agent.errors import KernelError
 from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.backoff import Backoff
@@ -28,7 +29,9 @@ log = logs.get("agent.capacity")
 
 T = TypeVar("T")
 POLL_S = 60.0
-"""Links are read at least this often, and after events not more often than every `SETTLE_S`."""
+"""Links are read this often, and after events of the kernel."""
+LEAST_READ_PAUSE_S = 2.0
+"""Pods that come and go are link events too: a full read costs some milliseconds, so not more often than this."""
 SETTLE_S = 0.5
 LEAST_PAUSE_S = 1.0
 STALE_S = 2.0
@@ -97,15 +100,17 @@ class Publisher:
     async def run(self) -> None:
         """Publish until cancelled. The value is left in place: a restart of the agent must not starve pods."""
         loop = asyncio.get_running_loop()
-        hardware, read_at = Finding(None, "not read yet"), -POLL_S
+        hardware, read_at = Finding(None, "links were not read yet"), -POLL_S
         while True:
             self._wake.clear()
-            if self._links_changed or loop.time() - read_at >= POLL_S:
-                self._links_changed = False
-                hardware, read_at = await self._read_hardware(), loop.time()
-            pause_s, idle_s = SETTLE_S, max(0.0, POLL_S - (loop.time() - read_at))
+            due_s = LEAST_READ_PAUSE_S if self._links_changed else POLL_S
+            if loop.time() - read_at >= due_s:
+                self._links_changed, due_s = False, POLL_S
+                hardware, read_at = await self._look(hardware), loop.time()
+            idle_s = read_at + due_s - loop.time()
             node = self._view.node
             self.offer = make_offer(node, self._config, hardware, self._peak_bps)
+            pause_s = SETTLE_S
             if node is not None:
                 try:
                     wrote = await self._publish(node, self.offer)
@@ -120,6 +125,15 @@ class Publisher:
                         pause_s, idle_s = LEAST_PAUSE_S, STALE_S
             await asyncio.sleep(pause_s)
             await self._wait(idle_s - pause_s)
+
+    async def _look(self, before: Finding) -> Finding:
+        try:
+            found = await self._read_hardware()
+        except KernelError as error:
+            log.change("links", str(error), "cannot read links, going by what was read before", error=error)
+            return before
+        log.change("links", "", "links can be read again")
+        return found
 
     async def _wait(self, seconds: float) -> None:
         try:

@@ -1,0 +1,94 @@
+"""A node's links as the kernel describes them, in a form that can be recorded, shown and reasoned about.
+
+Speeds are kept as raw as they were read (-1 and all), because which of them are fiction is for the rules to say.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+BOND_ACTIVE_BACKUP = 1
+BOND_BROADCAST = 3
+BOND_MODES = ("balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb")
+BRIDGE_FORWARDING = 3
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One network device.
+
+    Attributes:
+        index, name: of the device.
+        kind: IFLA_INFO_KIND, such as ``bond`` or ``vlan``; empty for hardware and loopback.
+        up: IFF_UP is set and there is a carrier.
+        parent: IFLA_LINK, the index of the device below or, for veth, of the peer.
+        parent_elsewhere: the parent is in another network namespace, so its index means nothing here.
+        master: index of the bond, bridge or switch that this device belongs to.
+        physical: it has a device behind it (``/sys/class/net/X/device``).
+        driver: kernel driver of that device.
+        loopback: IFF_LOOPBACK.
+        bond_mode: see `BOND_MODES`.
+        active_slave: of an active-backup bond.
+        port_state: of a bridge port (IFLA_BRPORT_STATE, 3 forwards).
+        remote: other end of a point-to-point tunnel, an address, or empty.
+        physical_function: name of the device whose virtual function this is; empty when it is none, ``?`` when the
+            physical function cannot be seen from here, as in a virtual machine.
+        vf_rates_mbps: of a physical function: limit by virtual function's number (0 is no limit).
+        vf_number: which of the virtual functions it is.
+        ethtool_mbps: SPEED of ethtool's link modes, -1 for unknown, None where ethtool gave an error.
+        sysfs_mbps: the file ``speed``, None where reading it gave an error.
+        psutil_mbps: psutil's speed, 0 for unknown; read only where both others are missing.
+    """
+
+    index: int
+    name: str
+    kind: str = ""
+    up: bool = True
+    parent: int | None = None
+    parent_elsewhere: bool = False
+    master: int | None = None
+    physical: bool = False
+    driver: str = ""
+    loopback: bool = False
+    bond_mode: int | None = None
+    active_slave: int | None = None
+    port_state: int | None = None
+    remote: str = ""
+    physical_function: str = ""
+    vf_rates_mbps: dict[int, int] = {}
+    vf_number: int | None = None
+    ethtool_mbps: int | None = None
+    sysfs_mbps: int | None = None
+    psutil_mbps: int | None = None
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A unicast route of the main table; the empty destination is the default route."""
+
+    device: int
+    destination: str = ""
+    metric: int = 0
+    family: int = 4
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What firmware says about the machine (DMI), empty where it says nothing."""
+
+    vendor: str = ""
+    product: str = ""
+    asset_tag: str = ""
+
+
+class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the rules look at."""
+
+    links: tuple[Link, ...]
+    routes: tuple[Route, ...] = ()
+    machine: Machine = Machine()
+
+    def by_index(self) -> dict[int, Link]:
+        """The links by index."""
+        return {link.index: link for link in self.links}
+
+    def by_name(self) -> dict[str, Link]:
+        """The links by name."""
+        return {link.name: link for link in self.links}

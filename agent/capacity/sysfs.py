@@ -1,0 +1,87 @@
+"""What sysfs and psutil know about devices that netlink does not say, or not on every kernel.
+
+Every reader returns None or an empty text where the file is missing or cannot be read: reading ``speed`` of a device that
+is down gives EINVAL, and that is an answer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.capacity.links import Machine
+
+
+class NetDirectory:
+    """``/sys/class/net`` of one network namespace."""
+
+    def __init__(self, sys: Path) -> None:
+        self._root = sys / "class" / "net"
+
+    def speed_mbps(self, name: str) -> int | None:
+        """The file ``speed`` as it reads, -1 included."""
+        try:
+            return int((self._root / name / "speed").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def is_physical(self, name: str) -> bool:
+        """Whether there is a device behind it."""
+        return (self._root / name / "device").exists()
+
+    def driver(self, name: str) -> str:
+        """Name of the device's kernel driver."""
+        try:
+            return (self._root / name / "device" / "driver").readlink().name
+        except OSError:
+            return ""
+
+    def physical_function(self, name: str) -> str:
+        """Device name of the physical function; ``?`` when there is one but not in sight; empty when it is none."""
+        link = self._root / name / "device" / "physfn"
+        if not link.exists():
+            return ""
+        try:
+            names = sorted(entry.name for entry in (link / "net").iterdir())
+        except OSError:
+            return "?"
+        return names[0] if names else "?"
+
+    def vf_number(self, name: str) -> int | None:
+        """Which virtual function of its physical function a device is."""
+        device = self._root / name / "device"
+        try:
+            own = device.resolve()
+            for entry in (device / "physfn").iterdir():
+                if entry.name.startswith("virtfn") and entry.resolve() == own:
+                    return int(entry.name.removeprefix("virtfn"))
+        except (OSError, ValueError):
+            return None
+        return None
+
+    def counters(self, name: str) -> tuple[int, int] | None:
+        """Bytes sent and received so far."""
+        statistics = self._root / name / "statistics"
+        try:
+            return int((statistics / "tx_bytes").read_text()), int((statistics / "rx_bytes").read_text())
+        except (OSError, ValueError):
+            return None
+
+
+def read_machine(sys: Path) -> Machine:
+    """What the firmware says about this machine."""
+    directory = sys / "class" / "dmi" / "id"
+
+    def field(name: str) -> str:
+        try:
+            return (directory / name).read_text().strip()
+        except OSError:
+            return ""
+
+    return Machine(vendor=field("sys_vendor"), product=field("product_name"), asset_tag=field("chassis_asset_tag"))
+
+
+def psutil_speeds() -> dict[str, int]:
+    """Psutil's speed by device name, Mbit/s, 0 for unknown: an ioctl, for kernels without netlink ethtool."""
+    import psutil  # 1 MB and seldom needed
+
+    return {name: int(stats.speed) for name, stats in psutil.net_if_stats().items()}

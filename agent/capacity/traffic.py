@@ -1,0 +1,113 @@
+"""Metrics of the node's capacity and of how much of it is used, from the counters of the physical uplinks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from agent.capacity.offer import Offer
+from agent.capacity.sysfs import NetDirectory
+
+SAMPLE_S = 15.0
+_SAMPLES = 3
+"""Rates are means over the last two periods: smooth enough to act on, fresh enough to mean now."""
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """Bytes sent and received by the uplinks together, at a monotonic time in seconds."""
+
+    at_s: float
+    sent_bytes: int
+    received_bytes: int
+    devices: tuple[str, ...]
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Bytes per second."""
+
+    sent_bytes_per_s: float
+    received_bytes_per_s: float
+
+
+def rates_between(old: Counters, new: Counters) -> Rates | None:
+    """Mean rates; None where the devices changed or a counter went back, as when a driver was loaded again."""
+    seconds = new.at_s - old.at_s
+    sent, received = new.sent_bytes - old.sent_bytes, new.received_bytes - old.received_bytes
+    if old.devices != new.devices or seconds <= 0 or sent < 0 or received < 0:
+        return None
+    return Rates(sent / seconds, received / seconds)
+
+
+def utilisation(rates: Rates, capacity_bps: int) -> float:
+    """The busier direction over the capacity, 0..1; links are full duplex."""
+    busiest_bps = 8 * max(rates.sent_bytes_per_s, rates.received_bytes_per_s)
+    return min(1.0, busiest_bps / capacity_bps)
+
+
+class Traffic:
+    """A collector for one node.
+
+    Args:
+        node: its name, the label of every series.
+        directory: where the counters are.
+        offer: the capacity now, None before the first.
+        registry: where to register.
+    """
+
+    def __init__(
+        self, node: str, directory: NetDirectory, offer: Callable[[], Offer | None], registry: CollectorRegistry
+    ) -> None:
+        self._node, self._directory, self._offer = node, directory, offer
+        self._samples: deque[Counters] = deque(maxlen=_SAMPLES)
+        registry.register(self)
+
+    async def run(self) -> None:
+        """Read counters until cancelled."""
+        while True:
+            self.sample(time.monotonic())
+            await asyncio.sleep(SAMPLE_S if self._samples else 1.0)
+
+    def sample(self, now_s: float) -> None:
+        """Read the counters of the uplinks once."""
+        offer = self._offer()
+        if offer is None or not offer.devices:
+            return
+        read = [counters for name in offer.devices if (counters := self._directory.counters(name)) is not None]
+        if len(read) == len(offer.devices):
+            sent, received = (sum(column) for column in zip(*read, strict=True))
+            self._samples.append(Counters(now_s, sent, received, offer.devices))
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this node; what is unknown is absent."""
+        offer = self._offer()
+        known = _gauge("netaware_node_bandwidth_known", "1 when the capacity is known and published, else 0.")
+        known.add_metric((self._node,), 1.0 if offer is not None and offer.rate_bps is not None else 0.0)
+        yield known
+        capacity = GaugeMetricFamily(
+            "netaware_node_bandwidth_capacity_bytes_per_second",
+            "Published capacity after the reserve, and where it came from.",
+            labels=("node", "source"),
+        )
+        if offer is not None and offer.rate_bps is not None:
+            capacity.add_metric((self._node, offer.source), offer.rate_bps / 8)
+        yield capacity
+        sent = _gauge("netaware_node_network_transmit_bytes_per_second", "Sent by the uplinks.")
+        received = _gauge("netaware_node_network_receive_bytes_per_second", "Received by the uplinks.")
+        used = _gauge("netaware_node_network_utilization_ratio", "Busier direction over the capacity of the uplinks.")
+        rates = rates_between(self._samples[0], self._samples[-1]) if len(self._samples) > 1 else None
+        if rates is not None:
+            sent.add_metric((self._node,), rates.sent_bytes_per_s)
+            received.add_metric((self._node,), rates.received_bytes_per_s)
+            if offer is not None and offer.gross_bps:
+                used.add_metric((self._node,), utilisation(rates, offer.gross_bps))
+        yield from (sent, received, used)
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=("node",))

@@ -1,0 +1,9 @@
+"""What can go wrong between the agent and its kernel; pyroute2's and psutil's exceptions stop where they are called."""
+
+from __future__ import annotations
+
+from kubekit.errors import KubekitError
+
+
+class KernelError(KubekitError):
+    """The kernel refused a request, or could not be asked."""
