@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +15,9 @@ from lab.build import find_or_build
 from lab.commands import arguments
 from lab.demo import PLACEMENTS, run_demo
 from lab.network import require_privileges
-from lab.topology import load
+from lab.topology import Topology, load
+
+_PICTURE_COLUMNS = 96
 
 
 def add_parser(commands: Any) -> None:
@@ -30,6 +32,7 @@ def add_parser(commands: Any) -> None:
         default=PLACEMENTS[0],
         help="how the scheduler learns the decision: it asks our extender, or reads node affinity (%(default)s)",
     )
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="also save the tables as a picture")
     parser.set_defaults(run=run)
 
 
@@ -49,13 +52,19 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(report.encode(found), flush=True)
             return
-        console = Console()
-        zone_of = {node.name: node.zone for node in topology.nodes}
-        report.print_matrix(console, found.matrix)
-        report.print_placements(console, found, zone_of)
-        if found.prober != "netperf":
-            console.print("[yellow]netperf could not be had: the built-in echo prober measured instead.[/]")
-        report.print_summary(console, found)
-        sys.stdout.flush()
+        console = Console(record=args.picture is not None, width=_PICTURE_COLUMNS if args.picture else None)
+        print_all(console, found, topology)
+        if args.picture is not None:
+            args.picture.parent.mkdir(parents=True, exist_ok=True)
+            args.picture.write_text(console.export_svg(title="make demo"))
 
     return run_program(main)
+
+
+def print_all(console: Console, found: report.DemoReport, topology: Topology) -> None:
+    """Everything a person gets to see of the demo."""
+    report.print_matrix(console, found.matrix)
+    report.print_placements(console, found, {node.name: node.zone for node in topology.nodes})
+    if found.prober != "netperf":
+        console.print("[yellow]netperf could not be had: the built-in echo prober measured instead.[/]")
+    report.print_summary(console, found)

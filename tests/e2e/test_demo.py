@@ -1,0 +1,58 @@
+"""The main job end to end, as a newcomer runs it: one command, one JSON object, numbers that hold together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def demo() -> dict[str, Any]:
+    command = [sys.executable, "-m", "lab", "demo", "--json", "--name", "demo-test"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+pytestmark = pytest.mark.timeout(420)
+
+
+def test_every_zone_pair_is_measured_with_netperf_close_to_its_configured_delay(demo: dict[str, Any]) -> None:
+    assert demo["prober"] == "netperf"
+    assert demo["pairs_probed"] == demo["pairs_planned"] == 6
+    assert len(demo["matrix"]) == 12
+    for entry in demo["matrix"]:
+        configured = entry["configured_us"]
+        assert configured <= entry["p50_us"] <= 1.5 * configured + 1000, entry
+        assert entry["p50_us"] <= entry["p90_us"] <= entry["p99_us"], entry
+
+
+def test_costs_are_the_measured_milliseconds_rounded_up(demo: dict[str, Any]) -> None:
+    for entry in demo["matrix"]:
+        assert max(2, entry["configured_us"] / 1000) <= entry["cost"] <= 1.5 * entry["configured_us"] / 1000 + 3, entry
+
+
+def test_both_schedulers_place_every_workload_and_no_zone_holds_them_all(demo: dict[str, Any]) -> None:
+    for placement in demo["placements"].values():
+        assert len(placement) == 11
+        assert set(placement.values()) <= set(demo["nodes"])
+        assert len(set(placement.values())) >= 3
+
+
+def test_network_aware_placement_gains(demo: dict[str, Any]) -> None:
+    summary = demo["summary"]
+    assert len(demo["edges"]) == 15
+    assert summary["network_aware_violations"] < summary["default_violations"]
+    assert summary["reduction_percent"] >= 30
+    total = sum(edge["network_aware_p50_us"] for edge in demo["edges"])
+    assert summary["network_aware_total_us"] == pytest.approx(total, rel=0.001)
+    for name in ("default", "network_aware"):
+        assert sum(edge[f"{name}_violated"] for edge in demo["edges"]) == summary[f"{name}_violations"]
