@@ -21,6 +21,7 @@ import msgspec
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
+from lab import unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
 from lab.errors import BootError
@@ -55,6 +56,7 @@ class Lab:
         nodes: the nodes' network sides, in the order of the topology.
         served: addresses of what the lab serves, by name; programs that are started add theirs.
         boot_s: how long the start took, seconds.
+        host_server: the API server's URL on the host, when the lab runs in a user namespace; else empty.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Lab:
     nodes: tuple[NodeNetwork, ...]
     served: dict[str, str] = field(default_factory=dict)
     boot_s: float = 0.0
+    host_server: str = ""
 
     @classmethod
     @asynccontextmanager
@@ -163,21 +166,33 @@ class Lab:
             }
             for network in self.nodes
         ]
+        enter = ["nsenter", f"--target={os.getpid()}", "--user", "--net", "--mount", "--preserve-credentials", "--"]
         return {
             "name": self.name,
             "pid": os.getpid(),
             "state_dir": str(self.place.state_dir),
-            "kubeconfig": str(self.control_plane.kubeconfig),
+            "kubeconfig": str(self._host_kubeconfig()),
             "kubectl": str(self.control_plane.kubectl),
-            "server": self.control_plane.server,
+            "server": self.host_server or self.control_plane.server,
+            "enter": enter if self.host_server else [],
             "version": self.control_plane.version,
             "topology": self.topology.name if self.topology else None,
             "zones": list(self.topology.zones) if self.topology else [],
             "nodes": nodes,
-            "addresses": {"api": self.control_plane.server, **self.served},
+            "addresses": {"api": self.host_server or self.control_plane.server, **self.served},
             "programs": {program.name: program.pid for program in self.programs},
             "boot_s": round(self.boot_s, 2),
         }
+
+    def _host_kubeconfig(self) -> Path:
+        """The administrator's kubeconfig as it works on the host."""
+        inside = self.control_plane.kubeconfig
+        if not self.host_server:
+            return inside
+        outside = self.place.state_dir / "host.kubeconfig"
+        outside.touch(mode=0o600)
+        outside.write_text(inside.read_text().replace(self.control_plane.server, self.host_server))
+        return outside
 
     def publish(self) -> None:
         """Write the description for other commands; its presence says that the lab is up."""
@@ -212,7 +227,12 @@ async def _boot(
             async with Client(control_plane.client_config) as client:
                 if "kwok" in components:
                     await register_nodes(client, network.nodes, place.name)
-        yield lab
+        async with contextlib.AsyncExitStack() as stack:
+            listener = unprivileged.relay_socket()
+            if listener is not None:
+                port = int(control_plane.server.rsplit(":", 1)[1])
+                lab.host_server = await stack.enter_async_context(unprivileged.relay(listener, address, port))
+            yield lab
 
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:

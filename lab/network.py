@@ -78,17 +78,27 @@ def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
     return LabNetwork(slot, f"198.18.{slot}.1", tuple(planned))
 
 
-def require_privileges() -> None:
-    """Raise UnsupportedError, saying what is missing and what still works, unless namespaces and TUN devices can be made."""
+def missing_privileges() -> list[str]:
+    """What this process lacks to make namespaces and TUN devices; empty when it may."""
     missing = []
     effective = _effective_capabilities()
     if not effective >> _CAP_NET_ADMIN & 1 or not effective >> _CAP_SYS_ADMIN & 1:
         missing.append("the right to make network namespaces (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN)")
-    if not os.access(_TUN, os.R_OK | os.W_OK):
-        missing.append(f"access to {_TUN}")
+    elif not tun_is_accessible():
+        missing.append(f"access to {_TUN}, which this user or container does not have")
+    return missing
+
+
+def tun_is_accessible() -> bool:
+    """Whether this process may open the device that makes TUN devices."""
+    return os.access(_TUN, os.R_OK | os.W_OK)
+
+
+def require_privileges() -> None:
+    """Raise UnsupportedError, saying what is missing and what still works, unless namespaces and TUN devices can be made."""
+    missing = missing_privileges()
     if missing:
-        what = " and ".join(missing)
-        msg = f"nodes need {what}; without it `--topology none` still runs the control plane alone"
+        msg = f"nodes need {missing[0]}; without it `--topology none` still runs the control plane alone"
         raise UnsupportedError(msg)
 
 
@@ -109,6 +119,8 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
     require_privileges()
     try:
         with IPRoute() as host:
+            # Loopback is down in a network namespace that is new, as it is for a lab without root.
+            host.link("set", index=_index(host, "lo"), state="up")
             network = plan_network(_take_slot(host, state_dir), nodes)
             bridge = _index(host, bridge_name(network.slot))
             host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
@@ -147,7 +159,7 @@ def _take_slot(host: IPRoute, state_dir: Path) -> int:
         if slot is None:
             msg = f"all {_SLOTS} slots are taken by other labs; see `ip link show type bridge`"
             raise LabError(msg)
-        _slot_file(state_dir).write_text(str(slot))
+        _slot_file(state_dir).write_text(f"{slot} {_own_network()}")
         host.link("add", ifname=bridge_name(slot), kind="bridge")
         host.link("set", index=_index(host, bridge_name(slot)), ifalias=_alias(state_dir))
         return slot
@@ -159,8 +171,11 @@ def remove_network(state_dir: Path) -> None:
     Processes inside the namespaces must have ended, or the namespaces live on without a name.
     """
     try:
-        slot = int(_slot_file(state_dir).read_text())
+        slot, network = (int(word) for word in _slot_file(state_dir).read_text().split())
     except (OSError, ValueError):
+        return
+    if network != _own_network():
+        # The lab lived in a user namespace and took its devices with it; the same names here are somebody else's.
         return
     with _machine_wide_mutex(), IPRoute() as host:
         found = host.link_lookup(ifname=bridge_name(slot))
@@ -184,6 +199,11 @@ def remove_network(state_dir: Path) -> None:
 
 def _slot_file(state_dir: Path) -> Path:
     return state_dir / "network-slot"
+
+
+def _own_network() -> int:
+    """Identity of the network namespace that this process is in."""
+    return Path("/proc/self/ns/net").stat().st_ino
 
 
 def _alias(state_dir: Path) -> str:

@@ -18,9 +18,9 @@ from lab.build import find_or_build
 from lab.cluster import Lab
 from lab.commands import arguments
 from lab.errors import BootError, LabError
-from lab.network import require_privileges
 from lab.reclaim import LabPlace, holder, place_of
 from lab.topology import Topology
+from lab.unprivileged import Launch, plan_launch
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 60.0
@@ -46,22 +46,22 @@ def run(args: argparse.Namespace) -> int:
         print(f"lab {place.name} is up already", file=sys.stderr)
         _print(running, as_json=args.json)
         return 0
-    if topology is not None:
-        require_privileges()
+    argv = [sys.executable, "-m", "lab", "up", "--foreground", "--name", args.name, "--topology", args.topology]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_root(), os.environ.get("PYTHONPATH"))))}
+    launch = plan_launch(argv, environment) if topology is not None else Launch(argv, environment)
     # Here, and not in the background, so that somebody sees the progress of the first build.
     find_or_build()
     if args.foreground:
+        if launch.relay is not None:
+            launch.become(["--json"] if args.json else [])
         return run_program(lambda: _serve(topology, place, as_json=args.json))
-    _print(_start_in_background(args, place), as_json=args.json)
+    _print(_start_in_background(launch, place), as_json=args.json)
     return 0
 
 
 def _find_running(place: LabPlace, topology: Topology | None) -> dict[str, Any] | None:
     if holder(place) is None:
         return None
-    if not place.description.exists():
-        msg = f"lab {place.name} is being started or stopped by another command; try again in a few seconds"
-        raise LabError(msg)
     running = read_description(place)
     wanted = topology.name if topology else None
     if running["topology"] != wanted:
@@ -71,8 +71,12 @@ def _find_running(place: LabPlace, topology: Topology | None) -> dict[str, Any] 
 
 
 def read_description(place: LabPlace) -> dict[str, Any]:
-    """What a running lab says about itself."""
-    return msgspec.json.decode(place.description.read_bytes(), type=dict[str, Any])
+    """What a running lab says about itself. Raises LabError when it is not, or no longer, up."""
+    try:
+        return msgspec.json.decode(place.description.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        msg = f"lab {place.name} is being started or stopped by another command; try again in a few seconds"
+        raise LabError(msg) from None
 
 
 async def _serve(topology: Topology | None, place: LabPlace, *, as_json: bool) -> None:
@@ -82,20 +86,18 @@ async def _serve(topology: Topology | None, place: LabPlace, *, as_json: bool) -
         await lab.watch()
 
 
-def _start_in_background(args: argparse.Namespace, place: LabPlace) -> dict[str, Any]:
+def _start_in_background(launch: Launch, place: LabPlace) -> dict[str, Any]:
     """Start the process that holds the lab, and wait until the lab is up."""
-    argv = [sys.executable, "-m", "lab", "up", "--foreground", "--json", "--name", args.name]
-    argv += ["--topology", args.topology]
     place.supervisor_log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_root(), os.environ.get("PYTHONPATH"))))}
     with place.supervisor_log.open("wb") as log:
         process = subprocess.Popen(
-            argv,
+            [*launch.argv, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=launch.env,
             start_new_session=True,
+            pass_fds=launch.pass_fds,
         )
     try:
         _await_up(process, place)
@@ -109,7 +111,7 @@ def _start_in_background(args: argparse.Namespace, place: LabPlace) -> dict[str,
 
 def _await_up(process: subprocess.Popen[bytes], place: LabPlace) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
-    while not (place.description.exists() and read_description(place)["pid"] == process.pid):
+    while not _is_up(process, place):
         if process.poll() is not None:
             msg = (
                 f"lab {place.name} did not come up:\n{place.supervisor_log.read_text(errors='replace').strip()[-3000:]}"
@@ -119,6 +121,13 @@ def _await_up(process: subprocess.Popen[bytes], place: LabPlace) -> None:
             msg = f"lab {place.name} is not up after {_START_TIMEOUT_S:.0f} s; its log is {place.supervisor_log}"
             raise BootError(msg)
         time.sleep(_POLL_S)
+
+
+def _is_up(process: subprocess.Popen[bytes], place: LabPlace) -> bool:
+    try:
+        return bool(read_description(place)["pid"] == process.pid)
+    except LabError:
+        return False
 
 
 def _root() -> str:
@@ -143,7 +152,8 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
     console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
     if lab["nodes"]:
-        console.print(f"nsenter --net=/run/netns/{lab['nodes'][0]['netns']}   # a shell on {lab['nodes'][0]['name']}")
+        enter = " ".join([*lab["enter"], f"nsenter --net=/run/netns/{lab['nodes'][0]['netns']}"])
+        console.print(f"{enter}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
         zones = (*lab["zones"], "ZONE", "ZONE")[:2]
         console.print(f"python -m lab wan set{suffix} {zones[0]} {zones[1]} --delay 30ms   # change a delay live")
     console.print(f"python -m lab down{suffix}")
