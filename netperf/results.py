@@ -24,7 +24,10 @@ OWN_PREFIX = "netaware.v1."
 KEY_LIMIT = 253
 SHOWN_REFUSALS = 100
 ZONES_PER_SHARD = 10
-"""At 100 zones and both directions a shard then holds 990 samples of about 550 bytes, half of what fits."""
+SAMPLES_PER_SHARD = 65
+"""Every write makes etcd keep another copy of the whole object until it compacts, and sends one to each watcher. At 100
+zones 8 samples per second are written: to objects of 30 kB that costs 240 kB/s, to objects that are just not too large
+it would cost 8 MB/s. So shards are kept small, long before 1 MiB."""
 
 _LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _FOREIGN = re.compile(
@@ -311,10 +314,24 @@ def shard_index(base: str, name: str) -> int | None:
     return int(suffix)
 
 
+def zones_per_shard(zone_count: int) -> int:
+    """How many zones' agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on.
+
+    A zone starts (Z - 1) / 2 probes, so this keeps an object at about `SAMPLES_PER_SHARD` samples of 500 bytes, twice
+    that with both directions.
+    """
+    return min(ZONES_PER_SHARD, max(1, 2 * SAMPLES_PER_SHARD // max(1, zone_count)))
+
+
+def shard_names(base: str, zone_count: int) -> list[str]:
+    """Every object that agents of so many zones may be told to write to."""
+    return [shard_name(base, i) for i in range(max(1, math.ceil(zone_count / zones_per_shard(zone_count))))]
+
+
 def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:
-    """Zone -> ConfigMap that its agents write: at most `ZONES_PER_SHARD` zones in each; zones stay where they are."""
-    count = max(1, math.ceil(len(zones) / ZONES_PER_SHARD))
-    room = dict.fromkeys((shard_name(base, i) for i in range(count)), ZONES_PER_SHARD)
+    """Zone -> ConfigMap that its agents write, `zones_per_shard` of them to each; zones stay where there is room."""
+    capacity = zones_per_shard(len(zones))
+    room = dict.fromkeys(shard_names(base, len(zones)), capacity)
     assigned: dict[str, str] = {}
     for zone in sorted(zones):
         name = previous.get(zone, "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kubekit.errors import ConfigError
 from netperf.pairs import NodeFacts, PairPlan, PlanOptions, plan_pairs
 from netperf.plans import PLAN_KEY, Probe, ProbeSettings, encode_plans
-from netperf.results import ZONES_PER_SHARD
+from netperf.results import shard_names, zones_per_shard
 
 NOW_S = 1_700_000_000.0
 
@@ -205,12 +205,20 @@ def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_shards_hold_a_bounded_number_of_zones_and_zones_stay_where_they_are(before: int, after: int) -> None:
+def test_shards_hold_a_bounded_number_of_zones_and_zones_stay_where_there_is_room(before: int, after: int) -> None:
     old = plan_pairs(cluster([1] * before), PlanOptions(), None, NOW_S)
     new = plan_pairs(cluster([1] * after), PlanOptions(), old.zones, NOW_S)
-    assert max(Counter(z.results for z in new.zones.values()).values()) <= ZONES_PER_SHARD
-    if after >= before:
+    sizes = Counter(zone.results for zone in new.zones.values())
+    assert max(sizes.values()) <= zones_per_shard(after)
+    assert set(sizes) <= set(shard_names("netperf-metrics", after))
+    if after >= before and zones_per_shard(after) == zones_per_shard(before):
         assert all(new.zones[zone].results == plan.results for zone, plan in old.zones.items())
+
+
+def test_a_small_cluster_has_the_one_object_that_other_tools_know() -> None:
+    assert {z.results for z in plan_pairs(cluster([2] * 10), PlanOptions(), None, NOW_S).zones.values()} == {
+        "netperf-metrics"
+    }
 
 
 def test_epochs_only_grow_even_when_the_clock_goes_back() -> None:
