@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 
+from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab.build import find_or_build
-from lab.cluster import Lab
+from lab.cluster import COMPONENTS, Lab
 from lab.commands import arguments
 from lab.errors import BootError, LabError
+from lab.installation import install
 from lab.reclaim import LabPlace, holder, place_of
 from lab.topology import Topology
 from lab.unprivileged import Launch, plan_launch
@@ -33,6 +35,9 @@ def add_parser(commands: Any) -> None:
     arguments.add_name(parser)
     arguments.add_topology(parser)
     arguments.add_json(parser)
+    parser.add_argument(
+        "--programs", action="store_true", help="install our agents, controller and extender too, as the manifests say"
+    )
     parser.add_argument("--foreground", action="store_true", help="stay, and end the lab on Ctrl-C or SIGTERM")
     parser.set_defaults(run=run)
 
@@ -40,13 +45,16 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Boot, or find the lab that runs already; print how to use it."""
     topology = arguments.read_topology(args.topology)
+    if args.programs and topology is None:
+        raise ConfigError("--programs", "needs nodes to run on", "leave out `--topology none`")
     place = place_of(args.name)
-    running = _find_running(place, topology)
+    running = _find_running(place, topology, programs=args.programs)
     if running is not None:
         print(f"lab {place.name} is up already", file=sys.stderr)
         _print(running, as_json=args.json)
         return 0
     argv = [sys.executable, "-m", "lab", "up", "--foreground", "--name", args.name, "--topology", args.topology]
+    argv += ["--programs"] if args.programs else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_root(), os.environ.get("PYTHONPATH"))))}
     launch = plan_launch(argv, environment) if topology is not None else Launch(argv, environment)
     # Here, and not in the background, so that somebody sees the progress of the first build.
@@ -54,18 +62,21 @@ def run(args: argparse.Namespace) -> int:
     if args.foreground:
         if launch.relay is not None:
             launch.become(["--json"] if args.json else [])
-        return run_program(lambda: _serve(topology, place, as_json=args.json))
+        return run_program(lambda: _serve(topology, place, programs=args.programs, as_json=args.json))
     _print(_start_in_background(launch, place), as_json=args.json)
     return 0
 
 
-def _find_running(place: LabPlace, topology: Topology | None) -> dict[str, Any] | None:
+def _find_running(place: LabPlace, topology: Topology | None, *, programs: bool) -> dict[str, Any] | None:
     if holder(place) is None:
         return None
     running = read_description(place)
     wanted = topology.name if topology else None
     if running["topology"] != wanted:
         msg = f"lab {place.name} runs with topology {running['topology'] or 'none'}; `down` it first, or use --name"
+        raise LabError(msg)
+    if programs and "controller" not in running["addresses"]:
+        msg = f"lab {place.name} runs without our programs; `down` it first, or use --name"
         raise LabError(msg)
     return running
 
@@ -79,8 +90,12 @@ def read_description(place: LabPlace) -> dict[str, Any]:
         raise LabError(msg) from None
 
 
-async def _serve(topology: Topology | None, place: LabPlace, *, as_json: bool) -> None:
-    async with Lab.start(topology, name=place.name) as lab:
+async def _serve(topology: Topology | None, place: LabPlace, *, programs: bool, as_json: bool) -> None:
+    # With our programs the scheduler comes later, since it must know the extender's address.
+    components = [component for component in COMPONENTS if not (programs and component == "scheduler")]
+    async with Lab.start(topology, name=place.name, components=components) as lab:
+        if programs:
+            await install(lab)
         lab.publish()
         _print(lab.describe(), as_json=as_json)
         await lab.watch()
