@@ -6,7 +6,7 @@ plugins are readable as they stand. Validation of meaning belongs to the rooms t
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
 
 from kubekit.wire import Condition, Object, Resource, Wire
 
@@ -112,11 +112,11 @@ class WeightInfo(Wire, frozen=True, omit_defaults=False):
 
 
 class NetworkTopologySpec(Wire, frozen=True):
-    """spec of a NetworkTopology. ``cost_policy`` is ours and absent under upstream's CRD."""
+    """spec of a NetworkTopology. ``cost_policy`` is ours and absent under upstream's CRD; plain data, not checked yet."""
 
     configmap_name: str = ""
     weights: list[WeightInfo] | None = None
-    cost_policy: msgspec.Raw | None = None
+    cost_policy: Any = None
 
 
 class NetworkTopologyStatus(Wire, frozen=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -23,7 +22,7 @@ from kubekit.workqueue import WorkQueue
 from netperf.errors import PlanRefusedError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
-from netperf.results import ZONES_PER_SHARD, removal_patch, shard_name
+from netperf.results import removal_patch, shard_names
 
 log = logs.get("controller.topology.planner")
 
@@ -101,7 +100,7 @@ class Planner:
         """The ConfigMaps that our agents write to."""
         base = self._config.probing.results_name
         zones = {node.metadata.label(ZONE_LABEL) for node in self._caches.nodes} - {""}
-        shards = {shard_name(base, i) for i in range(max(1, math.ceil(len(zones) / ZONES_PER_SHARD)))}
+        shards = set(shard_names(base, len(zones)))
         return [ObjectName(self._namespace, n) for n in sorted(shards | {p.results for p in self._plans.values()})]
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:

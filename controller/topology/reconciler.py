@@ -6,7 +6,6 @@ values) is a cache that may be lost: it is rebuilt from the samples and from the
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -40,7 +39,7 @@ from kubekit.wire import Condition, Node, Pod
 from kubekit.workqueue import WorkQueue
 from netperf.costs import CostState, CostTable, PairState, ZonePair, fold, price, restore
 from netperf.policy import CostPolicy, parse_policy
-from netperf.results import ZONES_PER_SHARD, Results, decode_results, shard_name
+from netperf.results import Results, decode_results, shard_names
 
 log = logs.get("controller.topology")
 
@@ -127,18 +126,15 @@ def decide(
 
 def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
     """The object's policy over the defaults, and what is wrong with it (then the defaults alone are used)."""
-    raw = topology.spec.cost_policy
-    if raw is None:
+    fields = topology.spec.cost_policy
+    if fields is None:
         return defaults, ""
+    if not isinstance(fields, dict):
+        return defaults, "costPolicy is not an object"
     try:
-        fields = msgspec.json.decode(raw)
-        if fields is not None and not isinstance(fields, dict):
-            return defaults, "costPolicy is not an object"
         return parse_policy(fields, defaults), ""
     except ConfigError as error:
         return defaults, str(error)
-    except msgspec.MsgspecError as error:
-        return defaults, f"costPolicy: {error}"
 
 
 def _last_resort(state: CostState, policy: CostPolicy, now_s: float) -> CostState:
@@ -283,8 +279,8 @@ class TopologyController:
     def _objects_of(self, topology: NetworkTopology) -> list[ObjectName]:
         """The results that a topology is priced from: what our agents write, then its own ConfigMap and its shards."""
         base = topology.spec.configmap_name
-        shards = range(max(1, math.ceil(len(self._shape().zones) / ZONES_PER_SHARD)))
-        own = [ObjectName(topology.metadata.namespace, shard_name(base, i)) for i in shards] if base else []
+        shards = shard_names(base, len(self._shape().zones)) if base else []
+        own = [ObjectName(topology.metadata.namespace, name) for name in shards]
         return list(dict.fromkeys([*self.planner.result_objects, *own]))
 
     def _shape(self) -> Map:

@@ -1,0 +1,238 @@
+"""An AppGroup's status tells its order, who runs, and which dependencies are too far, and holds still when nothing changes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.appgroup.status import CostLookup, Facts, Location, gather, plan_status
+from controller.resources import (
+    AppGroup,
+    AppGroupSpec,
+    AppGroupStatus,
+    CostInfo,
+    Dependency,
+    OriginInfo,
+    TopologyInfo,
+    WeightInfo,
+    Workload,
+    WorkloadRef,
+)
+from kubekit.conditions import find
+from kubekit.wire import Condition, ObjectMeta, Pod, PodSpec, PodStatus
+
+NODES: dict[str, Location] = {
+    "n1": ("west", "z1"),
+    "n2": ("west", "z1"),
+    "n3": ("west", "z2"),
+    "n5": ("east", "z3"),
+    "bare": ("", ""),
+}
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+
+
+def costs() -> CostLookup:
+    def level(key: str, entries: dict[tuple[str, str], int]) -> TopologyInfo:
+        origins = sorted({origin for origin, _ in entries})
+        return TopologyInfo(
+            key, [OriginInfo(o, [CostInfo(d, c) for (a, d), c in entries.items() if a == o]) for o in origins]
+        )
+
+    return CostLookup(
+        WeightInfo(
+            "NetperfCosts",
+            [
+                level(REGION, {("west", "east"): 20, ("east", "west"): 20}),
+                level(ZONE, {("z1", "z2"): 5, ("z2", "z1"): 5}),
+            ],
+        )
+    )
+
+
+def group(
+    needs: dict[str, dict[str, int]],
+    *,
+    members: int = 2,
+    algorithm: str = "ReverseKahn",
+    status: AppGroupStatus | None = None,
+    generation: int = 1,
+) -> AppGroup:
+    workloads = [
+        Workload(
+            workload=WorkloadRef(kind="Deployment", name=f"{name}-deployment", selector=name),
+            dependencies=[
+                Dependency(
+                    workload=WorkloadRef(kind="Deployment", name=f"{d}-deployment", selector=d), max_network_cost=c
+                )
+                for d, c in below.items()
+            ],
+        )
+        for name, below in needs.items()
+    ]
+    return AppGroup(
+        metadata=ObjectMeta(name="g", namespace="shop", generation=generation),
+        spec=AppGroupSpec(num_members=members, topology_sorting_algorithm=algorithm, workloads=workloads),
+        status=status or AppGroupStatus(),
+    )
+
+
+def pod(
+    workload: str,
+    node: str,
+    *,
+    phase: str = "Running",
+    name: str = "p",
+    namespace: str = "shop",
+    of: str = "g",
+    created: str = "2026-01-01T00:00:00Z",
+    leaving: bool = False,
+) -> Pod:
+    labels = {"appgroup.diktyo.x-k8s.io": of, "appgroup.diktyo.x-k8s.io.workload": workload}
+    meta = ObjectMeta(
+        name=name,
+        namespace=namespace,
+        labels=labels,
+        creation_timestamp=created,
+        deletion_timestamp="2026-01-02T00:00:00Z" if leaving else None,
+    )
+    return Pod(metadata=meta, spec=PodSpec(node_name=node), status=PodStatus(phase=phase))
+
+
+def look(found: AppGroup, *pods: Pod) -> Facts:
+    return gather(found, pods, NODES, costs())
+
+
+def condition(found: AppGroup, type_: str, *pods: Pod) -> Condition:
+    status = plan_status(found, look(found, *pods), 1000.0)
+    held = find(status.conditions, type_)
+    assert held is not None
+    return held
+
+
+CHAIN: dict[str, dict[str, int]] = {"P1": {"P2": 15}, "P2": {}}
+
+
+def test_the_order_counts_from_one_and_its_list_is_sorted_by_selector() -> None:
+    found = group({"b": {"a": 1}, "a": {}, "C": {}})
+    status = plan_status(found, look(found), 1000.0)
+    assert status.topology_order is not None
+    assert [entry.workload.selector for entry in status.topology_order] == ["C", "a", "b"], (
+        "bytewise, as upstream searches"
+    )
+    assert sorted(entry.index for entry in status.topology_order) == [1, 2, 3]
+    index = {entry.workload.selector: entry.index for entry in status.topology_order}
+    assert index["a"] < index["b"]
+
+
+def test_a_cycle_is_told_with_its_path_and_everything_has_an_index() -> None:
+    found = group({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}, "d": {"a": 1}})
+    held = condition(found, "Ordered")
+    assert (held.status, held.reason) == ("False", "Cycle")
+    assert "a -> b -> c -> a" in held.message
+    assert len(plan_status(found, look(found), 1.0).topology_order or ()) == 4
+
+
+def test_an_unknown_algorithm_is_told_with_what_was_taken() -> None:
+    held = condition(group(CHAIN, algorithm="Bogus"), "Ordered")
+    assert (held.status, held.reason) == ("False", "UnknownAlgorithm")
+    assert "'Bogus'" in held.message
+    assert "KahnSort" in held.message
+
+
+@pytest.mark.parametrize(
+    ("caller", "called", "verdict", "cost"),
+    [
+        ("n1", "n1", "met", 1),
+        ("n1", "n2", "met", 1),
+        ("n1", "n3", "met", 5),
+        ("n1", "n5", "violated", 20),
+        ("n3", "n5", "violated", 20),
+        ("n1", "bare", "violated", 100),
+    ],
+)
+def test_dependencies_are_judged_by_the_rule_of_network_overhead(
+    caller: str, called: str, verdict: str, cost: int
+) -> None:
+    facts = look(group(CHAIN), pod("P1", caller), pod("P2", called))
+    assert (facts.judged[0].verdict, facts.judged[0].cost) == (verdict, cost)
+
+
+def test_a_cost_that_is_not_known_is_neither_met_nor_violated() -> None:
+    found = group(CHAIN)
+    facts = gather(found, [pod("P1", "n1"), pod("P2", "n3")], NODES, CostLookup(None))
+    assert facts.judged[0].verdict == "unknown"
+    held = find(plan_status(found, facts, 1.0).conditions, "CostsMet")
+    assert held is not None
+    assert (held.status, held.reason) == ("Unknown", "CostsUnknown")
+
+
+def test_the_worst_pair_of_pods_decides_and_the_message_names_the_worst_dependencies_first() -> None:
+    found = group({"P1": {"P2": 15, "P3": 4}, "P2": {}, "P3": {}})
+    pods = [pod("P1", "n1"), pod("P2", "n1", name="x"), pod("P2", "n5", name="y"), pod("P3", "n3")]
+    held = condition(found, "CostsMet", *pods)
+    assert (held.status, held.reason) == ("False", "CostsExceeded")
+    assert held.message == (
+        "0 of 2 placed dependencies within their maxNetworkCost; worst: "
+        "P1 to P2 costs 20, at most 15 (z1 to z3); P1 to P3 costs 5, at most 4 (z1 to z2)"
+    )
+
+
+def test_dependencies_of_pods_that_are_not_placed_do_not_count() -> None:
+    found = group({"P1": {"P2": 15}, "P2": {"P3": 0}, "P3": {}})
+    held = condition(found, "CostsMet", pod("P1", "n1"), pod("P2", "n3"))
+    assert (held.status, held.message) == ("True", "1 of 1 placed dependencies within their maxNetworkCost")
+    assert condition(found, "CostsMet").reason == "NothingPlaced"
+
+
+def test_pods_that_finished_leave_or_sit_on_a_node_that_is_gone_are_nobodys_peers() -> None:
+    for away in (pod("P2", "n5", phase="Succeeded"), pod("P2", "n5", leaving=True), pod("P2", "gone"), pod("P2", "")):
+        facts = look(group(CHAIN), pod("P1", "n1"), away)
+        assert facts.judged[0].verdict == "idle"
+
+
+def test_running_pods_are_counted_in_the_groups_own_namespaces_only() -> None:
+    found = group(CHAIN, members=2)
+    pods = [pod("P1", "n1"), pod("P2", "n1"), pod("P2", "n1", namespace="elsewhere"), pod("P2", "n1", of="h")]
+    assert look(found, *pods).running == 2
+    held = condition(found, "Complete", *pods)
+    assert (held.status, held.message) == ("True", "2 of 2 pods run")
+    assert condition(found, "Complete", pods[0], pod("P2", "n1", phase="Pending")).status == "False"
+
+
+def test_the_schedule_starts_with_the_first_pod_and_stays_when_it_is_gone() -> None:
+    found = group(CHAIN)
+    pods = [pod("P1", "", created="2026-01-01T10:00:00Z"), pod("P2", "", created="2026-01-01T09:00:00Z")]
+    status = plan_status(found, look(found, *pods), 1000.0)
+    assert status.schedule_start_time == "2026-01-01T09:00:00Z"
+    later = msgspec.structs.replace(found, status=status)
+    assert plan_status(later, look(later), 2000.0).schedule_start_time == "2026-01-01T09:00:00Z"
+
+
+def test_the_calculation_time_moves_with_the_spec_and_not_with_pods() -> None:
+    found = group(CHAIN)
+    first = plan_status(found, look(found), 1000.0)
+    same = msgspec.structs.replace(found, status=first)
+    with_pods = plan_status(same, look(same, pod("P1", "n1")), 2000.0)
+    assert with_pods.topology_calculation_time == first.topology_calculation_time
+    changed = group({"P1": {}, "P2": {"P1": 1}}, status=first, generation=2)
+    assert plan_status(changed, look(changed), 3000.0).topology_calculation_time == "1970-01-01T00:50:00Z"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abcde"), st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 30), max_size=3)
+    ),
+    st.lists(st.tuples(st.sampled_from("abcdefg"), st.sampled_from([*NODES, "", "gone"])), max_size=12),
+    st.sampled_from(["KahnSort", "ReverseTarjan", "AlternateKahn", "x"]),
+)
+def test_a_status_that_was_written_is_not_written_again(
+    needs: dict[str, dict[str, int]], placed: list[tuple[str, str]], algorithm: str
+) -> None:
+    found = group(needs, algorithm=algorithm)
+    pods = [pod(workload, node, name=str(i)) for i, (workload, node) in enumerate(placed)]
+    first = plan_status(found, look(found, *pods), 1000.0)
+    stored = msgspec.json.decode(msgspec.json.encode(first), type=AppGroupStatus)
+    again = msgspec.structs.replace(found, status=stored)
+    assert plan_status(again, look(again, *reversed(pods)), 9000.0) == stored

@@ -1,0 +1,223 @@
+"""Bandwidth between zones equals a recount from scratch after any events in any order, and capacities hold still."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.resources import (
+    AppGroup,
+    AppGroupSpec,
+    CostInfo,
+    Dependency,
+    NetworkTopology,
+    NetworkTopologySpec,
+    OriginInfo,
+    TopologyInfo,
+    WeightInfo,
+    Workload,
+    WorkloadRef,
+)
+from controller.topology.bandwidth import (
+    allocated_bps,
+    between_regions,
+    declared_capacities,
+    held_capacities,
+    measured_capacities,
+    placed_by_zone,
+    region_capacities,
+)
+from kubekit.wire import ObjectMeta, Pod, PodSpec, PodStatus
+from netperf.sample import Measurement, Place, Sample
+
+ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
+PLACES = {node: Place(node, zone) for node, zone in ZONE_OF.items()}
+ZONES = {"z1": "west", "z2": "west", "z3": "east"}
+MBIT = 1_000_000
+
+
+def group(name: str = "g", needs: dict[tuple[str, str], str | int] | None = None) -> AppGroup:
+    needs = needs if needs is not None else {("a", "b"): "100M"}
+    selectors = sorted({s for pair in needs for s in pair})
+    return AppGroup(
+        metadata=ObjectMeta(name=name, namespace="shop"),
+        spec=AppGroupSpec(
+            num_members=1,
+            topology_sorting_algorithm="KahnSort",
+            workloads=[
+                Workload(
+                    workload=WorkloadRef(kind="Deployment", name=s, selector=s),
+                    dependencies=[
+                        Dependency(workload=WorkloadRef(selector=d, name=d), min_bandwidth=rate)
+                        for (w, d), rate in needs.items()
+                        if w == s
+                    ],
+                )
+                for s in selectors
+            ],
+        ),
+    )
+
+
+def pod(workload: str, node: str, *, of: str = "g", phase: str = "Running", leaving: bool = False) -> Pod:
+    labels = {"appgroup.diktyo.x-k8s.io": of, "appgroup.diktyo.x-k8s.io.workload": workload}
+    deletion = "2026-01-02T00:00:00Z" if leaving else None
+    meta = ObjectMeta(name="p", namespace="shop", labels=labels, deletion_timestamp=deletion)
+    return Pod(metadata=meta, spec=PodSpec(node_name=node), status=PodStatus(phase=phase))
+
+
+def account(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
+    return allocated_bps(groups or (group(),), placed_by_zone(pods, PLACES))
+
+
+def test_one_pod_of_each_takes_its_demand_from_the_way_there_only() -> None:
+    assert account([pod("a", "n1"), pod("b", "n3")]) == {("z1", "z2"): 100 * MBIT}
+
+
+def test_pods_in_one_zone_take_nothing() -> None:
+    assert account([pod("a", "n1"), pod("b", "n2")]) == {}
+
+
+def test_each_caller_spreads_its_demand_over_the_replicas_it_calls() -> None:
+    pods = [pod("a", "n1"), pod("a", "n1"), pod("b", "n1"), pod("b", "n3"), pod("b", "n3"), pod("b", "n4")]
+    assert account(pods) == {("z1", "z2"): 100 * MBIT, ("z1", "z3"): 50 * MBIT}
+
+
+def test_shares_that_are_no_whole_bits_are_rounded_up_once() -> None:
+    pods = [pod("a", "n1"), pod("b", "n1"), pod("b", "n3"), pod("b", "n4")]
+    assert account(pods, group(needs={("a", "b"): 100})) == {("z1", "z2"): 34, ("z1", "z3"): 34}
+
+
+def test_groups_add_up() -> None:
+    pods = [pod("a", "n1"), pod("b", "n3"), pod("a", "n2", of="h"), pod("b", "n3", of="h")]
+    assert account(pods, group(), group("h", {("a", "b"): "1Mi"})) == {("z1", "z2"): 100 * MBIT + 2**20}
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        pod("b", "n3", phase="Failed"),
+        pod("b", "n3", phase="Succeeded"),
+        pod("b", "n3", leaving=True),
+        pod("b", ""),
+        pod("b", "gone"),
+        pod("b", "bare"),
+        pod("b", "n3", of="another"),
+        pod("c", "n3"),
+    ],
+)
+def test_pods_that_are_not_really_placed_in_a_zone_take_nothing(peer: Pod) -> None:
+    assert account([pod("a", "n1"), peer]) == {}
+
+
+def test_between_regions_is_the_sum_over_the_zone_pairs_that_join_them() -> None:
+    by_zone = {("z1", "z2"): 1, ("z1", "z3"): 10, ("z2", "z3"): 100, ("z3", "z1"): 1000, ("z1", "zx"): 5}
+    assert between_regions(by_zone, ZONES) == {("west", "east"): 110, ("east", "west"): 1000}
+
+
+Event = tuple[str, int, str, str]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["place", "delete", "move", "relabel", "finish", "again"]),
+            st.integers(0, 7),
+            st.sampled_from([*ZONE_OF, "gone", ""]),
+            st.sampled_from("abcx"),
+        ),
+        max_size=60,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_the_account_equals_a_recount_after_any_events_repeated_and_reordered(
+    events: list[Event], rng: random.Random
+) -> None:
+    """The account sees a store that events went through in any order; the recount sums over pairs of pods by hand."""
+    groups = [group(needs={("a", "b"): 60, ("b", "c"): "1k", ("c", "a"): 7}), group("idle", {("a", "b"): 5})]
+    store: dict[int, Pod] = {}
+    for kind, key, node, workload in events:
+        old = store.get(key)
+        if kind == "delete":
+            store.pop(key, None)
+        elif kind == "place" or old is None:
+            store[key] = pod(workload, node)
+        elif kind == "move":
+            store[key] = pod(old.metadata.label("appgroup.diktyo.x-k8s.io.workload"), node)
+        elif kind == "relabel":
+            store[key] = pod(workload, old.spec.node_name)
+        elif kind == "finish":
+            store[key] = pod(workload, old.spec.node_name, phase="Succeeded")
+    pods = list(store.values())
+    expected = _recount(pods)
+    rng.shuffle(pods)
+    rng.shuffle(groups)
+    assert account(pods, *groups) == expected
+    assert account(pods, *groups) == expected, "counting twice adds nothing"
+
+
+def _recount(pods: list[Pod]) -> dict[tuple[str, str], int]:
+    there = [
+        (p.metadata.label("appgroup.diktyo.x-k8s.io.workload"), ZONE_OF.get(p.spec.node_name, ""))
+        for p in pods
+        if p.status.phase == "Running" and ZONE_OF.get(p.spec.node_name)
+    ]
+    total: dict[tuple[str, str], Fraction] = {}
+    for caller, called, rate in (("a", "b", 60), ("b", "c", 1000), ("c", "a", 7)):
+        replicas = [zone for workload, zone in there if workload == called]
+        for workload, origin in there:
+            for destination in replicas:
+                if workload == caller and origin != destination:
+                    pair = (origin, destination)
+                    total[pair] = total.get(pair, Fraction(0)) + Fraction(rate, len(replicas))
+    return {pair: -(-share.numerator // share.denominator) for pair, share in total.items()}
+
+
+def topology(*weights: WeightInfo) -> NetworkTopology:
+    return NetworkTopology(spec=NetworkTopologySpec(configmap_name="c", weights=list(weights)))
+
+
+def weight(name: str, capacity: str | int | None, *, key: str = "topology.kubernetes.io/zone") -> WeightInfo:
+    return WeightInfo(name, [TopologyInfo(key, [OriginInfo("z1", [CostInfo("z2", 5, capacity)])])])
+
+
+def test_capacities_are_the_users_as_written_and_never_read_back_from_our_own_weight() -> None:
+    found = topology(weight("NetperfCosts", "7"), weight("UserDefined", "10Gi"), weight("Other", "1Gi"))
+    assert declared_capacities(found, "NetperfCosts") == ({("z1", "z2"): "10Gi"}, {})
+    regional = topology(weight("UserDefined", 5, key="topology.kubernetes.io/region"))
+    assert declared_capacities(regional, "NetperfCosts") == ({}, {("z1", "z2"): 5})
+
+
+@pytest.mark.parametrize("bad", ["ten", "", "-1"])
+def test_a_capacity_that_is_no_quantity_is_left_out(bad: str) -> None:
+    assert declared_capacities(topology(weight("UserDefined", bad)), "NetperfCosts") == ({}, {})
+
+
+def stream(origin: str, destination: str, rate_bps: float, *, doubtful: bool = False) -> Sample:
+    return Sample(
+        origin=Place("n", origin),
+        destination=Place("m", destination),
+        measurement=Measurement(prober="netperf", test="TCP_STREAM", throughput_bps=rate_bps),
+        doubts=("throttled",) if doubtful else (),
+    )
+
+
+def test_measured_capacity_is_the_fastest_trusted_stream_to_two_figures() -> None:
+    samples = [
+        stream("z1", "z2", 9.44e8),
+        stream("z1", "z2", 9.12e8),
+        stream("z1", "z2", 5e9, doubtful=True),
+        stream("z1", "z1", 1e12),
+    ]
+    assert measured_capacities(samples) == {("z1", "z2"): 940_000_000}
+    assert region_capacities({("z1", "z3"): 5, ("z2", "z3"): 9, ("z1", "z2"): 99}, ZONES) == {("west", "east"): 9}
+
+
+def test_a_measured_capacity_within_the_noise_is_not_written_anew() -> None:
+    written = {("z1", "z2"): "1000", ("z1", "z3"): "1000", ("z2", "z3"): "bogus"}
+    measured = {("z1", "z2"): 900, ("z1", "z3"): 500, ("z2", "z3"): 5}
+    assert held_capacities(written, measured, 0.25) == {("z1", "z2"): "1000", ("z1", "z3"): 500, ("z2", "z3"): 5}

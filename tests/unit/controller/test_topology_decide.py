@@ -1,0 +1,322 @@
+"""From samples to the weight and the status: other weights stay byte for byte, nothing is made up, and quiet stays quiet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
+from controller.topology import status
+from controller.topology.places import Map
+from controller.topology.reconciler import Decision, Snapshot, decide, policy_of
+from controller.topology.weights import build_weight, patch_weight, written_costs
+from netperf.costs import CostState, ZonePair
+from netperf.policy import CostPolicy
+from netperf.results import encode_samples
+from netperf.sample import Measurement, Place, Sample
+
+ZONES = {"z1": "west", "z2": "west", "z3": "east"}
+SHAPE = Map(ZONES, {f"n-{z}": Place(f"n-{z}", z, r) for z, r in ZONES.items()})
+PAIRS = [("z1", "z2"), ("z1", "z3"), ("z2", "z3")]
+ALL = {("z1", "z2"): 4.5, ("z1", "z3"): 20.0, ("z2", "z3"): 22.0}
+POLICY = CostPolicy()
+START_S = 1_000_000.0
+
+
+def results(latency_ms: Mapping[ZonePair, float], at_s: float = START_S, sequence: int = 1) -> dict[str, str]:
+    samples = [
+        Sample(
+            origin=SHAPE.places[f"n-{a}"],
+            destination=SHAPE.places[f"n-{b}"],
+            measurement=Measurement(
+                prober="netperf", test="TCP_RR", p50_us=ms * 900, p90_us=ms * 1000, p99_us=ms * 1100, transactions=500
+            ),
+            sequence=sequence,
+            taken_at=at_s,
+        )
+        for (a, b), ms in latency_ms.items()
+    ]
+    return {key: value for key, value in encode_samples(samples).items() if value is not None}
+
+
+def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
+    body = {
+        "metadata": {"name": "nt", "namespace": "shop", "resourceVersion": "7", "generation": 3},
+        "spec": {"configmapName": "netperf-metrics", "weights": list(weights), **spec},
+    }
+    return msgspec.json.decode(json.dumps(body), type=NetworkTopology)
+
+
+def snapshot(found: NetworkTopology, data: Mapping[str, str], **more: Any) -> Snapshot:
+    values: dict[str, Any] = {"map": SHAPE, "missing": (), "allocated": {}, "interval_s": 60.0, **more}
+    return Snapshot(topology=found, data=data, **values)
+
+
+def run(
+    found: NetworkTopology, data: Mapping[str, str], *, at_s: float = START_S, state: CostState | None = None
+) -> Decision:
+    return decide(snapshot(found, data), state, POLICY, now_s=at_s, wall_s=at_s)
+
+
+def write(found: NetworkTopology, decision: Decision) -> NetworkTopology | None:
+    """The object after the patch, applied as the API server does; None when there is nothing to patch."""
+    operations = patch_weight(found, build_weight(decision.table, decision.bandwidths))
+    if operations is None:
+        return None
+    plain = json.loads(msgspec.json.encode(found))
+    assert operations[0] == {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
+    change = operations[1]
+    weights = plain["spec"].setdefault("weights", [])
+    where = change["path"].removeprefix("/spec/weights")
+    if where == "":
+        plain["spec"]["weights"] = change["value"]
+    elif where == "/-":
+        weights.append(change["value"])
+    else:
+        weights[int(where.removeprefix("/"))] = change["value"]
+    return msgspec.json.decode(json.dumps(plain), type=NetworkTopology)
+
+
+USERS = {
+    "name": "UserDefined",
+    "topologyList": [
+        {
+            "topologyKey": "topology.kubernetes.io/zone",
+            "originList": [
+                {"origin": "z9", "costList": [{"destination": "z1", "networkCost": 0, "bandwidthCapacity": "1Gi"}]}
+            ],
+        }
+    ],
+}
+
+
+def test_costs_go_both_ways_from_one_measurement_and_regions_from_their_zones() -> None:
+    decision = run(topology(), results(ALL))
+    assert {pair: entry.cost for pair, entry in decision.table.zones.items()} == {
+        ("z1", "z2"): 5, ("z2", "z1"): 5, ("z1", "z3"): 20, ("z3", "z1"): 20, ("z2", "z3"): 22, ("z3", "z2"): 22,
+    }  # fmt: skip
+    assert decision.table.regions == {("west", "east"): 20, ("east", "west"): 20}
+
+
+def test_the_weight_is_in_the_order_in_which_upstream_searches_it() -> None:
+    weight = build_weight(run(topology(), results(ALL)).table, run(topology(), results(ALL)).bandwidths)
+    keys = [level.topology_key for level in weight.topology_list]
+    assert keys == ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"]
+    for level in weight.topology_list:
+        origins = [origin.origin for origin in level.origin_list]
+        assert origins == sorted(origins, key=str.encode)
+
+
+@pytest.mark.parametrize(
+    "before", [[USERS], [], [{"name": NETPERF_COSTS, "topologyList": []}, USERS], [USERS, {**USERS, "name": "Mine"}]]
+)
+def test_every_other_weight_stays_as_the_user_wrote_it(before: list[dict[str, Any]]) -> None:
+    found = topology(*before)
+    after = write(found, run(found, results(ALL)))
+    assert after is not None
+    names = [w.name for w in after.spec.weights or ()]
+    assert sorted(names) == sorted({*(w["name"] for w in before), NETPERF_COSTS})
+    for weight in found.spec.weights or ():
+        if weight.name != NETPERF_COSTS:
+            assert after.weight(weight.name) == weight
+            assert names.index(weight.name) == [w["name"] for w in before].index(weight.name)
+
+
+def test_an_object_without_a_list_of_weights_gets_one() -> None:
+    found = msgspec.structs.replace(topology(), spec=msgspec.structs.replace(topology().spec, weights=None))
+    after = write(found, run(found, results(ALL)))
+    assert after is not None
+    assert [w.name for w in after.spec.weights or ()] == [NETPERF_COSTS]
+
+
+def test_without_any_measurement_nothing_is_written() -> None:
+    assert write(topology(USERS), run(topology(USERS), {})) is None
+
+
+latencies = st.dictionaries(st.sampled_from(PAIRS), st.floats(0.05, 500), max_size=3)
+
+
+@given(latencies, st.dictionaries(st.sampled_from(PAIRS), st.integers(0, 10**10), max_size=2))
+def test_planning_after_applying_finds_nothing_to_do(
+    latency_ms: dict[ZonePair, float], allocated: dict[ZonePair, int]
+) -> None:
+    found = topology(USERS)
+    first = decide(
+        snapshot(found, results(latency_ms), allocated=allocated), None, POLICY, now_s=START_S, wall_s=START_S
+    )
+    after = write(found, first) or found
+    for state in (first.state, None):  # going on, and after a restart of all replicas
+        second = decide(
+            snapshot(after, results(latency_ms), allocated=allocated),
+            state,
+            POLICY,
+            now_s=START_S + 30,
+            wall_s=START_S + 30,
+        )
+        assert write(after, second) is None
+        counts = status.tally(first.table, POLICY, 60)
+        again = status.tally(second.table, POLICY, 60)
+        assert status.conditions_of(counts, first.table, first.faults, 3) == status.conditions_of(
+            again, second.table, second.faults, 3
+        )
+
+
+@given(st.floats(0.05, 400), st.floats(0, 100))
+def test_a_higher_latency_never_costs_less(latency_ms: float, more_ms: float) -> None:
+    low = run(topology(), results({("z1", "z2"): latency_ms})).table.zones["z1", "z2"].cost
+    high = run(topology(), results({("z1", "z2"): latency_ms + more_ms})).table.zones["z1", "z2"].cost
+    assert 2 <= low <= high
+
+
+def test_one_pair_that_changed_moves_its_own_cost_and_no_other_within_two_rounds() -> None:
+    found = topology()
+    first = run(found, results(ALL))
+    after = write(found, first)
+    assert after is not None
+    changed = {**ALL, ("z1", "z3"): 40.0}
+    second = run(after, results(changed, START_S + 60, 2), at_s=START_S + 60, state=first.state)
+    third = run(after, results(changed, START_S + 120, 3), at_s=START_S + 120, state=second.state)
+    before = written_costs(after.weight(NETPERF_COSTS))
+    moved = {pair for pair, entry in third.table.zones.items() if entry.cost != before[pair]}
+    assert moved == {("z1", "z3"), ("z3", "z1")}
+    assert third.table.zones["z1", "z3"].cost == 40
+
+
+def test_when_measuring_stops_the_last_good_value_stays_stale_and_then_goes_but_is_never_zero() -> None:
+    found = topology()
+    data = results(ALL)
+    first = run(found, data)
+    after = write(found, first)
+    assert after is not None
+    stale = run(after, data, at_s=START_S + 400, state=first.state)
+    assert write(after, stale) is None, "the last good value is kept"
+    counts = status.tally(stale.table, POLICY, 60)
+    assert len(counts.stale) == 6
+    conditions = {c.type: c for c in status.conditions_of(counts, stale.table, stale.faults, 3)}
+    assert conditions["Stale"].status == "True"
+    assert conditions["Measured"].status == "False"
+    gone = run(after, data, at_s=START_S + 4000, state=stale.state)
+    emptied = write(after, gone)
+    assert emptied is not None
+    assert written_costs(emptied.weight(NETPERF_COSTS)) == {}
+    assert len(gone.table.absent) == 6
+
+
+def test_a_restart_with_old_samples_is_stale_from_the_start() -> None:
+    found = topology()
+    after = write(found, run(found, results(ALL)))
+    assert after is not None
+    restarted = run(after, results(ALL), at_s=START_S + 400)
+    assert len(status.tally(restarted.table, POLICY, 60).stale) == 6
+    assert write(after, restarted) is None
+
+
+def test_a_restart_that_finds_no_results_at_all_keeps_what_was_written_as_stale() -> None:
+    found = topology()
+    after = write(found, run(found, results(ALL)))
+    assert after is not None
+    restarted = decide(snapshot(after, {}, missing=("shop/netperf-metrics",)), None, POLICY, now_s=50.0, wall_s=START_S)
+    assert write(after, restarted) is None
+    counts = status.tally(restarted.table, POLICY, 60)
+    assert len(counts.stale) == 6
+    later = decide(snapshot(after, {}), restarted.state, POLICY, now_s=50.0 + 3600, wall_s=START_S + 3600)
+    assert later.table.zones == {}
+
+
+def test_a_hole_is_filled_over_other_zones_and_marked() -> None:
+    decision = run(topology(), results({("z1", "z2"): 5.0, ("z2", "z3"): 7.0}))
+    entry = decision.table.zones["z1", "z3"]
+    assert (entry.basis, entry.cost) == ("inferred", 12)
+    conditions = {
+        c.type: c
+        for c in status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
+    }
+    assert (conditions["Incomplete"].status, conditions["Incomplete"].reason) == ("True", "PairsInferred")
+    assert "z1 to z3" in conditions["Incomplete"].message
+
+
+def test_the_objects_own_policy_wins_field_by_field() -> None:
+    found = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
+    policy, fault = policy_of(found, CostPolicy(smoothing=0.7))
+    assert (policy.unit_us, policy.percentile, policy.smoothing, fault) == (100, "p50", 0.7, "")
+
+
+@pytest.mark.parametrize("bad", [{"unitUs": "x"}, {"units": 1}, {"smoothing": 7}, [], "fast"])
+def test_a_bad_policy_is_told_and_the_defaults_are_used(bad: object) -> None:
+    found = topology(costPolicy=bad)
+    policy, fault = policy_of(found, POLICY)
+    assert policy == POLICY
+    assert "costPolicy" in fault
+    decision = run(found, results(ALL))
+    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)[3]
+    assert (held.type, held.status, held.reason) == ("InputValid", "False", "BadCostPolicy")
+
+
+@given(st.dictionaries(st.text(max_size=30), st.text(max_size=60), max_size=20))
+def test_noise_in_the_results_moves_nothing_and_is_counted(noise: dict[str, str]) -> None:
+    found = topology()
+    first = run(found, results(ALL))
+    after = write(found, first)
+    assert after is not None
+    ours = {f"netaware.v1.{key}": value for key, value in noise.items()}
+    second = run(after, {**noise, **ours, **results(ALL)}, state=first.state)
+    assert write(after, second) is None
+    assert sum(second.faults.refused.values()) >= len(ours)
+
+
+def test_capacity_comes_from_the_user_and_allocation_stands_beside_it_at_both_levels() -> None:
+    users = {
+        "name": "UserDefined",
+        "topologyList": [
+            {
+                "topologyKey": "topology.kubernetes.io/zone",
+                "originList": [
+                    {"origin": "z1", "costList": [{"destination": "z3", "networkCost": 9, "bandwidthCapacity": "10Gi"}]}
+                ],
+            }
+        ],
+    }
+    found = topology(users)
+    allocated = {("z1", "z3"): 5, ("z2", "z3"): 7}
+    decision = decide(snapshot(found, results(ALL), allocated=allocated), None, POLICY, now_s=START_S, wall_s=START_S)
+    weight = build_weight(decision.table, decision.bandwidths)
+    entries = {
+        (level.topology_key.rpartition("/")[2], origin.origin, entry.destination): entry
+        for level in weight.topology_list
+        for origin in level.origin_list
+        for entry in origin.cost_list
+    }
+    assert (entries["zone", "z1", "z3"].bandwidth_capacity, entries["zone", "z1", "z3"].bandwidth_allocated) == (
+        "10Gi",
+        "5",
+    )
+    assert entries["zone", "z2", "z3"].bandwidth_allocated == "7"
+    assert entries["region", "west", "east"].bandwidth_allocated == "12"
+    assert entries["zone", "z1", "z2"].bandwidth_allocated is None
+
+
+def test_the_calculation_time_moves_only_with_the_weights() -> None:
+    decision = run(topology(), results(ALL))
+    conditions = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 3)
+
+    def plan(before: NetworkTopologyStatus, *, changed: bool, now: float) -> NetworkTopologyStatus:
+        return status.plan_status(before, conditions, node_count=3, generation=3, weights_changed=changed, now=now)
+
+    first = plan(NetworkTopologyStatus(), changed=True, now=1000.0)
+    assert first.weight_calculation_time == "1970-01-01T00:16:40Z"
+    assert plan(first, changed=False, now=5000.0) == first
+    assert plan(first, changed=True, now=5000.0).weight_calculation_time == "1970-01-01T01:23:20Z"
+
+
+def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
+    lonely = Map({"z1": "west"}, {"n-z1": Place("n-z1", "z1", "west")})
+    decision = decide(snapshot(topology(), {}, map=lonely), None, POLICY, now_s=1.0, wall_s=1.0)
+    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
+    assert (held[0].status, held[0].reason) == ("True", "NoPairs")
+    assert [status.is_bad(c) for c in held] == [False] * 4

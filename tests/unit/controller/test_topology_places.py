@@ -1,0 +1,210 @@
+"""Zones and regions as the labels say, nodes that may probe, and which results are swept away."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.caches import OwnWrites
+from controller.topology.places import agent_pods_by_node, draw_map, facts_of, same_facts, same_place
+from controller.topology.planner import plan_changes
+from controller.topology.sweep import keys_to_remove
+from kubekit.wire import (
+    Condition,
+    ConfigMap,
+    Node,
+    NodeAddress,
+    NodeSpec,
+    NodeStatus,
+    ObjectMeta,
+    Pod,
+    PodSpec,
+    PodStatus,
+)
+from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.plans import ZonePlan, encode_plan, plan_object_name
+from netperf.results import encode_samples
+from netperf.sample import Measurement, Percentile, Place, Sample
+
+
+def node(
+    name: str,
+    zone: str = "z1",
+    region: str = "r1",
+    *,
+    ready: bool = True,
+    cordoned: bool = False,
+    agent: object = True,
+    version: str = "1",
+) -> Node:
+    labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
+    note = json.dumps({"address": "10.0.0.9", "port": 1}) if agent is True else agent
+    return Node(
+        metadata=ObjectMeta(
+            name=name,
+            resource_version=version,
+            labels={k: v for k, v in labels.items() if v},
+            annotations={"netaware.io/agent": str(note)} if note else None,
+        ),
+        spec=NodeSpec(unschedulable=cordoned),
+        status=NodeStatus(
+            conditions=[Condition("Ready", str(ready))], addresses=[NodeAddress("InternalIP", "10.0.0.1")]
+        ),
+    )
+
+
+def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_told() -> None:
+    found = draw_map(
+        [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
+    )
+    assert found.zones == {"z1": "r2", "z2": ""}
+    assert found.torn == ("z1",)
+    assert found.unzoned == ("e",)
+    assert found.places["b"] == Place("b", "z1", "r2")
+
+
+def test_of_equally_many_regions_the_choice_does_not_depend_on_the_order_of_nodes() -> None:
+    nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
+    assert draw_map(nodes).zones == draw_map(nodes[::-1]).zones == {"z": "r1"}
+
+
+def test_a_node_is_planned_at_the_address_that_its_agent_announced() -> None:
+    assert facts_of(node("a"), {}).address == "10.0.0.9"
+    assert facts_of(node("a", agent="{}"), {}).address == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("found", "pods", "expected"),
+    [
+        (node("a"), {}, (True, True, True)),
+        (node("a", agent=None), {}, (True, True, False)),
+        (node("a", agent="no json"), {}, (True, True, False)),
+        (node("a"), {"a": False}, (True, True, False)),
+        (node("a"), {"a": True, "b": False}, (True, True, True)),
+        (node("a", ready=False), {}, (False, True, True)),
+        (node("a", cordoned=True), {}, (True, False, True)),
+    ],
+)
+def test_who_may_probe(found: Node, pods: dict[str, bool], expected: tuple[bool, bool, bool]) -> None:
+    facts = facts_of(found, pods)
+    assert (facts.ready, facts.schedulable, facts.agent_ready) == expected
+
+
+def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() -> None:
+    old = node("a")
+    assert same_place(old, node("a", version="2"))
+    assert same_facts(old, node("a", version="2"))
+    assert not same_place(old, node("a", "z2"))
+    assert same_place(old, node("a", ready=False))
+    assert not same_facts(old, node("a", ready=False))
+    assert not same_place(None, old)
+    assert not same_facts(old, None)
+
+
+def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> None:
+    def pod(on: str, *, ready: bool, leaving: bool = False) -> Pod:
+        return Pod(
+            metadata=ObjectMeta(name="p", deletion_timestamp="2026-01-01T00:00:00Z" if leaving else None),
+            spec=PodSpec(node_name=on),
+            status=PodStatus(conditions=[Condition("Ready", str(ready))]),
+        )
+
+    pods = [
+        pod("a", ready=True, leaving=True),
+        pod("a", ready=True),
+        pod("b", ready=True, leaving=True),
+        pod("", ready=True),
+    ]
+    assert agent_pods_by_node(pods) == {"a": True, "b": False}
+
+
+def facts(*names: str) -> list[NodeFacts]:
+    return [NodeFacts(name=n, address=f"10.0.0.{i + 1}", zone=n[:2]) for i, n in enumerate(names)]
+
+
+def objects(plans: dict[str, ZonePlan]) -> dict[str, ConfigMap]:
+    return {
+        plan_object_name(z): ConfigMap(metadata=ObjectMeta(name=plan_object_name(z)), data=encode_plan(p))
+        for z, p in plans.items()
+    }
+
+
+def test_a_plan_that_was_written_is_not_written_again_and_only_the_zones_that_changed_are() -> None:
+    options = PlanOptions()
+    first = plan_pairs(facts("z1a", "z2a", "z2b", "z3a"), options, None, 1000.0)
+    assert set(plan_changes(first, {}, {}).write) == set(objects(first.zones))
+    assert plan_changes(first, first.zones, objects(first.zones)).write == {}
+    again = plan_pairs(facts("z1a", "z2a", "z2b", "z3a"), options, first.zones, 1001.0)
+    assert plan_changes(again, first.zones, objects(first.zones)).write == {}
+    without = plan_pairs(facts("z1a", "z2a", "z2b"), options, first.zones, 1002.0)
+    changes = plan_changes(without, first.zones, objects(first.zones))
+    assert changes.delete == (plan_object_name("z3"),)
+
+
+def test_a_plan_object_that_somebody_deleted_is_written_again() -> None:
+    plan = plan_pairs(facts("z1a", "z2a"), PlanOptions(), None, 1000.0)
+    left = objects(plan.zones)
+    del left[plan_object_name("z1")]
+    assert set(plan_changes(plan, plan.zones, left).write) == {plan_object_name("z1")}
+
+
+P90: tuple[Percentile, ...] = ("p90",)
+
+
+def sample(origin: str, destination: str) -> dict[str, str]:
+    found = Sample(
+        origin=Place(origin, origin[:2]),
+        destination=Place(destination, destination[:2]),
+        measurement=Measurement(prober="netperf", test="TCP_RR", p50_us=1.0, p90_us=2000.0),
+    )
+    return {key: value for key, value in encode_samples([found], P90).items() if value is not None}
+
+
+PLACES = {name: Place(name, name[:2]) for name in ("z1a", "z1b", "z2a", "z3a")}
+
+
+def plans() -> tuple[ZonePlan, ...]:
+    return tuple(plan_pairs(facts("z1a", "z2a"), PlanOptions(), None, 1000.0).zones.values())
+
+
+def planned_sample() -> dict[str, str]:
+    probe = next(p for plan in plans() for p in plan.probes)
+    return sample(probe.origin.node, probe.destination.node)
+
+
+def test_a_sample_of_the_plan_stays() -> None:
+    assert keys_to_remove(planned_sample(), plans(), PLACES) == set()
+
+
+def test_a_sample_of_nodes_that_were_rotated_out_speaks_for_its_zones_until_the_new_one_is_there() -> None:
+    old = sample("z1b", "z2a")
+    assert keys_to_remove(old, plans(), PLACES) == set()
+    assert keys_to_remove({**old, **planned_sample()}, plans(), PLACES) == set(old)
+
+
+def test_samples_of_zones_and_nodes_that_are_gone_go_at_once_with_their_twins_in_upstreams_format() -> None:
+    gone = {**sample("z1a", "z3a"), **sample("z1x", "z2a")}
+    assert len(gone) == 4
+    assert keys_to_remove(gone, plans(), PLACES) == set(gone)
+
+
+def test_keys_of_other_components_stay() -> None:
+    foreign = {"netperf.p90.latency.milliseconds.origin.z1b.destination.z2a": "5", "notes": "mine"}
+    assert keys_to_remove(foreign, plans(), PLACES) == set()
+
+
+def test_our_own_write_is_believed_until_the_mirror_has_seen_it() -> None:
+    own: OwnWrites[Node] = OwnWrites()
+    first, second, third = (node("a", version=v) for v in ("1", "2", "3"))
+    own.note("a", first, second)
+    assert own.newest("a", first) is second
+    own.note("a", first, third)  # a second write before the mirror has moved
+    assert own.newest("a", first) is third
+    other = node("a", version="9")
+    assert own.newest("a", other) is other
+    assert own.newest("a", first) is first, "and forgotten once it has"
+    own.note("b", None, second)
+    assert own.newest("b", None) is second
+    own.forget()
+    assert own.newest("b", None) is None
