@@ -139,6 +139,10 @@ def _object_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.") or "unnamed"
 
 
+def _objects_in(value: object) -> list[Document]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def _drop_unknown(found: Document, known: Iterable[str], field: str, note: _Notes) -> Document:
     for name in sorted(map(str, found.keys() - set(known))):
         note(f"{field}.{name}", "removed: no such field")
@@ -150,7 +154,7 @@ def _drop_unknown(found: Document, known: Iterable[str], field: str, note: _Note
 
 def _app_group(spec: Document, note: _Notes) -> Document:
     spec = _drop_unknown(spec, ("numMembers", "topologySortingAlgorithm", "workloads"), "spec", note)
-    raw = [item for item in spec.get("workloads") or [] if isinstance(item, dict)]
+    raw = _objects_in(spec.get("workloads"))
     items = [_workload(item, f"spec.workloads[{i}]", note) for i, item in enumerate(raw)]
     selectors = {item["workload"]["name"]: item["workload"]["selector"] for item in items}
     merged: dict[str, Document] = {}
@@ -174,7 +178,7 @@ def _app_group(spec: Document, note: _Notes) -> Document:
 
 def _members(value: object, workloads: int, note: _Notes) -> int:
     count = _integer(value)
-    if count is not None and count >= 1:
+    if count is not None and 1 <= count < 2**31:
         if count != value:
             note("spec.numMembers", f"was the text {value!r}, is a number")
         return count
@@ -223,6 +227,11 @@ def _split_reference(item: Document, field: str, note: _Notes) -> tuple[Document
 
 
 def _complete(reference: Document, field: str, note: _Notes) -> Document:
+    for name in sorted(reference):
+        if not isinstance(reference[name], str):
+            note(f"{field}.{name}", f"was {reference[name]!r}, is a text")
+            reference[name] = "" if isinstance(reference[name], dict | list | None) else str(reference[name])
+    reference = {k: v for k, v in reference.items() if v}
     if not reference.get("name"):
         if not reference.get("selector"):
             msg = f"{note.label}: {field} has neither name nor selector"
@@ -322,7 +331,7 @@ def _network_topology(spec: Document, note: _Notes) -> Document:
     if legal != name:
         note("spec.configmapName", f"was {name!r}, which is no object name" if name else "was missing")
     weights: dict[str, Document] = {}
-    for i, raw in enumerate(w for w in spec.get("weights") or [] if isinstance(w, dict)):
+    for i, raw in enumerate(_objects_in(spec.get("weights"))):
         field = f"spec.weights[{i}]"
         weight = _weight(raw, field, note)
         if weight["name"] in weights:
@@ -346,7 +355,7 @@ def _weight(raw: Document, field: str, note: _Notes) -> Document:
         note(f"{field}.name", "was missing, is UserDefined")
     levels = [
         _level(level, f"{field}.topologyList[{i}]", note)
-        for i, level in enumerate(level for level in raw.get("topologyList") or [] if isinstance(level, dict))
+        for i, level in enumerate(_objects_in(raw.get("topologyList")))
     ]
     name = str(raw.get("name") or "UserDefined")
     if name == NETPERF_COSTS:
@@ -369,10 +378,9 @@ def _level(raw: Document, field: str, note: _Notes) -> Document:
         msg = f"{note.label}: {field}.topologyKey is missing: write topology.kubernetes.io/region or .../zone"
         raise ConvertError(msg)
     origins = [
-        _origin(origin, f"{field}.originList[{i}]", note)
-        for i, origin in enumerate(o for o in raw.get("originList") or [] if isinstance(o, dict))
+        _origin(origin, f"{field}.originList[{i}]", note) for i, origin in enumerate(_objects_in(raw.get("originList")))
     ]
-    return {"topologyKey": raw["topologyKey"], "originList": origins}
+    return {"topologyKey": str(raw["topologyKey"]), "originList": origins}
 
 
 def _origin(raw: Document, field: str, note: _Notes) -> Document:
@@ -381,8 +389,7 @@ def _origin(raw: Document, field: str, note: _Notes) -> Document:
         msg = f"{note.label}: {field}.origin is missing"
         raise ConvertError(msg)
     entries = [
-        _entry(entry, f"{field}.costList[{i}]", note)
-        for i, entry in enumerate(e for e in raw.get("costList") or [] if isinstance(e, dict))
+        _entry(entry, f"{field}.costList[{i}]", note) for i, entry in enumerate(_objects_in(raw.get("costList")))
     ]
     return {"origin": str(raw["origin"]), "costList": [entry for entry in entries if entry is not None]}
 
@@ -391,7 +398,7 @@ def _entry(raw: Document, field: str, note: _Notes) -> Document | None:
     known = ("destination", "networkCost", "bandwidthCapacity", "bandwidthAllocated")
     raw = _drop_unknown(raw, known, field, note)
     cost = _integer(raw.get("networkCost"))
-    if raw.get("destination") is None or cost is None or cost < 0:
+    if raw.get("destination") is None or cost is None or not 0 <= cost < 2**63:
         # A cost that is made up would be the best of all (0) or the worst; unknown is what it is.
         note(field, "removed: it needs a destination and a networkCost of 0 or more")
         return None

@@ -77,8 +77,15 @@ def _fields(chunk: str) -> list[Field]:
     for line in chunk.splitlines():
         match = _LINE.match(re.sub(r"(^|\s)#.*", "", line).strip())
         if match is not None:
-            found.append((bool(match["dash"]), match["key"], yaml.safe_load(match["value"] or "")))
+            found.append((bool(match["dash"]), match["key"], _scalar(match["value"] or "")))
     return found
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _split_at_spec(fields: list[Field]) -> tuple[list[Field], list[Field]]:

@@ -1,0 +1,104 @@
+"""The configuration file is strict: what is wrong is told by field, before anything starts, with exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller.config import ControllerConfiguration, load_config
+from kubekit.errors import ConfigError
+
+HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_without_a_file_the_defaults_hold_and_are_valid() -> None:
+    assert load_config(None) == ControllerConfiguration()
+
+
+def test_every_section_is_read(tmp_path: Path) -> None:
+    text = HEAD + (
+        "namespace: net\nlisten: 127.0.0.1:1\nlogFormat: json\n"
+        "leaderElection: {leaseDurationS: 5, renewDeadlineS: 3, retryPeriodS: 1}\n"
+        "topology: {probing: {intervalS: 10, durationS: 0.5}, costPolicy: {unitUs: 100}}\n"
+        "appGroup: {weightsName: UserDefined}\n"
+    )
+    config = load_config(write(tmp_path, text))
+    assert (config.namespace, config.listen, config.log_format) == ("net", "127.0.0.1:1", "json")
+    assert config.leader_election.timing().duration_s == 5
+    assert config.topology.probing.options().interval_s == 10
+    assert config.topology.policy().unit_us == 100
+    assert config.app_group.weights_name == "UserDefined"
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "apiVersion"),
+        ("apiVersion: v1\nkind: ControllerConfiguration", "apiVersion"),
+        ("apiVersion: netaware.io/v1alpha1\nkind: Pod", "kind"),
+        ("- a", "--config"),
+        ("a: [", "--config"),
+        (HEAD + "nonsense: 1", "nonsense"),
+        (HEAD + "namespace: Not_A_Namespace", "namespace"),
+        (HEAD + "listen: nowhere", "listen"),
+        (HEAD + "logLevel: loud", "logLevel"),
+        (HEAD + "leaderElection: {retryPeriodS: 8}", "leaderElection"),
+        (HEAD + "leaderElection: {leaseName: ''}", "leaderElection.leaseName"),
+        (HEAD + "topology: {probing: {interval: 5}}", "topology.probing.interval"),
+        (HEAD + "topology: {probing: {intervalS: 0}}", "topology.probing.intervalS"),
+        (HEAD + "topology: {probing: {durationS: 0}}", "topology.probing.durationS"),
+        (HEAD + "topology: {probing: {port: 70000}}", "topology.probing.port"),
+        (HEAD + "topology: {probing: {test: TCP_STREAM2}}", "topology.probing.test"),
+        (HEAD + "topology: {costPolicy: {unitUs: -1}}", "topology.costPolicy.unitUs"),
+        (HEAD + "topology: {costPolicy: {units: 1}}", "topology.costPolicy"),
+        (HEAD + "topology: {resyncS: 0}", "topology.resyncS"),
+        (HEAD + "topology: {settleS: soon}", "topology.settleS"),
+        (HEAD + "topology: {capacityHysteresis: 2}", "topology.capacityHysteresis"),
+        (HEAD + "appGroup: {settleS: -1}", "appGroup.settleS"),
+        (HEAD + "appGroup: {resyncS: 1}", "appGroup.resyncS"),
+        (HEAD + "appGroup: {weightsName: ''}", "appGroup.weightsName"),
+        (HEAD + "appGroup: {networkTopologyName: ''}", "appGroup.networkTopologyName"),
+    ],
+)
+def test_what_is_wrong_is_told_by_file_and_field(tmp_path: Path, text: str, field: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert field in caught.value.field
+    assert path in str(caught.value)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "controller", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_check_config_says_good_or_exits_2_with_the_field(tmp_path: Path) -> None:
+    good = run("check-config", write(tmp_path, HEAD))
+    assert (good.returncode, good.stderr) == (0, "")
+    bad = run("check-config", write(tmp_path, HEAD + "topology: {resyncS: 0}"))
+    assert bad.returncode == 2
+    assert "topology.resyncS: 0.0 is out of range (1 to 3600)" in bad.stderr
+    assert "Traceback" not in bad.stderr
+    missing = run("check-config", str(tmp_path / "none.yaml"))
+    assert missing.returncode == 2
+    assert "No such file" in missing.stderr
+
+
+def test_flags_lie_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "listen: 127.0.0.1:1\n")
+    bad = run("manager", "--config", path, "--listen", "nowhere", "--kubeconfig", "/nonexistent")
+    assert bad.returncode == 2
+    assert "listen" in bad.stderr
+    no_cluster = run("manager", "--config", path, "--listen", "127.0.0.1:0", "--kubeconfig", "/nonexistent")
+    assert no_cluster.returncode == 2
+    assert "--kubeconfig" in no_cluster.stderr
