@@ -14,6 +14,7 @@ NAMESPACE = "netaware-system"
 KUBECTL_TIMEOUT_S = 60.0
 
 Documents = list[dict[str, Any]]
+_BUILT: dict[Path, str] = {}
 
 
 class KubectlError(Exception):
@@ -55,8 +56,10 @@ class Kubectl:
         return output.decode()
 
     async def build(self, folder: Path) -> Documents:
-        """The objects of a kustomization."""
-        return [document for document in yaml.safe_load_all(await self("kustomize", str(folder))) if document]
+        """The objects of a kustomization, which is built once per session: it does not change under our feet."""
+        if folder not in _BUILT:
+            _BUILT[folder] = await self("kustomize", str(folder))
+        return [document for document in yaml.load_all(_BUILT[folder], Loader=yaml.CSafeLoader) if document]
 
 
 def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
@@ -66,3 +69,10 @@ def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
         for document in documents
         if document["kind"] in {"DaemonSet", "Deployment", "StatefulSet", "Job"}
     }
+
+
+async def established(kubectl: Kubectl) -> None:
+    """Wait until our definitions are served."""
+    for plural in ("appgroups.appgroup", "networktopologies.networktopology"):
+        name = f"customresourcedefinition/{plural}.diktyo.x-k8s.io"
+        await kubectl("wait", "--for=condition=Established", "--timeout=20s", name)
