@@ -35,6 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
     cluster = load_cluster(arguments.kubeconfig)
+    if arguments.command == "extender":
+        from controller.scheduler.program import DEFAULT_LISTEN, run_extender
+
+        listen = arguments.listen or DEFAULT_LISTEN
+        return run_program(lambda: run_extender(cluster, config.scheduler, listen=listen, namespace=config.namespace))
     from controller.manager import run_manager
 
     return run_program(lambda: run_manager(cluster, config))
@@ -47,7 +52,7 @@ def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) 
         for field in ("namespace", "listen", "log_level", "log_format")
         if (value := getattr(arguments, field)) is not None
     }
-    if arguments.leader_elect is not None:
+    if getattr(arguments, "leader_elect", None) is not None:
         given["leader_election"] = msgspec.structs.replace(config.leader_election, enabled=arguments.leader_elect)
     changed = msgspec.structs.replace(config, **given)
     changed.validate()
@@ -59,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     manager = commands.add_parser("manager", help="keep NetworkTopologies, AppGroups and the probe plan")
     _add_common(manager)
+    manager.add_argument(
+        "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the election"
+    )
+    extender = commands.add_parser("extender", help="answer kube-scheduler's filter and prioritize requests")
+    _add_common(extender)
     check = commands.add_parser("check-config", help="check a configuration file and exit")
     check.add_argument("file", metavar="FILE")
     return parser
@@ -68,12 +78,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="ControllerConfiguration; see docs/configuration.md")
     parser.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, the pod's own, ~/.kube/config")
     parser.add_argument("--namespace", help="where netaware lives (default netaware-system)")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="metrics and health checks")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where to serve (manager 0.0.0.0:9851, extender 127.0.0.1:9876)"
+    )
     parser.add_argument("--log-level", choices=logs.LEVELS)
     parser.add_argument("--log-format", choices=logs.FORMATS)
-    parser.add_argument(
-        "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the election"
-    )
 
 
 if __name__ == "__main__":

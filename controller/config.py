@@ -15,6 +15,7 @@ import yaml
 
 from controller.appgroup.config import AppGroupConfig
 from controller.bootstrap import BootstrapConfig
+from controller.scheduler.config import SchedulerConfig
 from controller.topology.config import TopologyConfig
 from kubekit.errors import ConfigError
 from kubekit.http import parse_listen
@@ -62,7 +63,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     Attributes:
         namespace: where netaware lives: plans, results, the Lease.
-        listen: address of metrics and health checks.
+        listen: address of the manager's metrics and health checks; the extender takes its own by flag.
     """
 
     api_version: str = API_VERSION
@@ -74,6 +75,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
     leader_election: LeaderElectionConfig = LeaderElectionConfig()
     topology: TopologyConfig = TopologyConfig()
     app_group: AppGroupConfig = AppGroupConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
     bootstrap: BootstrapConfig = BootstrapConfig()
 
     def validate(self) -> None:
@@ -81,7 +83,13 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
         if not _DNS_LABEL.match(self.namespace):
             raise ConfigError("namespace", f"{self.namespace!r} is no namespace", "lower-case letters, digits and -")
         parse_listen(self.listen, "listen")
-        sections: tuple[_Section, ...] = (self.leader_election, self.topology, self.app_group, self.bootstrap)
+        sections: tuple[_Section, ...] = (
+            self.leader_election,
+            self.topology,
+            self.app_group,
+            self.scheduler,
+            self.bootstrap,
+        )
         for section in sections:
             section.validate()
 

@@ -93,6 +93,7 @@ class Manager:
             self._recorder,
             registry,
             namespace=config.namespace,
+            rules=config.scheduler.rules,
             capabilities=capabilities,
         )
         self._bootstrap = Bootstrap(

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from controller.resources import NETPERF_COSTS
 from kubekit.errors import ConfigError
 
 
 class AppGroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How groups are kept.
+    """How groups are kept. Which costs the condition CostsMet is judged by is the scheduler's choice: its section tells.
 
     Attributes:
         namespaces: where AppGroups are looked after; empty for everywhere.
-        network_topology_name: whose costs the condition CostsMet is judged by: the NetworkTopology of that name in the
-            group's namespace, else in netaware's, else the only one there is.
-        weights_name: which of its weights.
         settle_s: pods and costs change in bursts; a group is looked at once per this time at most.
         resync_s: every group is looked at again after this time, whatever happened.
     """
 
     namespaces: tuple[str, ...] = ()
-    network_topology_name: str = "nt-default"
-    weights_name: str = NETPERF_COSTS
     settle_s: float = 0.3
     resync_s: float = 300.0
 
@@ -32,7 +26,3 @@ class AppGroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ConfigError("appGroup.settleS", f"{self.settle_s} is out of range", "0 to 60 seconds")
         if not 10 <= self.resync_s <= 86400:
             raise ConfigError("appGroup.resyncS", f"{self.resync_s} is out of range", "10 to 86400 seconds")
-        if not self.network_topology_name:
-            raise ConfigError("appGroup.networkTopologyName", "is empty", "name a NetworkTopology, such as nt-default")
-        if not self.weights_name:
-            raise ConfigError("appGroup.weightsName", "is empty", "NetperfCosts or UserDefined")

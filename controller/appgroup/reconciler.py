@@ -26,6 +26,7 @@ from controller.resources import (
     AppGroupStatus,
     NetworkTopology,
 )
+from controller.scheduler.config import NetworkOverheadArgs
 from controller.topology.places import same_place
 from kubekit.client import Client
 from kubekit.conditions import news
@@ -49,11 +50,12 @@ class AppGroupController:
         registry: CollectorRegistry,
         *,
         namespace: str,
+        rules: NetworkOverheadArgs,
         capabilities: Capabilities,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
-        self._namespace, self._capabilities, self._wall = namespace, capabilities, wall
+        self._namespace, self._rules, self._capabilities, self._wall = namespace, rules, capabilities, wall
         self._queue = WorkQueue()
         self._own: OwnWrites[AppGroup] = OwnWrites()
         self._metrics = AppGroupMetrics(registry)
@@ -139,17 +141,22 @@ class AppGroupController:
         key, version = topology.metadata.key, topology.metadata.resource_version
         known = self._lookups.get(key)
         if known is None or known[0] != version:
-            known = (version, CostLookup(topology.weight(self._config.weights_name)))
+            names = (self._rules.weights_name, self._rules.fallback_weights_name)
+            weights = (topology.weight(name) for name in names if name)
+            known = (version, CostLookup(next((weight for weight in weights if weight is not None), None)))
             self._lookups[key] = known
         return known[1]
 
     def _topology_for(self, group: AppGroup) -> NetworkTopology | None:
-        mirror, name = self._caches.topologies, self._config.network_topology_name
-        for namespace in (group.metadata.namespace, self._namespace):
+        """The NetworkTopology by which the scheduler places this group's pods."""
+        mirror, name = self._caches.topologies, self._rules.network_topology_name
+        everywhere = self._rules.search_everywhere
+        own = (group.metadata.namespace,) if everywhere else ()
+        for namespace in (*own, *self._rules.namespaces, *((self._namespace,) if everywhere else ())):
             found = mirror.get(f"{namespace}/{name}")
             if found is not None:
                 return found
-        return next(iter(mirror)) if len(mirror) == 1 else None
+        return next(iter(mirror)) if everywhere and len(mirror) == 1 else None
 
     async def _write_status(self, key: str, group: AppGroup, facts: Facts) -> None:
         kept = await self._capabilities.has_status(APPGROUPS)

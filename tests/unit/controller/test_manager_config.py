@@ -29,14 +29,16 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         "namespace: net\nlisten: 127.0.0.1:1\nlogFormat: json\n"
         "leaderElection: {leaseDurationS: 5, renewDeadlineS: 3, retryPeriodS: 1}\n"
         "topology: {probing: {intervalS: 10, durationS: 0.5}, costPolicy: {unitUs: 100}}\n"
-        "appGroup: {weightsName: UserDefined}\n"
+        "appGroup: {resyncS: 60}\n"
+        "scheduler: {networkOverhead: {weightsName: NetperfCosts}}\n"
     )
     config = load_config(write(tmp_path, text))
     assert (config.namespace, config.listen, config.log_format) == ("net", "127.0.0.1:1", "json")
     assert config.leader_election.timing().duration_s == 5
     assert config.topology.probing.options().interval_s == 10
     assert config.topology.policy().unit_us == 100
-    assert config.app_group.weights_name == "UserDefined"
+    assert config.app_group.resync_s == 60
+    assert config.scheduler.rules.weights_name == "NetperfCosts"
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         (HEAD + "topology: {capacityHysteresis: 2}", "topology.capacityHysteresis"),
         (HEAD + "appGroup: {settleS: -1}", "appGroup.settleS"),
         (HEAD + "appGroup: {resyncS: 1}", "appGroup.resyncS"),
-        (HEAD + "appGroup: {weightsName: ''}", "appGroup.weightsName"),
-        (HEAD + "appGroup: {networkTopologyName: ''}", "appGroup.networkTopologyName"),
+        (HEAD + "scheduler: {networkOverhead: {weightsName: ''}}", "scheduler.networkOverhead.weightsName"),
     ],
 )
 def test_what_is_wrong_is_told_by_file_and_field(tmp_path: Path, text: str, field: str) -> None:
