@@ -26,7 +26,7 @@ class PrometheusError(KubekitError):
 class Series(msgspec.Struct, frozen=True):
     """One time series: its labels (with ``__name__`` where there is one) and ``(unix seconds, value)`` in order of time.
 
-    Values that are no numbers (NaN, infinite) are left out.
+    Values that are no numbers (NaN, infinite) are left out, unless they were asked for.
     """
 
     labels: dict[str, str]
@@ -70,8 +70,7 @@ class PrometheusClient:
     def __init__(
         self, url: str, *, token: str = "", timeout_s: float = QUERY_TIMEOUT_S, field: str = "--prometheus"
     ) -> None:
-        if not url.startswith(("http://", "https://")) or len(url.split("//", 1)[1].strip("/")) == 0:
-            raise ConfigError(field, f"{url!r} is no address of Prometheus", "write http://HOST:PORT")
+        check_url(url, field)
         self.url = url.rstrip("/")
         self._token, self._timeout_s = token, timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -88,14 +87,16 @@ class PrometheusClient:
             await self._session.close()
             self._session = None
 
-    async def query(self, expression: str, *, at_s: float | None = None) -> list[Series]:
+    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[Series]:
         """Evaluate an expression now, or at ``at_s`` (unix seconds); a scalar comes as one series without labels.
+
+        ``finite`` False keeps values that are no numbers, for callers that count them.
 
         Raises:
             PrometheusError: no answer in time, or the expression is refused.
         """
         params = {"query": expression} | ({} if at_s is None else {"time": f"{at_s:.3f}"})
-        return await self._ask("/api/v1/query", params)
+        return await self._ask("/api/v1/query", params, finite=finite)
 
     async def query_range(self, expression: str, start_s: float, end_s: float, step_s: float) -> list[Series]:
         """Evaluate an expression from ``start_s`` to ``end_s`` (unix seconds) every ``step_s``.
@@ -106,7 +107,7 @@ class PrometheusClient:
         span = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{max(step_s, 0.001):.3f}"}
         return await self._ask("/api/v1/query_range", {"query": expression, **span})
 
-    async def _ask(self, path: str, params: Mapping[str, str]) -> list[Series]:
+    async def _ask(self, path: str, params: Mapping[str, str], *, finite: bool = True) -> list[Series]:
         if self._session is None:
             msg = "use the client as `async with PrometheusClient(url) as prometheus`"
             raise RuntimeError(msg)
@@ -121,10 +122,17 @@ class PrometheusClient:
         except (aiohttp.ClientError, OSError) as error:
             msg = f"{self.url}: {str(error) or type(error).__name__}"
             raise PrometheusError(msg) from error
-        return _read(body, status, self.url)
+        return _read(body, status, self.url, finite=finite)
 
 
-def _read(body: bytes, status: int, url: str) -> list[Series]:
+def check_url(url: str, field: str) -> None:
+    """Raise `ConfigError` naming ``field`` when ``url`` is no http(s) URL with a host."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"http", "https"} or not rest.strip("/"):
+        raise ConfigError(field, f"{url!r} is no address of Prometheus", "write http://HOST:PORT")
+
+
+def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
     try:
         answer = msgspec.json.decode(body, type=_Answer)
     except msgspec.MsgspecError:
@@ -140,7 +148,7 @@ def _read(body: bytes, status: int, url: str) -> list[Series]:
     series = []
     for result in answer.data.result:
         points = result.values if result.values is not None else [result.value] if result.value else []
-        numbers = tuple((at, float(text)) for at, text in points if math.isfinite(float(text)))
+        numbers = tuple((at, float(text)) for at, text in points if not finite or math.isfinite(float(text)))
         if numbers:
             series.append(Series(result.metric, numbers))
     return series

@@ -1,0 +1,249 @@
+"""The seed's documents: a bare LowNodeLoadArgs, a DeschedulerConfiguration with its profile, or the ConfigMap around it.
+
+What other plugins of such a document would do is not ours to guess: a plugin that we do not have, or a field that has no
+counterpart here, is an error that names it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from controller.descheduler.args import ARGS_KIND, LowNodeLoadArgs
+from controller.descheduler.strict import Section, SelectorSpec, check_range, join, read_kind, seconds
+from kubekit.errors import ConfigError
+
+CONFIGURATION_KIND = "DeschedulerConfiguration"
+API_VERSION = "descheduler/v1alpha2"
+LOW_NODE_LOAD, MIGRATION = "LowNodeLoad", "MigrationController"
+_PLUGINS = (LOW_NODE_LOAD, MIGRATION)
+
+
+class _PluginName(Section, frozen=True):
+    name: str
+
+
+class _PluginSet(Section, frozen=True):
+    enabled: list[_PluginName] = []
+    disabled: list[_PluginName] = []
+
+
+class _Plugins(Section, frozen=True):
+    deschedule: _PluginSet = _PluginSet()
+    balance: _PluginSet = _PluginSet()
+    evict: _PluginSet = _PluginSet()
+    filter: _PluginSet = _PluginSet()
+
+
+class _PluginConfig(Section, frozen=True):
+    name: str
+    args: dict[str, Any] = {}
+
+
+class _Profile(Section, frozen=True):
+    name: str = ""
+    plugins: _Plugins = _Plugins()
+    plugin_config: list[_PluginConfig] = []
+
+
+class _Configuration(Section, frozen=True):
+    descheduling_interval: str | float | None = None
+    dry_run: bool = False
+    node_selector: SelectorSpec | None = None
+    max_no_of_pods_to_evict_per_node: int | None = None
+    max_no_of_pods_to_evict_per_namespace: int | None = None
+    max_no_of_pods_to_evict_total: int | None = None
+    profiles: list[_Profile] = []
+
+
+class _Limiter(Section, frozen=True):
+    duration: str | float | None = None
+
+
+class _Limiters(Section, frozen=True):
+    workload: _Limiter = _Limiter()
+
+
+class _MigrationArgs(Section, frozen=True):
+    max_migrating_per_node: int | None = None
+    max_migrating_per_namespace: int | None = None
+    max_migrating_globally: int | None = None
+    max_migrating_per_workload: int | str | None = None
+    max_unavailable_per_workload: int | str | None = None
+    evict_failed_bare_pods: bool | None = None
+    evict_local_storage_pods: bool | None = None
+    object_limiters: _Limiters = _Limiters()
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a document says; None where it says nothing, so that our own defaults stand.
+
+    Attributes:
+        args: LowNodeLoad's arguments; None when the profile does not enable it.
+        args_field: where they stand in the document, for errors.
+        interval_s: seconds between rounds.
+        per_workload, unavailable_per_workload: a number of pods, or a percentage such as ``10%``.
+        workload_backoff_s: how long a workload rests after a move.
+    """
+
+    args: LowNodeLoadArgs | None
+    args_field: str
+    interval_s: float | None = None
+    dry_run: bool = False
+    per_node: int | None = None
+    per_namespace: int | None = None
+    per_round: int | None = None
+    per_workload: int | str | None = None
+    unavailable_per_workload: int | str | None = None
+    workload_backoff_s: float | None = None
+    bare_pods: bool | None = None
+    local_storage: bool | None = None
+
+
+def read_policy(document: object, field: str = "") -> Policy:
+    """Read plain data of any of the three shapes; every field is checked.
+
+    Args:
+        document: what a YAML reader returned.
+        field: where it stands, for errors; may be empty.
+
+    Raises:
+        ConfigError: naming the field that is unknown or makes no sense.
+    """
+    if not isinstance(document, dict):
+        raise ConfigError(field or "the document", "is no mapping", f"give a {ARGS_KIND} or a {CONFIGURATION_KIND}")
+    kind = document.get("kind", ARGS_KIND)
+    if kind == "ConfigMap":
+        return _from_config_map(document, field)
+    if kind not in {ARGS_KIND, CONFIGURATION_KIND}:
+        raise ConfigError(join(field, "kind"), f"is {kind!r}", f"write {ARGS_KIND} or {CONFIGURATION_KIND}")
+    _check_version(document, field)
+    if kind == ARGS_KIND:
+        policy = Policy(args=read_kind(document, LowNodeLoadArgs, field), args_field=field)
+    else:
+        policy = _from_configuration(read_kind(document, _Configuration, field), field)
+    if policy.args is not None:
+        policy.args.compiled(policy.args_field)
+    return policy
+
+
+def parse_policy(text: str, field: str) -> Policy:
+    """Like `read_policy`, from YAML text.
+
+    Raises:
+        ConfigError: also when the text is no YAML.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(field, f"is not YAML: {error}") from error
+    return read_policy(document, field)
+
+
+def _check_version(document: dict[str, Any], field: str) -> None:
+    version = document.get("apiVersion", API_VERSION)
+    if version != API_VERSION:
+        raise ConfigError(join(field, "apiVersion"), f"is {version!r}", f"write {API_VERSION}")
+
+
+def _from_config_map(document: dict[str, Any], field: str) -> Policy:
+    data = document.get("data")
+    texts = {k: v for k, v in data.items() if isinstance(v, str)} if isinstance(data, dict) else {}
+    if len(texts) != 1:
+        raise ConfigError(join(field, "data"), f"has {len(texts)} entries", f"one, holding a {CONFIGURATION_KIND}")
+    ((key, text),) = texts.items()
+    return parse_policy(text, join(field, f"data[{key}]"))
+
+
+def _from_configuration(config: _Configuration, field: str) -> Policy:
+    args, args_field, migration = None, "", _MigrationArgs()
+    migration_field = ""
+    for i, profile in enumerate(config.profiles):
+        where = join(field, f"profiles[{i}]")
+        _check_plugins(profile, where)
+        for j, entry in enumerate(profile.plugin_config):
+            at = f"{where}.pluginConfig[{j}].args"
+            if entry.name == MIGRATION:
+                migration, migration_field = read_kind(entry.args, _MigrationArgs, at), at
+            elif _enables(profile):
+                if args is not None:
+                    raise ConfigError(at, f"configures {LOW_NODE_LOAD} a second time", "use nodePools in one profile")
+                args, args_field = _args(entry.args, at), at
+        if _enables(profile) and args is None:
+            args, args_field = LowNodeLoadArgs(), where
+    if args is not None and config.node_selector is not None and args.node_selector is None:
+        args = msgspec.structs.replace(args, node_selector=config.node_selector)
+    limits = _Limits(migration, migration_field)
+    return _assembled(config, field, limits, args=args, args_field=args_field)
+
+
+def _args(document: dict[str, Any], at: str) -> LowNodeLoadArgs:
+    kind = document.get("kind", ARGS_KIND)
+    if kind != ARGS_KIND:
+        raise ConfigError(f"{at}.kind", f"is {kind!r}", f"write {ARGS_KIND}")
+    _check_version(document, at)
+    return read_kind(document, LowNodeLoadArgs, at)
+
+
+def _enables(profile: _Profile) -> bool:
+    return any(plugin.name == LOW_NODE_LOAD for plugin in profile.plugins.balance.enabled)
+
+
+def _check_plugins(profile: _Profile, where: str) -> None:
+    sets = profile.plugins
+    for name, plugins in (
+        ("deschedule", sets.deschedule),
+        ("balance", sets.balance),
+        ("evict", sets.evict),
+        ("filter", sets.filter),
+    ):
+        for i, plugin in enumerate(plugins.enabled):
+            if plugin.name not in _PLUGINS:
+                field = f"{where}.plugins.{name}.enabled[{i}].name"
+                raise ConfigError(field, f"{plugin.name!r} is not known here", f"known are {', '.join(_PLUGINS)}")
+    for i, entry in enumerate(profile.plugin_config):
+        if entry.name not in _PLUGINS:
+            field = f"{where}.pluginConfig[{i}].name"
+            raise ConfigError(field, f"{entry.name!r} is not known here", f"known are {', '.join(_PLUGINS)}")
+
+
+class _Limits(NamedTuple):
+    migration: _MigrationArgs
+    field: str
+
+
+def _assembled(
+    config: _Configuration, field: str, elsewhere: _Limits, *, args: LowNodeLoadArgs | None, args_field: str
+) -> Policy:
+    migration, migration_field = elsewhere
+    limits = {
+        "maxNoOfPodsToEvictPerNode": config.max_no_of_pods_to_evict_per_node,
+        "maxNoOfPodsToEvictPerNamespace": config.max_no_of_pods_to_evict_per_namespace,
+        "maxNoOfPodsToEvictTotal": config.max_no_of_pods_to_evict_total,
+    }
+    for name, limit in limits.items():
+        if limit is not None:
+            check_range(join(field, name), limit, 0, 1_000_000)
+    interval, rest = config.descheduling_interval, migration.object_limiters.workload.duration
+    return Policy(
+        args=args,
+        args_field=args_field,
+        interval_s=None if interval is None else seconds(interval, join(field, "deschedulingInterval"), least=1),
+        dry_run=config.dry_run,
+        per_node=_least(config.max_no_of_pods_to_evict_per_node, migration.max_migrating_per_node),
+        per_namespace=_least(config.max_no_of_pods_to_evict_per_namespace, migration.max_migrating_per_namespace),
+        per_round=_least(config.max_no_of_pods_to_evict_total, migration.max_migrating_globally),
+        per_workload=migration.max_migrating_per_workload,
+        unavailable_per_workload=migration.max_unavailable_per_workload,
+        workload_backoff_s=None
+        if rest is None
+        else seconds(rest, join(migration_field, "objectLimiters.workload.duration")),
+        bare_pods=migration.evict_failed_bare_pods,
+        local_storage=migration.evict_local_storage_pods,
+    )
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -1,0 +1,140 @@
+"""Usage of nodes and pods: what a source says, checked, smoothed and expired.
+
+What cannot be true is refused and counted, never corrected: no usage is a state that the rules know (the node is neither
+source nor target), a wrong usage is one that they cannot see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+Refusal = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
+MOST_AHEAD_S = 60.0
+"""Clocks differ; a reading further ahead than this is refused."""
+
+
+class Reading(NamedTuple):
+    """One value as a source gave it.
+
+    Attributes:
+        name: of a node, or ``namespace/name`` of a pod.
+        resource: see `controller.descheduler.amounts`.
+        at_s: unix seconds.
+    """
+
+    name: str
+    resource: str
+    value: float
+    at_s: float
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What one round read.
+
+    Attributes:
+        faults: what could not be read at all, in words.
+    """
+
+    nodes: tuple[Reading, ...] = ()
+    pods: tuple[Reading, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+class Smoothed(NamedTuple):
+    """A smoothed value and the time of the newest reading in it."""
+
+    value: float
+    at_s: float
+
+
+class UsageView(NamedTuple):
+    """What the rules see: no value in it is older than the expiry.
+
+    Attributes:
+        nodes: node -> resource -> amount.
+        pods: ``namespace/name`` -> resource -> amount.
+        expired: nodes that once had usage and whose newest is too old.
+    """
+
+    nodes: Mapping[str, Mapping[str, float]]
+    pods: Mapping[str, Mapping[str, float]]
+    expired: frozenset[str] = frozenset()
+
+
+def refusal_of(reading: Reading, now: float, expiry_s: float) -> Refusal | None:
+    """Why a reading must not be believed; None when it may be."""
+    if not math.isfinite(reading.value) or not math.isfinite(reading.at_s):
+        return "not-a-number"
+    if reading.value < 0:
+        return "negative"
+    if now - reading.at_s > expiry_s:
+        return "expired"
+    return "future" if reading.at_s - now > MOST_AHEAD_S else None
+
+
+class UsageBook:
+    """Remembers usage between rounds.
+
+    Args:
+        half_life_s: an exponential mean in which a change shows by half after this time; 0 for the newest value alone.
+        expiry_s: of nodeMetricExpirationSeconds.
+    """
+
+    def __init__(self, half_life_s: float, expiry_s: float) -> None:
+        self._half_life_s, self._expiry_s = half_life_s, expiry_s
+        self._nodes: dict[str, dict[str, Smoothed]] = {}
+        self._pods: dict[str, dict[str, Smoothed]] = {}
+
+    def fold(self, batch: Batch, nodes: Container[str], pods: Container[str], now: float) -> Counter[Refusal]:
+        """Take a batch in.
+
+        Args:
+            batch: from a source.
+            nodes: names that exist; usage of others is refused.
+            pods: keys that exist.
+            now: unix seconds.
+
+        Returns:
+            How many readings were refused, by reason.
+        """
+        refused: Counter[Refusal] = Counter()
+        strangers: tuple[Refusal, Refusal] = ("unknown-node", "unknown-pod")
+        for book, readings, known, stranger in (
+            (self._nodes, batch.nodes, nodes, strangers[0]),
+            (self._pods, batch.pods, pods, strangers[1]),
+        ):
+            for reading in readings:
+                why = stranger if reading.name not in known else refusal_of(reading, now, self._expiry_s)
+                if why is not None:
+                    refused[why] += 1
+                    continue
+                values = book.setdefault(reading.name, {})
+                values[reading.resource] = self._smooth(values.get(reading.resource), reading)
+            for name in [name for name in book if name not in known]:
+                del book[name]
+        return refused
+
+    def _smooth(self, before: Smoothed | None, reading: Reading) -> Smoothed:
+        if before is None or reading.at_s - before.at_s > self._expiry_s or self._half_life_s <= 0:
+            return Smoothed(reading.value, reading.at_s)
+        passed_s = reading.at_s - before.at_s
+        if passed_s <= 0:  # the same sample read again
+            return before
+        keep = 0.5 ** (passed_s / self._half_life_s)
+        return Smoothed(before.value * keep + reading.value * (1 - keep), reading.at_s)
+
+    def view(self, now: float) -> UsageView:
+        """What holds now."""
+        oldest = now - self._expiry_s
+        nodes = {name: fresh for name, values in self._nodes.items() if (fresh := _fresh(values, oldest))}
+        pods = {name: fresh for name, values in self._pods.items() if (fresh := _fresh(values, oldest))}
+        return UsageView(nodes, pods, frozenset(self._nodes.keys() - nodes.keys()))
+
+
+def _fresh(values: Mapping[str, Smoothed], oldest_s: float) -> dict[str, float]:
+    return {resource: entry.value for resource, entry in values.items() if entry.at_s >= oldest_s}
