@@ -39,7 +39,15 @@ def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
         from controller.scheduler.program import DEFAULT_LISTEN, run_extender
 
         listen = arguments.listen or DEFAULT_LISTEN
-        return run_program(lambda: run_extender(cluster, config.scheduler, listen=listen, namespace=config.namespace))
+        return run_program(
+            lambda: run_extender(
+                cluster,
+                config.scheduler,
+                listen=listen,
+                metrics_listen=arguments.metrics_listen,
+                namespace=config.namespace,
+            )
+        )
     from controller.manager import run_manager
 
     return run_program(lambda: run_manager(cluster, config))
@@ -69,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     extender = commands.add_parser("extender", help="answer kube-scheduler's filter and prioritize requests")
     _add_common(extender)
+    extender.add_argument("--metrics-listen", metavar="HOST:PORT", help="also serve metrics and health checks here")
     check = commands.add_parser("check-config", help="check a configuration file and exit")
     check.add_argument("file", metavar="FILE")
     return parser
