@@ -1,0 +1,215 @@
+"""The extender: kube-scheduler asks filter and prioritize over HTTP, and is answered from memory.
+
+A request is answered between two awaits, so that no change of a custom resource can come in the middle of it. What we cannot
+read gets an error that says so; the shipped scheduler configuration then goes on without us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.scheduler.answers import Answers, Filtered
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.metrics import ExtenderMetrics
+from controller.scheduler.pods import TARGET_ANNOTATION, AskedPod, Target, placement_of
+from controller.scheduler.rules import Weighing
+from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
+from kubekit import logs
+
+log = logs.get("controller.scheduler.extender")
+
+Verb = Literal["filter", "prioritize"]
+
+NOT_OURS = "the pod is not for a scheduler that this extender serves"
+BY_AFFINITY = "placement is handed over by affinity"
+_NOT_FOR_US = frozenset({NOT_OURS, BY_AFFINITY, NO_GROUP_LABEL})
+
+
+class Question(msgspec.Struct, frozen=True):
+    """ExtenderArgs, of which the names stay as they are until they are needed."""
+
+    pod: AskedPod = AskedPod()
+    nodenames: msgspec.Raw = msgspec.Raw()
+
+
+class BadRequestError(Exception):
+    """A request that cannot be answered; the text tells whoever set up the scheduler why."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+_decode_question = msgspec.json.Decoder(Question).decode
+_decode_target = msgspec.json.Decoder(Target).decode
+
+
+class Extender:
+    """Serves ``POST /filter`` and ``POST /prioritize``.
+
+    Args:
+        state: the cluster, kept current by others.
+        config: the scheduler section.
+        metrics: where to count.
+        unready: why questions cannot be answered yet, empty when they can.
+    """
+
+    def __init__(
+        self, state: State, config: SchedulerConfig, metrics: ExtenderMetrics, unready: Callable[[], str]
+    ) -> None:
+        self._state, self._config, self._metrics, self._unready = state, config, metrics, unready
+        self._names = frozenset(config.scheduler_names)
+        self._answers = Answers(state, config.rules, config.allocatable, reasons_limit=config.extender.reasons_limit)
+
+    def add_routes(self, app: web.Application) -> None:
+        """Attach both verbs to an application."""
+        app.router.add_post("/filter", self._handler("filter", self.answer_filter))
+        app.router.add_post("/prioritize", self._handler("prioritize", self.answer_prioritize))
+
+    def _handler(self, verb: Verb, answer: Callable[[bytes], bytes]) -> Callable[[web.Request], Any]:
+        async def handle(request: web.Request) -> web.Response:
+            try:
+                body = await self._read(request)
+                started = time.perf_counter()
+                result = answer(body)
+                self._metrics.duration.labels(verb).observe(time.perf_counter() - started)
+            except BadRequestError as error:
+                self._metrics.errors.labels(verb, str(error.status)).inc()
+                log.change(verb, str(error), "request refused", verb=verb, error=str(error), status=error.status)
+                text = msgspec.json.encode({"error": f"netaware extender: {error}"})
+                return web.Response(status=error.status, body=text, content_type="application/json")
+            return web.Response(body=result, content_type="application/json")
+
+        return handle
+
+    async def _read(self, request: web.Request) -> bytes:
+        reason = self._unready()
+        if reason:
+            raise BadRequestError(f"not ready: {reason}", 503)
+        limit = self._config.extender.max_request_bytes
+        size, parts = request.content_length or 0, []
+        try:
+            async with asyncio.timeout(self._config.extender.request_timeout_s):
+                if size <= limit:
+                    size = 0
+                    async for part in request.content.iter_any():
+                        parts.append(part)
+                        size += len(part)
+                        if size > limit:
+                            break
+        except TimeoutError:
+            raise BadRequestError("the request did not arrive in time", 408) from None
+        if size > limit:
+            raise BadRequestError(f"the request is larger than {limit} bytes (scheduler.extender.maxRequestBytes)", 413)
+        return b"".join(parts)
+
+    def answer_filter(self, body: bytes) -> bytes:
+        """ExtenderFilterResult for ExtenderArgs, both as JSON.
+
+        Raises:
+            BadRequestError: the arguments cannot be read.
+        """
+        question = _question(body)
+        weighing = self._weigh(question.pod)
+        if isinstance(weighing, DeletedNodeError):
+            self._metrics.decisions.labels("filter", "error").inc()
+            return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(weighing)})
+        if weighing.neutral:
+            self._metrics.decisions.labels("filter", "neutral").inc()
+            _check_names(question.nodenames)
+            return self._answers.pass_all(bytes(question.nodenames)).body
+        filtered = self._filter(question, weighing)
+        self._metrics.count_filter(filtered.refused)
+        return filtered.body
+
+    def _filter(self, question: Question, weighing: Weighing) -> Filtered:
+        uid = question.pod.metadata.uid
+        try:
+            names = self._answers.names(uid, bytes(question.nodenames))
+        except msgspec.MsgspecError as error:
+            raise BadRequestError(f"nodenames: {error}") from None
+        return self._answers.filter(uid, names, weighing)
+
+    def answer_prioritize(self, body: bytes) -> bytes:
+        """HostPriorityList for ExtenderArgs, both as JSON.
+
+        Raises:
+            BadRequestError: the arguments cannot be read.
+        """
+        question = _question(body)
+        weighing = self._weigh(question.pod)
+        if isinstance(weighing, DeletedNodeError):
+            raise BadRequestError(str(weighing), 500)
+        try:
+            names = self._answers.names(question.pod.metadata.uid, bytes(question.nodenames))
+        except msgspec.MsgspecError as error:
+            raise BadRequestError(f"nodenames: {error}") from None
+        foreign = weighing.neutral in _NOT_FOR_US
+        target = None if foreign else self._target(question.pod)
+        result = "planned" if target is not None else "neutral" if weighing.neutral else "ruled"
+        self._metrics.decisions.labels("prioritize", result).inc()
+        if target is None and not weighing.neutral:
+            self._metrics.fallbacks.labels("no-plan").inc(self._config.plans)
+        return self._answers.prioritize(
+            names, weighing, target, allocatable=not foreign or weighing.neutral == NO_GROUP_LABEL
+        )
+
+    def _weigh(self, pod: AskedPod) -> Weighing | DeletedNodeError:
+        scheduler = pod.spec.scheduler_name
+        if self._names and scheduler and scheduler not in self._names:
+            return Weighing(NOT_OURS)
+        labels = pod.metadata.labels or {}
+        group = labels.get(APPGROUP_LABEL, "")
+        if group and placement_of(labels, self._config.placement) == "affinity":
+            return Weighing(BY_AFFINITY)
+        try:
+            return self._state.weigh(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
+        except DeletedNodeError as error:
+            return error
+
+    def _target(self, pod: AskedPod) -> Target | None:
+        text = pod.metadata.annotation(TARGET_ANNOTATION)
+        if not text or not self._config.plans:
+            return None
+        try:
+            return _decode_target(text)
+        except msgspec.MsgspecError:
+            return None
+
+
+def _question(body: bytes) -> Question:
+    try:
+        question = _decode_question(body)
+    except msgspec.MsgspecError as error:
+        raise BadRequestError(f"no ExtenderArgs: {error}") from None
+    if not question.nodenames:
+        question = _other_spelling(body)
+    if bytes(question.nodenames) == b"null":
+        return msgspec.structs.replace(question, nodenames=msgspec.Raw(b"[]"))
+    return question
+
+
+def _other_spelling(body: bytes) -> Question:
+    """The same with keys in any case, as Go reads and may write them."""
+    try:
+        fields = {k.lower(): v for k, v in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items()}
+        if "nodenames" not in fields:
+            msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
+            raise BadRequestError(msg)
+        pod = msgspec.json.decode(fields.get("pod", b"{}"), type=AskedPod)
+    except msgspec.MsgspecError as error:
+        raise BadRequestError(f"no ExtenderArgs: {error}") from None
+    return Question(pod, fields["nodenames"])
+
+
+def _check_names(raw: msgspec.Raw) -> None:
+    """What is echoed without being looked at should at least be a list."""
+    if not bytes(raw).startswith(b"["):
+        raise BadRequestError("nodenames is no list")

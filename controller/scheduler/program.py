@@ -1,0 +1,135 @@
+"""The extender as a program: its mirrors, its HTTP server, and nothing that writes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.scheduler.config import ExtenderConfig, SchedulerConfig
+from controller.scheduler.extender import Extender
+from controller.scheduler.metrics import ExtenderMetrics
+from controller.scheduler.pods import GroupPod
+from controller.scheduler.state import State
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.errors import ConfigError
+from kubekit.http import Checks, Server
+from kubekit.reflector import Reflector
+from kubekit.runtime import settle_memory, supervise
+from kubekit.wire import NODES, PODS, Node
+
+log = logs.get("controller.scheduler.program")
+
+DEFAULT_LISTEN = "127.0.0.1:9876"
+
+
+async def run_extender(
+    cluster: ClusterConfig,
+    config: SchedulerConfig,
+    *,
+    listen: str = DEFAULT_LISTEN,
+    metrics_listen: str | None = None,
+    namespace: str = "netaware-system",
+) -> None:
+    """Serve until cancelled.
+
+    Args:
+        cluster: which API server to mirror.
+        config: the section ``scheduler``.
+        listen: ``HOST:PORT`` of everything that is served.
+        metrics_listen: also serve metrics and health checks here, because loopback, where the extender belongs, is out of
+            reach for Prometheus and for the kubelet's probes.
+        namespace: netaware's own, where a NetworkTopology is looked for last.
+
+    Raises:
+        ConfigError: the address cannot be bound, or the TLS files cannot be read.
+    """
+    registry = CollectorRegistry()
+    for collect in (ProcessCollector, PlatformCollector, GCCollector):
+        collect(registry=registry)
+    async with Client(cluster, user_agent="netaware-extender") as client:
+        service = Service(client, config, listen=listen, namespace=namespace, registry=registry)
+        tasks = service.tasks()
+        if metrics_listen is not None:
+            tasks["metrics"] = Server(metrics_listen, checks=service.server.checks, registry=registry).serve()
+        await supervise(tasks)
+
+
+class Service:
+    """Mirrors, state and server put together.
+
+    Attributes:
+        state: the cluster in the rules' eyes.
+        server: not yet serving.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: SchedulerConfig,
+        *,
+        listen: str,
+        namespace: str,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._nodes: Reflector[Node] = Reflector(client, NODES, Node)
+        self._pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, label_selector=APPGROUP_LABEL)
+        self._groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
+        self._topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
+        self.state = State(config, namespace)
+        self.state.follow(self._nodes, self._pods, self._groups, self._topologies)
+        checks = Checks()
+        checks.ready["mirrors"] = self.unready
+        self.server = Server(listen, checks=checks, registry=registry, tls=_tls(config.extender))
+        Extender(self.state, config, ExtenderMetrics(registry), self.unready).add_routes(self.server.app)
+
+    def unready(self) -> str:
+        """What has not been listed yet; a definition that is not installed is no reason to wait."""
+        mirrors = {
+            "nodes": self._nodes.settled,
+            "pods": self._pods.settled,
+            "app groups": self._groups.settled,
+            "network topologies": self._topologies.settled,
+        }
+        missing = [name for name, settled in mirrors.items() if not settled.is_set()]
+        return f"not listed yet: {', '.join(missing)}" if missing else ""
+
+    def tasks(self) -> dict[str, Awaitable[None]]:
+        """Everything that runs, for `kubekit.runtime.supervise`."""
+        return {
+            "nodes": self._nodes.run(),
+            "pods": self._pods.run(),
+            "app groups": self._groups.run(),
+            "network topologies": self._topologies.run(),
+            "http": self.server.serve(),
+            "memory": self._settle(),
+        }
+
+    async def _settle(self) -> None:
+        for mirror in (self._nodes, self._pods, self._groups, self._topologies):
+            await mirror.settled.wait()
+        settle_memory()
+        log.info(
+            "ready",
+            nodes=len(self._nodes),
+            pods=len(self._pods),
+            app_groups=len(self._groups),
+            network_topologies=len(self._topologies),
+        )
+        await asyncio.Event().wait()
+
+
+def _tls(config: ExtenderConfig) -> ssl.SSLContext | None:
+    if not config.tls_cert_file:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError("scheduler.extender.tlsCertFile", f"cannot be used: {error}") from error
+    return context

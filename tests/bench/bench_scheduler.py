@@ -1,0 +1,245 @@
+"""The extender's time per pod: filter and prioritize over HTTP on loopback, beside the least that any extender needs.
+
+The service runs in a process of its own; the cluster in it is made up (nodes in 40 zones, the Online Boutique with 10 of its
+11 pods placed), the requests are those of a kube-scheduler. The floor is msgspec alone: decode and encode the same JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import random
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from prometheus_client import CollectorRegistry
+
+from controller.resources import APPGROUP_LABEL, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL, AppGroup, NetworkTopology
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.extender import Extender
+from controller.scheduler.metrics import ExtenderMetrics
+from controller.scheduler.pods import GroupPod
+from controller.scheduler.state import State
+from kubekit.http import Server
+from kubekit.wire import Node
+
+EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
+SIZES = (10, 100, 1000, 5000, 10_000)
+ZONES, REGIONS = 40, 4
+ROUNDS = 60
+MEDIAN_BUDGET_MS, FLOOR_BUDGET = 11.0, 3.0
+REFERENCE = "upstream Go plugin, same machine kind, 10,000 nodes: 76 + 14 + 21 = 110 ms"
+
+
+def node_name(i: int) -> str:
+    return f"node-{i:05d}.example"
+
+
+def zone_of(i: int) -> tuple[str, str]:
+    zone = i % ZONES
+    return f"region-{zone % REGIONS}", f"zone-{zone:02d}"
+
+
+def made_up_cluster(size: int) -> State:
+    state = State(SchedulerConfig(), "netaware-system")
+    for i in range(size):
+        region, zone = zone_of(i)
+        labels = {REGION_LABEL: region, ZONE_LABEL: zone}
+        node = {"metadata": {"name": node_name(i), "labels": labels}, "status": {"allocatable": {"cpu": "8"}}}
+        state.take_node(node_name(i), None, msgspec.convert(node, Node))
+    document = yaml.safe_load(EXAMPLE.read_text())
+    document["metadata"]["namespace"] = "default"
+    state.take_group("default/online-boutique", None, msgspec.convert(document, AppGroup))
+    state.take_topology("default/nt-default", None, msgspec.convert(made_up_costs(), NetworkTopology))
+    for i in range(2, 12):
+        labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: f"P{i}"}
+        metadata = {"name": f"p{i}", "namespace": "default", "labels": labels}
+        spec = {"nodeName": node_name(i * 7 % size)}
+        pod = {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
+        state.take_pod(f"default/p{i}", None, msgspec.convert(pod, GroupPod))
+    return state
+
+
+def made_up_costs() -> dict[str, Any]:
+    rng = random.Random(1)
+    names = {
+        ZONE_LABEL: [f"zone-{z:02d}" for z in range(ZONES)],
+        REGION_LABEL: [f"region-{r}" for r in range(REGIONS)],
+    }
+    levels = [
+        {
+            "topologyKey": key,
+            "originList": [
+                {"origin": a, "costList": [{"destination": b, "networkCost": rng.randint(2, 20)} for b in of if b != a]}
+                for a in of
+            ],
+        }
+        for key, of in names.items()
+    ]
+    weights = [{"name": "UserDefined", "topologyList": levels}]
+    return {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
+
+
+def serve(size: int, pipe: Connection) -> None:
+    """The service's process: send the port, serve until the pipe closes."""
+
+    async def main() -> None:
+        registry = CollectorRegistry()
+        server = Server("127.0.0.1:0", registry=registry)
+        config = SchedulerConfig()
+        Extender(made_up_cluster(size), config, ExtenderMetrics(registry), lambda: "").add_routes(server.app)
+        async with server.running() as address:
+            pipe.send(int(address.rpartition(":")[2]))
+            await asyncio.get_running_loop().run_in_executor(None, pipe.poll, None)
+
+    asyncio.run(main())
+
+
+class Caller:
+    """A keep-alive connection that posts JSON as Go's client does: the body in one write, the answer by its length."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def post(self, path: str, body: bytes) -> bytes:
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._socket.sendall(head.encode() + body)
+        data = bytearray()
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            data += self._receive()
+        headers = data[:end].decode().lower()
+        if not headers.startswith("http/1.1 200"):
+            raise RuntimeError(headers)
+        length = int(headers.split("content-length:")[1].split("\r\n")[0])
+        while len(data) < end + 4 + length:
+            data += self._receive()
+        return bytes(data[end + 4 :])
+
+    def _receive(self) -> bytes:
+        part = self._socket.recv(1 << 20)
+        if not part:
+            raise ConnectionError("the service closed the connection")
+        return part
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def questions(size: int) -> Callable[[], tuple[dict[str, Any], list[str]]]:
+    """Requests as kube-scheduler sends them: each pod new, and the nodes in another order each time."""
+    rng, count = random.Random(2), 0
+    names = [node_name(i) for i in range(size)]
+    labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: "P1", "app": "frontend"}
+    containers = [{"name": "server", "image": "x", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}]
+    spec = {"schedulerName": "network-aware-scheduler", "containers": containers, "serviceAccountName": "default"}
+
+    def next_question() -> tuple[dict[str, Any], list[str]]:
+        nonlocal count
+        count += 1
+        rng.shuffle(names)
+        metadata = {"name": f"p1-{count}", "namespace": "default", "uid": f"uid-{count}", "labels": labels}
+        return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}, list(names)
+
+    return next_question
+
+
+class _Answer(msgspec.Struct):
+    nodenames: list[str]
+    failedAndUnresolvableNodes: dict[str, str]  # noqa: N815 - the wire's name
+
+
+class _Entry(msgspec.Struct):
+    host: str
+    score: int
+
+
+class _Asked(msgspec.Struct):
+    nodenames: list[str]
+
+
+def floor_s(messages: list[tuple[bytes, Any]]) -> float:
+    """Seconds to decode each request and to encode each answer, given as bytes and as the type to read it by."""
+    kinds = [_Asked, _Asked]
+    answers = [msgspec.json.decode(answer, type=kind) for answer, kind in messages[2:]]
+    decoders = [msgspec.json.Decoder(kind) for kind in kinds]
+    encode = msgspec.json.Encoder().encode
+    started = time.perf_counter()
+    for decoder, (body, _) in zip(decoders, messages[:2], strict=True):
+        decoder.decode(body)
+    for answer in answers:
+        encode(answer)
+    return time.perf_counter() - started
+
+
+def measure_size(size: int) -> tuple[float, float, float, float]:
+    """Median and 99th percentile of filter + prioritize, the floor's median, and the share of nodes refused."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(size, theirs), daemon=True)
+    process.start()
+    try:
+        caller, ask = Caller(ours.recv()), questions(size)
+        took, floors, refused = [], [], 0.0
+        for turn in range(ROUNDS + 5):
+            pod, names = ask()
+            body = json.dumps({"pod": pod, "nodes": None, "nodenames": names}, separators=(",", ":")).encode()
+            started = time.perf_counter()
+            answer = caller.post("/filter", body)
+            filtered_s = time.perf_counter() - started
+            kept = msgspec.json.decode(answer, type=_Answer).nodenames
+            second = json.dumps({"pod": pod, "nodes": None, "nodenames": kept}, separators=(",", ":")).encode()
+            started = time.perf_counter()
+            scores = caller.post("/prioritize", second)
+            total_s = filtered_s + time.perf_counter() - started
+            if turn >= 5:
+                took.append(total_s)
+                floors.append(floor_s([(body, None), (second, None), (answer, _Answer), (scores, list[_Entry])]))
+            refused = 1 - len(kept) / size
+        caller.close()
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
+    return statistics.median(took), sorted(took)[int(len(took) * 0.99)], statistics.median(floors), refused
+
+
+def measure() -> dict[str, dict[str, Any]]:
+    """Figures for `make bench`."""
+    figures: dict[str, dict[str, Any]] = {}
+    for size in SIZES:
+        median_s, p99_s, floor, refused = measure_size(size)
+        biggest = size == SIZES[-1]
+        name = f"extender_{size}_nodes"
+        figures[f"{name}_median"] = {
+            "value": median_s * 1e3,
+            "unit": "ms",
+            "budget": MEDIAN_BUDGET_MS if biggest else None,
+            "ok": median_s * 1e3 <= MEDIAN_BUDGET_MS if biggest else None,
+            "reference": f"{REFERENCE}; {refused:.0%} of the nodes are refused here" if biggest else "",
+        }
+        figures[f"{name}_p99"] = {"value": p99_s * 1e3, "unit": "ms", "budget": None, "ok": None, "reference": ""}
+        figures[f"{name}_floor"] = {"value": floor * 1e3, "unit": "ms", "budget": None, "ok": None, "reference": ""}
+        figures[f"{name}_over_floor"] = {
+            "value": median_s / floor,
+            "unit": "x",
+            "budget": FLOOR_BUDGET if biggest else None,
+            "ok": median_s / floor <= FLOOR_BUDGET if biggest else None,
+            "reference": "the same JSON decoded and encoded with msgspec, without HTTP",
+        }
+    return figures
+
+
+if __name__ == "__main__":
+    json.dump(measure(), sys.stdout, indent=2)

@@ -1,0 +1,320 @@
+"""The extender over HTTP: right answers from memory, clear errors for what it cannot read, never a crash or a hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from controller.resources import AppGroup, NetworkTopology
+from controller.scheduler.config import AllocatableArgs, ExtenderConfig, SchedulerConfig
+from controller.scheduler.extender import Extender
+from controller.scheduler.metrics import ExtenderMetrics
+from controller.scheduler.pods import GroupPod
+from controller.scheduler.state import State
+from kubekit.errors import ConfigError
+from kubekit.http import Server
+from kubekit.wire import Node
+
+GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
+REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
+
+
+def example(config: SchedulerConfig) -> State:
+    """Four nodes in two zones with cost 20 between them; P1 depends on P2 (at most 10), which runs on n1."""
+    state = State(config, "netaware-system")
+    for i in range(1, 5):
+        labels = {REGION: "r", ZONE: f"z{(i + 1) // 2}"}
+        allocatable = {"cpu": str(i), "memory": "1Gi"}
+        body = {"metadata": {"name": f"n{i}", "labels": labels}, "status": {"allocatable": allocatable}}
+        state.take_node(f"n{i}", None, msgspec.convert(body, Node))
+    costs = [
+        {"origin": a, "costList": [{"destination": b, "networkCost": 20}]} for a, b in (("z1", "z2"), ("z2", "z1"))
+    ]
+    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE, "originList": costs}]}]
+    topology = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
+    state.take_topology("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
+    references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in ("P1", "P2")}
+    workloads = [
+        {"workload": references["P1"], "dependencies": [{"workload": references["P2"], "maxNetworkCost": 10}]},
+        {"workload": references["P2"]},
+    ]
+    group = {"metadata": {"name": "a1", "namespace": "default"}, "spec": {"workloads": workloads}}
+    state.take_group("default/a1", None, msgspec.convert(group, AppGroup))
+    placed = {"metadata": {"name": "p2", "namespace": "default", "labels": {GROUP: "a1", WORKLOAD: "P2"}}}
+    placed |= {"spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
+    state.take_pod("default/p2", None, msgspec.convert(placed, GroupPod))
+    return state
+
+
+def asked_pod(scheduler: str = "network-aware-scheduler", **metadata: Any) -> dict[str, Any]:
+    labels = {GROUP: "a1", WORKLOAD: "P1"}
+    meta = {"name": "p1", "namespace": "default", "uid": "u1", "labels": labels, **metadata}
+    return {"metadata": meta, "spec": {"schedulerName": scheduler, "containers": [{"name": "c"}]}}
+
+
+def arguments(pod: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
+    return {"pod": pod, "nodes": None, "nodenames": names}
+
+
+class Service:
+    def __init__(self, session: aiohttp.ClientSession, url: str, state: State, registry: CollectorRegistry) -> None:
+        self.session, self.url, self.state, self.registry = session, url, state, registry
+        self.missing = ""
+
+    async def post(self, verb: str, body: Any) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        async with self.session.post(f"{self.url}/{verb}", data=data) as answer:
+            return answer.status, msgspec.json.decode(await answer.read())
+
+    async def ask(self, verb: str, pod: dict[str, Any], names: list[str]) -> Any:
+        status, answer = await self.post(verb, arguments(pod, names))
+        assert status == 200, answer
+        return answer
+
+    async def scores(self, pod: dict[str, Any], names: list[str]) -> dict[str, int]:
+        return {entry["host"]: entry["score"] for entry in await self.ask("prioritize", pod, names)}
+
+
+@asynccontextmanager
+async def serving(config: SchedulerConfig | None = None, state: State | None = None) -> AsyncIterator[Service]:
+    config = config or SchedulerConfig()
+    registry = CollectorRegistry()
+    server = Server("127.0.0.1:0", registry=registry)
+    known = state or example(config)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(10)) as session:
+        service = Service(session, "", known, registry)
+        Extender(known, config, ExtenderMetrics(registry), lambda: service.missing).add_routes(server.app)
+        async with server.running() as address:
+            service.url = f"http://{address}"
+            yield service
+
+
+ALL = ["n1", "n2", "n3", "n4"]
+
+
+async def test_filter_and_prioritize_follow_the_rule() -> None:
+    async with serving() as service:
+        answer = await service.ask("filter", asked_pod(), ALL)
+        assert answer["nodenames"] == ["n1", "n2"]
+        assert set(answer["failedAndUnresolvableNodes"]) == {"n3", "n4"}
+        assert await service.scores(asked_pod(), ["n1", "n2"]) == {"n1": 100, "n2": 0}
+        assert await service.scores(asked_pod(), ["n3", "n2", "n1"]) == {"n1": 100, "n2": 95, "n3": 0}
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"metadata": {"name": "bare", "namespace": "default"}, "spec": {}},
+        {"metadata": {"name": "bare", "namespace": "default", "labels": None}, "spec": {}},
+        {},
+        asked_pod(labels={GROUP: "unknown", WORKLOAD: "P1"}),
+        asked_pod(labels={GROUP: "a1"}),
+        asked_pod(labels={GROUP: "a1", WORKLOAD: "no-such-workload"}),
+        asked_pod(namespace="elsewhere", labels={GROUP: "a2", WORKLOAD: "P1"}),
+        asked_pod(scheduler="default-scheduler"),
+        asked_pod(labels={GROUP: "a1", WORKLOAD: "P1", "netaware.io/placement": "affinity"}),
+    ],
+    ids=[
+        "no-labels",
+        "null-labels",
+        "nothing",
+        "no-group",
+        "no-workload",
+        "other-workload",
+        "elsewhere",
+        "not-ours",
+        "affinity",
+    ],
+)
+async def test_pods_that_do_not_concern_us_get_every_node_and_equal_scores(pod: dict[str, Any]) -> None:
+    async with serving() as service:
+        answer = await service.ask("filter", pod, ALL)
+        assert answer == {"nodenames": ALL, "failedNodes": {}, "failedAndUnresolvableNodes": {}, "error": ""}
+        assert await service.scores(pod, ALL) == dict.fromkeys(ALL, 0)
+
+
+async def test_without_topology_or_group_all_nodes_are_equal() -> None:
+    config = SchedulerConfig()
+    for lost in ("topology", "group"):
+        state = example(config)
+        if lost == "topology":
+            state.take_topology("default/nt-default", None, None)
+        else:
+            state.take_group("default/a1", state.groups["default/a1"], None)
+        async with serving(config, state) as service:
+            assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ALL
+            assert set((await service.scores(asked_pod(), ALL)).values()) == {0}
+
+
+async def test_a_topology_that_is_replaced_counts_from_the_next_request_on() -> None:
+    async with serving() as service:
+        assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ["n1", "n2"]
+        weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE, "originList": []}]}]
+        body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
+        service.state.take_topology("default/nt-default", None, msgspec.convert(body, NetworkTopology))
+        assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ALL  # unknown costs refuse nobody
+
+
+async def test_nodes_that_were_never_seen_are_judged_as_nodes_without_labels() -> None:
+    async with serving() as service:
+        answer = await service.ask("filter", asked_pod(), ["brand-new", "n4", "n1"])
+        assert sorted(answer["nodenames"]) == ["brand-new", "n1"]
+        assert await service.scores(asked_pod(), ["brand-new", "n1", "n2"]) == {"brand-new": 0, "n1": 100, "n2": 99}
+
+
+async def test_an_empty_list_gets_an_empty_answer() -> None:
+    async with serving() as service:
+        nothing: tuple[list[str] | None, ...] = ([], None)
+        for names in nothing:
+            status, answer = await service.post("filter", arguments(asked_pod(), names))
+            assert (status, answer["nodenames"], answer["error"]) == (200, [], "")
+            assert await service.post("prioritize", arguments(asked_pod(), names)) == (200, [])
+
+
+async def test_a_name_given_twice_is_answered_once_and_no_other_is_added() -> None:
+    async with serving() as service:
+        answer = await service.ask("filter", asked_pod(), ["n1", "n1", "n3", "n3"])
+        assert answer["nodenames"] == ["n1"]
+        assert set(answer["failedAndUnresolvableNodes"]) == {"n3"}
+
+
+async def test_the_list_that_filter_gave_is_scored_right_even_when_nodes_changed_in_between() -> None:
+    async with serving() as service:
+        given = (await service.ask("filter", asked_pod(), ALL))["nodenames"]
+        body = {"metadata": {"name": "n2", "labels": {REGION: "r", ZONE: "z2"}}}
+        service.state.take_node("n2", None, msgspec.convert(body, Node))
+        assert await service.scores(asked_pod(), given) == {"n1": 100, "n2": 0}
+        assert await service.scores(asked_pod(), ["n2", "n3"]) == {"n2": 100, "n3": 100}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"", 400, "no ExtenderArgs"),
+        (b"{", 400, "no ExtenderArgs"),
+        (b"[]", 400, "no ExtenderArgs"),
+        (b'{"pod": 3, "nodenames": []}', 400, "no ExtenderArgs"),
+        (b'{"pod": {"metadata": {"labels": {"a": 1}}}, "nodenames": []}', 400, "no ExtenderArgs"),
+        (b'{"pod": {}, "nodes": {"items": []}}', 400, "nodeCacheCapable"),
+        (b'{"pod": {}, "nodenames": "n1"}', 400, "nodenames"),
+        (b'{"pod": {}, "nodenames": "' + b"x" * 5000 + b'"}', 413, "larger than 4096 bytes"),
+    ],
+)
+async def test_what_cannot_be_read_gets_an_error_that_says_why(body: bytes, status: int, says: str) -> None:
+    config = SchedulerConfig(extender=ExtenderConfig(max_request_bytes=4096))
+    async with serving(config) as service:
+        for verb in ("filter", "prioritize"):
+            got, answer = await service.post(verb, body)
+            assert got == status
+            assert says in answer["error"]
+        assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ["n1", "n2"]
+        counted = generate_latest(service.registry).decode()
+        assert f'netaware_extender_errors_total{{status="{status}",verb="filter"}} 1.0' in counted
+
+
+async def test_names_of_the_wrong_type_are_refused_where_they_are_looked_at() -> None:
+    async with serving() as service:
+        status, answer = await service.post("filter", {"pod": asked_pod(), "nodenames": ["n1", 3]})
+        assert status == 400
+        assert "nodenames" in answer["error"]
+
+
+async def test_a_body_of_unannounced_length_is_cut_off_at_the_limit() -> None:
+    config = SchedulerConfig(extender=ExtenderConfig(max_request_bytes=4096))
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b" " * 1024
+
+    async with serving(config) as service, service.session.post(f"{service.url}/filter", data=endless()) as answer:
+        assert answer.status == 413
+
+
+async def test_a_request_that_does_not_arrive_is_given_up() -> None:
+    config = SchedulerConfig(extender=ExtenderConfig(request_timeout_s=0.2))
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    async with serving(config) as service, service.session.post(f"{service.url}/filter", data=stuck()) as answer:
+        assert answer.status == 408
+
+
+async def test_nothing_is_answered_before_the_mirrors_are_full() -> None:
+    async with serving() as service:
+        service.missing = "not listed yet: pods"
+        status, answer = await service.post("filter", arguments(asked_pod(), ALL))
+        assert status == 503
+        assert "not listed yet: pods" in answer["error"]
+
+
+async def test_keys_are_read_in_any_case_as_go_reads_them() -> None:
+    async with serving() as service:
+        status, answer = await service.post("filter", {"Pod": asked_pod(), "NodeNames": ALL})
+        assert status == 200
+        assert answer["nodenames"] == ["n1", "n2"]
+
+
+async def test_reasons_beyond_the_limit_are_shared_by_zone_so_that_a_pods_status_stays_small() -> None:
+    config = SchedulerConfig(extender=ExtenderConfig(reasons_limit=1))
+    async with serving(config) as service:
+        answer = await service.ask("filter", asked_pod(), ALL)
+        assert set(answer["failedNodes"]) == {"n3"}
+        assert answer["failedAndUnresolvableNodes"]["n3"].startswith("Node n3 does not meet")
+        shared = answer["failedAndUnresolvableNodes"]["n4"]
+        assert shared == "in z2: network requirements from Workload dependencies, Satisfied: 0 Violated: 1"
+
+
+async def test_the_plans_host_comes_first_then_its_zone_then_the_rest() -> None:
+    target = msgspec.json.encode({"zone": "z2", "region": "r", "node": "n4"}).decode()
+    planned = asked_pod(annotations={"netaware.io/target": target})
+    async with serving() as service:
+        scores = await service.scores(planned, ALL)
+        assert sorted(scores, key=lambda n: -scores[n]) == ["n4", "n3", "n1", "n2"]
+        assert scores["n4"] == 100
+        broken = asked_pod(annotations={"netaware.io/target": "no json"})
+        assert await service.scores(broken, ["n1", "n2"]) == {"n1": 100, "n2": 0}
+    async with serving(SchedulerConfig(parity="upstream")) as service:
+        assert await service.scores(planned, ["n1", "n2"]) == {"n1": 100, "n2": 0}
+
+
+async def test_allocatable_adds_its_own_weighted_score_for_our_pods_alone() -> None:
+    config = SchedulerConfig(allocatable=AllocatableArgs(weight=2))
+    async with serving(config) as service:
+        bare = {"metadata": {"name": "bare"}, "spec": {"schedulerName": "network-aware-scheduler"}}
+        assert await service.scores(bare, ALL) == {"n1": 200, "n2": 132, "n3": 66, "n4": 0}
+        assert await service.scores(asked_pod(), ["n1", "n2"]) == {"n1": 300, "n2": 0}
+        assert await service.scores(asked_pod(scheduler="default-scheduler"), ALL) == dict.fromkeys(ALL, 0)
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ({"gates": {"maxWaitS": 0}}, "scheduler.gates.maxWaitS"),
+        ({"gates": {"absentWaitS": 500}}, "scheduler.gates.absentWaitS"),
+        ({"networkOverhead": {"namespaces": []}}, "scheduler.networkOverhead.namespaces"),
+        ({"networkOverhead": {"weightsName": ""}}, "scheduler.networkOverhead.weightsName"),
+        ({"allocatable": {"resources": [{"name": "cpu", "weight": 0}]}}, "scheduler.allocatable.resources"),
+        ({"extender": {"tlsKeyFile": "k"}}, "scheduler.extender.tlsCertFile"),
+        ({"extender": {"reasonsLimit": -1}}, "scheduler.extender.reasonsLimit"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(section: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        msgspec.convert(section, SchedulerConfig).validate()
+    assert refused.value.field == field
+
+
+def test_the_defaults_are_valid_and_upstreams() -> None:
+    config = SchedulerConfig()
+    config.validate()
+    assert config.rules.namespaces == ("default",)
+    assert (config.rules.weights_name, config.rules.network_topology_name) == ("UserDefined", "nt-default")

@@ -1,0 +1,398 @@
+"""NetworkOverhead and NodeResourcesAllocatable decide as the contract's tables say, whatever the cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from controller.resources import AppGroup, NetworkTopology, WeightInfo
+from controller.scheduler.allocatable import normalise_all, raw_score
+from controller.scheduler.config import AllocatableArgs, NetworkOverheadArgs, ResourceWeight, SchedulerConfig
+from controller.scheduler.extender import Extender
+from controller.scheduler.metrics import ExtenderMetrics
+from controller.scheduler.pods import GroupPod
+from controller.scheduler.rules import Bond, CostTable, Location, normalise, refusal, weigh
+from controller.scheduler.state import State
+from kubekit.wire import Node
+
+GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
+REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
+
+
+def build(kind: type[Any], **fields: Any) -> Any:
+    return msgspec.convert(fields, kind)
+
+
+def node(name: str, region: str = "", zone: str = "", **allocatable: str) -> Node:
+    labels = {k: v for k, v in ((REGION, region), (ZONE, zone)) if v}
+    made: Node = build(Node, metadata={"name": name, "labels": labels}, status={"allocatable": allocatable})
+    return made
+
+
+def pod(
+    name: str, workload: str, node_name: str = "", *, phase: str = "Running", group: str = "a1", **meta: Any
+) -> GroupPod:
+    metadata = {"name": name, "namespace": "default", "labels": {GROUP: group, WORKLOAD: workload}, **meta}
+    made: GroupPod = build(GroupPod, metadata=metadata, spec={"nodeName": node_name}, status={"phase": phase})
+    return made
+
+
+def group(edges: dict[str, list[tuple[str, int]]], name: str = "a1", namespace: str = "default") -> AppGroup:
+    def reference(selector: str) -> dict[str, str]:
+        return {"kind": "Deployment", "name": selector, "selector": selector}
+
+    workloads = [
+        {
+            "workload": reference(selector),
+            "dependencies": [{"workload": reference(d), "maxNetworkCost": most} for d, most in dependencies],
+        }
+        for selector, dependencies in edges.items()
+    ]
+    made: AppGroup = build(AppGroup, metadata={"name": name, "namespace": namespace}, spec={"workloads": workloads})
+    return made
+
+
+def weight(
+    zones: dict[tuple[str, str], int], regions: dict[tuple[str, str], int], name: str = "UserDefined"
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "topologyList": [
+            {
+                "topologyKey": key,
+                "originList": [
+                    {"origin": origin, "costList": [{"destination": destination, "networkCost": cost}]}
+                    for (origin, destination), cost in costs.items()
+                ],
+            }
+            for key, costs in ((REGION, regions), (ZONE, zones))
+        ],
+    }
+
+
+def topology(*weights: dict[str, Any], name: str = "nt-default", namespace: str = "default") -> NetworkTopology:
+    made: NetworkTopology = build(
+        NetworkTopology, metadata={"name": name, "namespace": namespace}, spec={"weights": list(weights)}
+    )
+    return made
+
+
+Known = Node | GroupPod | AppGroup | NetworkTopology
+
+
+def state_of(config: SchedulerConfig, *objects: Known) -> State:
+    state = State(config, "netaware-system")
+    for item in objects:
+        key = item.metadata.key
+        if isinstance(item, Node):
+            state.take_node(key, None, item)
+        elif isinstance(item, GroupPod):
+            state.take_pod(key, None, item)
+        elif isinstance(item, AppGroup):
+            state.take_group(key, None, item)
+        else:
+            state.take_topology(key, None, item)
+    return state
+
+
+def extender_of(state: State, config: SchedulerConfig) -> Extender:
+    return Extender(state, config, ExtenderMetrics(CollectorRegistry()), lambda: "")
+
+
+SEED_NODES = [node(f"N{i}", "us-west-1" if i <= 4 else "us-east-1", f"z{(i + 1) // 2}") for i in range(1, 9)]
+SEED_COSTS = weight(
+    {("z1", "z2"): 5, ("z2", "z1"): 5, ("z3", "z4"): 10, ("z4", "z3"): 10},
+    {("us-west-1", "us-east-1"): 20, ("us-east-1", "us-west-1"): 20},
+)
+UPSTREAM = SchedulerConfig(parity="upstream")
+
+
+def ask(extender: Extender, verb: str, workload: str, names: list[str], **metadata: Any) -> Any:
+    meta = {"name": "p", "namespace": "default", "uid": "u", "labels": {GROUP: "a1", WORKLOAD: workload}, **metadata}
+    body = msgspec.json.encode({"pod": {"metadata": meta}, "nodes": None, "nodenames": names})
+    answer = extender.answer_filter(body) if verb == "filter" else extender.answer_prioritize(body)
+    return msgspec.json.decode(answer)
+
+
+@pytest.mark.parametrize("config", [UPSTREAM, SchedulerConfig()], ids=["parity", "ours"])
+def test_the_published_worked_example(config: SchedulerConfig) -> None:
+    """Seed 001: P1 depends on P2 with maxNetworkCost 15, P2 runs on N1."""
+    state = state_of(
+        config, *SEED_NODES, pod("p2-one", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)
+    )
+    extender = extender_of(state, config)
+    answer = ask(extender, "filter", "P1", [n.metadata.name for n in SEED_NODES])
+    assert sorted(answer["nodenames"]) == ["N1", "N2", "N3", "N4"]
+    assert answer["error"] == ""
+    reason = "Node N5 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1"
+    assert answer["failedNodes"]["N5"] == answer["failedAndUnresolvableNodes"]["N5"] == reason
+    assert set(answer["failedNodes"]) == {"N5", "N6", "N7", "N8"}
+    scores = ask(extender, "prioritize", "P1", answer["nodenames"])
+    assert {s["host"]: s["score"] for s in scores} == {"N1": 100, "N2": 80, "N3": 0, "N4": 0}
+
+
+def test_costs_of_the_worked_example() -> None:
+    state = state_of(
+        UPSTREAM, *SEED_NODES, pod("p2-one", "P2", "N1"), group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)
+    )
+    weighing = state.weigh("default", "a1", "P1")
+    costs = [weighing.tally(n.metadata.name, state.place_of[n.metadata.name]).cost for n in SEED_NODES]
+    assert costs == [0, 1, 5, 5, 20, 20, 20, 20]
+
+
+def naive(
+    candidate: tuple[str, str, str],
+    placed: list[tuple[str, tuple[str, str, str]]],
+    dependencies: list[tuple[str, int]],
+    zones: dict[tuple[str, str], int],
+    regions: dict[tuple[str, str], int],
+) -> tuple[int, int, int]:
+    """The contract's table for one node, row by row, for every placed pod and every dependency."""
+    satisfied = violated = total = 0
+    name, region, zone = candidate
+    for selector, (pod_node, pod_region, pod_zone) in placed:
+        for wanted, most in dependencies:
+            if wanted != selector:
+                continue
+            if pod_node == name:
+                satisfied, total = satisfied + 1, total + 0
+            elif pod_region == "" and pod_zone == "":
+                violated, total = violated + 1, total + 100
+            elif region == pod_region and zone == pod_zone:
+                satisfied, total = satisfied + 1, total + 1
+            elif region == pod_region:
+                cost = zones.get((zone, pod_zone))
+                if cost is None:
+                    total += 100
+                elif cost <= most:
+                    satisfied, total = satisfied + 1, total + cost
+                else:
+                    violated, total = violated + 1, total + cost
+            else:
+                cost = regions.get((region, pod_region))
+                if cost is None:
+                    total += 100
+                elif cost <= most:
+                    satisfied, total = satisfied + 1, total + cost
+                else:
+                    violated, total = violated + 1, total + cost
+    return satisfied, violated, total
+
+
+def naive_scores(costs: list[int]) -> list[int]:
+    low, high = min(costs), max(costs)
+    if low == high:
+        return [0 if high == 0 else 100] * len(costs)
+    return [100 - int(100 * (cost - low) / (high - low)) for cost in costs]
+
+
+PLACES = st.tuples(st.sampled_from(["", "r1", "r2", "r3"]), st.sampled_from(["", "z1", "z2", "z3", "z4"]))
+PAIRS = st.dictionaries(
+    st.tuples(st.sampled_from(["", "z1", "z2", "z3", "z4"]), st.sampled_from(["", "z1", "z2", "z3", "z4"])),
+    st.integers(0, 300),
+    max_size=12,
+)
+REGION_PAIRS = st.dictionaries(
+    st.tuples(st.sampled_from(["r1", "r2", "r3"]), st.sampled_from(["r1", "r2", "r3"])), st.integers(0, 300), max_size=8
+)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    places=st.lists(PLACES, min_size=1, max_size=10),
+    placed=st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(0, 9)), max_size=12),
+    dependencies=st.dictionaries(st.sampled_from("BCD"), st.integers(0, 200), max_size=3),
+    zones=PAIRS,
+    regions=REGION_PAIRS,
+    asked=st.lists(st.integers(0, 9), max_size=10),
+    limit=st.integers(0, 4),
+)
+def test_answers_are_those_of_the_contracts_table(
+    places: list[tuple[str, str]],
+    placed: list[tuple[str, int]],
+    dependencies: dict[str, int],
+    zones: dict[tuple[str, str], int],
+    regions: dict[tuple[str, str], int],
+    asked: list[int],
+    limit: int,
+) -> None:
+    nodes = [(f"n{i}", region, zone) for i, (region, zone) in enumerate(places)]
+    pods = [(selector, nodes[i % len(nodes)]) for selector, i in placed]
+    config = msgspec.structs.replace(UPSTREAM, extender=msgspec.structs.replace(UPSTREAM.extender, reasons_limit=limit))
+    state = state_of(
+        config,
+        *(node(*n) for n in nodes),
+        *(pod(f"p{i}", selector, where[0]) for i, (selector, where) in enumerate(pods)),
+        group({"A": list(dependencies.items()), "B": [], "C": [], "D": []}),
+        topology(weight(zones, regions)),
+    )
+    extender = extender_of(state, config)
+    candidates = [nodes[i] for i in dict.fromkeys(i % len(nodes) for i in asked)]
+    names = [name for name, _, _ in candidates]
+    tallies = {c[0]: naive(c, pods, list(dependencies.items()), zones, regions) for c in candidates}
+    passing = [name for name in names if tallies[name][1] <= tallies[name][0]]
+    answer = ask(extender, "filter", "A", names)
+    assert sorted(answer["nodenames"]) == sorted(passing)
+    assert set(answer["failedAndUnresolvableNodes"]) == set(names) - set(passing)
+    for name, reason in answer["failedNodes"].items():
+        satisfied, violated, _ = tallies[name]
+        assert reason == (
+            f"Node {name} does not meet several network requirements from Workload dependencies: "
+            f"Satisfied: {satisfied} Violated: {violated}"
+        )
+    # Once the list that filter gave, and once a list that nobody gave.
+    for given_names in (answer["nodenames"], names):
+        scores = {s["host"]: s["score"] for s in ask(extender, "prioritize", "A", given_names)}
+        if given_names:
+            expected = naive_scores([tallies[name][2] for name in given_names])
+            assert scores == dict(zip(given_names, expected, strict=True))
+        else:
+            assert scores == {}
+
+
+def test_dependants_weigh_in_the_direction_of_their_calls() -> None:
+    """A caller in z2 pays z2 -> z1 for a dependency in z1, whatever z1 -> z2 costs."""
+    costs = CostTable(msgspec.convert(weight({("z2", "z1"): 7, ("z1", "z2"): 90}, {}), WeightInfo))
+    places = [Location(), Location("r", "z1"), Location("r", "z2")]
+    found = weigh([], [Bond("caller", 10, 0, {"n2": 2})], places, {"n1": 1, "n2": 2}, costs)
+    assert [t.cost for t in found.by_class[1:]] == [14, 2]
+    assert found.by_node["n2"].cost == 0
+    assert all(tally.passes for tally in found.by_class)
+
+
+def test_a_node_without_free_bandwidth_is_refused_when_the_filter_is_on() -> None:
+    entry = {"destination": "z2", "networkCost": 1, "bandwidthCapacity": "1G", "bandwidthAllocated": "900M"}
+    topology_list = [{"topologyKey": ZONE, "originList": [{"origin": "z1", "costList": [entry]}]}]
+    costs = CostTable(msgspec.convert({"name": "w", "topologyList": topology_list}, WeightInfo))
+    places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
+
+    def passes(min_bandwidth_bps: int, *, on: bool) -> list[bool]:
+        bond = Bond("peer", 10, min_bandwidth_bps, {"n2": 1})
+        return [t.passes for t in weigh([bond], [], places, {"n2": 2}, costs, bandwidth=on).by_class[1:]]
+
+    assert passes(200_000_000, on=True) == [False, True, True]
+    assert passes(100_000_000, on=True) == [True, True, True]
+    assert passes(200_000_000, on=False) == [True, True, True]
+
+
+def test_finished_pods_and_pods_on_deleted_nodes_are_left_out() -> None:
+    config = SchedulerConfig()
+    state = state_of(
+        config,
+        *SEED_NODES,
+        pod("done", "P2", "N1", phase="Succeeded"),
+        pod("leaving", "P2", "N1", deletionTimestamp="2026-01-01T00:00:00Z"),
+        pod("lost", "P2", "gone"),
+        group({"P1": [("P2", 15)], "P2": []}),
+        topology(SEED_COSTS),
+    )
+    assert state.weigh("default", "a1", "P1").neutral
+    answer = ask(extender_of(state, config), "filter", "P1", ["N1", "N8"])
+    assert answer["nodenames"] == ["N1", "N8"]
+
+
+def test_upstream_parity_counts_finished_pods_and_fails_on_deleted_nodes() -> None:
+    objects: list[Known] = [*SEED_NODES, group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS)]
+    finished = state_of(UPSTREAM, *objects, pod("done", "P2", "N1", phase="Succeeded"))
+    assert "N8" in ask(extender_of(finished, UPSTREAM), "filter", "P1", ["N1", "N8"])["failedNodes"]
+    lost = state_of(UPSTREAM, *objects, pod("lost", "P2", "gone"))
+    assert "gone" in ask(extender_of(lost, UPSTREAM), "filter", "P1", ["N1", "N8"])["error"]
+
+
+def test_counts_follow_pods_as_they_come_move_and_go() -> None:
+    state = state_of(SchedulerConfig(), *SEED_NODES, group({"P1": [("P2", 15)], "P2": []}), topology(SEED_COSTS))
+    waiting, bound = pod("p2", "P2", phase="Pending"), pod("p2", "P2", "N1")
+    state.take_pod("default/p2", None, waiting)
+    assert state.weigh("default", "a1", "P1").neutral
+    state.take_pod("default/p2", waiting, bound)
+    assert state.members("default/a1") == {"P2": Counter({"N1": 1})}
+    assert not state.weigh("default", "a1", "P1").neutral
+    state.take_pod("default/p2", bound, None)
+    assert state.weigh("default", "a1", "P1").neutral
+
+
+def test_a_relabelled_node_is_weighed_where_it_is_now() -> None:
+    state = state_of(
+        SchedulerConfig(),
+        *SEED_NODES,
+        pod("p2", "P2", "N1"),
+        group({"P1": [("P2", 15)], "P2": []}),
+        topology(SEED_COSTS),
+    )
+    assert state.weigh("default", "a1", "P1").tally("N8", state.place_of["N8"]).cost == 20
+    state.take_node("N8", SEED_NODES[7], node("N8", "us-west-1", "z1"))
+    assert state.weigh("default", "a1", "P1").tally("N8", state.place_of["N8"]).cost == 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ((weight({("z1", "z2"): 9}, {}, "NetperfCosts"),), "NetperfCosts"),
+        ((weight({("z1", "z2"): 9}, {}, "NetperfCosts"), SEED_COSTS), "UserDefined"),
+        ((weight({}, {}, "Other"),), ""),
+    ],
+)
+def test_the_weight_asked_for_wins_over_the_measured_one(weights: tuple[dict[str, Any], ...], expected: str) -> None:
+    assert state_of(SchedulerConfig(), topology(*weights)).costs("default").weight == expected
+    parity = state_of(UPSTREAM, topology(*weights)).costs("default").weight
+    assert parity == ("UserDefined" if expected == "UserDefined" else "")
+
+
+def test_groups_are_found_by_the_pods_own_namespace_then_by_the_groups_word_then_by_the_list() -> None:
+    config = SchedulerConfig(network_overhead=NetworkOverheadArgs(namespaces=("infra", "default")))
+    shared = group({"P": []}, namespace="default")
+    own = group({"P": []}, namespace="shop")
+    named = msgspec.convert(
+        {
+            "metadata": {"name": "a1", "namespace": "central"},
+            "spec": {"workloads": [{"workload": {"kind": "D", "name": "p", "selector": "P", "namespace": "branch"}}]},
+        },
+        AppGroup,
+    )
+    state = state_of(config, shared, own, named)
+    assert state.group_of("shop", "a1") == "shop/a1"
+    assert state.group_of("branch", "a1") == "central/a1"
+    assert state.group_of("elsewhere", "a1") == "default/a1"
+    assert state.group_of("shop", "unknown") == ""
+    assert state_of(UPSTREAM, own).group_of("shop", "a1") == ""
+
+
+def test_score_normalisation_truncates_as_upstream_does() -> None:
+    assert [normalise(c, 0, 5) for c in (0, 1, 5)] == [100, 80, 0]
+    assert [normalise(c, 1, 4) for c in (1, 2, 3, 4)] == [100, 67, 34, 0]
+    assert normalise(0, 0, 0) == 0
+    assert normalise(7, 7, 7) == 100
+
+
+def test_the_refusal_names_bandwidth_when_bandwidth_is_the_reason() -> None:
+    from controller.scheduler.rules import Tally
+
+    assert "free bandwidth" in refusal("n", Tally(1, 0, 5, starved=True))
+
+
+@pytest.mark.parametrize(("mode", "scores"), [("Least", [100, 0]), ("Most", [0, 100])])
+def test_allocatable_prefers_small_or_large_nodes(mode: Any, scores: list[int]) -> None:
+    """Seed 002: nodes of 10 and 200."""
+    args = AllocatableArgs(mode=mode)
+    raw = [raw_score({"cpu": "10", "memory": "10Gi"}, args), raw_score({"cpu": "200", "memory": "200Gi"}, args)]
+    assert normalise_all(raw) == scores
+
+
+def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing() -> None:
+    args = AllocatableArgs(resources=(ResourceWeight(name="a", weight=2), ResourceWeight(name="b", weight=1)))
+    assert raw_score({"a": "5"}, args) == -3  # -10/3, and not -4
+    assert raw_score({"a": "5"}, msgspec.structs.replace(args, mode="Most")) == 3
+    assert raw_score(None, args) == 0
+    assert (
+        raw_score({"cpu": "500m"}, AllocatableArgs(mode="Most", resources=(ResourceWeight(name="cpu", weight=1),)))
+        == 500
+    )
+    assert normalise_all([4, 4]) == [0, 0]
+    assert normalise_all([0, 1, 3]) == [0, 33, 100]
+    assert normalise_all([]) == []
