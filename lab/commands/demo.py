@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     progress = Console(stderr=True)
 
     def say(text: str) -> None:
-        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False)
+        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     async def main() -> None:
         found = await run_demo(topology, name=args.name, placement=args.placement, say=say)
