@@ -6,31 +6,49 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from agent.config import add_run_flags, read_config, set_up_logs
+from agent.config import AgentConfig, add_run_flags, read_config, set_up_logs
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
+
+_COMMANDS = {
+    "run": "run the agent of this node",
+    "capacity": "show links and the capacity that follows from them",
+    "bandwidth": "show whether pods are kept to their bandwidth annotations",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, check everything, run; return the exit code."""
     parser = argparse.ArgumentParser(prog="agent", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="run the agent of this node")
-    add_run_flags(run)
-    run.add_argument("--cleanup", action="store_true", help="take back what the agent wrote on its node, and end")
+    for name, help_ in _COMMANDS.items():
+        command = commands.add_parser(name, help=help_, description=help_)
+        add_run_flags(command)
+        if name == "run":
+            command.add_argument("--cleanup", action="store_true", help="take back what the agent wrote, and end")
+        else:
+            command.add_argument("--json", action="store_true", help="for machines")
     parsed = parser.parse_args(arguments)
     try:
         set_up_logs(parsed)
-        config = read_config(parsed)
+        config = read_config(parsed, need_node=parsed.command == "run")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    # Imported late: a wrong flag should be told at once, and the tables need none of the program's parts.
-    from agent.program import clean_up, run_agent
+    return _run(parsed, config)
 
+
+def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
+    # Imported late: a wrong flag should be told at once.
+    from agent import program, tables
+
+    if parsed.command == "capacity":
+        return run_program(lambda: tables.show_capacity(config, as_json=parsed.json))
+    if parsed.command == "bandwidth":
+        return run_program(lambda: tables.show_bandwidth(config, as_json=parsed.json))
     if parsed.cleanup:
-        return run_program(lambda: clean_up(config))
-    return run_program(lambda: run_agent(config))
+        return run_program(lambda: program.clean_up(config))
+    return run_program(lambda: program.run_agent(config))
 
 
 if __name__ == "__main__":

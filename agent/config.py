@@ -166,18 +166,18 @@ def set_up_logs(arguments: argparse.Namespace) -> None:
     logs.set_up(format_=format_, level=level)
 
 
-def read_config(arguments: argparse.Namespace) -> AgentConfig:
-    """Check what `add_run_flags` parsed.
+def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> AgentConfig:
+    """Check what `add_run_flags` parsed; without ``need_node`` the node's name may be missing, and is empty then.
 
     Raises:
         ConfigError: the first thing that is wrong; names the flag, or the file and its field.
     """
-    if not arguments.node_name:
+    if need_node and not arguments.node_name:
         raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
     parse_listen(arguments.listen)
     rules, by_type = read_file(Path(arguments.config)) if arguments.config else ((), {})
     return AgentConfig(
-        node=_name("--node-name", arguments.node_name),
+        node=_name("--node-name", arguments.node_name) if arguments.node_name else "",
         kubeconfig=arguments.kubeconfig or None,
         listen=arguments.listen,
         namespace=_name("--namespace", arguments.namespace),

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from agent import VERSION
+from agent.bandwidth.room import BandwidthRoom
 from agent.capacity.kernel import read_links
 from agent.capacity.offer import Finding
 from agent.capacity.publication import plan_withdrawal
@@ -62,6 +63,10 @@ async def run_agent(config: AgentConfig) -> None:
             "traffic": traffic.run(),
         }
         checks.ready["node"] = lambda: "" if view.node is not None else f"node {config.node} was not read yet"
+        if config.bandwidth != "off":
+            limits = BandwidthRoom(client, config, recorder, registry)
+            kernel.on_shaping(limits.note_kernel_change)
+            tasks |= limits.tasks()
         if config.probing:
 
             def note(outcome: Outcome) -> None:

@@ -1,0 +1,89 @@
+"""From pods to processes: /proc names each process's cgroup, and cgroups carry the pod's uid and the container's id.
+
+Works for cgroup v1 and v2, for kubelets with the systemd and the cgroupfs driver, for cgroup roots below a parent (kind,
+nested kubelets), and inside a cgroup namespace, where paths of others begin with ``/..``; and needs no container runtime.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import msgspec
+
+_UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
+_CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
+# CRI-O's monitors live in the pod's slice but in the node's network namespace.
+_MONITOR = "conmon"
+INTERFACE = "eth0"
+
+
+class PodProcess(msgspec.Struct, frozen=True):
+    """The oldest process of a pod, and the id of its container, empty where the cgroup's name has none."""
+
+    pid: int
+    container: str
+
+
+def parse_cgroup(text: str) -> tuple[str, str] | None:
+    """Pod uid, without dashes, and container id of a process, from its ``/proc/<pid>/cgroup``; None outside of pods."""
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1]
+        match = _UID.search(path)
+        if match is None or _MONITOR in path:
+            continue
+        container = _CONTAINER.search(path, match.end())
+        return plain_uid(match[1]), container[1] if container else ""
+    return None
+
+
+def plain_uid(uid: str) -> str:
+    """A uid without the dashes, or underscores, that depend on where it is written."""
+    return uid.replace("-", "").replace("_", "")
+
+
+def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodProcess]:
+    """The oldest process of each pod, by the uid as given. Reads all of ``/proc`` once."""
+    wanted = {plain_uid(uid): uid for uid in uids}
+    found: dict[str, tuple[int, PodProcess]] = {}
+    for directory in _processes(proc) if wanted else ():
+        try:
+            owner = parse_cgroup((directory / "cgroup").read_text())
+        except (OSError, UnicodeDecodeError):
+            continue  # it ended meanwhile
+        if owner is None or owner[0] not in wanted:
+            continue
+        started = _started_at(directory)
+        uid = wanted[owner[0]]
+        if started is not None and (uid not in found or started < found[uid][0]):
+            found[uid] = (started, PodProcess(int(directory.name), owner[1]))
+    return {uid: process for uid, (_, process) in found.items()}
+
+
+def own_index(proc: Path, pid: int) -> int | None:
+    """Index of eth0 in a process's network namespace, or None: ``/proc/<pid>/net/igmp`` lists devices with theirs.
+
+    Read from outside, so no namespace has to be entered.
+    """
+    try:
+        lines = (proc / str(pid) / "net" / "igmp").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in lines:
+        words = line.split()
+        if len(words) > 1 and words[0].isdigit() and words[1].rstrip(":") == INTERFACE:
+            return int(words[0])
+    return None
+
+
+def _processes(proc: Path) -> Iterator[Path]:
+    return (entry for entry in proc.iterdir() if entry.name.isdigit())
+
+
+def _started_at(directory: Path) -> int | None:
+    """Start time in clock ticks since boot, field 22 of ``/proc/<pid>/stat`` (proc(5)); names may hold blanks."""
+    try:
+        return int((directory / "stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None

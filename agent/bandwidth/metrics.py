@@ -1,0 +1,61 @@
+"""Verdicts for Prometheus: per pod and direction, at most for a thousand pods, gone with the pod."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from agent.bandwidth.state import BandwidthPlan, Judgement
+
+MOST_JUDGEMENTS = 2000
+_LABELS = ("namespace", "pod", "direction")
+
+
+class BandwidthMetrics:
+    """A collector over the latest judgements."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._judgements: Sequence[Judgement] = ()
+        self._unlocated = 0
+        self.repairs = Counter(
+            "netaware_pod_bandwidth_repairs", "Limits set or removed, by outcome.", ["outcome"], registry=registry
+        )
+        registry.register(self)
+
+    def take(self, plan: BandwidthPlan) -> None:
+        """Show these from now on."""
+        self._judgements, self._unlocated = plan.judgements[:MOST_JUDGEMENTS], len(plan.unlocated)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this node."""
+        verdict = GaugeMetricFamily(
+            "netaware_pod_bandwidth_verdict",
+            "Always 1: whether the pod is kept to its bandwidth annotation, and on which device.",
+            labels=(*_LABELS, "verdict", "device"),
+        )
+        wanted = _gauge("wanted_bytes_per_second", "What the annotation asks for.")
+        rate = _gauge("effective_rate_bytes_per_second", "Limit that the kernel enforces, 0 when nothing gets through.")
+        burst = _gauge("effective_burst_bytes", "Burst that the kernel lets through unlimited.")
+        queue = _gauge("queue_seconds", "The longest that a packet can wait in the limit's queue.")
+        for judgement in self._judgements:
+            labels = (judgement.pod.namespace, judgement.pod.name, judgement.direction)
+            verdict.add_metric((*labels, judgement.verdict, judgement.device), 1)
+            for family, value in (
+                (wanted, None if judgement.wanted_bps is None else judgement.wanted_bps / 8),
+                (rate, judgement.rate_bytes_per_s),
+                (burst, judgement.burst_bytes),
+                (queue, judgement.queue_s),
+            ):
+                if value is not None and math.isfinite(value):
+                    family.add_metric(labels, value)
+        yield from (verdict, wanted, rate, burst, queue)
+        yield GaugeMetricFamily(
+            "netaware_pod_bandwidth_unlocated", "Annotated pods whose device was not found.", self._unlocated
+        )
+
+
+def _gauge(name: str, text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"netaware_pod_bandwidth_{name}", text, labels=_LABELS)

@@ -1,0 +1,136 @@
+"""The arithmetic of token buckets: what the CNI plugin asks for, what 32 bits make of it, and what we ask for instead.
+
+A tick is 64 ns (15.625 per microsecond, /proc/net/psched). The plugin's own sums are in docs/contracts, bandwidth annotations
+and the CNI bandwidth plugin; the kernel's are in net/sched/sch_tbf.c.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+TICKS_PER_US = 15.625
+TICK_S = 64e-9
+WORD = 1 << 32
+PLUGIN_LATENCY_S = 0.025
+
+BURST_S = 0.010
+"""Our burst lasts this long at the limit's rate: enough for timers of a busy machine, too little to notice."""
+QUEUE_S = 0.050
+"""Our queue is never longer than this at the limit's rate, unless `LEAST_FRAMES` need more room."""
+LEAST_FRAMES = 16
+"""TCP needs to have some segments under way; fewer would cost throughput at rates below 4 Mbit/s."""
+LEAST_BURST_FRAMES = 2
+
+ENFORCED_BURST_S = 0.25
+"""A burst that lasts longer than this lets more than 105 % through in the first five seconds: it is too large."""
+ENFORCED_QUEUE_S = 0.5
+GSO_BYTES = 65536
+"""A single segment of that size may sit in any queue, so bursts below it are never too large."""
+_TICK_SLACK = 32
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A token bucket as the kernel holds it.
+
+    Attributes:
+        rate_bytes_per_s: bytes per second.
+        buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
+        limit_bytes: longest queue.
+    """
+
+    rate_bytes_per_s: int
+    buffer_ticks: int
+    limit_bytes: int
+
+    @property
+    def burst_s(self) -> float:
+        """For how long the bucket lets traffic through unlimited, at the rate itself."""
+        return self.buffer_ticks * TICK_S
+
+    @property
+    def burst_bytes(self) -> int:
+        """The effective burst, as ``tc`` shows it."""
+        return int(self.rate_bytes_per_s * self.burst_s)
+
+    @property
+    def queue_s(self) -> float:
+        """The longest a packet can wait once the bucket is empty."""
+        return self.limit_bytes / self.rate_bytes_per_s if self.rate_bytes_per_s else math.inf
+
+
+def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
+    """Ticks that the CNI plugin computes: with conversions that wrap (amd64), and with such that saturate (arm64).
+
+    ``uint32(uint32(burst * 1e6 / rate) * 15.625)``; Go leaves conversions out of range to the machine.
+    """
+    time_us = int(burst_bytes * 1e6 / rate_bytes_per_s)
+    wrapped = int((time_us % WORD) * TICKS_PER_US) % WORD
+    saturated = min(int(min(time_us, WORD - 1) * TICKS_PER_US), WORD - 1)
+    return wrapped, saturated
+
+
+def plugin_shape(rate_bps: int, burst_bytes: int) -> Shape:
+    """What the CNI plugin sets up on amd64 for a rate in bits per second and a burst in bytes."""
+    rate = rate_bps // 8
+    limit = (int(rate * PLUGIN_LATENCY_S) + burst_bytes) % WORD
+    return Shape(rate_bytes_per_s=rate, buffer_ticks=plugin_buffers(rate, burst_bytes)[0], limit_bytes=limit)
+
+
+def wrapped_burst(shape: Shape) -> int | None:
+    """The burst in bytes that was asked for, if it did not fit into 32 bits of ticks and came out as this shape.
+
+    The plugin keeps the burst in the limit as well, which may have wrapped too (CRI-O asks for nearly 4 GiB).
+    """
+    if shape.rate_bytes_per_s <= 0:
+        return None
+    base = shape.limit_bytes - int(shape.rate_bytes_per_s * PLUGIN_LATENCY_S)
+    for burst_bytes in (base, base + WORD):
+        if burst_bytes <= 0 or burst_bytes / shape.rate_bytes_per_s * 1e6 * TICKS_PER_US < WORD:
+            continue
+        if any(abs(shape.buffer_ticks - b) <= _TICK_SLACK for b in plugin_buffers(shape.rate_bytes_per_s, burst_bytes)):
+            return burst_bytes
+    return None
+
+
+def bounded_shape(rate_bps: int, mtu: int) -> Shape:
+    """Our own set-up for a rate in bits per second: limits from the first second, and its queue is bounded in time.
+
+    Args:
+        rate_bps: the limit.
+        mtu: of the device, bytes; a frame also has an Ethernet header.
+    """
+    rate = rate_bps // 8
+    frame = mtu + 14
+    burst = max(math.ceil(rate * BURST_S), LEAST_BURST_FRAMES * frame)
+    limit = max(math.ceil(rate * QUEUE_S), LEAST_FRAMES * frame)
+    # At the lowest rates two frames are more than the bucket's 32 bits of ticks can hold (274.9 s).
+    ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), WORD - 1)
+    return Shape(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
+
+
+def is_bounded(shape: Shape, mtu: int) -> bool:
+    """Whether a shape is ours: exactly what `bounded_shape` gives for its rate. The plugin's never is."""
+    if shape.rate_bytes_per_s <= 0:
+        return False
+    ours = bounded_shape(shape.rate_bytes_per_s * 8, mtu)
+    return abs(ours.buffer_ticks - shape.buffer_ticks) <= _TICK_SLACK and ours.limit_bytes == shape.limit_bytes
+
+
+def queue_bound_s(rate_bps: int, mtu: int) -> float:
+    """How long a packet waits at most in our set-up: `QUEUE_S`, or `LEAST_FRAMES` frames at low rates."""
+    return bounded_shape(rate_bps, mtu).queue_s
+
+
+def lets_too_much_through(shape: Shape, mtu: int) -> bool:
+    """Whether burst or queue are so large that the limit is none for seconds, or delays packets by more than half a one."""
+    least = max(GSO_BYTES, LEAST_FRAMES * (mtu + 14))
+    large_burst = shape.burst_s > ENFORCED_BURST_S and shape.burst_bytes > least
+    long_queue = shape.queue_s > ENFORCED_QUEUE_S and shape.limit_bytes > 2 * least
+    return large_burst or long_queue
+
+
+def blocks_everything(shape: Shape, mtu: int) -> bool:
+    """Whether the bucket is smaller than a frame: the kernel then drops every full-sized packet (sch_tbf.c)."""
+    return shape.burst_bytes < mtu + 14 and shape.buffer_ticks < WORD - 1

@@ -1,0 +1,130 @@
+"""Pods as the kernel sees them: a network namespace with a veth pair to the host and a real process in a pod's cgroup.
+
+Not simulated: namespace, devices, process and cgroup are the kernel's. Simulated: the container runtime that would have
+made them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.bandwidth.locate import find_processes, own_index
+from agent.bandwidth.state import BandwidthSnapshot, Location
+from agent.bandwidth.wanted import PodWish, read_wish
+
+PROC = Path("/proc")
+
+
+def run(command: str) -> str:
+    """Run a command and return what it prints; its error is the test's."""
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def cgroup_hierarchy() -> Path:
+    """A cgroup hierarchy that we can make groups in: v2 where it is mounted, else one of v1."""
+    for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids")):
+        if (root / "cgroup.procs").exists():
+            return root
+    msg = "no cgroup hierarchy is mounted"
+    raise FileNotFoundError(msg)
+
+
+@dataclass
+class NodePod:
+    """One pod on this machine."""
+
+    name: str
+    host_address: str
+    address: str
+    namespace: str
+    host_device: str
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    container: str = field(default_factory=lambda: uuid.uuid4().hex + uuid.uuid4().hex)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def command(self, *arguments: str) -> list[str]:
+        """A command inside the pod's network namespace."""
+        return ["ip", "netns", "exec", self.namespace, *arguments]
+
+    def wish(self, *, ingress: str = "", egress: str = "") -> PodWish:
+        """The pod as the rules see it."""
+        texts = {"ingress": ingress, "egress": egress}
+        wishes = {direction: read_wish(text) for direction, text in texts.items() if text}
+        return PodWish(namespace="test", name=self.name, uid=self.uid, wishes=wishes)  # type: ignore[arg-type]
+
+
+def make_group(path: Path, pid: int) -> None:
+    """Put a process into a cgroup of its own."""
+    path.mkdir(parents=True)
+    (path / "cgroup.procs").write_text(str(pid))
+
+
+@contextmanager
+def node_pod(number: int, *, layout: str = "kubepods/burstable/pod{uid}/{container}") -> Iterator[NodePod]:
+    """A pod, numbered 0..250; everything is removed afterwards, whatever happened."""
+    tag = uuid.uuid4().hex[:6]
+    pod = NodePod(
+        name=f"pod-{number}",
+        host_address=f"10.251.{number}.1",
+        address=f"10.251.{number}.2",
+        namespace=f"napod-{tag}",
+        host_device=f"nap{tag}",
+    )
+    hierarchy = cgroup_hierarchy()
+    top = hierarchy / f"natest-{tag}"
+    group = top / layout.format(uid=pod.uid, container=pod.container)
+    try:
+        run(f"ip netns add {pod.namespace}")
+        run(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
+        run(f"ip addr add {pod.host_address}/30 dev {pod.host_device}")
+        run(f"ip link set {pod.host_device} up")
+        for part in (f"addr add {pod.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
+            run(f"ip -n {pod.namespace} {part}")
+        pod.process = subprocess.Popen(pod.command("sleep", "3600"))
+        make_group(group, pod.process.pid)
+        yield pod
+    finally:
+        if pod.process is not None:
+            pod.process.kill()
+            pod.process.wait()
+        _remove_groups(top)
+        subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", pod.host_device], check=False, capture_output=True)
+
+
+def _remove_groups(top: Path) -> None:
+    for directory, _, _ in os.walk(top, topdown=False):
+        with suppress(OSError):
+            Path(directory).rmdir()
+
+
+def look(*wishes: PodWish, network: str = "test-net") -> BandwidthSnapshot:
+    """What the agent reads about these pods."""
+    from agent.bandwidth.kernel import read_kernel
+
+    processes = find_processes(PROC, [wish.cgroup_uid or wish.uid for wish in wishes])
+    kernel, numbers = read_kernel({uid: process.pid for uid, process in processes.items()})
+    locations = {
+        uid: Location(
+            pid=process.pid,
+            sandbox=process.container,
+            namespace_id=numbers.get(uid),
+            own_index=own_index(PROC, process.pid),
+        )
+        for uid, process in processes.items()
+    }
+    return BandwidthSnapshot(pods=wishes, locations=locations, kernel=kernel, network=network)
