@@ -1,0 +1,102 @@
+"""The capabilities that the DaemonSet grants are enough for what the agent does to the kernel, and none is there in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pyroute2 import IPRoute
+
+from tests.integration.manifests.kubectl import MANIFESTS
+
+ROOT = MANIFESTS.parent
+DEVICE = "nawcap0"
+# Runs with the capabilities of the DaemonSet: limits a pod's device both ways, reads it back, takes the limits off.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from agent.bandwidth import kernel, locate
+from agent.bandwidth.state import LimitEgress, LimitIngress, Unlimit
+from agent.bandwidth.tbf import Shape
+
+pid, name = int(sys.argv[1]), sys.argv[2]
+shape = Shape(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
+state, numbers = kernel.read_kernel({"uid": pid})
+device = next(d for d in state.devices if d.name == name)
+kernel.execute(LimitIngress(device.index, name, shape))
+kernel.execute(LimitEgress(device.index, name, "nawcapifb0", 1500, shape, "netaware:test"))
+after, _ = kernel.read_kernel({})
+through = next(d for d in after.devices if d.name == "nawcapifb0")
+print(json.dumps({
+    "same namespace": device.namespace_id == numbers["uid"],
+    "own index": locate.own_index(Path("/proc"), pid) == device.peer,
+    "ingress": any(q.device == device.index and q.shape == shape for q in after.qdiscs),
+    "egress": any(q.device == through.index and q.shape == shape for q in after.qdiscs),
+    "redirect": any(f.device == device.index and f.redirects_to == through.index for f in after.filters),
+}))
+kernel.execute(Unlimit(device.index, name, "ingress"))
+kernel.execute(Unlimit(device.index, name, "egress", "nawcapifb0"))
+"""
+
+
+def capabilities() -> list[str]:
+    daemon_set = yaml.safe_load((MANIFESTS / "base" / "agent" / "daemonset.yaml").read_text())
+    container = daemon_set["spec"]["template"]["spec"]["containers"][0]
+    return [str(name).lower() for name in container["securityContext"]["capabilities"]["add"]]
+
+
+@pytest.fixture
+def pod() -> Iterator[int]:
+    """The pid of a process in a network namespace of its own, joined to ours by a veth pair."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    process = subprocess.Popen(["unshare", "--net", "sleep", "60"])
+    try:
+        ours = Path("/proc/self/ns/net").readlink()
+        deadline = time.monotonic() + 5
+        while Path(f"/proc/{process.pid}/ns/net").readlink() == ours and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with IPRoute() as netlink:
+            peer = {"ifname": "eth0", "net_ns_pid": process.pid}
+            netlink.link("add", ifname=DEVICE, kind="veth", peer=peer)
+            netlink.link("set", index=netlink.link_lookup(ifname=DEVICE)[0], state="up")
+        inside = ["nsenter", "--net", f"--target={process.pid}", sys.executable, "-c"]
+        up = "from pyroute2 import IPRoute as I; n = I(); n.link('set', index=n.link_lookup(ifname='eth0')[0], state='up')"
+        subprocess.run([*inside, up], check=True, timeout=20)
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        with IPRoute() as netlink:
+            for name in (DEVICE, "nawcapifb0"):
+                for index in netlink.link_lookup(ifname=name):
+                    netlink.link("del", index=index)
+
+
+def run_with(names: list[str], pid: int) -> subprocess.CompletedProcess[str]:
+    bounding = ",".join(["-all", *(f"+{name}" for name in names)])
+    drop = ["setpriv", f"--bounding-set={bounding}", f"--inh-caps={bounding}", "--no-new-privs"]
+    command = [*drop, sys.executable, "-c", SCRIPT, str(pid), DEVICE]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+
+def test_granted_capabilities_suffice_to_read_limit_and_unlimit(pod: int) -> None:
+    done = run_with(capabilities(), pod)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == dict.fromkeys(
+        ("same namespace", "own index", "ingress", "egress", "redirect"), True
+    )
+
+
+def test_each_granted_capability_is_needed(pod: int) -> None:
+    for name in capabilities():
+        done = run_with([other for other in capabilities() if other != name], pod)
+        assert done.returncode != 0, f"{name} is granted in vain"
+        assert "not permitted" in done.stderr
