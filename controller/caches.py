@@ -6,7 +6,8 @@ ConfigMaps only where they are probe plans. Rooms read these mirrors and never t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from controller.resources import (
@@ -22,6 +23,9 @@ from kubekit.reflector import HasMetadata, Reflector
 from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Pod
 
 PLAN_LABEL = "netaware.io/plan"
+
+LONGEST_LAG_S = 10.0
+"""A mirror that is further behind than this has lost its watch, and will list."""
 
 T = TypeVar("T", bound=HasMetadata)
 
@@ -87,25 +91,40 @@ class OwnWrites(Generic[T]):
     same thing again, and put old values of other fields back.
     """
 
-    def __init__(self) -> None:
-        self._written: dict[str, tuple[set[str], T]] = {}
+    def __init__(self, mirror: Reflector[T], clock: Callable[[], float] = time.monotonic) -> None:
+        self._mirror, self._clock = mirror, clock
+        self._written: dict[str, tuple[float, set[str], T]] = {}
 
     def note(self, key: str, before: T | None, after: T) -> None:
-        """Remember that ``before`` became ``after`` by a write of ours."""
-        superseded, _ = self._written.get(key, (set(), after))
-        superseded.add(before.metadata.resource_version if before is not None else "")
-        self._written[key] = (superseded, after)
+        """Remember that ``before`` became ``after`` by a write of ours, unless the mirror knows already."""
+        superseded = {*self._superseded(key), _version(before)}
+        if _version(self._mirror.get(key)) in superseded:
+            self._written[key] = (self._clock(), superseded, after)
+        else:
+            self._written.pop(key, None)
 
-    def newest(self, key: str, mirrored: T | None) -> T | None:
-        """The mirror's copy, or ours while the mirror still has one that we replaced."""
+    def newest(self, key: str) -> T | None:
+        """The mirror's copy, or ours while the mirror still has one that we replaced.
+
+        Call it for every change of the mirror as well: an object that we made and somebody deleted would otherwise look
+        like one that the mirror has not seen yet.
+        """
+        mirrored = self._mirror.get(key)
         if key not in self._written:
             return mirrored
-        superseded, after = self._written[key]
-        if (mirrored.metadata.resource_version if mirrored is not None else "") in superseded:
+        written_at, superseded, after = self._written[key]
+        if _version(mirrored) in superseded and self._clock() - written_at < LONGEST_LAG_S:
             return after
         del self._written[key]
         return mirrored
 
+    def _superseded(self, key: str) -> set[str]:
+        return self._written[key][1] if key in self._written else set()
+
     def forget(self) -> None:
         """Forget everything, when a leadership begins: others may have written since."""
         self._written.clear()
+
+
+def _version(found: HasMetadata | None) -> str:
+    return found.metadata.resource_version if found is not None else ""

@@ -71,6 +71,7 @@ class ControlPlane:
     admin_token: str
     server: str = ""
     _serving: KeyPair = field(init=False)
+    _api_server_flags: tuple[str, ...] = ()
 
     @classmethod
     @asynccontextmanager
@@ -84,6 +85,7 @@ class ControlPlane:
         hosts: Iterable[str] = (),
         binaries: Binaries | None = None,
         programs: Programs | None = None,
+        api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[ControlPlane]:
         """Boot etcd and the API server, then ``components``; stop everything on the way out.
 
@@ -95,6 +97,7 @@ class ControlPlane:
             hosts: further names and addresses for its certificate.
             binaries: what to run, found or built when not given.
             programs: where to keep its processes; a lab passes its own, so that one place watches them all.
+            api_server_flags: further flags of kube-apiserver, such as those of its audit log.
 
         Raises:
             BuildError: the binaries are missing and cannot be built.
@@ -105,6 +108,7 @@ class ControlPlane:
         authority = Authority(state_dir / "pki", f"netaware-lab-{name}")
         owned = programs or Programs(state_dir)
         plane = cls(state_dir, address, binaries.version, binaries, owned, authority, secrets.token_hex(16))
+        plane._api_server_flags = tuple(api_server_flags)
         try:
             await plane._boot(tuple(hosts))
             starters = {
@@ -348,6 +352,7 @@ class ControlPlane:
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             "--allow-privileged=true",
             "--profiling=false",
+            *self._api_server_flags,
         ]
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:

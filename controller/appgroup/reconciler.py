@@ -57,7 +57,7 @@ class AppGroupController:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
         self._namespace, self._rules, self._capabilities, self._wall = namespace, rules, capabilities, wall
         self._queue = WorkQueue()
-        self._own: OwnWrites[AppGroup] = OwnWrites()
+        self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] | None = None
         self._pods_of: dict[str, dict[str, Pod]] = defaultdict(dict)
@@ -108,7 +108,7 @@ class AppGroupController:
             self._metrics.clear()
 
     async def _reconcile(self, key: str) -> float | None:
-        group = self._own.newest(key, self._caches.app_groups.get(key))
+        group = self._own.newest(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
             self._metrics.drop(key)
             self._last_conditions.pop(key, None)

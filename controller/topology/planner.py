@@ -76,7 +76,7 @@ class Planner:
         self._results, self._wall = results, wall
         self.interval_s = config.probing.interval_s
         self._queue = WorkQueue()
-        self._own: OwnWrites[ConfigMap] = OwnWrites()
+        self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
         self._plans: dict[str, ZonePlan] = {}
         self._links = Gauge(
             "netaware_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
@@ -110,7 +110,8 @@ class Planner:
     def _agent_pod_changed(self, _key: str, _old: Pod | None, _new: Pod | None) -> None:
         self._queue.add_after(PLAN, self._config.plan_settle_s)
 
-    def _plan_changed(self, _key: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
+    def _plan_changed(self, key: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
+        self._own.newest(key)
         self._queue.add_after(PLAN, self._config.plan_settle_s)
 
     async def run(self) -> None:
@@ -138,7 +139,7 @@ class Planner:
 
     def _plan_objects(self) -> dict[str, ConfigMap]:
         names = set(self._caches.plans.items) | {f"{self._namespace}/{plan_object_name(z)}" for z in self._plans}
-        newest = {key: self._own.newest(key, self._caches.plans.get(key)) for key in names}
+        newest = {key: self._own.newest(key) for key in names}
         return {found.metadata.name: found for found in newest.values() if found is not None}
 
     async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:

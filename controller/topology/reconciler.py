@@ -173,7 +173,7 @@ class TopologyController:
         self.planner = Planner(client, caches, config, registry, namespace=namespace, results=self._results, wall=wall)
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
-        self._own: OwnWrites[NetworkTopology] = OwnWrites()
+        self._own: OwnWrites[NetworkTopology] = OwnWrites(caches.topologies)
         self._unwritten_change: set[str] = set()
         self._last_conditions: dict[str, list[Condition]] = {}
         self._map: Map | None = None
@@ -232,7 +232,7 @@ class TopologyController:
 
     async def _reconcile(self, key: str) -> float | None:
         self._want_results()
-        topology = self._own.newest(key, self._caches.topologies.get(key))
+        topology = self._own.newest(key)
         if topology is None or not self._is_ours(topology):
             self._forget(key)
             return None

@@ -157,5 +157,5 @@ async def _exists(client: Client, namespace: str) -> bool:
 
 async def _is_established(client: Client, name: str) -> bool:
     definition: dict[str, Any] = await client.get(CUSTOM_RESOURCE_DEFINITIONS, name, dict)
-    conditions = definition.get("status", {}).get("conditions", [])
+    conditions = (definition.get("status") or {}).get("conditions") or []
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

@@ -6,11 +6,15 @@ import json
 
 import pytest
 
-from controller.caches import OwnWrites
+from controller.caches import LONGEST_LAG_S, OwnWrites
 from controller.topology.places import agent_pods_by_node, draw_map, facts_of, same_facts, same_place
 from controller.topology.planner import plan_changes
 from controller.topology.sweep import keys_to_remove
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.reflector import Reflector
 from kubekit.wire import (
+    NODES,
     Condition,
     ConfigMap,
     Node,
@@ -194,17 +198,53 @@ def test_keys_of_other_components_stay() -> None:
     assert keys_to_remove(foreign, plans(), PLACES) == set()
 
 
-def test_our_own_write_is_believed_until_the_mirror_has_seen_it() -> None:
-    own: OwnWrites[Node] = OwnWrites()
-    first, second, third = (node("a", version=v) for v in ("1", "2", "3"))
+class OldMirror(Reflector[Node]):
+    """A mirror that shows what the test says, at whatever moment."""
+
+    def show(self, found: Node | None) -> None:
+        self._items = {} if found is None else {"a": found}
+
+
+@pytest.fixture
+def mirror() -> OldMirror:
+    return OldMirror(Client(ClusterConfig(server="http://127.0.0.1:1")), NODES, Node)
+
+
+def test_our_own_write_is_believed_until_the_mirror_has_seen_it(mirror: OldMirror) -> None:
+    now = [0.0]
+    own: OwnWrites[Node] = OwnWrites(mirror, clock=lambda: now[0])
+    first, second, third, fourth = (node("a", version=v) for v in ("1", "2", "3", "4"))
+    mirror.show(first)
     own.note("a", first, second)
-    assert own.newest("a", first) is second
-    own.note("a", first, third)  # a second write before the mirror has moved
-    assert own.newest("a", first) is third
-    other = node("a", version="9")
-    assert own.newest("a", other) is other
-    assert own.newest("a", first) is first, "and forgotten once it has"
-    own.note("b", None, second)
-    assert own.newest("b", None) is second
-    own.forget()
-    assert own.newest("b", None) is None
+    assert own.newest("a") is second
+    own.note("a", second, third)  # a second write before the mirror has moved
+    assert own.newest("a") is third
+    mirror.show(second)
+    assert own.newest("a") is third
+    mirror.show(fourth)
+    assert own.newest("a") is fourth
+    mirror.show(first)
+    assert own.newest("a") is first, "forgotten once the mirror was ahead"
+    own.note("a", first, second)
+    now[0] = LONGEST_LAG_S
+    assert own.newest("a") is first, "nor for ever"
+
+
+def test_an_object_that_we_made_and_somebody_deleted_is_gone(mirror: OldMirror) -> None:
+    own: OwnWrites[Node] = OwnWrites(mirror)
+    made = node("a", version="1")
+    own.note("a", None, made)
+    assert own.newest("a") is made
+    mirror.show(made)
+    assert own.newest("a") is made
+    mirror.show(None)
+    assert own.newest("a") is None
+
+
+def test_a_write_that_the_mirror_saw_before_its_answer_came_is_not_remembered(mirror: OldMirror) -> None:
+    own: OwnWrites[Node] = OwnWrites(mirror)
+    made = node("a", version="1")
+    mirror.show(made)
+    own.note("a", None, made)
+    mirror.show(None)
+    assert own.newest("a") is None

@@ -1,0 +1,167 @@
+"""Managers as real processes, nodes with announced agents, and a simulated agent that writes what a real one would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
+from kubekit.errors import ApiError
+from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
+from lab.controlplane import free_ports
+from netperf.costs import ZonePair
+from netperf.errors import PlanRefusedError
+from netperf.plans import ZonePlan, decode_plan
+from netperf.results import encode_samples, merge_patch
+from netperf.sample import Measurement, Sample
+
+ROOT = Path(__file__).parents[3]
+FAST_PROBING = {"intervalS": 1, "slotS": 0.2, "durationS": 0.1}
+FAST_ELECTION = {"leaseDurationS": 4, "renewDeadlineS": 2.5, "retryPeriodS": 0.5}
+
+
+class Replica:
+    """One ``python -m controller manager``, in a process of its own."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, config: Mapping[str, Any] | None = None) -> None:
+        self.name = f"manager-{uuid.uuid4().hex[:6]}"
+        self.listen = f"127.0.0.1:{free_ports(1)[0]}"
+        self.log = folder / f"{self.name}.log"
+        self._config = folder / f"{self.name}.yaml"
+        body: dict[str, Any] = {
+            "apiVersion": "netaware.io/v1alpha1",
+            "kind": "ControllerConfiguration",
+            "namespace": namespace,
+            "leaderElection": FAST_ELECTION,
+            "topology": {
+                "namespaces": [namespace],
+                "probing": FAST_PROBING,
+                "settleS": 0.1,
+                "resyncS": 1,
+                "planSettleS": 0.1,
+            },
+            "appGroup": {"namespaces": [namespace], "settleS": 0.1},
+        }
+        for section, values in (config or {}).items():
+            body[section] = {**body.get(section, {}), **values}
+        self._config.write_text(yaml.safe_dump(body))
+        self._command = [
+            sys.executable, "-m", "controller", "manager", "--config", str(self._config),
+            "--kubeconfig", str(kubeconfig), "--listen", self.listen,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *self._command], cwd=ROOT, stdout=output, stderr=output
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it; its exit code."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(number)
+        code = await asyncio.to_thread(self._process.wait, 20)
+        self._process = None
+        return code
+
+    async def metrics(self) -> dict[str, float]:
+        """All samples by ``name{labels}``; empty when it does not answer."""
+        try:
+            text = await asyncio.to_thread(_fetch, f"http://{self.listen}/metrics")
+        except OSError:
+            return {}
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    async def leads(self) -> bool:
+        return (await self.metrics()).get("netaware_leader") == 1.0
+
+
+def _fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=2) as answer:
+        return str(answer.read().decode())
+
+
+async def announce(client: Client, node: str, address: str = "10.9.9.9", *, ready: bool = True) -> None:
+    """Do what an agent and a kubelet do: the node is Ready and an agent is there."""
+    note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
+    body = {"metadata": {"annotations": {"netaware.io/agent": note}}}
+    await client.patch(NODES, node, body, Node, kind=MERGE_PATCH)
+    condition = {"type": "Ready", "status": str(ready), "reason": "Test", "message": "set by a test"}
+    status = {"status": {"conditions": [condition]}}
+    await client.patch(NODES, node, status, Node, kind=STRATEGIC_PATCH, subresource="status")
+
+
+async def plans(client: Client, namespace: str) -> list[ZonePlan]:
+    found = await client.list(CONFIGMAPS, ConfigMap, namespace=namespace, label_selector="netaware.io/plan=true")
+    decoded = []
+    for plan in found:
+        try:
+            decoded.append(decode_plan(plan.data).plan)
+        except PlanRefusedError:
+            continue
+    return decoded
+
+
+class SimulatedAgents:
+    """Writes the samples that real agents would, for the plan in force, from configured latencies."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client, self._namespace = client, namespace
+        self.latency_ms: dict[ZonePair, float] = {}
+        self.sequence = 0
+
+    def set(self, a: str, b: str, latency_ms: float) -> None:
+        self.latency_ms[a, b] = self.latency_ms[b, a] = latency_ms
+
+    async def measure(self) -> int:
+        """One round of all planned probes; how many there were."""
+        self.sequence += 1
+        count = 0
+        for plan in await plans(self._client, self._namespace):
+            samples = []
+            for probe in plan.probes:
+                us = self.latency_ms.get((probe.origin.zone, probe.destination.zone), 10.0) * 1000
+                read = Measurement(
+                    prober="netperf", test="TCP_RR", p50_us=us * 0.9, p90_us=us, p99_us=us * 1.1, transactions=500
+                )
+                samples.append(
+                    Sample(
+                        origin=probe.origin.place,
+                        destination=probe.destination.place,
+                        measurement=read,
+                        sequence=self.sequence,
+                        taken_at=time.time(),
+                    )
+                )
+            count += len(samples)
+            await self._publish(plan.results, merge_patch(encode_samples(samples)))
+        return count
+
+    async def _publish(self, name: str, patch: dict[str, Any]) -> None:
+        try:
+            await self._client.patch(CONFIGMAPS, name, patch, Object, namespace=self._namespace)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, **patch}
+            await self._client.create(CONFIGMAPS, body, Object, namespace=self._namespace)

@@ -1,0 +1,378 @@
+"""The manager on the real API server: measurements become costs, quiet stays quiet, and nothing of the user's is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from controller.resources import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.topology.weights import written_costs
+from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
+from kubekit.conditions import find
+from kubekit.wire import CONFIGMAPS, EVENTS, NODES, ConfigMap, Node, Object
+from lab.controlplane import ControlPlane
+from netperf.costs import ZonePair
+from tests.integration.conftest import MakeNode, eventually
+from tests.integration.controller.harness import Replica, SimulatedAgents, announce, plans
+
+ZONES = {"z1": "west", "z2": "west", "z3": "east"}
+USERS = {
+    "name": "UserDefined",
+    "topologyList": [
+        {
+            "topologyKey": "topology.kubernetes.io/zone",
+            "originList": [
+                {"origin": "z2", "costList": [{"destination": "z1", "networkCost": 0, "bandwidthCapacity": "1Gi"}]},
+                {"origin": "z1", "costList": [{"destination": "z2", "networkCost": 0, "bandwidthCapacity": 1000}]},
+            ],
+        }
+    ],
+}
+StartReplica = Callable[..., Replica]
+
+
+class World:
+    """A NetworkTopology of three zones with two nodes each, and simulated agents."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client, self.namespace = client, namespace
+        self.agents = SimulatedAgents(client, namespace)
+        self.agents.set("z1", "z2", 4.6)
+        self.agents.set("z1", "z3", 20)
+        self.agents.set("z2", "z3", 22)
+
+    async def create(self, name: str = "nt-default", **spec: Any) -> None:
+        body = {
+            "apiVersion": NETWORK_TOPOLOGIES.api_version,
+            "kind": NETWORK_TOPOLOGIES.kind,
+            "metadata": {"name": name},
+            "spec": {"configmapName": "netperf-metrics", "weights": [USERS], **spec},
+        }
+        await self.client.create(NETWORK_TOPOLOGIES, body, Object, namespace=self.namespace)
+
+    async def topology(self, name: str = "nt-default") -> NetworkTopology:
+        return await self.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace=self.namespace)
+
+    async def raw(self, name: str = "nt-default") -> dict[str, Any]:
+        return await self.client.get(NETWORK_TOPOLOGIES, name, dict, namespace=self.namespace)
+
+    async def costs(self, name: str = "nt-default") -> dict[ZonePair, int]:
+        return written_costs((await self.topology(name)).weight(NETPERF_COSTS))
+
+    async def condition(self, type_: str) -> str:
+        found = find((await self.topology()).status.conditions, type_)
+        return found.status if found else ""
+
+    async def measured(self, count: int = 6) -> None:
+        """Rounds of probing until so many costs are written."""
+
+        async def done() -> bool:
+            await self.agents.measure()
+            return len(await self.costs()) == count
+
+        await eventually(done)
+
+
+@pytest_asyncio.fixture
+async def world(client: Client, namespace: str, crds: list[str], make_node: MakeNode) -> World:
+    for zone, region in ZONES.items():
+        for copy in "ab":
+            name = f"{namespace}-{zone}{copy}"
+            await make_node(name, zone=zone, region=region)
+            await announce(client, name)
+    return World(client, namespace)
+
+
+@pytest_asyncio.fixture
+async def start(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[StartReplica]:
+    started: list[Replica] = []
+
+    def run(**config: Any) -> Replica:
+        replica = Replica(tmp_path, control_plane.kubeconfig, namespace, config)
+        replica.start()
+        started.append(replica)
+        return replica
+
+    yield run
+    for replica in started:
+        print(replica.log.read_text()[-4000:])  # shown when the test fails
+        assert "Traceback" not in replica.log.read_text(), replica.log.read_text()
+        await replica.stop()
+
+
+async def holds_for(seconds: float, check: Callable[[], Awaitable[object]]) -> None:
+    """The answer of ``check`` does not change for that long."""
+    first = await check()
+    for _ in range(int(seconds / 0.2)):
+        await asyncio.sleep(0.2)
+        assert await check() == first
+
+
+async def test_one_pair_of_nodes_per_pair_of_zones_is_planned_and_priced(world: World, start: StartReplica) -> None:
+    await world.create()
+    start()
+    await world.measured()
+    found = await plans(world.client, world.namespace)
+    assert sum(len(plan.probes) for plan in found) == 3
+    assert {plan.zone for plan in found} == set(ZONES)
+    assert await world.costs() == {
+        ("z1", "z2"): 5, ("z2", "z1"): 5, ("z1", "z3"): 20, ("z3", "z1"): 20, ("z2", "z3"): 22, ("z3", "z2"): 22,
+    }  # fmt: skip
+    await eventually(lambda: _is(world.condition("Measured"), "True"))
+    topology = await world.topology()
+    assert topology.status.node_count >= 6
+    assert topology.status.weight_calculation_time is not None
+    assert await world.condition("Incomplete") == "False"
+
+
+async def _is(answer: Awaitable[object], wanted: object) -> bool:
+    return await answer == wanted
+
+
+async def test_the_users_weights_stay_byte_for_byte_and_come_back_beside_ours_when_edited(
+    world: World, start: StartReplica
+) -> None:
+    await world.create()
+    before = json.dumps((await world.raw())["spec"]["weights"][0])
+    start()
+    await world.measured()
+    weights = (await world.raw())["spec"]["weights"]
+    assert [w["name"] for w in weights] == ["UserDefined", NETPERF_COSTS]
+    assert json.dumps(weights[0]) == before
+    # A client-side `kubectl apply` of the user's file sends the whole list, without ours.
+    changed = json.loads(json.dumps(USERS))
+    changed["topologyList"][0]["originList"][0]["costList"][0]["networkCost"] = 7
+    patch = {"spec": {"weights": [changed, {**changed, "name": "Second"}]}}
+    await world.client.patch(
+        NETWORK_TOPOLOGIES, "nt-default", patch, Object, kind=MERGE_PATCH, namespace=world.namespace
+    )
+    await eventually(lambda: _count(world.costs(), 6))
+    weights = {w["name"]: w for w in (await world.raw())["spec"]["weights"]}
+    assert weights["UserDefined"] == changed
+    assert weights["Second"] == {**changed, "name": "Second"}
+
+
+async def _count(answer: Awaitable[dict[ZonePair, int]], wanted: int) -> bool:
+    return len(await answer) == wanted
+
+
+async def test_our_weight_is_written_under_our_field_manager(world: World, start: StartReplica) -> None:
+    await world.create()
+    start()
+    await world.measured()
+    await eventually(lambda: _is(world.condition("Measured"), "True"))
+    managed = (await world.raw())["metadata"]["managedFields"]
+    ours = [entry for entry in managed if entry["manager"] == "netaware-controller"]
+    spec = next(e["fieldsV1"]["f:spec"] for e in ours if "f:spec" in e["fieldsV1"])
+    assert list(spec["f:weights"]) == ['k:{"name":"NetperfCosts"}'], "and nothing of the user's"
+    status = next(e for e in ours if e.get("subresource") == "status")
+    assert status["operation"] == "Apply"
+
+
+async def test_a_latency_that_changes_moves_its_own_cost_only_within_two_rounds(
+    world: World, start: StartReplica
+) -> None:
+    await world.create()
+    start()
+    await world.measured()
+    before = await world.costs()
+    world.agents.set("z1", "z3", 41)
+    for _ in range(2):
+        await world.agents.measure()
+        await asyncio.sleep(1.0)
+    after = await world.costs()
+    assert {pair for pair in after if after[pair] != before[pair]} == {("z1", "z3"), ("z3", "z1")}
+    assert after["z1", "z3"] == 41
+
+
+async def test_a_quiet_network_causes_no_writes_not_even_across_a_restart(world: World, start: StartReplica) -> None:
+    await world.create()
+    replica = start()
+    await world.measured()
+    await eventually(lambda: _is(world.condition("Measured"), "True"))
+    await asyncio.sleep(1.0)
+    version = (await world.topology()).metadata.resource_version
+    for noise in (1.02, 0.99, 1.01):
+        world.agents.latency_ms = {pair: ms * noise for pair, ms in world.agents.latency_ms.items()}
+        await world.agents.measure()
+        await asyncio.sleep(1.2)
+    assert (await world.topology()).metadata.resource_version == version
+    assert await replica.stop(signal.SIGKILL) == -signal.SIGKILL
+    again = start()
+    await eventually(again.leads)
+    await world.agents.measure()
+    await asyncio.sleep(3.0)
+    assert (await world.topology()).metadata.resource_version == version
+    assert (await again.metrics()).get('netaware_topology_writes_total{what="weights"}', 0) == 0
+
+
+async def test_when_measuring_stops_costs_go_stale_keep_their_value_and_then_go_but_are_never_zero(
+    world: World, start: StartReplica
+) -> None:
+    await world.create(costPolicy={"staleAfterS": 2, "expireAfterS": 8})
+    start()
+    await world.measured()
+    good = await world.costs()
+    await eventually(lambda: _is(world.condition("Stale"), "True"))
+    assert await world.costs() == good
+    assert await world.condition("Measured") == "False"
+    await eventually(lambda: _count(world.costs(), 0))
+    await eventually(lambda: _is(world.condition("Incomplete"), "True"))
+    assert await world.condition("Stale") == "False"
+    await world.measured()
+    assert await world.costs() == good
+    notes = [e["reason"] for e in await world.client.list(EVENTS, dict, namespace=world.namespace)]
+    assert "MeasurementsOld" in notes
+    assert "PairsAbsent" in notes
+    assert notes.count("MeasurementsOld") == 1, "events tell transitions only"
+
+
+async def test_noise_and_malformed_keys_are_told_and_move_nothing(world: World, start: StartReplica) -> None:
+    await world.create()
+    replica = start()
+    await world.measured()
+    good = await world.costs()
+    noise = {
+        "netaware.v1.z1.z2.000000000000": "{half",
+        "x": "y" * 700_000,
+        "netperf.p90.latency.milliseconds.origin.a": "0",
+    }
+    await world.client.patch(CONFIGMAPS, "netperf-metrics", {"data": noise}, Object, namespace=world.namespace)
+    await eventually(lambda: _is(world.condition("InputValid"), "False"))
+    assert await world.costs() == good
+    metrics = await replica.metrics()
+    key = f"{world.namespace}/nt-default"
+    assert metrics[f'netaware_results_refused_keys{{reason="bad-key",topology="{key}"}}'] == 1
+
+
+async def test_results_that_are_deleted_or_emptied_zero_nothing(world: World, start: StartReplica) -> None:
+    await world.create()
+    start()
+    await world.measured()
+    good = await world.costs()
+    await world.client.delete(CONFIGMAPS, "netperf-metrics", namespace=world.namespace)
+    await eventually(lambda: _is(world.condition("InputValid"), "False"))
+    await holds_for(1.0, world.costs)
+    assert await world.costs() == good
+    await world.client.create(CONFIGMAPS, {"metadata": {"name": "netperf-metrics"}}, Object, namespace=world.namespace)
+    await eventually(lambda: _is(world.condition("InputValid"), "True"))
+    assert await world.costs() == good
+
+
+async def test_node_level_numbers_of_others_are_folded_in_through_the_nodes_labels(
+    world: World, start: StartReplica
+) -> None:
+    await world.create(name="foreign", configmapName="others")
+    a, b = f"{world.namespace}-z1a", f"{world.namespace}-z3b"
+    data = {
+        f"netperf.p90.latency.milliseconds.origin.{a}.destination.{b}": "33",
+        f"netperf_p90_latency_microseconds.origin.{b}.destination.{a}": "31500",
+    }
+    await world.client.create(
+        CONFIGMAPS, {"metadata": {"name": "others"}, "data": data}, Object, namespace=world.namespace
+    )
+    start()
+    await eventually(lambda: _is(world.costs("foreign"), {("z1", "z3"): 33, ("z3", "z1"): 32}))
+
+
+async def test_a_relabelled_node_moves_its_pairs_and_a_node_without_zone_is_told(
+    world: World, start: StartReplica
+) -> None:
+    await world.create()
+    start()
+    await world.measured()
+    for copy in "ab":
+        label = {"metadata": {"labels": {"topology.kubernetes.io/zone": "z9"}}}
+        await world.client.patch(NODES, f"{world.namespace}-z3{copy}", label, Node, kind=MERGE_PATCH)
+    await eventually(lambda: _zones_are(world, {"z1", "z2", "z9"}))
+    world.agents.set("z1", "z9", 50)
+    world.agents.set("z2", "z9", 52)
+
+    async def moved() -> bool:
+        await world.agents.measure()
+        return (await world.costs()).get(("z1", "z9")) == 50
+
+    await eventually(moved)
+    assert all("z3" not in pair for pair in await world.costs())
+    bare = {"metadata": {"labels": {"topology.kubernetes.io/zone": None}}}
+    await world.client.patch(NODES, f"{world.namespace}-z1b", bare, Node, kind=MERGE_PATCH)
+    await eventually(lambda: _is(world.condition("InputValid"), "False"))
+
+
+async def _zones_are(world: World, wanted: set[str]) -> bool:
+    return {plan.zone for plan in await plans(world.client, world.namespace)} == wanted
+
+
+async def test_results_of_vanished_pairs_are_removed_and_other_keys_stay(world: World, start: StartReplica) -> None:
+    await world.create()
+    start()
+    await world.measured()
+    await world.client.patch(CONFIGMAPS, "netperf-metrics", {"data": {"mine": "1"}}, Object, namespace=world.namespace)
+    for copy in "ab":
+        await world.client.delete(NODES, f"{world.namespace}-z3{copy}")
+
+    async def swept() -> bool:
+        found = await world.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=world.namespace)
+        return len(found.data or {}) == 2
+
+    await eventually(swept)
+    found = await world.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=world.namespace)
+    assert "mine" in (found.data or {})
+    await eventually(lambda: _is(world.costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
+
+
+async def test_a_topology_deleted_and_made_again_while_it_is_written_is_no_trouble(
+    world: World, start: StartReplica
+) -> None:
+    await world.create()
+    replica = start()
+    await world.measured()
+    for _ in range(5):
+        await world.client.delete(NETWORK_TOPOLOGIES, "nt-default", namespace=world.namespace)
+        await world.create()
+        await world.agents.measure()
+    await eventually(lambda: _count(world.costs(), 6))
+    assert await replica.leads()
+
+
+async def test_a_plan_that_somebody_spoils_is_written_again(world: World, start: StartReplica) -> None:
+    await world.create()
+    start()
+    await eventually(lambda: _zones_are(world, set(ZONES)))
+    objects = await world.client.list(
+        CONFIGMAPS, ConfigMap, namespace=world.namespace, label_selector="netaware.io/plan=true"
+    )
+    first, second, _ = (found.metadata.name for found in objects)
+    await world.client.delete(CONFIGMAPS, first, namespace=world.namespace)
+    spoil = [{"op": "replace", "path": "/data/plan.json", "value": "{"}]
+    await world.client.patch(CONFIGMAPS, second, spoil, Object, kind=JSON_PATCH, namespace=world.namespace)
+    await eventually(lambda: _zones_are(world, set(ZONES)))
+
+
+async def test_agents_that_leave_take_their_pairs_along(world: World, start: StartReplica) -> None:
+    await world.create()
+    start()
+    await eventually(lambda: _zones_are(world, set(ZONES)))
+    await announce(world.client, f"{world.namespace}-z1a", ready=False)
+
+    async def moved() -> bool:
+        nodes = {p.origin.node for plan in await plans(world.client, world.namespace) for p in plan.probes}
+        nodes |= {p.destination.node for plan in await plans(world.client, world.namespace) for p in plan.probes}
+        return f"{world.namespace}-z1a" not in nodes and len(nodes) >= 3
+
+    await eventually(moved)
+
+
+@pytest.mark.parametrize("policy", [{"unitUs": 100}, {"percentile": "p50"}])
+async def test_the_objects_own_cost_policy_counts(world: World, start: StartReplica, policy: dict[str, Any]) -> None:
+    await world.create(costPolicy=policy)
+    start()
+    await world.measured()
+    assert (await world.costs())["z1", "z3"] == (200 if "unitUs" in policy else 18)
