@@ -230,6 +230,8 @@ def _judge_shape(shape: Shape, rate_bps: int, mtu: int) -> tuple[Verdict, str]:
     wanted = rate_bps // 8
     if abs(shape.rate_bytes_per_s - wanted) > 1:
         return "wrong-rate", f"limited to {shape.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
+    if tbf.is_bounded(shape, mtu):
+        return "enforced", ""
     asked = tbf.wrapped_burst(shape)
     if asked is not None:
         effect = (

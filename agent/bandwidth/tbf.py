@@ -85,12 +85,13 @@ def wrapped_burst(shape: Shape) -> int | None:
     """
     if shape.rate_bytes_per_s <= 0:
         return None
-    base = shape.limit_bytes - int(shape.rate_bytes_per_s * PLUGIN_LATENCY_S)
+    rate = shape.rate_bytes_per_s
+    base = shape.limit_bytes - int(rate * PLUGIN_LATENCY_S)
     for burst_bytes in (base, base + WORD):
-        if burst_bytes <= 0 or burst_bytes / shape.rate_bytes_per_s * 1e6 * TICKS_PER_US < WORD:
+        if burst_bytes <= 0:
             continue
-        if any(abs(shape.buffer_ticks - b) <= _TICK_SLACK for b in plugin_buffers(shape.rate_bytes_per_s, burst_bytes)):
-            return burst_bytes
+        if any(abs(shape.buffer_ticks - ticks) <= _TICK_SLACK for ticks in plugin_buffers(rate, burst_bytes)):
+            return burst_bytes if burst_bytes / rate * 1e6 * TICKS_PER_US >= WORD else None
     return None
 
 

@@ -1,0 +1,95 @@
+"""Processes of pods, from the cgroup layouts of the kubelets and runtimes there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.bandwidth.cni import find_network
+from agent.bandwidth.locate import find_processes, own_index, parse_cgroup
+
+UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
+PLAIN = UID.replace("-", "")
+UNDERSCORED = UID.replace("-", "_")
+ID = "c0ffee" + "0" * 58
+POD_SLICE = f"kubepods-burstable-pod{UNDERSCORED}.slice"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"0::/kubepods.slice/kubepods-burstable.slice/{POD_SLICE}/cri-containerd-{ID}.scope",
+        f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope",
+        f"0::/kubepods/besteffort/pod{UID}/{ID}",
+        f"0::/../../{POD_SLICE}/cri-containerd-{ID}.scope",
+        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-{POD_SLICE}/cri-containerd-{ID}.scope",
+        f"12:pids:/kubepods/burstable/pod{UID}/{ID}\n3:cpu,cpuacct:/kubepods/burstable/pod{UID}/{ID}\n0::/",
+        f"9:memory:/kubepods.slice/kubepods-besteffort.slice/{POD_SLICE}/docker-{ID}.scope\n1:name=systemd:/x",
+        f"0::/system.slice/containerd.service/{POD_SLICE}:cri-containerd:{ID}",
+        f"0::/kubepods.slice/kubepods-pod{PLAIN}.slice/cri-containerd-{ID}.scope",
+    ],
+)
+def test_every_layout_gives_pod_and_container(text: str) -> None:
+    assert parse_cgroup(text) == (PLAIN, ID)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0::/",
+        "0::/system.slice/kubelet.service",
+        "12:pids:/user.slice\n0::/user.slice/user-0.slice",
+        f"0::/kubepods.slice/{POD_SLICE}/crio-conmon-{ID}.scope",
+        "0::/podman/libpod-0123",
+        "",
+    ],
+)
+def test_what_is_no_pod_is_none(text: str) -> None:
+    assert parse_cgroup(text) is None
+
+
+def test_a_pod_without_a_container_id_is_still_a_pod() -> None:
+    assert parse_cgroup(f"0::/kubepods/pod{UID}/init") == (PLAIN, "")
+
+
+def make_process(proc: Path, pid: int, cgroup: str, started: int, name: str = "app") -> None:
+    directory = proc / str(pid)
+    (directory / "net").mkdir(parents=True)
+    (directory / "cgroup").write_text(cgroup)
+    (directory / "stat").write_text(f"{pid} ({name}) S " + " ".join(["0"] * 18) + f" {started} 0 0\n")
+
+
+def test_the_oldest_process_speaks_for_its_pod(tmp_path: Path) -> None:
+    pause = "f" * 64
+    make_process(tmp_path, 300, f"0::/kubepods/pod{UID}/{ID}", 900)
+    make_process(tmp_path, 40000, f"0::/kubepods/pod{UID}/{pause}", 100, name="a) (b")
+    make_process(tmp_path, 77, "0::/init.scope", 1)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "88").mkdir()  # ended between listing and reading
+    found = find_processes(tmp_path, [UID, "11111111-2222-3333-4444-555555555555"])
+    assert {uid: (process.pid, process.container) for uid, process in found.items()} == {UID: (40000, pause)}
+
+
+def test_without_pods_nothing_is_read(tmp_path: Path) -> None:
+    assert find_processes(tmp_path / "missing", []) == {}
+
+
+def test_the_index_of_eth0_is_read_from_outside_the_namespace(tmp_path: Path) -> None:
+    make_process(tmp_path, 5, "0::/", 1)
+    (tmp_path / "5" / "net" / "igmp").write_text(
+        "Idx\tDevice    : Count Querier\tReporter\n"
+        "1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n"
+        "14\teth0      :     1      V3\n"
+    )
+    assert own_index(tmp_path, 5) == 14
+    assert own_index(tmp_path, 6) is None
+
+
+def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None:
+    (tmp_path / "10-broken.conflist").write_text("{")
+    (tmp_path / "20-calico.conflist").write_text('{"name": "k8s-pod-network", "plugins": []}')
+    (tmp_path / "30-other.conf").write_text('{"name": "other"}')
+    (tmp_path / "00-readme.txt").write_text('{"name": "no"}')
+    assert find_network(tmp_path) == "k8s-pod-network"
+    assert find_network(tmp_path / "missing") == ""

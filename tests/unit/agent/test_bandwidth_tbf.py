@@ -1,0 +1,98 @@
+"""The arithmetic of token buckets. Numbers of the plugin are worked examples of docs/contracts (bandwidth annotations)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.bandwidth.tbf import (
+    GSO_BYTES,
+    LEAST_FRAMES,
+    QUEUE_S,
+    WORD,
+    Shape,
+    blocks_everything,
+    bounded_shape,
+    is_bounded,
+    lets_too_much_through,
+    plugin_buffers,
+    plugin_shape,
+    queue_bound_s,
+    wrapped_burst,
+)
+
+CONTAINERD_BURST = 536_870_911
+CRIO_BURST = 4_294_967_294
+MTU = 1500
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "burst", "ticks"),
+    [
+        (5_000_000, CONTAINERD_BURST, 536_870_877),
+        (10_000_000, CONTAINERD_BURST, 2_415_919_079),
+        (16_000_000, CONTAINERD_BURST, 4_194_303_984),
+        (50_000_000, CRIO_BURST, 2_147_483_642),
+        (900_000, CONTAINERD_BURST, 3_161_573_000),
+    ],
+)
+def test_the_plugins_buffer_wraps_as_the_kernel_was_seen_to_take_it(rate_bps: int, burst: int, ticks: int) -> None:
+    assert plugin_shape(rate_bps, burst).buffer_ticks == ticks
+
+
+@pytest.mark.parametrize(
+    ("burst", "wraps_at_bps", "fits_at_bps"),
+    [(CONTAINERD_BURST, 15_600_000, 15_700_000), (CRIO_BURST, 124_000_000, 126_000_000)],
+)
+def test_wrapping_begins_where_the_burst_lasts_275_seconds(burst: int, wraps_at_bps: int, fits_at_bps: int) -> None:
+    assert wrapped_burst(plugin_shape(wraps_at_bps, burst)) == burst
+    assert wrapped_burst(plugin_shape(fits_at_bps, burst)) is None
+
+
+def test_a_saturated_buffer_is_recognised_as_well() -> None:
+    wrapped = plugin_shape(10_000_000, CONTAINERD_BURST)
+    _, saturated = plugin_buffers(wrapped.rate_bytes_per_s, CONTAINERD_BURST)
+    shape = Shape(rate_bytes_per_s=1_250_000, buffer_ticks=saturated, limit_bytes=wrapped.limit_bytes)
+    assert saturated == WORD - 1
+    assert wrapped_burst(shape) == CONTAINERD_BURST
+
+
+@given(st.integers(10**6, 10**11), st.integers(1600, 2**32 - 1))
+def test_every_wrapped_burst_is_found_and_no_other_is_called_wrapped(rate_bps: int, burst: int) -> None:
+    shape = plugin_shape(rate_bps, burst)
+    overflows = burst / shape.rate_bytes_per_s * 15.625e6 >= WORD
+    assert (wrapped_burst(shape) is not None) == overflows
+
+
+@given(st.integers(10**3, 10**12), st.sampled_from([576, 1450, 1500, 8950, 65535]))
+def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_bps: int, mtu: int) -> None:
+    shape = bounded_shape(rate_bps, mtu)
+    assert shape.rate_bytes_per_s == rate_bps // 8
+    assert not blocks_everything(shape, mtu)
+    assert not lets_too_much_through(shape, mtu)
+    assert is_bounded(shape, mtu)
+    frames_s = LEAST_FRAMES * (mtu + 14) / shape.rate_bytes_per_s
+    assert queue_bound_s(rate_bps, mtu) <= max(QUEUE_S, frames_s) * 1.001 + 1 / shape.rate_bytes_per_s
+
+
+def test_the_plugins_set_up_is_never_taken_for_ours() -> None:
+    for rate_bps in (10**6, 10**7, 10**8, 10**9):
+        for burst in (CONTAINERD_BURST, CRIO_BURST, 32 * 1024, 10**6):
+            assert not is_bounded(plugin_shape(rate_bps, burst), MTU)
+
+
+def test_bursts_up_to_a_quarter_second_keep_five_seconds_within_five_percent() -> None:
+    rate = 100_000_000
+    fine, large = plugin_shape(rate, 3_000_000), plugin_shape(rate, 3_300_000)
+    assert not lets_too_much_through(fine, MTU)
+    assert lets_too_much_through(large, MTU)
+    assert (5 * fine.rate_bytes_per_s + fine.burst_bytes) / (5 * fine.rate_bytes_per_s) <= 1.05
+
+
+def test_a_single_large_segment_is_never_too_large_a_burst() -> None:
+    assert not lets_too_much_through(plugin_shape(64_000, GSO_BYTES - 1), MTU)
+
+
+def test_a_bucket_smaller_than_a_frame_blocks_everything() -> None:
+    assert blocks_everything(Shape(rate_bytes_per_s=1_250_000, buffer_ticks=10_000, limit_bytes=10**6), MTU)

@@ -1,0 +1,83 @@
+"""Whose word counts, and what is left after the reserve."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.capacity.offer import Finding, after_reserve, make_offer, remember_peak
+from agent.config import AgentConfig, CapacityRule, Reserve
+from agent.node import OwnNode
+from kubekit.selectors import parse
+from kubekit.wire import ObjectMeta
+
+G = 10**9
+HARDWARE = Finding(10 * G, "eno1 10G by ethtool", ("eno1",))
+NOTHING = Finding(None, "eth0: its speed is unknown", ("eth0",))
+
+
+def node(annotation: str | None = None, **labels: str) -> OwnNode:
+    annotations = {"netaware.io/bandwidth-capacity": annotation} if annotation is not None else None
+    return OwnNode(
+        metadata=ObjectMeta(
+            name="n1", labels={k.replace("_", "/"): v for k, v in labels.items()}, annotations=annotations
+        )
+    )
+
+
+def config(**fields: object) -> AgentConfig:
+    return AgentConfig(node="n1", **fields)  # type: ignore[arg-type]
+
+
+RULES = (CapacityRule(parse("pool=fast"), "pool=fast", 40 * G),)
+
+
+def test_the_order_of_trust() -> None:
+    known = config(capacity_bps=3 * G, capacity_rules=RULES, capacity_by_type={"m5.large": 5 * G})
+    labels = {"pool": "fast", "node.kubernetes.io_instance-type": "m5.large"}
+    for given, conf, measured, expected in (
+        (node("2G", **labels), known, 7 * G, (2 * G, "annotation")),
+        (node(None, **labels), known, 7 * G, (3 * G, "flag")),
+        (
+            node(None, **labels),
+            config(capacity_rules=RULES, capacity_by_type={"m5.large": 5 * G}),
+            7 * G,
+            (40 * G, "node-label"),
+        ),
+        (node(None, **labels), config(capacity_by_type={"m5.large": 5 * G}), 7 * G, (5 * G, "instance-type")),
+        (node(None, **labels), config(), 7 * G, (10 * G, "hardware")),
+    ):
+        offer = make_offer(given, conf, HARDWARE, measured)
+        assert (offer.rate_bps, offer.source) == expected
+    assert make_offer(node(), config(), NOTHING, 7 * G).source == "measured"
+    unknown = make_offer(node(), config(), NOTHING, None)
+    assert (unknown.rate_bps, unknown.source, unknown.explanation) == (None, "unknown", NOTHING.explanation)
+
+
+@pytest.mark.parametrize("text", ["10m?", "ten", "-5G", "0", "1e30"])
+def test_an_annotation_that_is_no_capacity_is_told_and_the_next_source_counts(text: str) -> None:
+    offer = make_offer(node(text), config(), HARDWARE, None)
+    assert offer.source == "hardware"
+    assert len(offer.warnings) == 1
+    assert "netaware.io/bandwidth-capacity" in offer.warnings[0]
+
+
+def test_the_reserve_is_a_share_or_an_amount() -> None:
+    assert after_reserve(10 * G, Reserve(ratio=0.1)) == 9 * G
+    assert after_reserve(10 * G, Reserve(rate_bps=G)) == 9 * G
+    offer = make_offer(node(), config(reserve=Reserve(ratio=0.1)), HARDWARE, None)
+    assert (offer.rate_bps, offer.gross_bps) == (9 * G, 10 * G)
+    assert "reserved" in offer.explanation
+
+
+def test_a_reserve_that_leaves_nothing_offers_nothing_rather_than_zero() -> None:
+    offer = make_offer(node(), config(reserve=Reserve(rate_bps=20 * G)), HARDWARE, None)
+    assert offer.rate_bps is None
+    assert offer.warnings == ("--reserve: nothing is left of 10000000000 bit/s",)
+
+
+def test_noise_in_measured_throughput_does_not_move_the_offer() -> None:
+    peak = None
+    for throughput in (9.412e9, 9.39e9, 9.499e9, 9.31e9):
+        peak = remember_peak(peak, throughput)
+    assert peak == 9_400_000_000
+    assert remember_peak(peak, 9.55e9) == 9_500_000_000

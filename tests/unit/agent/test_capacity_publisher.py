@@ -1,0 +1,179 @@
+"""The publishing loop in virtual time: quiet when nothing changes, quick when something does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.capacity.offer import Finding
+from agent.capacity.publisher import Publisher
+from agent.config import AgentConfig
+from agent.errors import KernelError
+from agent.names import BANDWIDTH
+from agent.node import NodeInfo, NodeView, OwnNode, OwnNodeStatus
+from kubekit.errors import UnreachableError
+from kubekit.wire import Condition, ObjectMeta, Resource
+
+T = TypeVar("T")
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+G = 10**9
+
+
+class NodeStore:
+    """A node and a watch on it, with the API server's rules of patching as far as the publisher uses them."""
+
+    def __init__(self, view: NodeView) -> None:
+        self.view, self.writes, self.reachable = view, 0, True
+        self.node = OwnNode(
+            metadata=ObjectMeta(name="n1", resource_version="1"),
+            status=OwnNodeStatus(capacity={"cpu": "8"}, node_info=NodeInfo(kubelet_version="v1.36.3")),
+        )
+        self.show()
+
+    def show(self) -> None:
+        self.view.take("n1", None, self.node)
+
+    def change(self, edit: Callable[[dict[str, Any]], object]) -> None:
+        tree = msgspec.to_builtins(self.node)
+        edit(tree)
+        tree["metadata"]["resourceVersion"] = str(int(self.node.metadata.resource_version) + 1)
+        self.node = msgspec.convert(tree, OwnNode)
+        self.show()
+
+    def set_capacity(self, amounts: dict[str, str]) -> None:
+        self.change(lambda tree: tree["status"].__setitem__("capacity", amounts))
+
+    @property
+    def bandwidth(self) -> str | None:
+        return (self.node.status.capacity or {}).get(BANDWIDTH)
+
+    async def patch(
+        self, resource: Resource, name: str, body: object, type_: type[T], *, kind: str, subresource: str | None = None
+    ) -> T:
+        await asyncio.sleep(0.01)
+        if not self.reachable:
+            raise UnreachableError("PATCH: refused")
+        self.writes += 1
+        document: Any = body
+        if isinstance(document, list):
+            for op in document:
+                field = op["path"].split("/")[2]
+                self.change(lambda t, f=field, o=op: t["status"].setdefault(f, {}).__setitem__(BANDWIDTH, o["value"]))  # type: ignore[misc]
+        elif "metadata" in document:
+            self.change(
+                lambda t: t["metadata"].setdefault("annotations", {}).update(document["metadata"]["annotations"])
+            )
+        else:
+            self.change(lambda t: t["status"].__setitem__("conditions", document["status"]["conditions"]))
+        assert isinstance(self.node, type_)
+        return self.node
+
+
+class Links:
+    """Hardware that a test can change, and a count of how often it was read."""
+
+    def __init__(self) -> None:
+        self.rate_bps, self.reads, self.broken = 10 * G, 0, False
+
+    async def read(self) -> Finding:
+        self.reads += 1
+        await asyncio.sleep(0.005)
+        if self.broken:
+            raise KernelError("cannot read links: no buffer space")
+        return Finding(self.rate_bps, "eno1", ("eno1",))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.view = NodeView()
+        self.store, self.links = NodeStore(self.view), Links()
+        self.publisher = Publisher(
+            self.store, self.view, AgentConfig(node="n1"), self.links.read, registry=CollectorRegistry()
+        )
+
+    async def __aenter__(self) -> Bench:
+        self.task = asyncio.create_task(self.publisher.run())
+        await asyncio.sleep(5)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self.task
+
+
+async def test_a_thousand_quiet_minutes_cost_next_to_no_writes() -> None:
+    async with Bench() as bench:
+        assert bench.store.bandwidth == str(10 * G)
+        after_start = bench.store.writes
+        for _ in range(200):
+            await asyncio.sleep(300)  # the kubelet's heartbeat changes the node, as it does every five minutes
+            heartbeat = Condition("Ready", "True", last_transition_time=str(bench.store.writes))
+            others = [c for c in bench.store.node.status.conditions or () if c.type != "Ready"]
+            bench.store.change(
+                lambda t, h=heartbeat, o=others: t["status"].__setitem__("conditions", msgspec.to_builtins([*o, h]))  # type: ignore[misc]
+            )
+        assert after_start <= 3
+        assert bench.store.writes == after_start
+        assert 900 <= bench.links.reads <= 1100
+
+
+async def test_a_zeroed_capacity_is_back_within_five_seconds_and_again_when_zeroed_again() -> None:
+    async with Bench() as bench:
+        for left in ({"cpu": "8", BANDWIDTH: "0"}, {"cpu": "8"}, {"cpu": "8", BANDWIDTH: "0"}):
+            bench.store.set_capacity(left)
+            await asyncio.sleep(4.9)
+            assert bench.store.bandwidth == str(10 * G)
+
+
+async def test_two_writers_who_disagree_do_not_flood_the_api_server() -> None:
+    async with Bench() as bench:
+        before = bench.store.writes
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            bench.store.set_capacity({"cpu": "8", BANDWIDTH: "0"})
+        assert bench.store.writes - before <= 61
+
+
+async def test_a_link_that_changes_speed_is_followed_without_waiting_for_the_next_poll() -> None:
+    async with Bench() as bench:
+        bench.links.rate_bps = G
+        bench.publisher.note_link_change()
+        await asyncio.sleep(4)
+        assert bench.store.bandwidth == str(G)
+
+
+async def test_pods_that_come_and_go_do_not_make_links_be_read_all_the_time() -> None:
+    async with Bench() as bench:
+        before = bench.links.reads
+        for _ in range(600):
+            bench.publisher.note_link_change()
+            await asyncio.sleep(0.1)
+        assert bench.links.reads - before <= 32
+
+
+async def test_an_api_server_that_is_away_for_hours_is_caught_up_with() -> None:
+    async with Bench() as bench:
+        bench.store.reachable = False
+        bench.links.rate_bps = G
+        bench.publisher.note_link_change()
+        await asyncio.sleep(4 * 3600)
+        assert bench.store.bandwidth == str(10 * G)
+        bench.store.reachable = True
+        await asyncio.sleep(35)
+        assert bench.store.bandwidth == str(G)
+
+
+async def test_links_that_cannot_be_read_leave_the_last_value_in_place() -> None:
+    async with Bench() as bench:
+        bench.links.broken = True
+        bench.publisher.note_link_change()
+        await asyncio.sleep(120)
+        assert not bench.task.done()
+        assert bench.publisher.offer is not None
+        assert bench.publisher.offer.rate_bps == 10 * G

@@ -1,0 +1,141 @@
+"""Which capacity follows from a node's links.
+
+The recordings are snapshots in the reader's own format. ``virtio``, ``lab_node`` and ``container_on_veth`` are as read on
+a machine; those of hardware that no test machine has were composed from what its drivers are documented to report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.capacity.links import Link, LinkSnapshot, Route
+from agent.capacity.offer import Finding
+from agent.capacity.rules import find_capacity
+
+RECORDINGS = Path(__file__).parent / "recordings"
+G = 10**9
+
+
+def recording(name: str) -> LinkSnapshot:
+    return msgspec.json.decode((RECORDINGS / f"{name}.json").read_bytes(), type=LinkSnapshot)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate_bps", "devices"),
+    [
+        ("bare_nic", 10 * G, ("eno1",)),
+        ("bond_active_backup", 10 * G, ("eno1",)),
+        ("bond_802_3ad", 50 * G, ("eno1", "eno2")),
+        ("bond_balance_rr_one_slave_down", 10 * G, ("eno1",)),
+        ("bond_broadcast", 1 * G, ("eno1", "eno2")),
+        ("vlan_on_bond", 50 * G, ("eno1", "eno2")),
+        ("bridge_on_nic", 10 * G, ("eno1",)),
+        ("macvlan_on_nic", 10 * G, ("eno1",)),
+        ("open_vswitch", 40 * G, ("eno1",)),
+        ("wireguard_default", 1 * G, ("eno1",)),
+        ("vxlan_with_remote", 10 * G, ("eno2",)),
+        ("vf_in_sight_of_its_port", 4 * G, ("ens1f0v1",)),
+        ("vf_in_a_machine", 25 * G, ("ens5",)),
+        ("two_uplinks_together", 20 * G, ("eno1", "eno2")),
+        ("two_uplinks_one_waits", 10 * G, ("eno1",)),
+        ("only_psutil_knows", 5 * G // 2, ("en0",)),
+    ],
+)
+def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
+    name: str, rate_bps: int, devices: tuple[str, ...]
+) -> None:
+    found = find_capacity(recording(name))
+    assert (found.rate_bps, found.devices) == (rate_bps, devices), found.explanation
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("virtio", "its speed is unknown (ethtool says -1, sysfs says -1)"),
+        ("azure_accelerated", "Hyper-V names the host's port"),
+        ("azure_mana", "Azure's ports are faster"),
+        ("vmware", "vmxnet3 says 10 Gbit/s whatever is below"),
+        ("lab_node", "TUN or TAP device has no speed"),
+        ("container_on_veth", "veth pair says 10 Gbit/s"),
+        ("no_uplink", "there is no default route"),
+        ("bond_with_unknown_slave", "eth0 (virtio_net): its speed is unknown"),
+        ("loop_of_vlans", "form a loop"),
+    ],
+)
+def test_a_speed_that_cannot_be_believed_is_no_capacity_and_the_reason_is_given(name: str, why: str) -> None:
+    found = find_capacity(recording(name))
+    assert found.rate_bps is None
+    assert why in found.explanation
+
+
+def test_counters_are_read_from_the_device_even_where_its_speed_is_unknown() -> None:
+    assert find_capacity(recording("virtio")).devices == ("eth0",)
+    assert find_capacity(recording("azure_accelerated")).devices == ("enP1s1",)
+
+
+def test_every_recording_is_used() -> None:
+    source = Path(__file__).read_text()
+    assert [path.stem for path in RECORDINGS.glob("*.json") if f'"{path.stem}"' not in source] == []
+
+
+def snapshot(*links: Link, routes: tuple[Route, ...] = (Route(device=2),)) -> LinkSnapshot:
+    return LinkSnapshot(links=links, routes=routes)
+
+
+def nic(index: int, name: str, mbps: int | None, *, master: int | None = None, up: bool = True) -> Link:
+    return Link(index=index, name=name, physical=True, driver="ixgbe", ethtool_mbps=mbps, master=master, up=up)
+
+
+def bond(mode: int, *, active: int | None = None) -> Link:
+    return Link(index=2, name="bond0", kind="bond", bond_mode=mode, active_slave=active)
+
+
+def test_a_failover_of_an_active_backup_bond_changes_the_capacity() -> None:
+    slaves = nic(3, "a", 10_000, master=2), nic(4, "b", 1_000, master=2)
+    assert find_capacity(snapshot(bond(1, active=3), *slaves)).rate_bps == 10 * G
+    assert find_capacity(snapshot(bond(1, active=4), *slaves)).rate_bps == 1 * G
+    assert find_capacity(snapshot(bond(1), *slaves)) == Finding(
+        None, "bond0 (active-backup) has no active slave", ("a", "b")
+    )
+
+
+def test_a_link_that_is_down_has_no_capacity() -> None:
+    assert find_capacity(snapshot(nic(2, "eno1", 10_000, up=False))).explanation == "eno1 is down"
+
+
+def test_a_vlan_whose_device_is_in_another_namespace_is_unknown() -> None:
+    vlan = Link(index=2, name="eth0.5", kind="vlan", parent=9, parent_elsewhere=True)
+    assert find_capacity(snapshot(vlan)).explanation == "eth0.5: the device below is in another network namespace"
+
+
+def test_a_bridge_without_a_port_that_leads_out_is_unknown() -> None:
+    bridge = Link(index=2, name="br0", kind="bridge", sysfs_mbps=10_000)
+    port = Link(index=3, name="veth1", kind="veth", master=2, port_state=3)
+    assert find_capacity(snapshot(bridge, port)).explanation == "br0: none of its 1 ports leads out of this machine"
+
+
+def test_uplinks_that_share_only_some_of_their_devices_are_not_added() -> None:
+    shared = nic(3, "a", 10_000, master=2), nic(4, "b", 10_000, master=2)
+    vlan = Link(index=5, name="a.7", kind="vlan", parent=3)
+    found = find_capacity(snapshot(bond(4), *shared, vlan, routes=(Route(device=2), Route(device=5))))
+    # The VLAN's device is part of the bond, so it is counted there and adds nothing.
+    assert found.rate_bps == 20 * G
+    found = find_capacity(snapshot(bond(4), *shared, vlan, routes=(Route(device=5), Route(device=2))))
+    assert found.rate_bps is None
+
+
+def test_the_two_families_may_use_different_uplinks() -> None:
+    routes = Route(device=2), Route(device=3, family=6, metric=1024)
+    assert find_capacity(snapshot(nic(2, "a", 1_000), nic(3, "b", 1_000), routes=routes)).rate_bps == 2 * G
+
+
+def test_sysfs_answers_where_ethtool_does_not() -> None:
+    link = Link(index=2, name="eno1", physical=True, sysfs_mbps=2_500)
+    assert find_capacity(snapshot(link)) == Finding(2_500 * 10**6, "eno1 2.5G by sysfs", ("eno1",))
+
+
+def test_absurd_speeds_are_refused() -> None:
+    assert find_capacity(snapshot(nic(2, "eno1", 4_294_967_295))).rate_bps is None
