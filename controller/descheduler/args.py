@@ -191,6 +191,10 @@ class LowNodeLoad:
     cache_timeout_s: float
     pools: tuple[Pool, ...]
 
+    def admits_namespace(self, namespace: str) -> bool:
+        """Whether pods of a namespace may go."""
+        return namespace not in self.exclude and (not self.include or namespace in self.include)
+
     @property
     def resources(self) -> frozenset[str]:
         """Every resource that any pool has a threshold for."""

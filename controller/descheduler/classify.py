@@ -75,19 +75,20 @@ def thresholds_of(pool: Pool, shares: Iterable[Mapping[str, float]]) -> Threshol
 def classify(load: LowNodeLoad, nodes: Iterable[NodeInfo], usage: Mapping[str, Mapping[str, float]]) -> list[Load]:
     """Judge every node of every pool, in order of pools and names.
 
-    A node is over with any resource above high; under with all at or below low, schedulable and ready; unknown when usage or
-    allocatable of a resource with a threshold is missing, since half a picture may hide the hot half.
+    A node is over with any resource above high; under with all at or below low, schedulable and ready; unknown when usage of
+    a resource with a threshold is missing, since half a picture may hide the hot half. A resource that the node does not have
+    (no bandwidth is published for it) is not asked for.
     """
     found: list[Load] = []
     for name, members in assign(nodes, load.pools).items():
         pool = next(pool for pool in load.pools if pool.name == name)
         used = {
-            node.name: {r: usage[node.name][r] for r in pool.high if r in usage[node.name]}
+            node.name: {r: usage[node.name][r] for r in _asked(pool, node) if r in usage[node.name]}
             for node in members
             if node.name in usage
         }
         shares = {node.name: percents(used[node.name], node.allocatable) for node in members if node.name in used}
-        thresholds = thresholds_of(pool, (s for s in shares.values() if len(s) == len(pool.high)))
+        thresholds = thresholds_of(pool, shares.values())
         found += [judge(node, pool, thresholds, used.get(node.name, {}), shares.get(node.name, {})) for node in members]
     return found
 
@@ -97,12 +98,16 @@ def judge(
 ) -> Load:
     """Judge one node."""
     weight = weighted_percent(share, pool.weights)
-    if len(share) < len(pool.high):
+    if not share or len(share) < len(_asked(pool, node)):
         return Load(node, pool, thresholds, "unknown", used, share, (), weight)
-    exceeded = tuple(r for r in RESOURCES if r in thresholds.high and share[r] > thresholds.high[r])
-    low = all(share[resource] <= limit for resource, limit in thresholds.low.items())
+    exceeded = tuple(r for r in RESOURCES if r in share and share[r] > thresholds.high[r])
+    low = all(share[resource] <= thresholds.low[resource] for resource in share)
     kind: Class = "over" if exceeded else "under" if low and node.schedulable and node.ready else "normal"
     return Load(node, pool, thresholds, kind, used, share, exceeded, weight)
+
+
+def _asked(pool: Pool, node: NodeInfo) -> list[str]:
+    return [resource for resource in pool.high if node.allocatable.get(resource, 0) > 0]
 
 
 def describe_overload(share: Mapping[str, float], high: Mapping[str, float], exceeded: Iterable[str]) -> str:

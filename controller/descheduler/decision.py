@@ -1,0 +1,115 @@
+"""What a round decides, as a value: the dry-run prints it, the live loop executes it, tests compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from controller.descheduler.anomaly import Detector
+from controller.descheduler.memory import Followed, Strategy
+
+MOST_SKIPS = 2000
+
+
+class Answer(msgspec.Struct, frozen=True, rename="camel"):
+    """Base of what `kubectl netaware deschedule` prints."""
+
+
+class Move(Answer, frozen=True):
+    """A pod that should go.
+
+    Attributes:
+        pod: ``namespace/name``.
+        reason: as users know it, with the values at the moment of this move.
+        target: where it is expected to land; empty when nodeFit is off.
+        used: amounts that leave with it: millicores, bytes, bits per second.
+        node_before, node_after, target_before, target_after: percent of allocatable by resource, around this move.
+        cost_before, cost_after: network cost at the node and at the target, for NetworkMisplacement; -1 otherwise.
+    """
+
+    pod: str
+    uid: str
+    workload: str
+    node: str
+    target: str
+    strategy: Strategy
+    reason: str
+    used: Mapping[str, float] = {}
+    node_before: Mapping[str, float] = {}
+    node_after: Mapping[str, float] = {}
+    target_before: Mapping[str, float] = {}
+    target_after: Mapping[str, float] = {}
+    cost_before: int = -1
+    cost_after: int = -1
+    group: str = ""
+
+
+class Skip(Answer, frozen=True):
+    """A pod that should go and stays.
+
+    Attributes:
+        kind: short and of a small fixed set, fit for a metric.
+        why: for people.
+    """
+
+    pod: str
+    node: str
+    kind: str
+    why: str
+
+
+class NodeState(Answer, frozen=True):
+    """How one node was judged.
+
+    Attributes:
+        kind: over, under, normal or unknown.
+        share: percent of allocatable by resource.
+        why: what keeps a hot node from being relieved now, or why its load is not known; empty otherwise.
+    """
+
+    node: str
+    pool: str
+    kind: str
+    share: Mapping[str, float]
+    low: Mapping[str, float]
+    high: Mapping[str, float]
+    why: str = ""
+
+
+class Plan(Answer, frozen=True):
+    """The answer of one round.
+
+    Attributes:
+        notes: what stopped the round or a part of it, in words.
+        free_before, free_after: what nodes with low load can take, by pool and resource.
+        skipped: how many pods stay, by kind; `skips` is cut at `MOST_SKIPS`.
+    """
+
+    moves: tuple[Move, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    nodes: tuple[NodeState, ...] = ()
+    notes: tuple[str, ...] = ()
+    skipped: Mapping[str, int] = {}
+    free_before: Mapping[str, Mapping[str, float]] = {}
+    free_after: Mapping[str, Mapping[str, float]] = {}
+
+
+class Watched(msgspec.Struct, frozen=True):
+    """What is remembered in the process alone; a restart begins to watch anew, which errs on the quiet side.
+
+    Attributes:
+        detectors: by node.
+        better_since: uid of a pod -> since when a better place has been there without a break, unix seconds.
+    """
+
+    detectors: Mapping[str, Detector] = {}
+    better_since: Mapping[str, float] = {}
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A plan, what to watch from, and what to follow if each of its moves is made."""
+
+    plan: Plan
+    watched: Watched
+    follows: tuple[Followed, ...] = ()

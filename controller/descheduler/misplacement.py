@@ -1,0 +1,281 @@
+"""Network misplacement: pods of AppGroups that have moved away from their peers, or whose peers have, by the scheduler's own score.
+
+The extender and this rule ask the same object for the same tallies, so a pod is never moved to where the scheduler would not
+put it. One pod of a group at a time, only while the group is whole, and only for a gain that has lasted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from controller.descheduler.classify import Load
+from controller.descheduler.decision import Move
+from controller.descheduler.fit import Separation, add_requests, requested_on, shortage
+from controller.descheduler.limits import group_key, workload_of
+from controller.descheduler.memory import Followed
+from controller.descheduler.objects import NodeInfo, PodInfo
+from controller.descheduler.round import Round
+from controller.descheduler.victims import protection_of, usage_of
+from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.scheduler.rules import Tally, Weighing
+from controller.scheduler.state import DeletedNodeError, State
+
+IsGain = Callable[[Tally, Tally], bool]
+"""Tells whether the second tally is enough of a gain over the first."""
+
+
+class Candidate(NamedTuple):
+    """A pod that would be better off elsewhere, as far as the network is concerned.
+
+    Attributes:
+        now: how it fares where it is.
+        weighing: how it would fare anywhere.
+    """
+
+    pod: PodInfo
+    now: Tally
+    weighing: Weighing
+
+
+class MisplacementRound:
+    """One round over all AppGroups.
+
+    Args:
+        base: the round.
+        network: the scheduler's view of groups and costs.
+        loads: nodes as LowNodeLoad judged them, empty where it is off: hot nodes are no places to go.
+    """
+
+    def __init__(self, base: Round, network: State, loads: Iterable[Load]) -> None:
+        self._base, self._network = base, network
+        self._config = base.settings.misplacement
+        self._hosts = Hosts(base, network, {load.node.name: load for load in loads})
+
+    def plan(self, better_since: Mapping[str, float], *, confirmed: bool) -> dict[str, float]:
+        """Plan moves into the round.
+
+        Args:
+            better_since: uid -> since when a better place has been there, as the last round left it.
+            confirmed: take every gain for one that has lasted.
+
+        Returns:
+            The same after this round.
+        """
+        found: dict[str, float] = {}
+        for pods in self._groups():
+            candidates = [c for pod in pods.values() if (c := self._candidate(pod)) is not None]
+            for candidate in candidates:
+                uid = candidate.pod.uid
+                found[uid] = better_since.get(uid, self._base.now)
+            hold_s = 0.0 if confirmed else self._config.hold_s
+            ripe = [c for c in candidates if self._base.now - found[c.pod.uid] >= hold_s]
+            for candidate in candidates:
+                if candidate not in ripe:
+                    lasted_s = self._base.now - found[candidate.pod.uid]
+                    text = f"a better place has been there for {lasted_s:.0f} of {hold_s:g} s"
+                    self._base.skip(candidate.pod, "not-lasting", text)
+            self._plan_group(pods, sorted(ripe, key=self._rank))
+        return found
+
+    def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
+        """Pods of each AppGroup that exists, by its key."""
+        by_key: dict[str, dict[str, PodInfo]] = defaultdict(dict)
+        for name, pods in self._base.snapshot.pods.groups.items():
+            for key, pod in pods.items():
+                group = self._network.group_of(pod.namespace, name)
+                if group and not pod.going:
+                    by_key[group][key] = pod
+        for group in sorted(by_key):
+            yield by_key[group]
+
+    def _candidate(self, pod: PodInfo) -> Candidate | None:
+        place = self._network.place_of.get(pod.node)
+        if place is None or not pod.running or pod.key in self._base.taken:
+            return None
+        try:
+            weighing = self._network.weigh(
+                pod.namespace, pod.labels[APPGROUP_LABEL], pod.labels.get(WORKLOAD_LABEL, "")
+            )
+        except DeletedNodeError:
+            return None
+        if weighing.neutral:
+            return None
+        candidate = Candidate(pod, weighing.tally(pod.node, place), weighing)
+        best = self._hosts.best(candidate, self._is_gain)
+        return None if best is None else candidate
+
+    def _is_gain(self, now: Tally, there: Tally) -> bool:
+        """Whether the move is worth it: fewer broken dependencies at no higher cost, or a gain beyond both margins."""
+        if not there.passes:
+            return False
+        gain = now.cost - there.cost
+        if there.violated < now.violated and gain >= 0:
+            return True
+        enough = max(self._config.margin, now.cost * self._config.margin_percent / 100.0)
+        return gain > 0 and gain >= enough and there.violated <= now.violated
+
+    def _rank(self, candidate: Candidate) -> tuple[int, int, str]:
+        best = self._hosts.best(candidate, self._is_gain)
+        assert best is not None, "candidates have a better place, and nothing was planned between"
+        there = best[1]
+        return there.violated - candidate.now.violated, there.cost - candidate.now.cost, candidate.pod.key
+
+    def _plan_group(self, pods: Mapping[str, PodInfo], candidates: Iterable[Candidate]) -> None:
+        base = self._base
+        for candidate in candidates:
+            pod = candidate.pod
+            why = base.exhausted(1)
+            if why:
+                base.note(why)
+                return
+            kind, why = self._refusal(pod, pods)
+            if kind:
+                base.skip(pod, kind, why)
+            elif base.admits(pod):
+                best = self._hosts.best(candidate, self._is_gain)
+                if best is not None:
+                    self._take(candidate, *best)
+
+    def _refusal(self, pod: PodInfo, pods: Mapping[str, PodInfo]) -> tuple[str, str]:
+        base = self._base
+        kind, why = protection_of(pod, base.settings.protection)
+        load = base.settings.load
+        if not kind and load is not None and not load.admits_namespace(pod.namespace):
+            return "namespace", f"namespace {pod.namespace} is not evictable"
+        if not kind and base.limits.node_full(pod.node):
+            return "node-limit", f"limit of {base.settings.limits.per_node} evictions per node and round"
+        if not kind:
+            missing = self._missing(pods)
+            return ("group-not-whole", missing) if missing else ("", "")
+        return kind, why
+
+    def _missing(self, pods: Mapping[str, PodInfo]) -> str:
+        """Why a group may not lose a pod even for a moment; empty when it may."""
+        first = next(iter(pods.values()))
+        name = first.labels[APPGROUP_LABEL]
+        ready = sum(1 for p in pods.values() if p.ready and p.key not in self._base.taken)
+        wanted = self._network.groups[self._network.group_of(first.namespace, name)].spec.num_members
+        if ready < max(len(pods), wanted):
+            return f"{ready} of {max(len(pods), wanted)} pods of AppGroup {name} are ready"
+        return ""
+
+    def _take(self, candidate: Candidate, target: NodeInfo, there: Tally) -> None:
+        base, pod, now = self._base, candidate.pod, candidate.now
+        reason = describe_misplacement(now, there)
+        used = usage_of(pod, base.snapshot, pod.requests)
+        move = Move(
+            pod=pod.key,
+            uid=pod.uid,
+            workload=workload_of(pod),
+            node=pod.node,
+            target=target.name,
+            strategy="NetworkMisplacement",
+            reason=reason,
+            used=used,
+            cost_before=now.cost,
+            cost_after=there.cost,
+            group=group_key(pod),
+        )
+        follow = Followed(
+            pod=pod.key,
+            uid=pod.uid,
+            workload=move.workload,
+            node=pod.node,
+            at_s=base.now,
+            strategy="NetworkMisplacement",
+            target=target.name,
+            group=move.group,
+            used=used,
+            cost_before=now.cost,
+        )
+        base.take(pod, move, follow, 1)
+
+
+def describe_misplacement(now: Tally, there: Tally) -> str:
+    """Why, in the form that load reasons have: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
+    text = f"pod is misplaced, network cost({now.cost})>elsewhere({there.cost})"
+    if now.cost <= there.cost:
+        text = f"pod is misplaced, network cost({now.cost}), elsewhere({there.cost})"
+    if now.violated > there.violated:
+        text += f", dependencies beyond maxNetworkCost({now.violated})>elsewhere({there.violated})"
+    return text
+
+
+class Hosts:
+    """Nodes by place, asked for the cheapest that takes a pod now.
+
+    Args:
+        base: the round, for what is planned to arrive where.
+        network: names and places of nodes.
+        loads: by node; a node that is over, or would be, takes nothing.
+    """
+
+    def __init__(self, base: Round, network: State, loads: Mapping[str, Load]) -> None:
+        self._base, self._network, self._loads = base, network, loads
+        self._separation = Separation(base.snapshot)
+        self._by_place: dict[int, list[NodeInfo]] = defaultdict(list)
+        self._requested: dict[str, dict[str, float]] = {}
+        for name, place in network.place_of.items():
+            node = base.snapshot.nodes.get(name)
+            if node is not None and node.ready and node.schedulable:
+                self._by_place[place].append(node)
+        for nodes in self._by_place.values():
+            nodes.sort(key=lambda node: (self._load_of(node.name), node.name))
+
+    def _load_of(self, name: str) -> float:
+        load = self._loads.get(name)
+        return load.load if load is not None else 0.0
+
+    def best(self, candidate: Candidate, is_gain: IsGain) -> tuple[NodeInfo, Tally] | None:
+        """The node with fewest broken dependencies and then the lowest cost, among those that are a gain and take the pod."""
+        weighing, now = candidate.weighing, candidate.now
+        special = [
+            (tally, name)
+            for name, tally in weighing.by_node.items()
+            if name != candidate.pod.node and is_gain(now, tally)
+        ]
+        general = [(tally, place) for place, tally in enumerate(weighing.by_class) if is_gain(now, tally)]
+        ways: list[tuple[Tally, str | int]] = [*special, *general]
+        ways.sort(key=lambda way: (way[0].violated, way[0].cost, isinstance(way[1], int), str(way[1])))
+        for tally, where in ways:
+            if isinstance(where, str):
+                node = self._base.snapshot.nodes.get(where)
+                nodes = [node] if node is not None and node.ready and node.schedulable else []
+            else:
+                nodes = [n for n in self._by_place.get(where, ()) if n.name not in weighing.by_node]
+            for node in nodes:
+                if node.name != candidate.pod.node and not self._refusal(node, candidate.pod):
+                    return node, tally
+        return None
+
+    def _refusal(self, node: NodeInfo, pod: PodInfo) -> str:
+        base = self._base
+        booked = base.arrivals.get(node.name, ())
+        if node.name not in self._requested:
+            self._requested[node.name] = requested_on(node.name, base.snapshot)
+        requested = self._requested[node.name]
+        if booked:
+            requested = dict(requested)
+            for other in booked:
+                add_requests(requested, other)
+        return (
+            pod.shape.refusal(node.name, node.labels, node.taints)
+            or self._overload(node, pod)
+            or shortage(node, requested, pod)
+            or self._separation.refusal(node, pod, booked)
+        )
+
+    def _overload(self, node: NodeInfo, pod: PodInfo) -> str:
+        load = self._loads.get(node.name)
+        if load is None or load.kind == "unknown":
+            return ""
+        used = usage_of(pod, self._base.snapshot, load.used)
+        arriving: Mapping[str, float] = self._base.arriving.get(node.name, {})
+        for resource, limit in load.thresholds.high.items():
+            if resource in load.used:
+                total = load.used[resource] + used.get(resource, 0.0) + arriving.get(resource, 0.0)
+                if total > limit / 100.0 * node.allocatable[resource]:
+                    return f"{resource} usage would exceed the high threshold"
+        return ""
