@@ -24,18 +24,19 @@ from kubekit.config import ClusterConfig
 from lab import unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
-from lab.errors import BootError
+from lab.errors import BootError, UnsupportedError
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import register_nodes
 from lab.programs import Program, Programs
 from lab.reclaim import LabPlace, hold, place_of, reclaim
 from lab.topology import Topology
 from lab.wan.control import WanControl
-from lab.wan.plan import WanNode, WanPlan, links_of
+from lab.wan.plan import NETEM, USERSPACE, WanNode, WanPlan, links_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+AUTO = "auto"
 COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 10.0
 _POLL_S = 0.02
@@ -57,6 +58,7 @@ class Lab:
         served: addresses of what the lab serves, by name; programs that are started add theirs.
         boot_s: how long the start took, seconds.
         host_server: the API server's URL on the host, when the lab runs in a user namespace; else empty.
+        wan_backend: what delays packets, ``netem`` or ``userspace``; empty without nodes.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Lab:
     served: dict[str, str] = field(default_factory=dict)
     boot_s: float = 0.0
     host_server: str = ""
+    wan_backend: str = ""
 
     @classmethod
     @asynccontextmanager
@@ -79,6 +82,7 @@ class Lab:
         components: Iterable[str] = COMPONENTS,
         folder: Path | None = None,
         binaries: Binaries | None = None,
+        wan: str = AUTO,
     ) -> AsyncIterator[Lab]:
         """Clean up after a killed lab of the same name, then boot; everything is gone when the block ends.
 
@@ -88,6 +92,7 @@ class Lab:
             components: besides etcd and the API server; leave ``scheduler`` out to start one with an extender later.
             folder: where state directories are, by default the user's.
             binaries: the control plane's programs, by default found or built.
+            wan: what delays packets: ``netem``, ``userspace``, or ``auto`` for netem where the kernel has it.
 
         Raises:
             ConfigError: the name cannot be one.
@@ -101,7 +106,7 @@ class Lab:
             await _to_its_end(reclaim, place)
             place.state_dir.mkdir(parents=True, mode=0o700)
             try:
-                async with _boot(place, topology, tuple(components), binaries) as lab:
+                async with _boot(place, topology, tuple(components), binaries, wan=wan) as lab:
                     lab.boot_s = time.monotonic() - started
                     try:
                         yield lab
@@ -177,6 +182,7 @@ class Lab:
             "enter": enter if self.host_server else [],
             "version": self.control_plane.version,
             "topology": self.topology.name if self.topology else None,
+            "wan": self.wan_backend or None,
             "zones": list(self.topology.zones) if self.topology else [],
             "nodes": nodes,
             "addresses": {"api": self.host_server or self.control_plane.server, **self.served},
@@ -203,15 +209,17 @@ class Lab:
 
 @asynccontextmanager
 async def _boot(
-    place: LabPlace, topology: Topology | None, components: tuple[str, ...], binaries: Binaries
+    place: LabPlace, topology: Topology | None, components: tuple[str, ...], binaries: Binaries, *, wan: str
 ) -> AsyncIterator[Lab]:
     root = str(Path(__file__).parents[1])
     # Programs run in the state directory; this project's packages must be importable there also from a plain checkout.
     search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     programs = Programs(place.state_dir, {"PYTHONPATH": search})
     network: LabNetwork | None = None
+    backend = ""
     if topology is not None:
-        network = await _to_its_end(create_network, topology.nodes, place.state_dir)
+        backend = await _to_its_end(choose_backend, wan)
+        network = await _to_its_end(create_network, topology.nodes, place.state_dir, backend=backend)
     address = network.gateway if network else LOOPBACK
     async with ControlPlane.start(
         place.name,
@@ -223,6 +231,7 @@ async def _boot(
     ) as control_plane:
         lab = Lab(place.name, place, topology, control_plane, programs, network.nodes if network else ())
         if network is not None and topology is not None:
+            lab.wan_backend = backend
             await _start_wan(lab, topology, programs)
             async with Client(control_plane.client_config) as client:
                 if "kwok" in components:
@@ -237,7 +246,7 @@ async def _boot(
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     nodes = [WanNode(n.node.name, n.node.site, n.netns, n.address, n.node.nic_bps) for n in lab.nodes]
-    plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology))
+    plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology), lab.wan_backend)
     plan_file = lab.place.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))
     socket_path = _wan_socket(lab.place)
@@ -261,6 +270,25 @@ async def _to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+def choose_backend(wanted: str) -> str:
+    """What is to delay packets: as asked, or for ``auto`` netem where the kernel has it. Blocks for some milliseconds.
+
+    Raises:
+        UnsupportedError: netem was asked for and the kernel has none.
+    """
+    if wanted == USERSPACE:
+        return USERSPACE
+    # Imported here: netlink is needed on this path only.
+    from lab.wan.netem import is_available
+
+    if is_available():
+        return NETEM
+    if wanted == NETEM:
+        msg = "this kernel has no netem (or no htb or u32); `--wan userspace` works everywhere"
+        raise UnsupportedError(msg)
+    return USERSPACE
 
 
 def _wan_socket(place: LabPlace) -> Path:

@@ -21,6 +21,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from lab import namespaces
 from lab.errors import LabError, UnsupportedError
 from lab.topology import LabNode
+from lab.wan.plan import USERSPACE
 
 WAN_DEVICE, MANAGEMENT_DEVICE = "wan0", "mgmt0"
 _SLOTS = 250
@@ -109,8 +110,14 @@ def _effective_capabilities() -> int:
     return 0
 
 
-def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
+def create_network(nodes: Sequence[LabNode], state_dir: Path, *, backend: str = USERSPACE) -> LabNetwork:
     """Take a free slot and make its devices. Blocks for about 25 ms per node: call it in a thread.
+
+    Args:
+        nodes: the nodes to be.
+        state_dir: of the lab; remembers the slot.
+        backend: of the wide-area network: ``userspace`` gives each node a TUN device, ``netem`` a veth on a bridge, which
+            stands in a namespace of its own because firewalls of the host may filter the host's bridges.
 
     Raises:
         UnsupportedError: this process may not.
@@ -127,6 +134,13 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path) -> LabNetwork:
             host.link("set", index=bridge, state="up")
             for number, node in enumerate(network.nodes):
                 _create_node(host, bridge, f"nav{network.slot}-{number}", node)
+            if backend == USERSPACE:
+                for node in network.nodes:
+                    _create_tun(node)
+            else:
+                _create_wan_bridge(network)
+            for node in network.nodes:
+                _address_wan(node)
     except (NetlinkError, OSError) as error:
         remove_network(state_dir)
         msg = f"cannot make the nodes' network: {error}"
@@ -143,7 +157,31 @@ def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork
         management = _index(inside, MANAGEMENT_DEVICE)
         inside.addr("add", index=management, address=node.management_address, prefixlen=24)
         inside.link("set", index=management, state="up")
+
+
+def _create_tun(node: NodeNetwork) -> None:
+    with namespaces.entered(node.netns), IPRoute() as inside:
         inside.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
+
+
+def _create_wan_bridge(network: LabNetwork) -> None:
+    """A bridge that joins the nodes' devices; its namespace's name cannot be a node's, which has no capitals."""
+    netns = f"netaware-{network.slot}-WAN"
+    namespaces.create(netns)
+    with namespaces.entered(netns), IPRoute() as inside:
+        inside.link("add", ifname="wan", kind="bridge")
+        bridge = _index(inside, "wan")
+        inside.link("set", index=bridge, state="up")
+        for number, node in enumerate(network.nodes):
+            port = f"port{number}"
+            with (namespaces.FOLDER / node.netns).open("rb") as there:
+                peer = {"ifname": WAN_DEVICE, "net_ns_fd": there.fileno()}
+                inside.link("add", ifname=port, kind="veth", peer=peer)
+            inside.link("set", index=_index(inside, port), master=bridge, state="up")
+
+
+def _address_wan(node: NodeNetwork) -> None:
+    with namespaces.entered(node.netns), IPRoute() as inside:
         wan = _index(inside, WAN_DEVICE)
         inside.addr("add", index=wan, address=node.address, prefixlen=24)
         inside.link("set", index=wan, mtu=_MTU, state="up")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from lab.cluster import AUTO
 from lab.topology import DEFAULT, SHIPPED, Topology, load
+from lab.wan.plan import NETEM, USERSPACE
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,16 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT,
         metavar="NAME|FILE|none",
         help=f"one of {shipped}, a YAML file, or none for the control plane alone (%(default)s)",
+    )
+
+
+def add_wan(parser: argparse.ArgumentParser) -> None:
+    """``--wan``."""
+    parser.add_argument(
+        "--wan",
+        choices=(AUTO, NETEM, USERSPACE),
+        default=AUTO,
+        help="what delays packets: the kernel's netem, a process of ours, or netem where the kernel has it (%(default)s)",
     )
 
 

@@ -34,6 +34,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("up", help="boot a lab and leave it running", description=__doc__)
     arguments.add_name(parser)
     arguments.add_topology(parser)
+    arguments.add_wan(parser)
     arguments.add_json(parser)
     parser.add_argument(
         "--programs", action="store_true", help="install our agents, controller and extender too, as the manifests say"
@@ -53,7 +54,19 @@ def run(args: argparse.Namespace) -> int:
         print(f"lab {place.name} is up already", file=sys.stderr)
         _print(running, as_json=args.json)
         return 0
-    argv = [sys.executable, "-m", "lab", "up", "--foreground", "--name", args.name, "--topology", args.topology]
+    argv = [
+        sys.executable,
+        "-m",
+        "lab",
+        "up",
+        "--foreground",
+        "--name",
+        args.name,
+        "--topology",
+        args.topology,
+        "--wan",
+        args.wan,
+    ]
     argv += ["--programs"] if args.programs else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_root(), os.environ.get("PYTHONPATH"))))}
     launch = plan_launch(argv, environment) if topology is not None else Launch(argv, environment)
@@ -62,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.foreground:
         if launch.relay is not None:
             launch.become(["--json"] if args.json else [])
-        return run_program(lambda: _serve(topology, place, programs=args.programs, as_json=args.json))
+        return run_program(lambda: _serve(topology, place, args))
     _print(_start_in_background(launch, place), as_json=args.json)
     return 0
 
@@ -90,14 +103,14 @@ def read_description(place: LabPlace) -> dict[str, Any]:
         raise LabError(msg) from None
 
 
-async def _serve(topology: Topology | None, place: LabPlace, *, programs: bool, as_json: bool) -> None:
+async def _serve(topology: Topology | None, place: LabPlace, args: argparse.Namespace) -> None:
     # With our programs the scheduler comes later, since it must know the extender's address.
-    components = [component for component in COMPONENTS if not (programs and component == "scheduler")]
-    async with Lab.start(topology, name=place.name, components=components) as lab:
-        if programs:
+    components = [component for component in COMPONENTS if not (args.programs and component == "scheduler")]
+    async with Lab.start(topology, name=place.name, components=components, wan=args.wan) as lab:
+        if args.programs:
             await install(lab)
         lab.publish()
-        _print(lab.describe(), as_json=as_json)
+        _print(lab.describe(), as_json=args.json)
         await lab.watch()
 
 

@@ -1,6 +1,6 @@
 """The emulated wide-area network between the lab's nodes.
 
-Many kernels, those of CI machines and containers among them, have no netem qdisc, so packets are delayed in user space:
-each node's namespace has a TUN device, and one process carries packets from one to the other when they are due. The
-delays are emulated; the packets, the TCP stacks and netperf's measurements are real.
+Where the kernel has the netem qdisc, it delays packets on the nodes' devices. Many kernels, those of CI machines and
+containers among them, have none; there each node's namespace has a TUN device, and one process carries packets from one to
+the other when they are due. The delays are emulated; the packets, the TCP stacks and netperf's measurements are real.
 """

@@ -1,7 +1,7 @@
-"""``python -m lab.wan``: the forwarder process. The lab starts it; people use ``python -m lab wan``."""
+"""``python -m lab.wan``: the process behind the emulated network. The lab starts it; people use ``python -m lab wan``."""
 
 import sys
 
-from lab.wan.forwarder import main
+from lab.wan.server import main
 
 sys.exit(main(sys.argv[1:]))

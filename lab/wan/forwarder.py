@@ -1,4 +1,4 @@
-"""The process that carries packets between the nodes' TUN devices: ``python -m lab.wan PLAN SOCKET``.
+"""The emulated network in user space: carries packets between the nodes' TUN devices when they are due.
 
 Accuracy comes from three things: select() waits in microseconds where epoll rounds to milliseconds, the timer slack is
 set to its minimum, and a real-time priority, where allowed, lets it run the moment a packet is due even on a busy machine.
@@ -11,20 +11,20 @@ import ctypes
 import fcntl
 import os
 import select
-import signal
 import socket
 import struct
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from lab import namespaces
 from lab.wan.delays import DelayQueue
-from lab.wan.plan import Answer, Command, WanLink, WanPlan
+from lab.wan.plan import Answer, WanLink, WanPlan
+
+if TYPE_CHECKING:
+    from lab.wan.server import Control
 
 # linux/if_tun.h, prctl.h and sockios.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
@@ -32,30 +32,39 @@ _PR_SET_TIMERSLACK = 29
 _SIOCETHTOOL = 0x8946
 _READ_BYTES = 2048
 _BATCH = 64
-# A command is one small object, sent at once.
-_COMMAND_BYTES = 4096
 _IDLE_S = 60.0
-_CONTROL_TIMEOUT_S = 0.2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Forwarder:
-    """Devices, packets under way, and the control socket, in one loop."""
+    """Devices and packets under way, in one loop. Raises OSError when a device cannot be opened."""
 
-    def __init__(self, plan: WanPlan, control: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._control = clock, control
-        self._links = {(link.origin, link.destination): link for link in plan.links}
-        both = {(a, b): link.one_way() for (x, y), link in self._links.items() for a, b in ((x, y), (y, x))}
+    def __init__(self, plan: WanPlan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        ends = [(link, link.origin, link.destination) for link in plan.links]
+        both = {pair: link.one_way() for link, x, y in ends for pair in ((x, y), (y, x))}
         self._queue = DelayQueue([node.site for node in plan.nodes], both, Random(plan.seed))
         self._devices = [open_device(node.netns, plan.device, node.nic_bps) for node in plan.nodes]
         self._node_of_device = {fd: index for index, fd in enumerate(self._devices)}
         self._node_of_address = {socket.inet_aton(node.address): index for index, node in enumerate(plan.nodes)}
         self._poll = select.epoll()
-        for fd in (*self._devices, control.fileno()):
+        for fd in self._devices:
             self._poll.register(fd, select.EPOLLIN)
 
-    def run(self) -> None:
+    def change(self, link: WanLink) -> None:
+        """Replace a link; packets under way keep their time."""
+        for origin, destination in ((link.origin, link.destination), (link.destination, link.origin)):
+            self._queue.set_link(origin, destination, link.one_way())
+
+    def counters(self) -> Answer:
+        """Packets since the start, and the worst lateness since the last call."""
+        counters = self._queue.counters
+        late_us, counters.late_s = counters.late_s * 1e6, 0.0
+        return Answer(forwarded=counters.forwarded, lost=counters.lost, dropped=counters.dropped, late_us=late_us)
+
+    def run(self, control: Control) -> None:
         """Forward until the process is told to end."""
+        self._poll.register(control.fileno(), select.EPOLLIN)
         queue, clock, poll = self._queue, self._clock, self._poll
         while True:
             self._deliver(queue.release(clock()))
@@ -68,7 +77,7 @@ class Forwarder:
                     if fd in self._node_of_device:
                         self._collect(fd)
                     else:
-                        self._serve()
+                        control.serve()
 
     def _collect(self, fd: int) -> None:
         source, now_s = self._node_of_device[fd], self._clock()
@@ -89,41 +98,6 @@ class Forwarder:
             except OSError:
                 # A full queue or a device that is down drops the packet, as a real card would.
                 self._queue.counters.dropped += 1
-
-    def _serve(self) -> None:
-        connection, _ = self._control.accept()
-        with connection:
-            # A client that connects and says nothing must not stop the traffic for long.
-            connection.settimeout(_CONTROL_TIMEOUT_S)
-            try:
-                answer = self._answer(msgspec.json.decode(connection.recv(_COMMAND_BYTES), type=Command))
-            except (OSError, msgspec.DecodeError) as error:
-                answer = Answer(error=str(error))
-            try:
-                connection.sendall(msgspec.json.encode(answer))
-            except OSError as error:
-                print(f"control: client left: {error}", file=sys.stderr, flush=True)
-
-    def _answer(self, command: Command) -> Answer:
-        if command.op == "links":
-            return Answer(links=list(self._links.values()))
-        if command.op == "counters":
-            c = self._queue.counters
-            answer = Answer(forwarded=c.forwarded, lost=c.lost, dropped=c.dropped, late_us=c.late_s * 1e6)
-            c.late_s = 0.0
-            return answer
-        if command.op == "set" and command.link is not None:
-            return self._change(command.link)
-        return Answer(error=f"unknown command {command.op!r}")
-
-    def _change(self, link: WanLink) -> Answer:
-        key = link.origin, link.destination
-        if key not in self._links:
-            return Answer(error=f"there is no link between {link.origin} and {link.destination}")
-        self._links[key] = link
-        self._queue.set_link(link.origin, link.destination, link.one_way())
-        self._queue.set_link(link.destination, link.origin, link.one_way())
-        return Answer(links=[link])
 
 
 def open_device(netns: str, device: str, nic_bps: int) -> int:
@@ -161,31 +135,3 @@ def be_punctual() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError as error:
         print(f"no real-time priority ({error.strerror}): delays are less exact on a busy machine", file=sys.stderr)
-
-
-def listen(path: Path) -> socket.socket:
-    """The control socket. A relative path, since the whole path of a socket may not exceed 107 bytes."""
-    path.unlink(missing_ok=True)
-    os.chdir(path.parent)
-    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    control.bind(path.name)
-    control.listen(8)
-    return control
-
-
-def main(argv: list[str]) -> int:
-    """Run until SIGTERM; 2 on wrong usage."""
-    if len(argv) != 2:
-        print("usage: python -m lab.wan PLAN.json CONTROL.sock", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WanPlan)
-    socket_path = Path(argv[1]).absolute()
-    draft = socket_path.with_suffix(".draft")
-    control = listen(draft)
-    forwarder = Forwarder(plan, control)
-    be_punctual()
-    # Whoever finds the socket finds a network that carries packets.
-    draft.rename(socket_path)
-    forwarder.run()
-    return 0

@@ -37,13 +37,17 @@ class WanLink(msgspec.Struct, frozen=True):
         return Link(self.rtt_us, self.jitter_us, self.loss, self.rate_bps)
 
 
+USERSPACE, NETEM = "userspace", "netem"
+
+
 class WanPlan(msgspec.Struct, frozen=True):
-    """Everything the forwarder needs. ``device`` is the name of the TUN device in every namespace."""
+    """Everything the network's process needs. ``device`` is the name of the device in every node's namespace."""
 
     device: str
     seed: int
     nodes: list[WanNode]
     links: list[WanLink]
+    backend: str = USERSPACE
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -1,0 +1,166 @@
+"""Both emulated networks, ours and the kernel's netem, keep the same promises. Plain UDP round trips, no netperf."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from lab import namespaces
+from lab.cluster import choose_backend
+from lab.errors import UnsupportedError, WanError
+from lab.network import WAN_DEVICE, LabNetwork, create_network, remove_network
+from lab.topology import LabNode, Link
+from lab.wan.control import WanControl
+from lab.wan.plan import NETEM, USERSPACE, WanNode, WanPlan, link_of
+
+ROOT = Path(__file__).parents[3]
+SO_RCVBUFFORCE = 33  # socket(7)
+FAR_US, NEAR_US = 8000.0, 1000.0
+
+
+class Wan(NamedTuple):
+    """Nodes a1 and a2 in site a, b1 in site b, and the control of the links between them."""
+
+    network: LabNetwork
+    control: WanControl
+
+    def socket_on(self, name: str) -> socket.socket:
+        """A UDP socket in the node's namespace, bound to its address."""
+        node = next(n for n in self.network.nodes if n.node.name == name)
+        with namespaces.entered(node.netns):
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        # Room for a burst that was delayed and arrives at once, above the system's limit for ordinary users.
+        made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
+        made.bind((node.address, 0))
+        made.settimeout(5.0)
+        return made
+
+
+@pytest.fixture(params=[USERSPACE, NETEM])
+def wan(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wan]:
+    sites = {"a1": "a", "a2": "a", "b1": "b"}
+    nodes = [LabNode(name, "r", site, site, "1", "1Gi", "10", 10**9) for name, site in sites.items()]
+    try:
+        choose_backend(request.param)
+        network = create_network(nodes, tmp_path, backend=request.param)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    members = [WanNode(n.node.name, n.node.site, n.netns, n.address, n.node.nic_bps) for n in network.nodes]
+    links = [link_of("a", "b", Link(FAR_US)), link_of("a", "a", Link(NEAR_US)), link_of("b", "b", Link(NEAR_US))]
+    plan = WanPlan(WAN_DEVICE, 1, members, links, request.param)
+    (tmp_path / "wan.json").write_bytes(msgspec.json.encode(plan))
+    socket_path = tmp_path / "wan.sock"
+    argv = [sys.executable, "-m", "lab.wan", str(tmp_path / "wan.json"), str(socket_path)]
+    with subprocess.Popen(argv, cwd=ROOT) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not socket_path.exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield Wan(network, WanControl(socket_path))
+        finally:
+            process.terminate()
+            process.wait(10)
+            remove_network(tmp_path)
+    assert not [name for name in namespaces.names() if name.startswith(f"netaware-{network.slot}-")]
+
+
+def round_trips_us(wan: Wan, origin: str, destination: str, count: int = 20, gap_s: float = 0.0) -> list[float]:
+    """Round trips of ``count`` datagrams that the other node sends back, one after the other."""
+    with wan.socket_on(origin) as near, wan.socket_on(destination) as far:
+
+        def send_back() -> None:
+            for _ in range(count):
+                data, sender = far.recvfrom(2048)
+                far.sendto(data, sender)
+
+        thread = threading.Thread(target=send_back, daemon=True)
+        thread.start()
+        found = []
+        for number in range(count):
+            started = time.perf_counter()
+            near.sendto(b"%d" % number, far.getsockname())
+            assert near.recv(2048) == b"%d" % number
+            found.append((time.perf_counter() - started) * 1e6)
+            time.sleep(gap_s)
+        thread.join(5)
+    return found
+
+
+def received(wan: Wan, count: int, size: int = 100) -> list[int]:
+    """Numbers of the datagrams that arrive of ``count`` sent at once from a1 to b1."""
+    with wan.socket_on("a1") as near, wan.socket_on("b1") as far:
+        for number in range(count):
+            near.sendto(number.to_bytes(2, "big").ljust(size, b"."), far.getsockname())
+        found: list[int] = []
+        far.settimeout(1.0)
+        while len(found) < count:
+            try:
+                found.append(int.from_bytes(far.recv(2048)[:2], "big"))
+            except TimeoutError:
+                break
+    return found
+
+
+def test_each_pair_has_its_delay_and_never_less(wan: Wan) -> None:
+    far = round_trips_us(wan, "a1", "b1")
+    near = round_trips_us(wan, "a1", "a2")
+    assert min(far) >= FAR_US
+    assert NEAR_US <= min(near) < statistics.median(near) < FAR_US
+    assert min(round_trips_us(wan, "b1", "a2")) >= FAR_US
+
+
+def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
+    assert wan.control.change_link("b", "a", rtt_us=30_000.0) == Link(30_000.0)
+    assert wan.control.links()["a", "b"] == Link(30_000.0)
+    assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000
+    assert min(round_trips_us(wan, "b1", "a1", 5)) >= 30_000
+    assert min(round_trips_us(wan, "a1", "a2", 5)) < 30_000
+
+
+def test_jitter_lengthens_round_trips_and_never_shortens_them(wan: Wan) -> None:
+    wan.control.set_link("a", "b", Link(FAR_US, jitter_us=8000.0))
+    found = round_trips_us(wan, "a1", "b1", 60)
+    assert min(found) >= FAR_US
+    assert max(found) - min(found) > 2000
+
+
+def test_jitter_keeps_the_order_of_packets(wan: Wan) -> None:
+    wan.control.set_link("a", "b", Link(FAR_US, jitter_us=8000.0))
+    assert received(wan, 200) == list(range(200))
+
+
+def test_loss_takes_packets_and_is_counted(wan: Wan) -> None:
+    before = wan.control.counters()
+    wan.control.set_link("a", "b", Link(FAR_US, loss=0.3))
+    arrived = received(wan, 1000)
+    assert 550 < len(arrived) < 850
+    after = wan.control.counters()
+    assert after.lost - before.lost == 1000 - len(arrived)
+    assert after.forwarded - before.forwarded >= len(arrived)
+
+
+def test_a_rate_spreads_packets_and_drops_what_waits_too_long(wan: Wan) -> None:
+    wan.control.set_link("a", "b", Link(FAR_US, rate_bps=1_000_000))
+    started = time.monotonic()
+    arrived = received(wan, 200, size=1000)
+    assert len(arrived) < 100, "a tenth of a second at 1 Mbit/s is about a dozen of these"
+    assert time.monotonic() - started > 0.08
+    wan.control.set_link("a", "b", Link(FAR_US))
+    assert len(received(wan, 100, size=1000)) == 100
+
+
+def test_an_unknown_link_is_refused(wan: Wan) -> None:
+    with pytest.raises(WanError, match="no link between a and nowhere"):
+        wan.control.set_link("a", "nowhere", Link(1.0))
