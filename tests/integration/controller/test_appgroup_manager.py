@@ -1,0 +1,294 @@
+"""AppGroups on the real API server: order and status are written, the spec never, and definitions refuse nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from controller.convert import convert
+from controller.flattened import read_documents
+from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.conditions import find
+from kubekit.errors import ApiError
+from kubekit.wire import PODS, Object, Pod
+from lab.controlplane import ControlPlane
+from lab.programs import Program
+from tests.integration.conftest import MakeNode, eventually
+from tests.integration.controller.harness import Replica
+from tests.unit.controller.test_appgroup_order import BOUTIQUE, BOUTIQUE_NEEDS, ROWS
+from tests.unit.controller.test_convert_field_spellings import PROPOSAL_GROUP, PROPOSAL_TOPOLOGY, SLIDES_GROUP
+
+
+def group(needs: dict[str, str], *, members: int = 1, algorithm: str = "KahnSort", cost: int = 15) -> dict[str, Any]:
+    """An AppGroup; ``needs`` gives each workload's dependencies as words."""
+    names = list(needs)
+    reference = {name: {"kind": "Deployment", "name": name.lower(), "selector": name} for name in names}
+    workloads = [
+        {
+            "workload": reference[name],
+            "dependencies": [
+                {"workload": reference[d], "maxNetworkCost": cost, "minBandwidth": "10M"} for d in below.split()
+            ],
+        }
+        for name, below in needs.items()
+    ]
+    return {
+        "apiVersion": APPGROUPS.api_version,
+        "kind": APPGROUPS.kind,
+        "metadata": {"name": "g"},
+        "spec": {"numMembers": members, "topologySortingAlgorithm": algorithm, "workloads": workloads},
+    }
+
+
+BOUTIQUE_GROUP = {name: BOUTIQUE_NEEDS.get(name, "") for name in BOUTIQUE}
+
+
+@pytest_asyncio.fixture
+async def replica(
+    control_plane: ControlPlane, client: Client, namespace: str, crds: list[str], tmp_path: Path
+) -> AsyncIterator[Replica]:
+    running = Replica(tmp_path, control_plane.kubeconfig, namespace)
+    running.start()
+    yield running
+    print(running.log.read_text()[-4000:])  # shown when the test fails
+    assert "Traceback" not in running.log.read_text()
+    await running.stop()
+
+
+async def read(client: Client, namespace: str, name: str = "g") -> AppGroup:
+    return await client.get(APPGROUPS, name, AppGroup, namespace=namespace)
+
+
+def has(client: Client, namespace: str, type_: str, status: str, text: str = "") -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        found = find((await read(client, namespace)).status.conditions, type_)
+        return found is not None and found.status == status and text in found.message
+
+    return check
+
+
+async def create(client: Client, namespace: str, body: dict[str, Any]) -> None:
+    await client.create(APPGROUPS, body, Object, namespace=namespace)
+
+
+async def test_every_algorithm_orders_online_boutique_as_the_contract_says_and_follows_the_spec(
+    replica: Replica, client: Client, namespace: str
+) -> None:
+    await create(client, namespace, group(BOUTIQUE_GROUP, members=11))
+    for algorithm, row in ROWS.items():
+        patch = {"spec": {"topologySortingAlgorithm": algorithm}}
+        await client.patch(APPGROUPS, "g", patch, Object, kind=MERGE_PATCH, namespace=namespace)
+        await eventually(has(client, namespace, "Ordered", "True", f"by {algorithm}"))
+        status = (await read(client, namespace)).status
+        assert status.topology_order is not None
+        by_index = sorted(status.topology_order, key=lambda entry: entry.index)
+        assert " ".join(entry.workload.selector for entry in by_index) == row
+        stored = [entry.workload.selector for entry in status.topology_order]
+        assert stored == sorted(stored)
+        assert status.topology_calculation_time is not None
+
+
+async def test_the_spec_is_never_touched(replica: Replica, client: Client, namespace: str) -> None:
+    await create(client, namespace, group(BOUTIQUE_GROUP))
+    before: dict[str, Any] = await client.get(APPGROUPS, "g", dict, namespace=namespace)
+    await eventually(has(client, namespace, "Ordered", "True"))
+    after: dict[str, Any] = await client.get(APPGROUPS, "g", dict, namespace=namespace)
+    assert json.dumps(after["spec"]) == json.dumps(before["spec"])
+    assert after["metadata"]["generation"] == 1
+
+
+async def test_a_cycle_is_told_and_ordered_all_the_same(replica: Replica, client: Client, namespace: str) -> None:
+    await create(client, namespace, group({"a": "b", "b": "c", "c": "a", "d": "a"}))
+    await eventually(has(client, namespace, "Ordered", "False", "a -> b -> c -> a"))
+    order = (await read(client, namespace)).status.topology_order
+    assert order is not None
+    assert sorted(entry.index for entry in order) == [1, 2, 3, 4]
+
+
+async def test_a_dependency_that_is_not_there_is_told_and_the_rest_is_ordered(
+    replica: Replica, client: Client, namespace: str
+) -> None:
+    body = group({"a": "b", "b": ""})
+    body["spec"]["workloads"][1]["dependencies"] = [{"workload": {"kind": "Deployment", "name": "gone"}}]
+    await create(client, namespace, body)
+    await eventually(has(client, namespace, "SpecValid", "False", "b: depends on an unknown workload, gone"))
+    await eventually(has(client, namespace, "Ordered", "True"))
+
+
+async def test_a_group_of_500_workloads_is_ordered(replica: Replica, client: Client, namespace: str) -> None:
+    names = [f"w{i:03}" for i in range(500)]
+    await create(client, namespace, group({name: " ".join(names[i + 1 : i + 4]) for i, name in enumerate(names)}))
+    await eventually(has(client, namespace, "Ordered", "True", "500 workloads"))
+
+
+async def test_pods_count_and_their_costs_are_judged(
+    replica: Replica, client: Client, namespace: str, kwok: Program, make_node: MakeNode
+) -> None:
+    near, far = f"{namespace}-near", f"{namespace}-far"
+    await make_node(near, zone="z1", region="west")
+    await make_node(far, zone="z2", region="west")
+    level = {
+        "topologyKey": "topology.kubernetes.io/zone",
+        "originList": [{"origin": "z1", "costList": [{"destination": "z2", "networkCost": 30}]}],
+    }
+    topology = {
+        "apiVersion": NETWORK_TOPOLOGIES.api_version,
+        "kind": NETWORK_TOPOLOGIES.kind,
+        "metadata": {"name": "nt-default"},
+        "spec": {"configmapName": "c", "weights": [{"name": "UserDefined", "topologyList": [level]}]},
+    }
+    await client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=namespace)
+    await create(client, namespace, group({"a": "b", "b": ""}, members=2))
+    await eventually(has(client, namespace, "Complete", "False", "0 of 2"))
+    await client.create(PODS, pod("a", near), Pod, namespace=namespace)
+    await client.create(PODS, pod("b", far), Pod, namespace=namespace)
+    await eventually(has(client, namespace, "Complete", "True", "2 of 2 pods run"))
+    await eventually(has(client, namespace, "CostsMet", "False", "a to b costs 30, at most 15 (z1 to z2)"))
+    status = (await read(client, namespace)).status
+    assert status.running_workloads == 2
+    assert status.schedule_start_time is not None
+    await client.delete(PODS, "b", namespace=namespace, grace_period_s=0)
+    await client.create(
+        PODS, {**pod("b", near), "metadata": {**pod("b", near)["metadata"], "name": "b2"}}, Pod, namespace=namespace
+    )
+    await eventually(has(client, namespace, "CostsMet", "True", "1 of 1"))
+
+
+def pod(workload: str, node: str) -> dict[str, Any]:
+    labels = {"appgroup.diktyo.x-k8s.io": "g", "appgroup.diktyo.x-k8s.io.workload": workload}
+    return {
+        "metadata": {"name": workload, "labels": labels},
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": "c", "image": "none"}],
+            "automountServiceAccountToken": False,
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
+
+
+async def test_a_status_is_not_written_again_while_nothing_changes(
+    replica: Replica, client: Client, namespace: str
+) -> None:
+    await create(client, namespace, group(BOUTIQUE_GROUP))
+    await eventually(has(client, namespace, "Ordered", "True"))
+    version = (await read(client, namespace)).metadata.resource_version
+    touch = {"metadata": {"annotations": {"touched": "yes"}}}
+    await client.patch(APPGROUPS, "g", touch, Object, kind=MERGE_PATCH, namespace=namespace)
+    await asyncio.sleep(1.0)  # several times settleS
+    metrics = await replica.metrics()
+    assert metrics["netaware_appgroup_writes_total"] == 1
+    assert (await read(client, namespace)).metadata.resource_version != version
+
+
+# --- what the definitions take and refuse --------------------------------------------------------------------------
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    body = copy.deepcopy(group({"a": "b", "b": ""}))
+    at: Any = body["spec"]
+    *parents, last = path.split(".")
+    for part in parents:
+        at = at[int(part)] if part.isdigit() else at[part]
+    at[last] = value
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (changed("topologySortingAlgorithm", "Quick"), "Unsupported value"),
+        (changed("numMembers", 0), "should be greater than or equal to 1"),
+        (changed("workloads.0.dependencies.0.maxNetworkCost", 10_001), "less than or equal to 10000"),
+        (changed("workloads.0.dependencies.0.maxNetworkCost", -1), "greater than or equal to 0"),
+        (changed("workloads.0.dependencies.0.minBandwidth", "much"), "minBandwidth"),
+        (changed("workloads.0.dependencies.0.workload.selector", "a"), "cannot depend on itself"),
+        (
+            changed("workloads.0.dependencies.0.workload", {"kind": "Deployment", "name": "a"}),
+            "cannot depend on itself",
+        ),
+        (changed("workloads.1.workload.selector", "a"), "selector of its own"),
+        (changed("workloads.0.workload", {"kind": "Deployment", "name": "a"}), "Required value"),
+        (changed("workloads.0.workload.selector", "not a label"), "selector"),
+    ],
+)
+async def test_a_group_that_makes_no_sense_is_refused(
+    client: Client, namespace: str, crds: list[str], body: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ApiError, match=told) as caught:
+        await create(client, namespace, body)
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize("value", ["100Mi", "1e3", 5, "0.5G"])
+async def test_bandwidth_is_a_text_or_a_number(client: Client, namespace: str, crds: list[str], value: object) -> None:
+    await create(client, namespace, changed("workloads.0.dependencies.0.minBandwidth", value))
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"configmapName": "netperfMetrics"}, "configmapName"),
+        ({}, "configmapName"),
+        ({"configmapName": "c", "weights": [{"name": "a", "topologyList": []}] * 2}, "Duplicate value"),
+        (
+            {
+                "configmapName": "c",
+                "weights": [
+                    {
+                        "name": "a",
+                        "topologyList": [
+                            {
+                                "topologyKey": "k",
+                                "originList": [{"origin": "x", "costList": [{"destination": "y", "networkCost": -1}]}],
+                            }
+                        ],
+                    }
+                ],
+            },
+            "networkCost",
+        ),
+        ({"configmapName": "c", "costPolicy": {"percentile": "p42"}}, "Unsupported value"),
+        (
+            {"configmapName": "c", "costPolicy": {"staleAfterS": 10, "expireAfterS": 5}},
+            "must not be less than staleAfterS",
+        ),
+    ],
+)
+async def test_a_topology_that_makes_no_sense_is_refused(
+    client: Client, namespace: str, crds: list[str], spec: dict[str, Any], told: str
+) -> None:
+    body = {
+        "apiVersion": NETWORK_TOPOLOGIES.api_version,
+        "kind": "NetworkTopology",
+        "metadata": {"name": "n"},
+        "spec": spec,
+    }
+    with pytest.raises(ApiError, match=told):
+        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
+
+
+@pytest.mark.parametrize("text", [PROPOSAL_GROUP, SLIDES_GROUP, PROPOSAL_TOPOLOGY])
+async def test_converted_spellings_of_the_field_are_accepted_without_an_unknown_field(
+    client: Client, namespace: str, crds: list[str], text: str
+) -> None:
+    with pytest.raises(ApiError):
+        await _create_strictly(client, namespace, yaml.safe_load(text))
+    objects, _ = convert(read_documents(text))
+    await _create_strictly(client, namespace, objects[0])
+
+
+async def _create_strictly(client: Client, namespace: str, body: dict[str, Any]) -> None:
+    """As kubectl does: an unknown field is an error; the API group is that of the object's kind."""
+    resource = APPGROUPS if body["kind"] == "AppGroup" else NETWORK_TOPOLOGIES
+    body["metadata"].pop("namespace", None)
+    await client.request("POST", resource.path(namespace), params={"fieldValidation": "Strict"}, body=body)

@@ -1,0 +1,296 @@
+"""Two replicas on a control plane of their own, whose audit log tells who wrote what and when.
+
+At no time do two replicas write: not when the leader is frozen, not when the API server is, not when a leader is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+import yaml
+
+from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.topology.weights import written_costs
+from kubekit.client import Client
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, LEASES, NAMESPACES, NODES, Object
+from lab.controlplane import ControlPlane
+from lab.programs import Program
+from tests.integration.conftest import CRDS, eventually
+from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
+
+NAMESPACE = "netaware-system"
+DURATION_S, RETRY_S = FAST_ELECTION["leaseDurationS"], FAST_ELECTION["retryPeriodS"]
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {
+            "level": "Metadata",
+            "verbs": ["create", "update", "patch", "delete"],
+            "resources": [
+                {"group": APPGROUPS.group, "resources": ["appgroups", "appgroups/status"]},
+                {"group": NETWORK_TOPOLOGIES.group, "resources": ["networktopologies", "networktopologies/status"]},
+                {"group": "", "resources": ["configmaps"]},
+                {"group": "coordination.k8s.io", "resources": ["leases"]},
+            ],
+        },
+        {"level": "None"},
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Write:
+    """One successful write of a replica, from the audit log."""
+
+    user: str
+    at: float
+    resource: str
+    verb: str
+
+
+class Arena:
+    """The control plane, two managers under names of their own, and simulated agents that keep them busy."""
+
+    def __init__(self, plane: ControlPlane, client: Client, folder: Path, audit_log: Path) -> None:
+        self.plane, self.client, self.audit_log = plane, client, audit_log
+        self.agents = SimulatedAgents(client, NAMESPACE)
+        self.replicas: dict[str, Replica] = {}
+        self.quiet = False
+        self._folder = folder
+        self._round = 0
+
+    def start(self, user: str) -> Replica:
+        kubeconfig = self.plane.write_kubeconfig(user, user, organization="system:masters")
+        topology = {"namespaces": [], "costPolicy": {"hysteresis": 0.0, "smoothing": 1.0}}
+        replica = Replica(self._folder, kubeconfig, NAMESPACE, {"topology": topology, "appGroup": {"namespaces": []}})
+        replica.start()
+        self.replicas[user] = replica
+        return replica
+
+    async def keep_busy(self) -> None:
+        """Measure for ever, with latencies that change unless ``quiet``, so that whoever leads has something to write."""
+        while True:
+            self._round += not self.quiet
+            self.agents.set("z1", "z2", 10 + 10 * (self._round % 7))
+            self.agents.set("z1", "z3", 20 + 10 * (self._round % 5))
+            try:
+                await self.agents.measure()
+            except Exception as error:
+                print(f"agents: {error}")
+            await asyncio.sleep(0.5)
+
+    async def leader(self) -> str:
+        leading = [user for user, replica in self.replicas.items() if await replica.leads()]
+        return leading[0] if len(leading) == 1 else ""
+
+    def writes(self) -> list[Write]:
+        """What replicas wrote to objects other than the lease, in the API server's order."""
+        found = []
+        for line in self.audit_log.read_text().splitlines():
+            event: dict[str, Any] = json.loads(line)
+            user, about = event["user"]["username"], event["objectRef"]
+            if (
+                user.startswith("manager-")
+                and event["responseStatus"].get("code", 500) < 300
+                and about["resource"] != "leases"
+            ):
+                at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
+                found.append(Write(user, at, about["resource"], event["verb"]))
+        return sorted(found, key=lambda write: write.at)
+
+    def reigns(self) -> list[tuple[str, float, float]]:
+        """Maximal runs of writes by one replica: who, from, until."""
+        runs: list[tuple[str, float, float]] = []
+        for write in self.writes():
+            if runs and runs[-1][0] == write.user:
+                runs[-1] = (write.user, runs[-1][1], write.at)
+            else:
+                runs.append((write.user, write.at, write.at))
+        return runs
+
+    @property
+    def api_server(self) -> Program:
+        return next(program for program in self.plane.programs if program.name == "kube-apiserver")
+
+
+@pytest_asyncio.fixture
+async def arena(tmp_path: Path) -> AsyncIterator[Arena]:
+    policy, audit_log = tmp_path / "audit-policy.yaml", tmp_path / "audit.log"
+    policy.write_text(yaml.safe_dump(AUDIT))
+    flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}", "--audit-log-mode=blocking")
+    async with (
+        ControlPlane.start("leaders", state_dir=tmp_path / "plane", components=(), api_server_flags=flags) as plane,
+        Client(plane.client_config, timeout_s=3.0) as client,
+    ):
+        await _prepare(client)
+        arena = Arena(plane, client, tmp_path, audit_log)
+        busy = asyncio.create_task(arena.keep_busy())
+        try:
+            yield arena
+        finally:
+            busy.cancel()
+            await asyncio.gather(busy, return_exceptions=True)
+            for user, replica in arena.replicas.items():
+                print(user, replica.log.read_text()[-3000:])
+                await replica.stop(signal.SIGKILL)
+
+
+async def _prepare(client: Client) -> None:
+    for path in sorted(CRDS.glob("*topologies.yaml")) + sorted(CRDS.glob("*groups.yaml")):
+        body = yaml.safe_load(path.read_text())
+        await client.create(CUSTOM_RESOURCE_DEFINITIONS, body, Object)
+    await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
+    for zone in ("z1", "z2", "z3"):
+        labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r"}
+        await client.create(NODES, {"metadata": {"name": f"n-{zone}", "labels": labels}}, Object)
+        await announce(client, f"n-{zone}")
+    body = {
+        "apiVersion": NETWORK_TOPOLOGIES.api_version,
+        "kind": "NetworkTopology",
+        "metadata": {"name": "nt-default"},
+        "spec": {"configmapName": "netperf-metrics"},
+    }
+
+    async def created() -> bool:
+        try:
+            await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
+        except Exception:
+            return False
+        return True
+
+    await eventually(created)
+
+
+@asynccontextmanager
+async def two_replicas(arena: Arena) -> AsyncIterator[tuple[str, str]]:
+    """Start two, wait until one leads and writes; yields leader and follower."""
+    arena.start("manager-a")
+    arena.start("manager-b")
+    await eventually(lambda: _truth(arena.leader()))
+    leader = await arena.leader()
+    await eventually(lambda: _wrote(arena, leader))
+    yield leader, ({"manager-a", "manager-b"} - {leader}).pop()
+
+
+async def _truth(answer: Any) -> bool:
+    return bool(await answer)
+
+
+async def _wrote(arena: Arena, user: str, since: float = 0.0, least: int = 3) -> bool:
+    return sum(write.user == user and write.at > since for write in arena.writes()) >= least
+
+
+async def test_a_leader_that_is_killed_is_followed_within_15_seconds_and_the_follower_wrote_nothing_before(
+    arena: Arena,
+) -> None:
+    async with two_replicas(arena) as (leader, follower):
+        await asyncio.sleep(2.0)
+        assert {write.user for write in arena.writes()} == {leader}
+        killed_at = time.time()
+        await arena.replicas[leader].stop(signal.SIGKILL)
+        await eventually(lambda: _wrote(arena, follower))
+        first = next(write.at for write in arena.writes() if write.user == follower)
+        # These replicas run with a shorter lease than the default of 10 s, so their bound is shorter as well.
+        assert first - killed_at <= DURATION_S + 3 * RETRY_S + 1
+        assert [user for user, _, _ in arena.reigns()] == [leader, follower]
+
+
+async def test_a_leader_that_is_stopped_hands_over_at_once(arena: Arena) -> None:
+    async with two_replicas(arena) as (leader, follower):
+        stopped_at = time.time()
+        assert await arena.replicas[leader].stop() == 0
+        await eventually(lambda: _wrote(arena, follower))
+        first = next(write.at for write in arena.writes() if write.user == follower)
+        assert first - stopped_at < DURATION_S
+
+
+async def test_a_frozen_leader_writes_nothing_when_it_wakes_up(arena: Arena) -> None:
+    async with two_replicas(arena) as (leader, follower):
+        arena.replicas[leader].send(signal.SIGSTOP)
+        await eventually(lambda: _wrote(arena, follower, least=5))
+        awake_at = time.time()
+        arena.replicas[leader].send(signal.SIGCONT)
+        await asyncio.sleep(3.0)
+        assert not [w for w in arena.writes() if w.user == leader and w.at > awake_at]
+        assert [user for user, _, _ in arena.reigns()] == [leader, follower]
+        assert not await arena.replicas[leader].leads()
+        # And the awakened one is a follower in good health, that takes over when its turn comes.
+        await arena.replicas[follower].stop(signal.SIGKILL)
+        await eventually(lambda: _wrote(arena, leader, since=awake_at))
+
+
+async def test_an_api_server_that_is_paused_ends_the_leadership_and_no_two_reigns_overlap(arena: Arena) -> None:
+    async with two_replicas(arena) as (leader, _):
+        os.kill(arena.api_server.pid, signal.SIGSTOP)
+        try:
+            await eventually(lambda: _truth(_nobody_leads(arena)))
+            await asyncio.sleep(DURATION_S)
+            assert await _nobody_leads(arena)
+        finally:
+            os.kill(arena.api_server.pid, signal.SIGCONT)
+        resumed_at = time.time()
+        await eventually(lambda: _any_wrote(arena, resumed_at))
+        await asyncio.sleep(2.0)
+        reigns = arena.reigns()
+        assert len(reigns) <= 2, reigns
+        assert reigns[0][0] == leader
+        assert await arena.leader() in {"manager-a", "manager-b"}
+
+
+async def _nobody_leads(arena: Arena) -> bool:
+    return not any([await replica.leads() for replica in arena.replicas.values()])
+
+
+async def _any_wrote(arena: Arena, since: float) -> bool:
+    return any(write.at > since for write in arena.writes())
+
+
+async def test_a_lease_from_a_clock_far_ahead_or_behind_neither_locks_out_nor_lets_in(arena: Arena) -> None:
+    """Replicas judge a lease by whether it changes, so the times that another clock wrote do not matter."""
+    arena.start("manager-a")
+    await eventually(lambda: _truth(arena.leader()))
+    await arena.replicas["manager-a"].stop(signal.SIGKILL)
+    future = "2099-01-01T00:00:00.000000Z"
+    lease: dict[str, Any] = await arena.client.get(LEASES, "netaware-controller", dict, namespace=NAMESPACE)
+    lease["spec"] |= {"renewTime": future, "acquireTime": future}
+    await arena.client.replace(LEASES, "netaware-controller", lease, Object, namespace=NAMESPACE)
+    jumped_at = time.time()
+    arena.start("manager-b")
+    await eventually(lambda: _wrote(arena, "manager-b"))
+    first = next(write.at for write in arena.writes() if write.user == "manager-b")
+    assert first - jumped_at >= DURATION_S - 1, "it waited for the lease to stand still"
+
+
+async def test_both_killed_and_restarted_write_nothing_while_nothing_changed(arena: Arena) -> None:
+    async with two_replicas(arena):
+        await eventually(lambda: _truth(_costs(arena)))
+    arena.quiet = True
+    await asyncio.sleep(3.0)
+    for replica in arena.replicas.values():
+        await replica.stop(signal.SIGKILL)
+    arena.replicas.clear()
+    written, killed_at = await _costs(arena), time.time()
+    for user in ("manager-c", "manager-d"):
+        arena.start(user)
+    await eventually(lambda: _truth(arena.leader()))
+    await asyncio.sleep(3.0)
+    assert await _costs(arena) == written
+    assert [write for write in arena.writes() if write.at > killed_at] == []
+
+
+async def _costs(arena: Arena) -> dict[tuple[str, str], int]:
+    found = await arena.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
+    return written_costs(found.weight("NetperfCosts"))
