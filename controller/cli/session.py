@@ -18,7 +18,7 @@ from controller.prometheus import PrometheusClient
 from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.topology.places import AGENT_POD_SELECTOR
 from controller.views.readings import read_all
-from controller.views.snapshot import Readings, Snapshot
+from controller.views.snapshot import BandwidthPod, Readings, Snapshot
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
@@ -61,7 +61,7 @@ class Session:
         """Read nodes, topologies, results and plans, and on request more.
 
         Args:
-            groups: AppGroups and their pods.
+            groups: AppGroups of the namespace and their pods, which may be in others.
             bandwidth: every pod of the namespace, since any may ask for bandwidth.
             agents: pods of the agent's DaemonSet.
             readings: what Prometheus knows; empty without one.
@@ -74,9 +74,10 @@ class Session:
             self._list(NETWORK_TOPOLOGIES, NetworkTopology, None),
             self._plans(),
         )
-        found_groups, pods, agent_pods, results, read = await asyncio.gather(
+        found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
             self._list(APPGROUPS, AppGroup, self.namespace, wanted=groups),
-            self._pods(groups=groups, bandwidth=bandwidth),
+            self._list(PODS, Pod, None, APPGROUP_LABEL, wanted=groups),
+            self._list(PODS, BandwidthPod, self.namespace, wanted=bandwidth),
             self._list(PODS, Pod, self.home, AGENT_POD_SELECTOR, wanted=agents),
             self._results(topologies, plans),
             self._readings(wanted=readings),
@@ -88,17 +89,12 @@ class Session:
             topologies=tuple(topologies),
             groups=tuple(found_groups),
             pods=tuple(pods),
+            bandwidth_pods=tuple(bandwidth_pods),
             agent_pods=tuple(agent_pods),
             results=results,
             plans=tuple(plans),
             readings=read,
         )
-
-    async def _pods(self, *, groups: bool, bandwidth: bool) -> list[Pod]:
-        if bandwidth:
-            return await self._list(PODS, Pod, self.namespace)
-        # Workloads may name other namespaces than their group's, so group pods are looked for everywhere.
-        return await self._list(PODS, Pod, None, APPGROUP_LABEL, wanted=groups)
 
     async def _list(
         self,

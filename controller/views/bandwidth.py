@@ -25,7 +25,7 @@ LEAST_BPS, MOST_BPS = 1_000, 10**15
 
 def build_bandwidth(snapshot: Snapshot) -> BandwidthView:
     """Every node, and every pod that asks for bandwidth in one way or the other and has not finished."""
-    pods = [pod for pod in snapshot.pods if not pod.terminal and asks_for_bandwidth(pod)]
+    pods = [pod for pod in snapshot.bandwidth_pods if not pod.terminal and asks_for_bandwidth(pod)]
     views = sorted((_pod(pod, snapshot.readings) for pod in pods), key=lambda p: (p.namespace, p.name))
     booked: dict[str, list[int]] = defaultdict(list)
     for view in views:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.views.snapshot import Alert, NodeReading, PodReading, Readings
 
-TRANSMIT = "sum by (node) (netaware:node_transmit:bps)"
-RECEIVE = "sum by (node) (netaware:node_receive:bps)"
-POD_USED = "sum by (namespace, pod, direction) (netaware:pod_bandwidth_used:bps)"
+TRANSMIT = "sum by (node) (netaware_node_network_transmit_bytes_per_second) * 8"
+RECEIVE = "sum by (node) (netaware_node_network_receive_bytes_per_second) * 8"
+POD_USED = "sum by (namespace, pod, direction) (netaware_pod_bandwidth_used_bytes_per_second) * 8"
 VERDICTS = "netaware_pod_bandwidth_verdict == 1"
 ALERTS = 'ALERTS{alertstate="firing", alertname=~"Netaware.*"}'
 

@@ -7,9 +7,33 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.resources import AppGroup, NetworkTopology
-from kubekit.wire import Node, Pod
+from kubekit.wire import Condition, Node, ObjectMeta, OwnerReference, Pod, PodIP, PodStatus
 from netperf.plans import ZonePlan
 from netperf.policy import CostPolicy
+
+
+class _SlimMeta(ObjectMeta, frozen=True):
+    """Metadata without what nobody reads here; of 100,000 pods it would be most of the memory.
+
+    A field is left out of decoding by a name that no object has.
+    """
+
+    labels: dict[str, str] | None = msgspec.field(name="netaware.io/unread-labels", default=None)
+    owner_references: list[OwnerReference] | None = msgspec.field(name="netaware.io/unread-owners", default=None)
+
+
+class _SlimStatus(PodStatus, frozen=True):
+    """Status down to the phase."""
+
+    pod_ips: list[PodIP] | None = msgspec.field(name="netaware.io/unread-ips", default=None)
+    conditions: list[Condition] | None = msgspec.field(name="netaware.io/unread-conditions", default=None)
+
+
+class BandwidthPod(Pod, frozen=True):
+    """A pod as far as bandwidth is concerned."""
+
+    metadata: _SlimMeta = _SlimMeta()
+    status: _SlimStatus = _SlimStatus()
 
 
 class PodReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +81,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         now_s: wall clock, unix seconds.
         home: the namespace that netaware lives in.
-        pods: at least those of AppGroups and those that ask for bandwidth; others are ignored.
+        pods: at least those of AppGroups; others are ignored.
+        bandwidth_pods: those that may ask for bandwidth; others are ignored.
         agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
         results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
         plans: the probe plan, one per origin zone.
@@ -70,6 +95,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     topologies: tuple[NetworkTopology, ...] = ()
     groups: tuple[AppGroup, ...] = ()
     pods: tuple[Pod, ...] = ()
+    bandwidth_pods: tuple[BandwidthPod, ...] = ()
     agent_pods: tuple[Pod, ...] = ()
     results: Mapping[str, Mapping[str, str]] = {}
     plans: tuple[ZonePlan, ...] = ()

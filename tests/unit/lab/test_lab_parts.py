@@ -13,10 +13,10 @@ import pytest
 
 from kubekit.errors import ConfigError
 from lab.__main__ import main
+from lab.apt import Source, read_sources, widen
 from lab.build import CONTROL_PLANE, find_or_build, go_version, module_hash
 from lab.commands.wan import _changes
 from lab.errors import BuildError, LabError
-from lab.netperf_install import Source, read_sources, widen
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
 from lab.places import cache_dir, labs_dir

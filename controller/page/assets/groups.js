@@ -1,0 +1,127 @@
+// AppGroups: each as a graph, dependants left of what they depend on, and as a table of dependencies with what they cost.
+
+const LARGEST_DRAWN = 60;
+
+function drawGroups() {
+  const panel = byId("panel-groups");
+  const groups = state.page.groups;
+  if (!groups.length) {
+    panel.replaceChildren(h("p", { class: "note" }, "There are no AppGroups."));
+    return;
+  }
+  const open = new Set([...panel.querySelectorAll("details[open]")].map((details) => details.dataset.group));
+  panel.replaceChildren(...groups.map((group) => groupBox(group, open)));
+}
+
+function groupBox(group, open) {
+  const key = `${group.namespace}/${group.name}`;
+  const placed = group.edges.filter((edge) => edge.verdict !== "idle").length;
+  const verdict = group.violated
+    ? h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`)
+    : h("span", { class: placed ? "good" : "soft" }, placed ? `✓ ${placed} placed dependencies within their limits` : "nothing placed");
+  const facts = [`${group.running} of ${group.members} members running`, group.gated ? `${group.gated} gated` : "", group.pending ? `${group.pending} pending` : "", `total cost ${group.totalCost}`].filter(Boolean);
+  const remarks = [
+    ...group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`)),
+    ...group.conditions.filter((condition) => condition.status !== "True").map((condition) => h("p", { class: "soft" }, `${condition.type} ${condition.status}: ${condition.message || condition.reason}`)),
+  ];
+  return h("article", { class: "groupbox", "aria-label": `AppGroup ${key}` },
+    h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
+    h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
+    ...remarks,
+    group.workloads.length <= LARGEST_DRAWN ? dag(group) : null,
+    h("details", { "data-group": key, open: open.has(key) || group.workloads.length > LARGEST_DRAWN }, h("summary", {}, counted(group.edges.length, "dependency", "dependencies")), edgeTable(group)));
+}
+
+// Columns by the longest way from a workload that nobody needs; within a column near the workloads that lead there.
+function layers(group) {
+  const below = new Map(group.workloads.map((workload) => [workload.selector, []]));
+  for (const edge of group.edges) below.get(edge.dependant).push(edge.dependency);
+  const depth = new Map(group.workloads.map((workload) => [workload.selector, 0]));
+  // A cycle would go on for ever; no way is longer than there are workloads.
+  for (let round = 0; round < group.workloads.length; round++) {
+    let moved = false;
+    for (const edge of group.edges) {
+      const next = Math.min(depth.get(edge.dependant) + 1, group.workloads.length - 1);
+      if (depth.get(edge.dependency) < next && round < group.workloads.length - 1) { depth.set(edge.dependency, next); moved = true; }
+    }
+    if (!moved) break;
+  }
+  const used = [...new Set(depth.values())].sort((a, b) => a - b);
+  const columns = used.map((d) => group.workloads.filter((workload) => depth.get(workload.selector) === d));
+  const row = new Map();
+  columns.forEach((column) => column.forEach((workload, i) => row.set(workload.selector, i)));
+  for (let round = 0; round < 6; round++) {
+    columns.forEach((column, c) => {
+      if (c === 0) return;
+      const wish = (workload) => {
+        const from = group.edges.filter((edge) => edge.dependency === workload.selector).map((edge) => row.get(edge.dependant));
+        return from.length ? from.reduce((a, b) => a + b, 0) / from.length : row.get(workload.selector);
+      };
+      column.sort((a, b) => wish(a) - wish(b) || row.get(a.selector) - row.get(b.selector));
+      column.forEach((workload, i) => row.set(workload.selector, i));
+    });
+  }
+  return columns;
+}
+
+function dag(group) {
+  const columns = layers(group);
+  const boxWidth = 176, boxHeight = 50, gapX = 118, gapY = 18;
+  const tallest = Math.max(...columns.map((column) => column.length));
+  const width = columns.length * (boxWidth + gapX) - gapX + 4, height = tallest * (boxHeight + gapY) - gapY + 4;
+  const at = new Map();
+  columns.forEach((column, c) => {
+    const start = (height - (column.length * (boxHeight + gapY) - gapY)) / 2;
+    column.forEach((workload, r) => at.set(workload.selector, { x: 2 + c * (boxWidth + gapX), y: start + r * (boxHeight + gapY) }));
+  });
+  const lines = [], costs = [];
+  group.edges.forEach((edge) => {
+    const a = at.get(edge.dependant), b = at.get(edge.dependency);
+    const back = b.x <= a.x;
+    const x1 = a.x + boxWidth, y1 = a.y + boxHeight / 2, x2 = back ? b.x + boxWidth : b.x, y2 = b.y + boxHeight / 2;
+    const bend = back ? 60 : Math.max(30, (x2 - x1) / 2);
+    lines.push(s("path", { class: edge.verdict, d: `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}` }));
+    if (edge.cost === null) return;
+    // Costs stand by the box that they lead to, one below the other where several do.
+    const leading = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
+    const position = leading.indexOf(edge) - (leading.length - 1) / 2;
+    const offset = leading.length > 1 ? position * Math.min(13, 44 / leading.length) : 0;
+    costs.push(s("text", { class: `cost ${edge.verdict}`, x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" },
+      leading.length > 3 && edge.verdict !== "violated" ? "" : `${edge.verdict === "violated" ? "✗ " : ""}${edge.cost} ≤ ${edge.maxCost}`.replace("≤", edge.verdict === "violated" ? ">" : "≤")));
+  });
+  const boxes = group.workloads.map((workload) => {
+    const { x, y } = at.get(workload.selector);
+    const where = placement(workload);
+    return s("g", {},
+      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: workload.pods.some((pod) => pod.node) ? "" : "unplaced" }),
+      s("text", { x: x + 10, y: y + 20 }, cut(workload.name && workload.name !== workload.selector ? `${workload.selector} ${workload.name}` : workload.selector, 21)),
+      s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, workload.index === null ? "" : `#${workload.index}`),
+      s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 27)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
+  });
+  return h("div", { class: "scroll" }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Dependencies of ${group.name}; the table below has the same as text` }, ...lines, ...boxes, ...costs));
+}
+
+function cut(text, length) { return text.length > length ? `${text.slice(0, length - 1)}…` : text; }
+
+function placement(workload) {
+  if (!workload.pods.length) return "no pods";
+  const zones = new Map();
+  for (const pod of workload.pods) {
+    const where = pod.zone || pod.node || (pod.gated ? "gated" : "pending");
+    zones.set(where, (zones.get(where) || 0) + 1);
+  }
+  return [...zones].map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ");
+}
+
+const VERDICTS = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
+
+function edgeTable(group) {
+  return h("div", { class: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "Verdict"))),
+    h("tbody", {}, ...group.edges.map((edge) => {
+      const [sign, style, text] = VERDICTS[edge.verdict];
+      return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, edge.origin ? (edge.origin === edge.destination ? edge.origin : `${edge.origin} → ${edge.destination}`) : "–"),
+        h("td", { class: "n" }, edge.cost === null ? "–" : String(edge.cost)), h("td", { class: "n" }, String(edge.maxCost)), h("td", { class: "n" }, edge.p50Us === null ? "–" : ms(edge.p50Us)),
+        h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: style }, `${sign} ${text}`));
+    }))));
+}

@@ -1,0 +1,251 @@
+// The map: zones as near each other as their round trips are short (on a logarithmic scale, or a region would be one dot),
+// regions as areas around their zones. Distances are found by stress majorisation (SMACOF), from a start that depends on
+// names alone, so that the picture is the same in every browser and stays where it is while latencies tremble.
+
+const map = { spots: [], key: "", width: 1000, height: 620 };
+const FEW_ZONES = 7;
+
+function medianOf(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  return sorted.length ? sorted[Math.floor((sorted.length - 1) / 2)] : null;
+}
+
+function pairUs(a, b) {
+  const m = state.page.matrix;
+  const there = m.p50[cellIndex(a, b)], back = m.p50[cellIndex(b, a)];
+  if (there !== null && back !== null) return Math.min(there, back);
+  return there === null ? back : there;
+}
+
+function wantedDistances() {
+  const n = state.names.length;
+  const known = [];
+  for (let i = 0; i < n; i++) for (let j = i + 1; j < n; j++) { const us = pairUs(i, j); if (us !== null) known.push(us); }
+  const typical = medianOf(known) || 1000;
+  const unit = Math.max(medianOf(known.slice().sort((a, b) => a - b).slice(0, Math.ceil(known.length / 4))) || typical, 100);
+  const distance = (us) => Math.log1p((us === null ? typical : us) / unit);
+  return Array.from({ length: n }, (_, i) => Array.from({ length: n }, (__, j) => (i === j ? 0 : distance(pairUs(i, j)))));
+}
+
+function layOut() {
+  const n = state.names.length;
+  const wanted = wantedDistances();
+  // Start: regions around a circle, their zones around them.
+  const zones = state.page.network.zones;
+  const regions = [...new Set(zones.map((zone) => zone.region))];
+  let x = new Float64Array(n), y = new Float64Array(n);
+  if (map.spots.length === n && map.key === state.names.join("\n")) map.spots.forEach((spot, i) => { x[i] = spot.rawX; y[i] = spot.rawY; });
+  else zones.forEach((zone, i) => {
+    const around = (2 * Math.PI * regions.indexOf(zone.region)) / regions.length, own = (2 * Math.PI * i) / n;
+    x[i] = 2 * Math.cos(around) + 0.3 * Math.cos(own);
+    y[i] = 2 * Math.sin(around) + 0.3 * Math.sin(own);
+  });
+  const rounds = n > 50 ? 120 : 250;
+  for (let round = 0; round < rounds; round++) {
+    const nextX = new Float64Array(n), nextY = new Float64Array(n);
+    for (let i = 0; i < n; i++) {
+      let weights = 0;
+      for (let j = 0; j < n; j++) {
+        if (i === j) continue;
+        const d = wanted[i][j], weight = 1 / (d * d || 1e-6);
+        const dx = x[i] - x[j], dy = y[i] - y[j], now = Math.hypot(dx, dy) || 1e-6;
+        nextX[i] += weight * (x[j] + (d * dx) / now);
+        nextY[i] += weight * (y[j] + (d * dy) / now);
+        weights += weight;
+      }
+      nextX[i] /= weights || 1;
+      nextY[i] /= weights || 1;
+    }
+    x = nextX;
+    y = nextY;
+  }
+  return fit(x, y);
+}
+
+// Into the frame, wide side along the width, then apart until no two zones overlap.
+function fit(x, y) {
+  const n = x.length;
+  const spots = Array.from({ length: n }, (_, i) => ({ rawX: x[i], rawY: y[i], x: 0, y: 0 }));
+  const range = (values) => [Math.min(...values), Math.max(...values)];
+  let [lowX, highX] = range(x), [lowY, highY] = range(y);
+  const turned = highY - lowY > highX - lowX;
+  const [u, v] = turned ? [y, x] : [x, y];
+  [lowX, highX] = range(u);
+  [lowY, highY] = range(v);
+  const margin = 90;
+  const scale = Math.min((map.width - 2 * margin) / Math.max(highX - lowX, 1e-6), (map.height - 2 * margin) / Math.max(highY - lowY, 1e-6));
+  spots.forEach((spot, i) => {
+    spot.x = map.width / 2 + (u[i] - (lowX + highX) / 2) * scale;
+    spot.y = map.height / 2 + (v[i] - (lowY + highY) / 2) * scale;
+  });
+  const apart = n > 40 ? 19 : n > 12 ? 34 : 56;
+  for (let round = 0; round < 60; round++) {
+    for (let i = 0; i < n; i++) {
+      for (let j = i + 1; j < n; j++) {
+        const dx = spots[j].x - spots[i].x || 0.01 * (i - j), dy = spots[j].y - spots[i].y || 0.01, now = Math.hypot(dx, dy);
+        if (now >= apart) continue;
+        const push = (apart - now) / 2 / now;
+        spots[i].x -= dx * push; spots[i].y -= dy * push;
+        spots[j].x += dx * push; spots[j].y += dy * push;
+      }
+    }
+  }
+  for (const spot of spots) {
+    spot.x = Math.min(map.width - 40, Math.max(40, spot.x));
+    spot.y = Math.min(map.height - 30, Math.max(34, spot.y));
+  }
+  return spots;
+}
+
+function hull(points) {
+  const sorted = [...points].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+  const turn = (o, a, b) => (a[0] - o[0]) * (b[1] - o[1]) - (a[1] - o[1]) * (b[0] - o[0]);
+  const half = (list) => {
+    const out = [];
+    for (const p of list) { while (out.length > 1 && turn(out[out.length - 2], out[out.length - 1], p) <= 0) out.pop(); out.push(p); }
+    return out.slice(0, -1);
+  };
+  return sorted.length < 3 ? sorted : [...half(sorted), ...half(sorted.reverse())];
+}
+
+// The area of a region: the hull of circles around its zones.
+function areaOf(members) {
+  const ring = [];
+  for (const spot of members) for (let a = 0; a < 12; a++) ring.push([spot.x + 30 * Math.cos((a * Math.PI) / 6), spot.y + 30 * Math.sin((a * Math.PI) / 6)]);
+  return hull(ring).map(([px, py], i) => `${i ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`).join("") + "Z";
+}
+
+function drawMap() {
+  const svg = byId("map");
+  const zones = state.page.network.zones;
+  const key = state.names.join("\n");
+  map.spots = layOut();
+  map.key = key;
+  svg.setAttribute("viewBox", `0 0 ${map.width} ${map.height}`);
+  const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.zone : undefined;
+  const parts = [regionAreas(zones), linkLines(zones), zoneDots(zones)];
+  svg.replaceChildren(...parts);
+  if (focused !== undefined) { const again = svg.querySelector(`[data-zone="${CSS.escape(focused)}"]`); if (again) again.focus(); }
+  byId("map-note").textContent = mapNote(zones);
+  drawZoneDetail();
+}
+
+function mapNote(zones) {
+  const shown = state.zone >= 0 ? `lines from ${state.names[state.zone]}` : zones.length <= FEW_ZONES ? "every pair has a line" : "lines join regions, or near zones; choose a zone for its own";
+  return `The shorter the round trip (p50, log scale), the nearer; ${shown}.`;
+}
+
+function regionAreas(zones) {
+  const group = s("g", { "aria-hidden": "true" });
+  for (const region of [...new Set(zones.map((zone) => zone.region))]) {
+    const members = map.spots.filter((_, i) => zones[i].region === region);
+    if (!region) continue;
+    group.append(s("path", { class: "region", d: areaOf(members), "stroke-linejoin": "round" }));
+    const top = Math.min(...members.map((spot) => spot.y)), middle = members.reduce((sum, spot) => sum + spot.x, 0) / members.length;
+    group.append(s("text", { class: "region-name", x: middle, y: Math.max(14, top - 36), "text-anchor": "middle" }, region));
+  }
+  return group;
+}
+
+// Which lines to draw: [from spot, to spot, microseconds].
+function linksToShow(zones) {
+  const n = zones.length;
+  const between = (a, b) => [map.spots[a], map.spots[b], pairUs(a, b)];
+  if (state.zone >= 0 && state.zone < n) return state.names.map((_, j) => j).filter((j) => j !== state.zone).map((j) => between(state.zone, j));
+  const all = [];
+  for (let i = 0; i < n; i++) for (let j = i + 1; j < n; j++) all.push([i, j, pairUs(i, j)]);
+  if (n <= FEW_ZONES) return all.map(([i, j]) => between(i, j));
+  const regions = [...new Set(zones.map((zone) => zone.region))];
+  if (regions.length < 2) {
+    // One region: each zone and its two nearest.
+    const kept = new Map();
+    for (let i = 0; i < n; i++) {
+      const near = all.filter(([a, b, us]) => us !== null && (a === i || b === i)).sort((p, q) => p[2] - q[2]).slice(0, 2);
+      for (const [a, b] of near) kept.set(`${a} ${b}`, between(a, b));
+    }
+    return [...kept.values()];
+  }
+  const centre = (region) => {
+    const members = map.spots.filter((_, i) => zones[i].region === region);
+    return { x: members.reduce((sum, spot) => sum + spot.x, 0) / members.length, y: members.reduce((sum, spot) => sum + spot.y, 0) / members.length };
+  };
+  const lines = [];
+  for (let a = 0; a < regions.length; a++) {
+    for (let b = a + 1; b < regions.length; b++) {
+      const us = all.filter(([i, j]) => [zones[i].region, zones[j].region].every((region) => region === regions[a] || region === regions[b]) && zones[i].region !== zones[j].region).map(([, , value]) => value).filter((value) => value !== null);
+      lines.push([centre(regions[a]), centre(regions[b]), medianOf(us)]);
+    }
+  }
+  return lines;
+}
+
+function linkLines(zones) {
+  const group = s("g", { "aria-hidden": "true" });
+  const labels = s("g", {});
+  const links = linksToShow(zones);
+  const { ends } = classes(links.map(([, , us]) => us));
+  const labelled = links.length <= 30;
+  links.forEach(([a, b, us], i) => {
+    const shade = us === null ? 0 : Math.max(2, shadeOf(us, ends));
+    group.append(s("path", { class: "link", d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}L${b.x.toFixed(1)} ${b.y.toFixed(1)}`, stroke: colours().ramp[shade], "stroke-width": labelled ? 1.8 : 1.1, "stroke-dasharray": us === null ? "2 4" : null }));
+    if (!labelled) return;
+    // Labels near the middle, a little apart from each other where lines cross there.
+    const at = 0.5 + ((i % 3) - 1) * 0.09;
+    labels.append(s("text", { class: "label", x: a.x + (b.x - a.x) * at, y: a.y + (b.y - a.y) * at + 4, "text-anchor": "middle" }, ms(us)));
+  });
+  group.append(labels);
+  return group;
+}
+
+function zoneDots(zones) {
+  const group = s("g", {});
+  const radius = zones.length > 40 ? 6 : 9;
+  zones.forEach((zone, i) => {
+    const spot = map.spots[i];
+    const choose = () => chooseZone(state.zone === i ? -1 : i);
+    const dot = s("g", {
+      class: `zone${state.zone === i ? " chosen" : ""}${zone.ready && !zone.agents ? " blind" : ""}`, tabindex: 0, role: "button", "data-zone": zone.name,
+      "aria-pressed": String(state.zone === i), "aria-label": `${zone.name}, ${zone.region || "no region"}, ${counted(zone.nodes, "node")}, ${counted(zone.agents, "agent")}`,
+      onclick: choose, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } },
+    }, s("circle", { cx: spot.x, cy: spot.y, r: radius }));
+    if (zones.length <= 40 || state.zone === i) dot.append(s("text", { x: spot.x, y: spot.y + radius + 13, "text-anchor": "middle" }, shortName(zone)));
+    else dot.append(s("title", {}, zone.name));
+    group.append(dot);
+  });
+  return group;
+}
+
+// Inside the area of a region its name need not be said again.
+function shortName(zone) {
+  return zone.region && zone.name.startsWith(`${zone.region}-`) ? zone.name.slice(zone.region.length + 1) : zone.region && zone.name.startsWith(zone.region) ? zone.name.slice(zone.region.length) || zone.name : zone.name;
+}
+
+function chooseZone(i) {
+  state.zone = i;
+  drawMap();
+}
+
+function drawZoneDetail() {
+  const box = byId("zone-detail");
+  const i = state.zone;
+  if (i < 0 || i >= state.names.length) {
+    box.replaceChildren(h("p", { class: "soft" }, "Choose a zone to see its latencies."), h("h3", {}, "Regions"), regionTable());
+    return;
+  }
+  const zone = state.page.network.zones[i];
+  const others = state.names.map((name, j) => [name, j, pairUs(i, j === i ? (i ? 0 : 1) : j)]).filter(([, j]) => j !== i)
+    .sort((a, b) => (a[2] === null) - (b[2] === null) || a[2] - b[2]);
+  box.replaceChildren(
+    h("p", { class: "pairname" }, zone.name),
+    h("dl", { class: "facts" }, h("dt", {}, "Region"), h("dd", {}, zone.region || "none"), h("dt", {}, "Nodes"), h("dd", {}, `${zone.ready} of ${zone.nodes} Ready`),
+      h("dt", {}, "Agents"), h("dd", { class: zone.agents < zone.ready ? "bad" : "" }, `${zone.agents} of ${zone.ready}`)),
+    h("h3", {}, "Round trips, p50, nearest first"),
+    h("ol", { class: "worst" }, ...others.slice(0, 20).map(([name, j, us]) => h("li", {}, h("button", { type: "button", onclick: () => { choosePair(i, j); showTab("matrix", true); } }, h("span", {}, name), h("span", {}, ms(us)))))),
+    others.length > 20 ? h("p", { class: "soft" }, `and ${others.length - 20} more in the matrix`) : "");
+}
+
+function regionTable() {
+  const zones = state.page.network.zones;
+  const regions = [...new Set(zones.map((zone) => zone.region))];
+  return h("dl", { class: "facts" }, ...regions.map((region) => [h("dt", {}, region || "no region"), h("dd", {}, counted(zones.filter((zone) => zone.region === region).length, "zone"))]));
+}

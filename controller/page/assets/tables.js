@@ -1,0 +1,69 @@
+// Agents and bandwidth, as tables; of very many nodes those that need attention.
+
+function cells(tag, values) {
+  return values.map((value) => (Array.isArray(value) ? h(tag, { class: value[1] }, value[0]) : h(tag, {}, value)));
+}
+
+function table(header, rows) {
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ...cells("th", header))), h("tbody", {}, ...rows.map((row) => h("tr", {}, ...cells("td", row))))));
+}
+
+const STATES = { up: ["✓ up", "good"], down: ["✗ down", "bad"], away: ["· not in use", "soft"] };
+
+function drawAgents() {
+  const agents = state.page.agents;
+  const zones = state.page.network.zones;
+  const short = zones.filter((zone) => zone.agents < zone.ready);
+  const head = h("p", { class: "note" }, `${agents.states.up} up, ${agents.states.down} down, ${agents.states.away} nodes not in use`,
+    short.length ? `; zones with missing agents: ${short.map((zone) => `${zone.name} (${zone.agents} of ${zone.ready})`).join(", ")}` : "",
+    agents.nodes.length < agents.total ? `; ${agents.nodes.length} of ${agents.total} nodes shown, those that need attention first` : "");
+  const rows = agents.nodes.map((agent) => [
+    [agent.node, "name"], agent.zone || "–", agent.region || "–", STATES[agent.state], agent.reason || "", agent.prober || "–", agent.version || "–", agent.address || "–", [String(agent.probes), "n"],
+    [agent.newestAt === null ? "–" : `${age(since(agent.newestAt))} ago`, "n"],
+  ]);
+  byId("panel-agents").replaceChildren(head, table(["Node", "Zone", "Region", "State", "", "Prober", "Version", "Address", ["Probes", "n"], ["Newest sample", "n"]], rows));
+}
+
+function bar(part, whole) {
+  const box = h("span", { class: `bar${whole !== null && part > whole ? " over" : ""}`, role: "img", "aria-label": percent(part, whole) }, h("i", {}));
+  box.firstChild.style.width = `${whole ? Math.min(100, (100 * part) / whole) : 0}%`;
+  return box;
+}
+
+const FINE = ["enforced", "not-applicable", "other-enforcer"];
+
+function verdictText(pod) {
+  const parts = [["in", pod.ingressVerdict], ["out", pod.egressVerdict]].filter(([, verdict]) => verdict);
+  if (!parts.length) return [pod.problem ? `✗ ${pod.problem}` : "–", pod.problem ? "bad" : "soft"];
+  const fine = parts.every(([, verdict]) => FINE.includes(verdict)) && !pod.problem;
+  const same = new Set(parts.map(([, verdict]) => verdict)).size === 1;
+  const text = same ? parts[0][1] : parts.map(([direction, verdict]) => `${direction} ${verdict}`).join(", ");
+  return [`${fine ? "✓" : "✗"} ${text}${pod.problem ? `; ${pod.problem}` : ""}`, fine ? "good" : "bad"];
+}
+
+function drawBandwidth() {
+  const bandwidth = state.page.bandwidth;
+  const url = state.page.prometheus.url;
+  const source = url ? (state.page.prometheus.error ? `Prometheus does not answer: ${state.page.prometheus.error}` : `Rates and verdicts by ${url}.`) : "What flows and what is enforced comes from Prometheus, which is not configured (page.prometheusUrl).";
+  const shown = bandwidth.nodes.length < bandwidth.totalNodes ? ` The fullest ${bandwidth.nodes.length} of ${bandwidth.totalNodes} nodes are shown.` : "";
+  const nodes = bandwidth.nodes.map((node) => {
+    const whole = node.allocatableBps === null ? node.capacityBps : node.allocatableBps;
+    const line = [[node.node, "name"], node.zone || "–", [whole === null ? "unknown" : rate(whole), whole === null ? "n soft" : "n"], [node.allocatedBps ? rate(node.allocatedBps) : "0", "n"],
+      bar(node.allocatedBps, whole), [percent(node.allocatedBps, whole), `n${whole !== null && node.allocatedBps > whole ? " bad" : ""}`], [String(node.pods), "n"]];
+    if (url) line.push([rate(node.transmitBps), "n"], [rate(node.receiveBps), "n"]);
+    return [...line, [node.source, "soft"]];
+  });
+  const flows = url ? [["Sent", "n"], ["Received", "n"]] : [];
+  const pods = bandwidth.pods.map((pod) => [pod.namespace, [pod.name, "name"], pod.node || "pending", [pod.requestedBps ? rate(pod.requestedBps) : "–", "n"],
+    [limit(pod.ingressAsked, pod.ingressAskedBps), "n"], [limit(pod.egressAsked, pod.egressAskedBps), "n"], ...(url ? [[rate(pod.ingressUsedBps), "n"], [rate(pod.egressUsedBps), "n"]] : []), verdictText(pod)]);
+  byId("panel-bandwidth").replaceChildren(
+    h("p", { class: "note" }, source + shown),
+    h("h2", {}, "Nodes"),
+    table(["Node", "Zone", ["Capacity", "n"], ["Allocated", "n"], "", "", ["Pods", "n"], ...flows, "Source"], nodes),
+    h("h3", {}, `Pods that ask for bandwidth${bandwidth.pods.length < bandwidth.totalPods ? ` (${bandwidth.pods.length} of ${bandwidth.totalPods})` : ""}`),
+    bandwidth.pods.length
+      ? table(["Namespace", "Pod", "Node", ["Requests", "n"], ["Ingress limit", "n"], ["Egress limit", "n"], ...(url ? [["In use, in", "n"], ["In use, out", "n"]] : []), "Enforced"], pods)
+      : h("p", { class: "note" }, "None."));
+}
+
+function limit(text, bps) { return text === null ? "–" : bps === null ? `“${text}”` : rate(bps); }

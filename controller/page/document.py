@@ -1,0 +1,44 @@
+"""The one HTML document: style and scripts, kept in files of their own, are put into it when the program starts.
+
+One document and no others means one request, no cache to go stale after an upgrade, and a content security policy that
+allows exactly these scripts by their hashes and nothing from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import lru_cache
+from importlib.resources import files
+
+SCRIPTS = ("base.js", "matrix.js", "map.js", "groups.js", "tables.js", "app.js")
+
+
+@lru_cache(maxsize=1)
+def document() -> bytes:
+    """The whole page, UTF-8."""
+    style, script = _parts()
+    text = _read("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
+    return text.encode()
+
+
+@lru_cache(maxsize=1)
+def security_policy() -> str:
+    """Value of Content-Security-Policy for `document`."""
+    style, script = _parts()
+    return (
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+    )
+
+
+def _parts() -> tuple[str, str]:
+    return _read("style.css"), "\n".join(_read(name) for name in SCRIPTS)
+
+
+def _read(name: str) -> str:
+    return files("controller.page").joinpath("assets", name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
