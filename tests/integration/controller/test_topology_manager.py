@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from controller.resources import NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.topology.weights import written_costs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.conditions import find
-from kubekit.wire import CONFIGMAPS, EVENTS, NODES, ConfigMap, Node, Object
+from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object
 from lab.controlplane import ControlPlane
+from lab.programs import Program
 from netperf.costs import ZonePair
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica, SimulatedAgents, announce, plans
+from tests.integration.controller.test_appgroup_manager import group, pod
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
 USERS = {
@@ -376,3 +378,31 @@ async def test_the_objects_own_cost_policy_counts(world: World, start: StartRepl
     start()
     await world.measured()
     assert (await world.costs())["z1", "z3"] == (200 if "unitUs" in policy else 18)
+
+
+async def test_bandwidth_of_placed_pods_is_counted_and_given_back(
+    world: World, start: StartReplica, kwok: Program
+) -> None:
+    await world.create()
+    start(appGroup={"namespaces": [world.namespace]})
+    await world.client.create(APPGROUPS, group({"a": "b", "b": ""}), Object, namespace=world.namespace)
+    await world.measured()
+
+    async def allocated() -> dict[ZonePair, str | int | None]:
+        weight = (await world.topology()).weight(NETPERF_COSTS)
+        levels = weight.topology_list if weight else []
+        return {
+            (origin.origin, entry.destination): entry.bandwidth_allocated
+            for level in levels
+            for origin in level.origin_list
+            for entry in origin.cost_list
+            if entry.bandwidth_allocated not in {None, "0"}
+        }
+
+    assert await allocated() == {}
+    await world.client.create(PODS, pod("a", f"{world.namespace}-z1a"), Object, namespace=world.namespace)
+    await world.client.create(PODS, pod("b", f"{world.namespace}-z3a"), Object, namespace=world.namespace)
+    taken = {("z1", "z3"): "10000000", ("west", "east"): "10000000"}
+    await eventually(lambda: _is(allocated(), taken))
+    await world.client.delete(PODS, "b", namespace=world.namespace, grace_period_s=0)
+    await eventually(lambda: _is(allocated(), {}))
