@@ -21,7 +21,12 @@ from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents,
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
 EXAMPLES = sorted(path for path in (MANIFESTS / "examples").rglob("*.yaml") if path.name != "kustomization.yaml")
 # Kinds of other projects, whose schemas are their definitions'.
-FOREIGN_GROUPS = ("appgroup.diktyo.x-k8s.io", "networktopology.diktyo.x-k8s.io", "monitoring.coreos.com")
+FOREIGN_GROUPS = (
+    "kind.x-k8s.io",
+    "appgroup.diktyo.x-k8s.io",
+    "networktopology.diktyo.x-k8s.io",
+    "monitoring.coreos.com",
+)
 # Overlays for clusters that have no MutatingAdmissionPolicy.
 OLD = ("kubernetes-1.30", "observe-only", "upstream-scheduler")
 

@@ -49,3 +49,11 @@ def test_paths_named_in_documents_exist() -> None:
     for path in DOCS.glob("*.md"):
         for named in re.findall(r"`((?:manifests|docs|tests|lab)/[A-Za-z0-9._/-]+)`", path.read_text()):
             assert (ROOT / named).exists(), f"{path.name} names {named}"
+
+
+def test_metrics_named_in_documents_exist() -> None:
+    known = set(re.findall(r"`(netaware_\w+)`", (DOCS / "metrics.md").read_text()))
+    assert len(known) > 40
+    for path in DOCS.glob("*.md"):
+        named = set(re.findall(r"`(netaware_\w+)`", path.read_text()))
+        assert named <= known, f"{path.name} names {sorted(named - known)}"

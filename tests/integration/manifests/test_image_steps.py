@@ -1,0 +1,154 @@
+"""The images' build steps, run for real without a container engine: what the recipes install works and is as small as said."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.manifests.kubectl import MANIFESTS
+
+ROOT = MANIFESTS.parent
+# What installs take on the disk, bytecode included, in MiB; docs/install.md states the measured sizes.
+LIMITS_MIB = {"agent": 42, "controller": 150}
+ABSENT = {
+    "agent": ("kubernetes", "pydantic", "requests", "numpy", "rich", "rustworkx", "controller", "lab"),
+    "controller": ("kubernetes", "pydantic", "psutil", "pyroute2", "agent", "lab"),
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a recipe made.
+
+    Attributes:
+        program: ``agent`` or ``controller``.
+        home: the environment that the final stage copies.
+    """
+
+    program: str
+    home: Path
+
+    def python(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the environment's Python away from the source tree, as in the image."""
+        command = [str(self.home / "bin" / "python"), *arguments]
+        environment = {
+            "PATH": f"{self.home / 'bin'}:/usr/bin:/bin",
+            "HOME": "/nonexistent",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
+        }
+        return subprocess.run(
+            command, check=False, capture_output=True, text=True, cwd="/", env=environment, timeout=60
+        )
+
+
+def steps(program: str) -> list[list[str]]:
+    """Source copies and uv's commands of the build stage, in order, as words."""
+    text = (ROOT / f"Dockerfile.{program}").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    build = lines[: next(i for i, line in enumerate(lines[2:], 2) if line.startswith("FROM"))]
+    return [shlex.split(line) for line in build if line.startswith(("COPY ", "RUN uv "))]
+
+
+@pytest.fixture(scope="module", params=sorted(LIMITS_MIB))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    program = str(request.param)
+    source, home = tmp_path_factory.mktemp("src"), tmp_path_factory.mktemp("opt") / "netaware"
+    done = subprocess.run(["sh", str(ROOT / ".ci" / "uv")], check=True, capture_output=True, text=True, timeout=110)
+    uv = done.stdout.strip()
+    settings = {
+        "UV_PROJECT_ENVIRONMENT": str(home),
+        "UV_COMPILE_BYTECODE": "1",
+        "UV_LINK_MODE": "copy",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in {"VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
+    }
+    for words in steps(program):
+        if words[0] == "COPY":
+            for name in words[1:-1]:
+                if (ROOT / name).is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+                    shutil.copytree(ROOT / name, source / name.rstrip("/"), ignore=ignored)
+                else:
+                    shutil.copy(ROOT / name, source / name)
+            continue
+        command = [uv, *words[2:]]
+        # From the cache that the project's own environment was installed from; the network only where that was cleared.
+        for offline in ({"UV_OFFLINE": "1"}, {}):
+            environment = {**inherited, **settings, **offline}
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, cwd=source, env=environment, timeout=110
+            )
+            if done.returncode == 0:
+                break
+        assert done.returncode == 0, done.stderr
+    return Built(program, home)
+
+
+def test_program_starts_from_what_was_installed(built: Built) -> None:
+    done = built.python("-m", built.program, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "COMMAND" in done.stdout
+
+
+def test_nothing_is_installed_that_the_program_does_not_need(built: Built) -> None:
+    for module in ABSENT[built.program]:
+        done = built.python("-c", f"import {module}")
+        assert f"No module named '{module}'" in done.stderr, module
+
+
+def test_bytecode_is_compiled(built: Built) -> None:
+    packages = next((built.home / "lib").glob("python3*")) / "site-packages"
+    for package in ("kubekit", "netperf", built.program):
+        sources = list((packages / package).rglob("*.py"))
+        assert sources
+        for source in sources:
+            assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
+
+
+def test_installation_is_small(built: Built) -> None:
+    size = sum(path.lstat().st_size for path in built.home.rglob("*") if path.is_file())
+    assert size <= LIMITS_MIB[built.program] << 20, f"{size / 2**20:.0f} MiB"
+
+
+@pytest.mark.parametrize("built", ["controller"], indirect=True)
+def test_shipped_configuration_is_good_in_the_eyes_of_the_shipped_program(built: Built) -> None:
+    files = sorted(MANIFESTS.rglob("config.yaml"))
+    assert files
+    for path in files:
+        done = built.python("-m", "controller", "check-config", str(path))
+        assert done.returncode == 0, done.stderr
+
+
+def containers(program: str) -> list[list[str]]:
+    """The arguments of every container of that image in the manifests, as a kubelet would pass them."""
+    values = {"NODE_IP": "127.0.0.1", "POD_IP": "127.0.0.1", "POD_NAMESPACE": "netaware-system"}
+    found = []
+    for path in sorted((MANIFESTS / "base").rglob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            spec = ((document or {}).get("spec") or {}).get("template", {}).get("spec", {})
+            for container in spec.get("containers", ()):
+                if container["image"] == f"netaware-{program}":
+                    words = [re.sub(r"\$\((\w+)\)", lambda m: values[m[1]], word) for word in container["args"]]
+                    config = str(MANIFESTS / "base" / "controller" / "config.yaml")
+                    found.append([word.replace("/etc/netaware/config.yaml", config) for word in words])
+    return found
+
+
+def test_arguments_in_the_manifests_are_understood(built: Built) -> None:
+    commands = containers(built.program)
+    assert commands
+    for arguments in commands:
+        done = built.python("-m", built.program, *arguments, NODE_NAME="node-a")
+        assert "no cluster found" in done.stderr, f"{arguments}: {done.stderr}"
+        assert done.returncode == 2
