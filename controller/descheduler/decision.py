@@ -65,6 +65,7 @@ class NodeState(Answer, frozen=True):
     Attributes:
         kind: over, under, normal or unknown.
         share: percent of allocatable by resource.
+        stuck: hot for long enough, and this round could not plan all that is needed.
         why: what keeps a hot node from being relieved now, or why its load is not known; empty otherwise.
     """
 
@@ -74,6 +75,7 @@ class NodeState(Answer, frozen=True):
     share: Mapping[str, float]
     low: Mapping[str, float]
     high: Mapping[str, float]
+    stuck: bool = False
     why: str = ""
 
 

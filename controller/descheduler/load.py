@@ -33,6 +33,7 @@ class LoadRound:
         self.loads = classify(load, base.snapshot.nodes.values(), base.snapshot.usage.nodes)
         self._weight = 1 if load.node_fit else UNRESERVED_WEIGHT
         self._why: dict[str, str] = {}
+        self._stuck: set[str] = set()
         self._cooling = base.cooling
         self._rooms: dict[str, Room] = {pool.name: self._room(pool) for pool in load.pools}
         self.free_before = {name: room.free() for name, room in self._rooms.items()}
@@ -60,9 +61,11 @@ class LoadRound:
             loads = [load for load in self.loads if load.pool is pool]
             hot = [load for load in loads if load.kind == "over"]
             sources = [load for load in hot if self._is_source(load, marked, confirmed=confirmed)]
-            if sources and self._may_start(pool, hot):
+            if sources and self._may_start(pool, sources):
                 for source in sorted(sources, key=lambda load: (-load.load, load.node.name)):
                     self._why[source.node.name] = self._relieve(source)
+                    if self._why[source.node.name]:
+                        self._stuck.add(source.node.name)
         return marked
 
     def states(self) -> tuple[NodeState, ...]:
@@ -76,6 +79,7 @@ class LoadRound:
                 load.share,
                 load.thresholds.low,
                 load.thresholds.high,
+                load.node.name in self._stuck,
                 self._why.get(load.node.name, "") if load.kind != "unknown" else _unknown(load, expired),
             )
             for load in self.loads
@@ -113,15 +117,16 @@ class LoadRound:
             return True
         return False
 
-    def _may_start(self, pool: Pool, hot: Iterable[Load]) -> bool:
+    def _may_start(self, pool: Pool, sources: Iterable[Load]) -> bool:
         low = len(self._rooms[pool.name])
         if low > self._load.number_of_nodes:
             return True
         nodes = "node has" if low == 1 else "nodes have"
         text = f"pool {pool.name}: {low} {nodes} low load, and numberOfNodes asks for more than {self._load.number_of_nodes}"
         self._base.note(text)
-        for load in hot:
-            self._why.setdefault(load.node.name, text)
+        for load in sources:
+            self._why[load.node.name] = text
+            self._stuck.add(load.node.name)
         return False
 
     def _relieve(self, source: Load) -> str:
@@ -141,8 +146,8 @@ class LoadRound:
             if not admitted:
                 continue
             move, after = _move(victim, source, used, exceeded, target)
-            follow = _follow(victim, move, source, base.now)
-            base.take(victim.pod, move, follow, self._weight)
+            follow = _follow(victim, move, source, base.now, self._weight)
+            base.take(victim.pod, move, follow)
             room.book(victim.pod, victim.used, target)
             used = after
         return ""
@@ -229,7 +234,7 @@ def _move(
     return move, after
 
 
-def _follow(victim: Victim, move: Move, source: Load, now: float) -> Followed:
+def _follow(victim: Victim, move: Move, source: Load, now: float, weight: int) -> Followed:
     relief = percents(victim.used, source.node.allocatable)
     return Followed(
         pod=move.pod,
@@ -243,6 +248,7 @@ def _follow(victim: Victim, move: Move, source: Load, now: float) -> Followed:
         share_before={r: source.share[r] for r in source.exceeded},
         relief={r: relief.get(r, 0.0) for r in source.exceeded},
         high={r: source.thresholds.high[r] for r in source.exceeded},
+        weight=weight,
     )
 
 

@@ -31,6 +31,7 @@ class Followed(Remembered, frozen=True):
         relief: percent points of them that this move was to take off.
         high: the thresholds that were exceeded.
         cost_before: network cost at the node, for NetworkMisplacement.
+        weight: what it costs of the hourly budget.
         landed, landed_pod, landed_uid, landed_s: the replacement, once it is bound.
     """
 
@@ -47,6 +48,7 @@ class Followed(Remembered, frozen=True):
     relief: dict[str, float] = {}
     high: dict[str, float] = {}
     cost_before: int = 0
+    weight: int = 1
     landed: str = ""
     landed_pod: str = ""
     landed_uid: str = ""
@@ -101,10 +103,10 @@ class Memory(Remembered, frozen=True):
         return sum(1 for entry in self.spent if entry.workload == workload and entry.at_s > start_s)
 
 
-def add_moves(memory: Memory, moves: Iterable[Followed], weight: int) -> Memory:
+def add_moves(memory: Memory, moves: Iterable[Followed]) -> Memory:
     """Remember moves about to be made: follow them, and count them against the budgets."""
     moves = tuple(moves)
-    spent = tuple(Spent(move.at_s, move.workload, weight) for move in moves)
+    spent = tuple(Spent(move.at_s, move.workload, move.weight) for move in moves)
     return msgspec.structs.replace(memory, follows=memory.follows + moves, spent=memory.spent + spent)
 
 

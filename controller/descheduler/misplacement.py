@@ -190,7 +190,7 @@ class MisplacementRound:
             used=used,
             cost_before=now.cost,
         )
-        base.take(pod, move, follow, 1)
+        base.take(pod, move, follow)
 
 
 def describe_misplacement(now: Tally, there: Tally) -> str:

@@ -33,7 +33,7 @@ class Round:
         self.notes: list[str] = []
         self.taken: set[str] = set()
         self.arrivals: dict[str, list[PodInfo]] = defaultdict(list)
-        self.arriving: dict[str, Counter[str]] = defaultdict(Counter)
+        self.arriving: dict[str, dict[str, float]] = defaultdict(dict)
 
     @property
     def cooling(self) -> Mapping[str, int]:
@@ -68,13 +68,15 @@ class Round:
             self.skip(pod, kind, why)
         return not kind
 
-    def take(self, pod: PodInfo, move: Move, follow: Followed, weight: int) -> None:
+    def take(self, pod: PodInfo, move: Move, follow: Followed) -> None:
         """Plan a move that was admitted."""
-        self.limits.book(pod, weight)
+        self.limits.book(pod, follow.weight)
         self.ledger.book(pod)
         self.taken.add(pod.key)
         if move.target:
             self.arrivals[move.target].append(pod)
-            self.arriving[move.target].update(move.used)
+            arriving = self.arriving[move.target]
+            for resource, amount in move.used.items():
+                arriving[resource] = arriving.get(resource, 0.0) + amount
         self.moves.append(move)
         self.follows.append(follow)

@@ -1,0 +1,203 @@
+"""The leader's loop: read usage, follow up, decide, remember, evict, tell.
+
+What is about to be done is remembered before it is done: a leader that ends between the two leaves a successor that knows of a
+move too many, never of one too few.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from controller.descheduler.config import DeschedulerConfig, Settings
+from controller.descheduler.decision import Decision, Move, Watched
+from controller.descheduler.evict import ApiEvictor, DryRunEvictor, Evictor, Result
+from controller.descheduler.followup import follow
+from controller.descheduler.memory import Followed, Memory, add_moves, take_back
+from controller.descheduler.metrics import DeschedulerMetrics
+from controller.descheduler.node_conditions import conditions_of, plan_conditions, write_condition
+from controller.descheduler.objects import BUDGETS, Budget, MovablePod
+from controller.descheduler.plan import decide
+from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.sources import UsageSource, source_of
+from controller.descheduler.store import MemoryStore
+from controller.descheduler.tell import Teller
+from controller.descheduler.usage import UsageBook
+from controller.descheduler.world import World
+from controller.scheduler.config import SchedulerConfig
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.errors import ApiError, KubekitError
+from kubekit.events import EventRecorder
+from kubekit.reflector import Reflector
+from kubekit.runtime import supervise
+from kubekit.wire import PODS
+
+if TYPE_CHECKING:
+    from controller.caches import Caches
+
+log = logs.get("controller.descheduler")
+
+DEFAULT_EXPIRY_S = 180.0
+
+
+class Descheduler:
+    """Runs rounds while this replica leads.
+
+    Args:
+        client: fenced by the leadership.
+        caches: nodes, AppGroups and NetworkTopologies; all pods and the disruption budgets are mirrored here, and only while
+            leading, since nobody else needs them.
+        config: its section, checked.
+        scheduler: the scheduler's section, so that both judge misplacement alike.
+        source: of usage; by default what the configuration names.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        caches: Caches,
+        config: DeschedulerConfig,
+        recorder: EventRecorder,
+        registry: CollectorRegistry,
+        *,
+        namespace: str,
+        scheduler: SchedulerConfig | None = None,
+        source: UsageSource | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._caches, self._config, self._wall = client, caches, config, wall
+        self._settings: Settings = config.compiled()
+        expiry_s = self._settings.load.expiry_s if self._settings.load else DEFAULT_EXPIRY_S
+        self._usage = UsageBook(config.usage.half_life_s, expiry_s)
+        self._source = source
+        self._store = MemoryStore(client, namespace)
+        self._metrics = DeschedulerMetrics(registry)
+        self._teller = Teller(recorder)
+        self._memory, self._watched = Memory(), Watched()
+        self.world = World(scheduler or SchedulerConfig(), namespace)
+        self._pods: Reflector[MovablePod] = Reflector(client, PODS, MovablePod)
+        self._budgets: Reflector[Budget] = Reflector(client, BUDGETS, Budget)
+        self._pods.subscribe(self.world.take_pod)
+        self._budgets.subscribe(self.world.take_budget)
+        if config.enabled:
+            caches.nodes.subscribe(self.world.take_node)
+            caches.app_groups.subscribe(self.world.take_group)
+            caches.topologies.subscribe(self.world.take_topology)
+
+    async def run(self) -> None:
+        """Run rounds until cancelled; does nothing where the descheduler is not enabled."""
+        if not self._config.enabled:
+            await asyncio.Event().wait()
+        try:
+            await supervise({"pods": self._pods.run(), "budgets": self._budgets.run(), "rounds": self._rounds()})
+        finally:
+            self._metrics.clear()
+
+    async def _rounds(self) -> None:
+        for mirror in (self._pods, self._budgets):
+            await mirror.synced.wait()
+        # Another leader may have moved pods since this one last led.
+        self._watched, loaded = Watched(), False
+        log.info("descheduler runs", interval_s=self._settings.interval_s, dry_run=self._settings.dry_run)
+        while True:
+            try:
+                if not loaded:
+                    self._memory, loaded = await self._store.load(), True
+                await self.round()
+            except KubekitError as error:
+                self._metrics.rounds.labels("failed").inc()
+                log.change("round", type(error).__name__, "round not finished", error=error)
+            else:
+                log.change("round", "", "rounds finish again")
+            await asyncio.sleep(self._settings.interval_s)
+
+    async def round(self) -> Decision:
+        """One round.
+
+        Raises:
+            KubekitError: the API server is out of reach, or this replica leads no more; nothing was evicted that is not
+                remembered.
+        """
+        usage_complete = await self._read_usage()
+        now = self._wall()
+        snapshot = self.world.snapshot(self._usage.view(now))
+        self._memory, ended = follow(snapshot, self._memory, self._settings.limits, now)
+        for end in ended:
+            self._metrics.count_end(end)
+            self._teller.tell_end(end)
+        with self._metrics.plan_seconds.time():
+            decision = decide(snapshot, self._memory, self._watched, self._settings, now)
+        self._watched = decision.watched
+        self._metrics.show_round(decision)
+        self._teller.tell_plan(decision.plan)
+        await self._execute(decision, snapshot)
+        self._metrics.show_memory(self._memory, self._settings, now)
+        if self._config.node_conditions:
+            await self._write_conditions(decision, now)
+        self._metrics.rounds.labels("finished" if usage_complete else "usage-missing").inc()
+        return decision
+
+    async def _read_usage(self) -> bool:
+        """Take new usage in; tells whether all of it was there."""
+        if self._source is None:
+            self._source = source_of(self._config.usage, self._client)
+        batch = await self._source.read()
+        refused = self._usage.fold(batch, self.world.nodes, self.world.pods.by_key, self._wall())
+        self._metrics.count_usage(refused, len(batch.faults))
+        first = batch.faults[0] if batch.faults else ""
+        what = "usage not read, nodes without it are left alone" if first else "usage is read again"
+        log.change("usage", first.partition(":")[0], what, error=first)
+        # Pods come and go between a source's rounds and ours; that alone is no news.
+        kinds = ",".join(sorted(kind for kind in refused if kind != "unknown-pod"))
+        what = "usage readings ignored" if kinds else "all usage readings are good again"
+        log.change("usage-refused", kinds, what, count=sum(refused.values()))
+        return not first
+
+    async def _execute(self, decision: Decision, snapshot: Snapshot) -> None:
+        pairs = list(zip(decision.plan.moves, decision.follows, strict=True))
+        self._memory = add_moves(self._memory, (follow for move, follow in pairs if not self._is_dry(move)))
+        await self._store.save(self._memory)
+        real, rehearsal = ApiEvictor(self._client), DryRunEvictor(self._client, snapshot)
+        stopped_by: Result | None = None
+        for move, followed in pairs:
+            if stopped_by is not None:
+                self._memory = take_back(self._memory, followed)
+                continue
+            evictor: Evictor = rehearsal if self._is_dry(move) else real
+            result = await evictor.evict(move)
+            self._record(move, followed, result)
+            stopped_by = result if result.ends_round else None
+        if stopped_by is not None and stopped_by.kind == "throttled":
+            until_s = self._wall() + stopped_by.retry_after_s
+            self._memory = msgspec.structs.replace(self._memory, hold_until_s=until_s)
+        await self._store.save(self._memory)
+
+    def _is_dry(self, move: Move) -> bool:
+        settings = self._settings
+        if move.strategy == "NetworkMisplacement":
+            return settings.dry_run or settings.misplacement.dry_run
+        return settings.dry_run or (settings.load is not None and settings.load.dry_run)
+
+    def _record(self, move: Move, followed: Followed, result: Result) -> None:
+        if result.kind not in {"evicted", "unknown"} and not self._is_dry(move):
+            self._memory = take_back(self._memory, followed)
+        self._metrics.evictions.labels(move.strategy, result.kind).inc()
+        self._teller.tell_result(move, result)
+
+    async def _write_conditions(self, decision: Decision, now: float) -> None:
+        current = conditions_of(self._caches.nodes.items)
+        wanted = plan_conditions(decision.plan.nodes, decision.watched.detectors, current)
+        for node, condition in wanted.items():
+            try:
+                await write_condition(self._client, node, condition, now)
+            except ApiError as error:
+                # The condition is for people; a missing right must not stop the rounds.
+                log.change("condition", str(error.status), "node condition not written", node=node, error=error)
+                return
+        log.change("condition", "", "node conditions are written again")
