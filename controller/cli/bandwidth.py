@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Completes, Row
+from controller.cli.command import Command, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, grid, rate, share
 from controller.views.bandwidth import build_bandwidth
@@ -24,7 +24,7 @@ class BandwidthAnswer(View, frozen=True):
     readings: bool
 
 
-class Bandwidth:
+class Bandwidth(Command):
     """See `controller.cli.command.Command`."""
 
     name = "bandwidth"
@@ -34,12 +34,7 @@ class Bandwidth:
         "Pods: what they request, what their annotations limit, whether the agent finds the limit enforced, what flows. "
         "What flows and what is enforced comes from Prometheus (--prometheus); without it these columns are left out."
     )
-    watchable = True
-    completes: Completes = "nodes"
-
-    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
+    completes = "nodes"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
@@ -82,7 +77,7 @@ class Bandwidth:
             )
         return Group(*parts)
 
-    def rows(self, answer: BandwidthAnswer, options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:
+    def rows(self, answer: BandwidthAnswer, options: argparse.Namespace) -> Table:
         """Nodes, or pods; of one node its pods."""
         views: Sequence[msgspec.Struct] = answer.bandwidth.pods
         kind: type[msgspec.Struct] = PodBandwidthView

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from rich.console import RenderableType
 
 from controller.cli.session import Session
 
 Row = Sequence[object]
+Table = tuple[Sequence[str], Iterable[Row]]
 Completes = Literal["", "appgroups", "pods", "nodes", "zones"]
 
 
-class Command(Protocol):
+class Command(ABC):
     """One subcommand. The driver asks, shows the answer in the format wanted, and asks again under ``--watch``.
 
     Attributes:
@@ -22,21 +24,21 @@ class Command(Protocol):
         help: half a sentence for the list of commands.
         description: what it shows and how to read it.
         watchable: whether it takes ``--watch``.
+        online: whether the cluster is asked at all.
         completes: kind of objects that the shell's Tab key should offer for its arguments.
     """
 
-    name: str
-    help: str
-    description: str
-    watchable: bool
-    completes: Completes
+    name: ClassVar[str]
+    help: ClassVar[str]
+    description: ClassVar[str]
+    watchable: ClassVar[bool] = True
+    online: ClassVar[bool] = True
+    completes: ClassVar[Completes] = ""
 
-    def online(self, options: argparse.Namespace) -> bool:
-        """Whether the cluster is asked at all."""
+    def configure(self, parser: argparse.ArgumentParser) -> None:  # noqa: B027
+        """Add the command's own arguments; none by default."""
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's own arguments."""
-
+    @abstractmethod
     async def ask(self, session: Session, options: argparse.Namespace) -> Any:
         """Get the answer, a struct or plain data, which ``-o json`` and ``-o yaml`` print as it is.
 
@@ -44,11 +46,14 @@ class Command(Protocol):
             KubekitError: no answer; the text says why.
         """
 
+    @abstractmethod
     def show(self, answer: Any, options: argparse.Namespace, width: int) -> RenderableType:
         """The answer for a person, at most ``width`` columns wide where that can be helped."""
 
-    def rows(self, answer: Any, options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]] | None:
+    def rows(self, answer: Any, options: argparse.Namespace) -> Table | None:  # noqa: ARG002
         """Header and rows of ``-o csv``; None when the answer is no table."""
+        return None
 
-    def is_bad(self, answer: Any) -> bool:
+    def is_bad(self, answer: Any) -> bool:  # noqa: ARG002
         """Whether ``--exit-code`` should say that something is wrong."""
+        return False

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from controller.cli.bandwidth import Bandwidth
 from controller.cli.command import Command
+from controller.cli.convert import Convert
 from controller.cli.costs import Costs
 from controller.cli.graph import GraphOf
+from controller.cli.latency import Latency
 from controller.cli.status import Status
 
-COMMANDS: Sequence[Command] = (Status(), Costs(), GraphOf(), Bandwidth())
+COMMANDS: Sequence[Command] = (Status(), Costs(), Latency(), GraphOf(), Bandwidth(), Convert())

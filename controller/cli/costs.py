@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Completes, Row
+from controller.cli.command import Command, Row, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
 from controller.views.model import NetworkView, PairView, View
@@ -28,7 +28,7 @@ class CostsView(View, frozen=True):
     network: NetworkView
 
 
-class Costs:
+class Costs(Command):
     """See `controller.cli.command.Command`."""
 
     name = "costs"
@@ -39,12 +39,6 @@ class Costs:
         "inferred from a path over other zones, ! the newest sample is not trusted. A dot means no cost: the scheduler "
         "counts 100."
     )
-    watchable = True
-    completes: Completes = ""
-
-    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
@@ -81,7 +75,7 @@ class Costs:
         matrix = _Matrix(names, values, signs)
         return Group(_headline(answer, options.percentile), Text(), *matrix.draw(width), Text(), *_foot(matrix, unit))
 
-    def rows(self, answer: CostsView, options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:
+    def rows(self, answer: CostsView, options: argparse.Namespace) -> Table:
         """One row per ordered pair."""
         if options.level == "region":
             pairs = answer.network.region_pairs

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Completes, Row
+from controller.cli.command import Command, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, milliseconds
 from controller.views.groups import build_groups
@@ -20,7 +20,7 @@ from controller.views.network import build_network
 _SIGNS = {"met": ("✓", GOOD), "violated": ("✗", BAD), "unknown": ("?", ""), "idle": ("·", FAINT)}
 
 
-class GraphOf:
+class GraphOf(Command):
     """See `controller.cli.command.Command`."""
 
     name = "graph"
@@ -30,12 +30,7 @@ class GraphOf:
         "MAX the dependency's maxNetworkCost: ✓ within it, ✗ over it, ? cost unknown, · not placed yet. A workload "
         "that several others need is unfolded once; further mentions have an ↑."
     )
-    watchable = True
-    completes: Completes = "appgroups"
-
-    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
+    completes = "appgroups"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
@@ -64,7 +59,7 @@ class GraphOf:
             parts += [*([Text()] if parts else []), _headline(group), Text(), _tree(group), *_remarks(group)]
         return Group(*parts)
 
-    def rows(self, answer: list[GroupView], options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:  # noqa: ARG002
+    def rows(self, answer: list[GroupView], options: argparse.Namespace) -> Table:  # noqa: ARG002
         """One row per dependency."""
         fields = EdgeView.__struct_fields__
         rows = [(g.namespace, g.name, *(getattr(e, name) for name in fields)) for g in answer for e in g.edges]

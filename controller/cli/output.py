@@ -41,7 +41,10 @@ class Screen:
 
     def print_table(self, content: RenderableType) -> None:
         """For a person; replaces the last answer while watching on a terminal."""
-        if self._live is not None:
+        if isinstance(content, str):
+            # Text for another program, such as YAML: as it is.
+            sys.stdout.write(content)
+        elif self._live is not None:
             self._live.update(content, refresh=True)
         else:
             self._console.print(content, soft_wrap=not self._console.is_terminal, highlight=False)
@@ -65,8 +68,12 @@ class Screen:
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """A line on standard error."""
+        """What is missing from the answer, on standard error."""
         self._errors.print(f"note: {text}", style="dim", highlight=False, markup=False)
+
+    def say(self, text: str) -> None:
+        """A line on standard error."""
+        self._errors.print(text, highlight=False, markup=False)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

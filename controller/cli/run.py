@@ -80,7 +80,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 async def _connect(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
     cluster = ClusterConfig("http://offline.invalid")
-    if command.online(options):
+    if command.online:
         cluster = load_cluster(options.kubeconfig or None, context=options.context or None)
     client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", timeout_s=options.timeout))
     address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")
@@ -109,7 +109,10 @@ def _print(screen: Screen, command: Command, answer: object, options: argparse.N
 def _print_notes(screen: Screen, session: Session) -> None:
     for what, why in session.notes.items():
         screen.note(f"{what}: {why}")
+    for remark in session.remarks:
+        screen.say(remark)
     session.notes.clear()
+    session.remarks.clear()
 
 
 async def _watch(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> None:

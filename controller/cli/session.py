@@ -44,6 +44,7 @@ class Session:
         home: the namespace that netaware itself lives in.
         context: of the kubeconfig, empty in a cluster; server: the API server's address.
         notes: what could not be read and why, by kind; for stderr.
+        remarks: what else the command has to say; for stderr.
     """
 
     client: Client
@@ -53,6 +54,7 @@ class Session:
     context: str = ""
     server: str = ""
     notes: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
 
     async def snapshot(

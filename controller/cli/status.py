@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Table as Lines
 from rich.text import Text
 
-from controller.cli.command import Completes, Row
+from controller.cli.command import Command, Table
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, rate
 from controller.views.model import NetworkView, Overview, ProblemView
 from controller.views.overview import build
 
 
-class Status:
+class Status(Command):
     """See `controller.cli.command.Command`."""
 
     name = "status"
@@ -28,15 +28,6 @@ class Status:
         "With --prometheus, alerts that only history can judge are added, and each is marked if it fires. "
         "AppGroups and pods of all namespaces count, unless -n is given."
     )
-    watchable = True
-    completes: Completes = ""
-
-    def online(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
-
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """No arguments of its own."""
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Overview:
         """Read everything."""
@@ -46,14 +37,14 @@ class Status:
 
     def show(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The screen."""
-        lines = Table.grid(padding=(0, 2, 0, 0))
+        lines = Lines.grid(padding=(0, 2, 0, 0))
         lines.add_column(style=STRONG, no_wrap=True)
         lines.add_column(overflow="fold")
         for name, text in _lines(answer):
             lines.add_row(name, text)
         return Group(lines, Text(), _problems(answer.problems))
 
-    def rows(self, answer: Overview, options: argparse.Namespace) -> tuple[Sequence[str], Iterable[Row]]:  # noqa: ARG002
+    def rows(self, answer: Overview, options: argparse.Namespace) -> Table:  # noqa: ARG002
         """The problems; the other lines are no table."""
         header = ("alert", "severity", "count", "firing", "summary", "examples")
         return header, [

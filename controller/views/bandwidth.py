@@ -7,13 +7,13 @@ without Prometheus these fields stay empty rather than being assumed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 from controller.resources import ZONE_LABEL
+from controller.scheduler.requests import requests_of
 from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView
 from controller.views.network import rate_of
-from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
-from kubekit.wire import Container, Node, Pod
+from controller.views.snapshot import BandwidthPod, NodeReading, PodReading, Readings, Snapshot
+from kubekit.wire import Node
 
 BANDWIDTH = "network.aware.com/bandwidth"
 INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
@@ -25,7 +25,7 @@ LEAST_BPS, MOST_BPS = 1_000, 10**15
 
 def build_bandwidth(snapshot: Snapshot) -> BandwidthView:
     """Every node, and every pod that asks for bandwidth in one way or the other and has not finished."""
-    pods = [pod for pod in snapshot.bandwidth_pods if not pod.terminal and asks_for_bandwidth(pod)]
+    pods = [pod for pod in snapshot.bandwidth_pods if not pod.over and asks_for_bandwidth(pod)]
     views = sorted((_pod(pod, snapshot.readings) for pod in pods), key=lambda p: (p.namespace, p.name))
     booked: dict[str, list[int]] = defaultdict(list)
     for view in views:
@@ -38,29 +38,18 @@ def build_bandwidth(snapshot: Snapshot) -> BandwidthView:
     )
 
 
-def asks_for_bandwidth(pod: Pod) -> bool:
+def asks_for_bandwidth(pod: BandwidthPod) -> bool:
     """Whether a pod requests the resource or carries one of the annotations."""
     annotations = pod.metadata.annotations or {}
     return INGRESS_ANNOTATION in annotations or EGRESS_ANNOTATION in annotations or requested_bps(pod) > 0
 
 
-def requested_bps(pod: Pod) -> int:
-    """What the scheduler books for a pod: its containers together, or its largest init container, plus overhead.
-
-    Init containers that keep running (restartPolicy Always) count with the containers.
-    """
-    sidecars = [c for c in pod.spec.init_containers or () if c.restart_policy == "Always"]
-    init = [c for c in pod.spec.init_containers or () if c.restart_policy != "Always"]
-    together = _sum((*(pod.spec.containers or ()), *sidecars))
-    overhead = rate_of((pod.spec.overhead or {}).get(BANDWIDTH)) or 0
-    return max(together, max((_sum((c,)) for c in init), default=0)) + overhead
+def requested_bps(pod: BandwidthPod) -> int:
+    """What the scheduler books for a pod."""
+    return requests_of(pod.spec.containers, pod.spec.init_containers, pod.spec.overhead).get(BANDWIDTH, 0)
 
 
-def _sum(containers: Iterable[Container]) -> int:
-    return sum(rate_of((c.resources.requests or {}).get(BANDWIDTH)) or 0 for c in containers)
-
-
-def _pod(pod: Pod, readings: Readings) -> PodBandwidthView:
+def _pod(pod: BandwidthPod, readings: Readings) -> PodBandwidthView:
     annotations = pod.metadata.annotations or {}
     ingress, egress = annotations.get(INGRESS_ANNOTATION), annotations.get(EGRESS_ANNOTATION)
     reading = readings.pods.get(pod.metadata.key, PodReading())

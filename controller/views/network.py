@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -111,8 +112,13 @@ def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str
 
 
 def in_order(zones: Mapping[str, str]) -> list[str]:
-    """Zones by region and name; those without a region last."""
-    return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], zone))
+    """Zones by region and name, numbers in names as numbers; those without a region last."""
+    return sorted(zones, key=lambda zone: (not zones[zone], zones[zone], _natural(zone)))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """``z2`` before ``z10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def index_weight(topology: NetworkTopology | None, weights: str | None, level: str) -> dict[ZonePair, CostInfo]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.resources import AppGroup, NetworkTopology
-from kubekit.wire import Condition, Node, ObjectMeta, OwnerReference, Pod, PodIP, PodStatus
+from controller.scheduler.fleet import BoundPodSpec
+from kubekit.wire import Node, Object, ObjectMeta, OwnerReference, Pod, Wire
 from netperf.plans import ZonePlan
 from netperf.policy import CostPolicy
 
@@ -22,18 +23,29 @@ class _SlimMeta(ObjectMeta, frozen=True):
     owner_references: list[OwnerReference] | None = msgspec.field(name="netaware.io/unread-owners", default=None)
 
 
-class _SlimStatus(PodStatus, frozen=True):
-    """Status down to the phase."""
+class BandwidthPodSpec(BoundPodSpec, frozen=True):
+    """What a pod holds and where, and whether it has a network of its own."""
 
-    pod_ips: list[PodIP] | None = msgspec.field(name="netaware.io/unread-ips", default=None)
-    conditions: list[Condition] | None = msgspec.field(name="netaware.io/unread-conditions", default=None)
+    host_network: bool = False
 
 
-class BandwidthPod(Pod, frozen=True):
+class BandwidthPodStatus(Wire, frozen=True):
+    """The phase."""
+
+    phase: str = ""
+
+
+class BandwidthPod(Object, frozen=True):
     """A pod as far as bandwidth is concerned."""
 
     metadata: _SlimMeta = _SlimMeta()
-    status: _SlimStatus = _SlimStatus()
+    spec: BandwidthPodSpec = BandwidthPodSpec()
+    status: BandwidthPodStatus = BandwidthPodStatus()
+
+    @property
+    def over(self) -> bool:
+        """Finished: it holds nothing any more."""
+        return self.status.phase in {"Succeeded", "Failed"}
 
 
 class PodReading(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 // names alone, so that the picture is the same in every browser and stays where it is while latencies tremble.
 
 const map = { spots: [], key: "", width: 1000, height: 620 };
-const FEW_ZONES = 7;
+const FEW_ZONES = 5;
 
 function medianOf(values) {
   const sorted = [...values].sort((a, b) => a - b);
@@ -185,16 +185,28 @@ function linkLines(zones) {
   const links = linksToShow(zones);
   const { ends } = classes(links.map(([, , us]) => us));
   const labelled = links.length <= 30;
-  links.forEach(([a, b, us], i) => {
+  const taken = map.spots.map((spot) => ({ x: spot.x, y: spot.y + 8, width: 44, height: 36 }));
+  links.forEach(([a, b, us]) => {
     const shade = us === null ? 0 : Math.max(2, shadeOf(us, ends));
     group.append(s("path", { class: "link", d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}L${b.x.toFixed(1)} ${b.y.toFixed(1)}`, stroke: colours().ramp[shade], "stroke-width": labelled ? 1.8 : 1.1, "stroke-dasharray": us === null ? "2 4" : null }));
     if (!labelled) return;
-    // Labels near the middle, a little apart from each other where lines cross there.
-    const at = 0.5 + ((i % 3) - 1) * 0.09;
-    labels.append(s("text", { class: "label", x: a.x + (b.x - a.x) * at, y: a.y + (b.y - a.y) * at + 4, "text-anchor": "middle" }, ms(us)));
+    const text = ms(us);
+    const place = freePlace(a, b, text.length * 6.2, taken);
+    labels.append(s("text", { class: "label", x: place.x, y: place.y + 4, "text-anchor": "middle" }, text));
   });
   group.append(labels);
   return group;
+}
+
+// Where along a line its label collides with nothing; as near the middle as can be.
+function freePlace(a, b, width, taken) {
+  const height = 14;
+  const at = (share) => ({ x: a.x + (b.x - a.x) * share, y: a.y + (b.y - a.y) * share, width, height });
+  const collides = (box) => taken.some((other) => Math.abs(box.x - other.x) < (box.width + other.width) / 2 && Math.abs(box.y - other.y) < (box.height + other.height) / 2);
+  const shares = [0.5, 0.44, 0.56, 0.38, 0.62, 0.32, 0.68, 0.26, 0.74, 0.2, 0.8];
+  const found = shares.map(at).find((box) => !collides(box)) || at(0.5);
+  taken.push(found);
+  return found;
 }
 
 function zoneDots(zones) {

@@ -15,7 +15,7 @@ function matrixLayout() {
   matrix.gap = n > 40 ? 3 : 8;
   matrix.left = Math.ceil(longest) + 26;
   const room = Math.max(260, box.clientWidth || 800) - matrix.left - (regions - 1) * matrix.gap - 4;
-  matrix.cell = Math.max(9, Math.min(46, Math.floor(room / n)));
+  matrix.cell = Math.max(7, Math.min(46, Math.floor(room / n)));
   matrix.top = Math.ceil(longest) + 26;
   matrix.xs = [];
   let at = 0;
@@ -72,7 +72,7 @@ function drawMatrix() {
 
 function drawNames(context, zones, c) {
   context.textBaseline = "middle";
-  const size = Math.max(8, Math.min(11, matrix.cell));
+  const size = Math.max(7, Math.min(11, matrix.cell));
   zones.forEach((zone, i) => {
     const middle = matrix.xs[i] + matrix.cell / 2;
     context.font = `${size}px ${FONT}`;
@@ -184,9 +184,12 @@ function drawCursor() {
     context.fillRect(0, y, matrix.left + matrix.size, matrix.cell - 1);
     context.fillRect(x, 0, matrix.cell - 1, matrix.top + matrix.size);
     context.globalAlpha = 1;
-    context.strokeStyle = colour;
-    context.lineWidth = width;
-    context.strokeRect(x - 1, y - 1, matrix.cell + 1, matrix.cell + 1);
+    // Two lines, so that it is seen on every shade.
+    for (const [stroke, size] of [[c.ground, width + 3], [colour, width]]) {
+      context.strokeStyle = stroke;
+      context.lineWidth = size;
+      context.strokeRect(x - 1, y - 1, matrix.cell + 1, matrix.cell + 1);
+    }
   };
   if (matrix.hoverFrom !== state.from || matrix.hoverTo !== state.to) line(matrix.hoverFrom, matrix.hoverTo, c.soft, 1);
   line(state.from, state.to, c.accent, 2.5);
@@ -232,7 +235,8 @@ function drawLegend() {
   const unit = state.measure === "cost" && state.page.network.weights === "NetperfCosts"
     ? `cost; 1 = ${number(state.page.network.unitUs / 1000)} ms of ${state.page.network.percentile}, rounded up`
     : MEASURES[state.measure].unit;
-  byId("matrix-legend").replaceChildren(h("span", {}, unit), ramp, ...samples, m.cost.includes(null) ? h("span", {}, "· none") : null);
+  const none = m.cost.includes(null) ? [h("span", {}, "· none")] : [];
+  byId("matrix-legend").replaceChildren(h("span", {}, unit), ramp, ...samples, ...none);
 }
 
 function choosePair(from, to, { scroll = false } = {}) {

@@ -1,0 +1,83 @@
+"""`convert`: every spelling of AppGroup and NetworkTopology in the field, as what the API server accepts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from rich.console import RenderableType
+
+from controller.cli.command import Command
+from controller.cli.session import Session
+from controller.convert import Change, Document, convert
+from kubekit.errors import ConfigError
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """The objects as they should be, and what was changed."""
+
+    objects: list[Document]
+    changes: list[Change]
+
+
+class Convert(Command):
+    """See `controller.cli.command.Command`."""
+
+    name = "convert"
+    help = "turn older spellings of AppGroup and NetworkTopology into accepted ones"
+    description = (
+        "Reads YAML or JSON and prints it with every AppGroup and NetworkTopology in the spelling that the API server "
+        "accepts; other objects pass untouched. What was changed is listed on standard error; with --exit-code the command "
+        "ends with 3 when anything was. No cluster is asked: kubectl netaware convert -f old.yaml | kubectl apply -f -"
+    )
+    watchable = False
+    online = False
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument(
+            "-f",
+            "--filename",
+            action="append",
+            required=True,
+            metavar="FILE",
+            help="what to convert; - is standard input",
+        )
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> Converted:
+        """Read and convert."""
+        documents = await asyncio.to_thread(read_documents, options.filename)
+        objects, changes = convert(documents)
+        session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
+        return Converted(objects, changes)
+
+    def show(self, answer: Converted, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """YAML documents, ready for kubectl."""
+        return yaml.safe_dump_all(answer.objects, sort_keys=False, allow_unicode=True, width=120)
+
+    def is_bad(self, answer: Converted) -> bool:
+        """Something had to be changed."""
+        return bool(answer.changes)
+
+
+def read_documents(names: list[str]) -> list[Any]:
+    """The YAML documents of files; ``-`` is standard input.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no YAML.
+    """
+    documents: list[Any] = []
+    for name in names:
+        try:
+            text = sys.stdin.read() if name == "-" else Path(name).read_text()
+            documents += yaml.safe_load_all(text)
+        except OSError as error:
+            raise ConfigError("--filename", f"{name}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError("--filename", f"{name} is not YAML: {' '.join(str(error).split())}") from error
+    return documents
