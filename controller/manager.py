@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 import uuid
 from collections.abc import Awaitable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -105,6 +106,9 @@ class Manager:
         )
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
+        self._sync = Gauge(
+            "netaware_mirror_sync_seconds", "How long the first listing of all mirrors took.", registry=registry
+        )
         registry.register(_MirrorMetrics(self.caches))
 
     async def run(self) -> None:
@@ -136,7 +140,9 @@ class Manager:
         )
 
     async def _settle(self) -> None:
+        started = time.monotonic()
         await self.caches.settle()
+        self._sync.set(time.monotonic() - started)
         settle_memory()
         log.info("mirrors are full", **{name.replace("-", "_"): len(m) for name, m in self.caches.by_name.items()})
         await asyncio.Event().wait()

@@ -1,0 +1,222 @@
+"""The controller's budgets: a cold sync of 100, 1,000 and 10,000 nodes in 40 zones on a real API server, its memory, and the
+time in which all costs of 40 zones are computed from the results as they stand in the ConfigMaps.
+
+The manager is the real program in a process of its own; its times and memory are what it says of itself on /metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from controller.appgroup.order import ALGORITHMS, order
+from controller.resources import NetworkTopology, NetworkTopologySpec
+from controller.topology.places import Map, draw_map
+from controller.topology.reconciler import Decision, Snapshot, decide
+from controller.topology.weights import build_weight, patch_weight
+from kubekit.client import Client
+from kubekit.wire import NAMESPACES, NODES, Node, Object, ObjectMeta
+from lab.build import find_or_build
+from lab.controlplane import ControlPlane
+from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.policy import CostPolicy
+from netperf.results import encode_samples
+from netperf.sample import Measurement, Place, Sample
+from tests.integration.controller.harness import Replica
+
+ZONES = 40
+SIZES = (100, 1_000, 10_000)
+NAMESPACE = "netaware-system"
+WRITERS = 32
+Figures = dict[str, dict[str, object]]
+
+
+def measure() -> Figures:
+    """All figures of the controller."""
+    return _rules() | asyncio.run(_programs())
+
+
+def _figure(value: float, unit: str, budget: float | None, reference: str = "") -> dict[str, object]:
+    ok = None if budget is None else value <= budget
+    return {"value": round(value, 4), "unit": unit, "budget": budget, "ok": ok, "reference": reference}
+
+
+def _rules() -> Figures:
+    """Pure parts, in this process: the median of several runs."""
+    shape = draw_map(_node(i) for i in range(10 * ZONES))
+    data = _results(shape)
+    topology = NetworkTopology(metadata=ObjectMeta(name="nt", namespace="n"), spec=NetworkTopologySpec("c", []))
+    snapshot = Snapshot(topology=topology, map=shape, data=data, missing=(), allocated={}, interval_s=234.0)
+    cold = _median(lambda: _decide(snapshot, None), 9)
+    state = _decide(snapshot, None).state
+    warm = _median(lambda: _decide(snapshot, state), 9)
+    pairs = len(_decide(snapshot, None).table.zones)
+    facts = [
+        NodeFacts(name=n.metadata.name, address="10.0.0.1", zone=f"zone-{i % ZONES:02}") for i, n in _nodes(10_000)
+    ]
+    plan = _median(lambda: plan_pairs(facts, PlanOptions(), None, 1e6), 3)
+    chain = [list(range(i + 1, min(i + 6, 500))) for i in range(500)]
+    ordering = max(_median(lambda a=algorithm: order(chain, a), 5) for algorithm in ALGORITHMS)
+    return {
+        "controller_all_costs_40_zones_cold": _figure(
+            cold * 1000, "ms", 50, f"{pairs} directed pairs, decoded from ConfigMaps"
+        ),
+        "controller_all_costs_40_zones_warm": _figure(
+            warm * 1000, "ms", 50, "the same with the state of the round before"
+        ),
+        "controller_plan_10000_nodes_40_zones": _figure(plan * 1000, "ms", None, "780 zone pairs, planned afresh"),
+        "controller_order_500_workloads": _figure(ordering * 1000, "ms", None, "slowest of the six algorithms"),
+    }
+
+
+def _decide(snapshot: Snapshot, state: Any) -> Decision:
+    decision = decide(snapshot, state, CostPolicy(), now_s=1e6, wall_s=1e6)
+    patch_weight(snapshot.topology, build_weight(decision.table, decision.bandwidths))
+    return decision
+
+
+def _median(run: Any, times: int) -> float:
+    spent = []
+    for _ in range(times):
+        started = time.perf_counter()
+        run()
+        spent.append(time.perf_counter() - started)
+    return statistics.median(spent)
+
+
+def _results(shape: Map) -> dict[str, str]:
+    """One sample per unordered pair of zones, as agents write them."""
+    rng = random.Random(1)
+    first: dict[str, Place] = {}
+    for place in shape.places.values():
+        first.setdefault(place.zone, place)
+    zones = sorted(first)
+    samples = []
+    for i, a in enumerate(zones):
+        for b in zones[i + 1 :]:
+            us = rng.uniform(500, 150_000)
+            read = Measurement(
+                prober="netperf", test="TCP_RR", min_us=us / 2, mean_us=us, max_us=us * 2, stddev_us=us / 9, p50_us=us,
+                p90_us=us * 1.1, p99_us=us * 1.4, transactions=900, duration_s=1.0, transactions_per_s=900.0,
+            )  # fmt: skip
+            samples.append(Sample(origin=first[a], destination=first[b], measurement=read, sequence=1, taken_at=1e6))
+    return {key: value for key, value in encode_samples(samples).items() if value is not None}
+
+
+def _nodes(count: int) -> list[tuple[int, Node]]:
+    return [(i, _node(i)) for i in range(count)]
+
+
+def _node(i: int) -> Node:
+    zone = i % ZONES
+    labels = {
+        "topology.kubernetes.io/zone": f"zone-{zone:02}",
+        "topology.kubernetes.io/region": f"region-{zone // 4:02}",
+    }
+    return Node(metadata=ObjectMeta(name=f"node-{i:05}", labels=labels))
+
+
+def _node_body(i: int) -> dict[str, Any]:
+    """A node of the size that a cloud's have: a dozen labels, five conditions, ten images; about 5 kB."""
+    name, zone = f"node-{i:05}", i % ZONES
+    address = f"10.{i >> 14 & 255}.{i >> 7 & 127}.{i & 127}"
+    labels = {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        "node.kubernetes.io/instance-type": "n2-standard-8",
+        "topology.kubernetes.io/zone": f"zone-{zone:02}",
+        "topology.kubernetes.io/region": f"region-{zone // 4:02}",
+        **{f"example.com/label-{j}": f"value-{j}" for j in range(6)},
+    }
+    moment = "2026-01-01T00:00:00Z"
+    conditions = [
+        {"type": t, "status": str(t == "Ready"), "reason": "KubeletHasSufficient", "message": "kubelet is posting its status",
+         "lastHeartbeatTime": moment, "lastTransitionTime": moment}
+        for t in ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", "Ready")
+    ]  # fmt: skip
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi"}
+    note = json.dumps({"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf"})
+    return {
+        "metadata": {"name": name, "labels": labels, "annotations": {"netaware.io/agent": note}},
+        "spec": {"podCIDR": "10.244.0.0/24"},
+        "status": {
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": conditions,
+            "addresses": [{"type": "InternalIP", "address": address}],
+            "images": [
+                {"names": [f"example.com/image-{j}@sha256:{j:064}", f"example.com/image-{j}:v1"], "sizeBytes": 10**8}
+                for j in range(10)
+            ],
+        },
+    }
+
+
+async def _programs() -> Figures:
+    figures: Figures = {}
+    binaries = await asyncio.to_thread(find_or_build)
+    with tempfile.TemporaryDirectory(prefix="netaware-bench-") as folder:
+        plane_dir = Path(folder) / "plane"
+        async with (
+            ControlPlane.start("bench", state_dir=plane_dir, components=(), binaries=binaries) as plane,
+            Client(plane.client_config) as client,
+        ):
+            await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
+            made = 0
+            for size in SIZES:
+                await _make_nodes(client, made, size)
+                made = size
+                figures |= await _one_size(plane, Path(folder), size)
+    return figures
+
+
+async def _make_nodes(client: Client, first: int, until: int) -> None:
+    waiting = iter(range(first, until))
+
+    async def make() -> None:
+        for i in waiting:
+            await client.create(NODES, _node_body(i), Object)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WRITERS):
+            group.create_task(make())
+
+
+async def _one_size(plane: ControlPlane, folder: Path, size: int) -> Figures:
+    probing = {"intervalS": 60, "slotS": 6, "durationS": 1}
+    replica = Replica(folder, plane.kubeconfig, NAMESPACE, {"topology": {"probing": probing}})
+    replica.start()
+    try:
+        async with asyncio.timeout(120):
+            while (found := await replica.metrics()).get("netaware_plan_zone_pairs", 0) == 0:
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(2.0)
+            found = await replica.metrics()
+    finally:
+        await replica.stop()
+    assert found['netaware_mirrored_objects{kind="nodes"}'] == size
+    largest = size == SIZES[-1]
+    return {
+        f"controller_sync_{size}_nodes": _figure(
+            found["netaware_mirror_sync_seconds"], "s", 2.0 if largest else None, "official client: 13 s for 10,000"
+        ),
+        f"controller_memory_{size}_nodes": _figure(
+            found["process_resident_memory_bytes"] / 1e6,
+            "MB",
+            200.0 if largest else None,
+            "official client: 840 MB for 10,000",
+        ),
+        f"controller_probed_pairs_{size}_nodes": _figure(
+            found["netaware_plan_zone_pairs"],
+            "pairs",
+            ZONES * (ZONES - 1) / 2,
+            "40 zones, whatever the number of nodes",
+        ),
+    }
