@@ -33,7 +33,8 @@ from lab.scheduling import build_config
 LOOPBACK = "127.0.0.1"
 DOCUMENTATION_ADDRESS = "192.0.2.1"
 SERVICE_RANGE, SERVICE_ADDRESS = "10.96.0.0/16", "10.96.0.1"
-READY_TIMEOUT_S = 60.0
+# A control plane is up in 3 s; an emulated or starved machine takes its time.
+READY_TIMEOUT_S = 120.0
 KWOK_ANNOTATION = ("kwok.x-k8s.io/node", "fake")
 _POLL_S = 0.05
 _BOOT_ATTEMPTS = 3
@@ -361,7 +362,8 @@ class ControlPlane:
         while not await ready():
             self.programs.check()
             if time.monotonic() > deadline:
-                msg = f"waited {READY_TIMEOUT_S:.0f} s for {what}; the logs are in {self.state_dir / 'logs'}"
+                newest = list(self.programs)[-1]
+                msg = f"waited {READY_TIMEOUT_S:.0f} s for {what}; the log of {newest.name} ends:\n{newest.log_tail()}"
                 raise BootError(msg)
             await asyncio.sleep(_POLL_S)
 

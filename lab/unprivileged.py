@@ -11,10 +11,10 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import NoReturn
 
 from lab.errors import UnsupportedError
 from lab.network import missing_privileges, tun_is_accessible
@@ -45,11 +45,20 @@ class Launch:
         """Descriptors that the new process must inherit."""
         return () if self.relay is None else (self.relay.fileno(),)
 
-    def become(self, more: Sequence[str]) -> NoReturn:
-        """Turn the calling process into the planned one, with further arguments."""
+    def enter(self) -> None:
+        """Return at once on the host's own network; else turn the calling process into the planned one, inside its
+        namespaces. There is no Internet inside: fetch what is needed before.
+        """
+        if self.relay is None:
+            return
         for descriptor in self.pass_fds:
             os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
-        os.execvpe(self.argv[0], [*self.argv, *more], self.env)
+        os.execvpe(self.argv[0], self.argv, self.env)
+
+
+def plan_this_command() -> Launch:
+    """How to run the very command that this process was started with. Raises UnsupportedError as `plan_launch`."""
+    return plan_launch([sys.executable, "-m", "lab", *sys.argv[1:]], dict(os.environ))
 
 
 def plan_launch(argv: Sequence[str], env: dict[str, str]) -> Launch:

@@ -14,8 +14,9 @@ from lab import report
 from lab.build import find_or_build
 from lab.commands import arguments
 from lab.demo import PLACEMENTS, run_demo
-from lab.network import require_privileges
+from lab.netperf_install import find_or_fetch
 from lab.topology import Topology, load
+from lab.unprivileged import plan_this_command
 
 _PICTURE_COLUMNS = 96
 
@@ -39,8 +40,10 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo; one JSON object on stdout with --json, tables otherwise; progress on stderr."""
     topology = load(args.topology)
-    require_privileges()
+    launch = plan_this_command()
     find_or_build()
+    find_or_fetch()
+    launch.enter()
     started = time.monotonic()
     progress = Console(stderr=True)
 

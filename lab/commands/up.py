@@ -20,11 +20,12 @@ from lab.cluster import COMPONENTS, Lab
 from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
+from lab.netperf_install import find_or_fetch
 from lab.reclaim import LabPlace, holder, place_of
 from lab.topology import Topology
 from lab.unprivileged import Launch, plan_launch
 
-_START_TIMEOUT_S = 180.0
+_START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 
@@ -54,27 +55,15 @@ def run(args: argparse.Namespace) -> int:
         print(f"lab {place.name} is up already", file=sys.stderr)
         _print(running, as_json=args.json)
         return 0
-    argv = [
-        sys.executable,
-        "-m",
-        "lab",
-        "up",
-        "--foreground",
-        "--name",
-        args.name,
-        "--topology",
-        args.topology,
-        "--wan",
-        args.wan,
-    ]
-    argv += ["--programs"] if args.programs else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_root(), os.environ.get("PYTHONPATH"))))}
-    launch = plan_launch(argv, environment) if topology is not None else Launch(argv, environment)
+    command = _holder_command(args)
+    launch = plan_launch(command, _environment()) if topology is not None else Launch(command, _environment())
     # Here, and not in the background, so that somebody sees the progress of the first build.
     find_or_build()
+    if args.programs:
+        find_or_fetch()
     if args.foreground:
-        if launch.relay is not None:
-            launch.become(["--json"] if args.json else [])
+        launch.argv += ["--json"] if args.json else []
+        launch.enter()
         return run_program(lambda: _serve(topology, place, args))
     _print(_start_in_background(launch, place), as_json=args.json)
     return 0
@@ -158,8 +147,16 @@ def _is_up(process: subprocess.Popen[bytes], place: LabPlace) -> bool:
         return False
 
 
-def _root() -> str:
-    return str(Path(__file__).parents[2])
+def _holder_command(args: argparse.Namespace) -> list[str]:
+    """The command of the process that is to hold the lab."""
+    options = ["--foreground", "--name", args.name, "--topology", args.topology, "--wan", args.wan]
+    return [sys.executable, "-m", "lab", "up", *options, *(["--programs"] if args.programs else [])]
+
+
+def _environment() -> dict[str, str]:
+    """Variables of this process, and the project's packages importable from anywhere."""
+    search = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search))}
 
 
 def _print(lab: dict[str, Any], *, as_json: bool) -> None:
