@@ -6,6 +6,7 @@ ConfigMaps only where they are probe plans. Rooms read these mirrors and never t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
@@ -76,12 +77,19 @@ class Caches:
 
     def problems(self) -> str:
         """What is not mirrored yet, for /readyz; a definition that is not installed is no reason to wait."""
-        return ", ".join(name for name, mirror in self.by_name.items() if not mirror.settled.is_set())
+        return ", ".join(name for name, known in self._known.items() if not known.is_set())
 
     async def settle(self) -> None:
-        """Wait until every mirror has listed once, or knows that its resource is not served."""
-        for mirror in self.by_name.values():
-            await mirror.settled.wait()
+        """Wait until every mirror has listed once; of AppGroups and NetworkTopologies it suffices to know that their
+        definitions are not installed.
+        """
+        for known in self._known.values():
+            await known.wait()
+
+    @property
+    def _known(self) -> dict[str, asyncio.Event]:
+        optional = {"app-groups": self.app_groups.settled, "network-topologies": self.topologies.settled}
+        return {name: mirror.synced for name, mirror in self.by_name.items()} | optional
 
 
 class OwnWrites(Generic[T]):

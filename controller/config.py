@@ -15,6 +15,7 @@ import yaml
 
 from controller.appgroup.config import AppGroupConfig
 from controller.bootstrap import BootstrapConfig
+from controller.descheduler.config import DeschedulerConfig
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.config import TopologyConfig
 from kubekit.errors import ConfigError
@@ -76,6 +77,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
     topology: TopologyConfig = TopologyConfig()
     app_group: AppGroupConfig = AppGroupConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    descheduler: DeschedulerConfig = DeschedulerConfig()
     bootstrap: BootstrapConfig = BootstrapConfig()
 
     def validate(self) -> None:
@@ -88,6 +90,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
             self.topology,
             self.app_group,
             self.scheduler,
+            self.descheduler,
             self.bootstrap,
         )
         for section in sections:

@@ -24,6 +24,7 @@ from controller.bootstrap import Bootstrap
 from controller.caches import Caches
 from controller.capabilities import Capabilities
 from controller.config import ControllerConfiguration
+from controller.descheduler.program import Descheduler
 from controller.topology.reconciler import TopologyController
 from kubekit import logs
 from kubekit.client import Client
@@ -97,6 +98,15 @@ class Manager:
             rules=config.scheduler.rules,
             capabilities=capabilities,
         )
+        self._descheduler = Descheduler(
+            fenced,
+            self.caches,
+            config.descheduler,
+            self._recorder,
+            registry,
+            namespace=config.namespace,
+            scheduler=config.scheduler,
+        )
         self._bootstrap = Bootstrap(
             fenced,
             self.caches.topologies,
@@ -135,6 +145,7 @@ class Manager:
             {
                 "topology": self._topology.run(),
                 "appgroup": self._app_group.run(),
+                "descheduler": self._descheduler.run(),
                 "bootstrap": self._bootstrap.run(),
             }
         )

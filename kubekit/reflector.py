@@ -46,6 +46,8 @@ class Reflector(Generic[T]):
         settled: set when synced, or when the API server does not know the resource (its definition is not installed): who
             can do without these objects need not wait for them.
         malformed: how many objects could not be read and are therefore missing from the store, by key.
+        failure: why the objects cannot be listed or watched now: an HTTP status as text, or the name of an error; empty when
+            they can.
         contact_at: monotonic time of the last sign of life from the server.
     """
 
@@ -61,6 +63,7 @@ class Reflector(Generic[T]):
     ) -> None:
         self.resource, self.synced, self.settled = resource, asyncio.Event(), asyncio.Event()
         self.malformed: dict[str, str] = {}
+        self.failure = ""
         self.contact_at = 0.0
         self._client, self._namespace = client, namespace
         self._label_selector, self._field_selector = label_selector, field_selector
@@ -126,8 +129,8 @@ class Reflector(Generic[T]):
         if isinstance(error, ApiError) and error.not_found:
             self.settled.set()
         if not expired:
-            kind = str(error.status) if isinstance(error, ApiError) else type(error).__name__
-            log.change(self._topic, kind, "cannot watch", resource=self.resource.plural, error=str(error))
+            self.failure = str(error.status) if isinstance(error, ApiError) else type(error).__name__
+            log.change(self._topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
         return max(asked_s, backoff.next())
 
     async def _list(self) -> str:
@@ -173,6 +176,7 @@ class Reflector(Generic[T]):
                 field_selector=self._field_selector,
             ) as events:
                 self.contact_at = time.monotonic()
+                self.failure = ""
                 log.change(self._topic, "", "watching again", resource=self.resource.plural)
                 async for event in events:
                     self.contact_at = time.monotonic()

@@ -25,6 +25,8 @@ class ProbingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_concurrent: int = 0
     results_name: str = "netperf-metrics"
     test: Test = "TCP_RR"
+    extra_tests: tuple[Test, ...] = ()
+    extra_every: int = 10
     duration_s: float = 1.0
     port: Port = 12865
     data_port: Port = 12866
@@ -38,6 +40,8 @@ class ProbingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """
         settings = ProbeSettings(
             test=self.test,
+            extra_tests=self.extra_tests,
+            extra_every=self.extra_every,
             duration_s=self.duration_s,
             port=self.port,
             data_port=self.data_port,
@@ -81,6 +85,10 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Raise `ConfigError` naming the first field that makes no sense."""
         if not 0.01 <= self.probing.duration_s <= 60:
             raise ConfigError("topology.probing.durationS", f"{self.probing.duration_s} is out of range", "0.01 to 60")
+        if not 2 <= self.probing.extra_every <= 100_000:
+            raise ConfigError(
+                "topology.probing.extraEvery", f"{self.probing.extra_every} is out of range", "2 to 100000 rounds"
+            )
         try:
             self.probing.options()
         except ConfigError as error:

@@ -237,7 +237,7 @@ class TopologyController:
             self._forget(key)
             return None
         objects = self._objects_of(topology)
-        if not all(self._results.is_synced(name) for name in objects):
+        if not all(self._results.is_known(name) for name in objects):
             return NOT_YET_S
         snapshot = self._read(topology, objects)
         decision = decide(

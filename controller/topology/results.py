@@ -40,10 +40,10 @@ class ResultsMirror:
             self._wanted = wanted
             self._rewanted.set()
 
-    def is_synced(self, name: ObjectName) -> bool:
-        """Whether it is known if that ConfigMap exists."""
+    def is_known(self, name: ObjectName) -> bool:
+        """Whether it is known if that ConfigMap exists, or that we may not know."""
         mirror = self._mirrors.get(name)
-        return mirror is not None and mirror[0].synced.is_set()
+        return mirror is not None and (mirror[0].synced.is_set() or mirror[0].failure == "403")
 
     def data(self, name: ObjectName) -> Mapping[str, str] | None:
         """The data of a mirrored ConfigMap; None when there is no such object, or it is not known yet."""

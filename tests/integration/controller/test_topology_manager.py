@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from controller.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.topology.weights import written_costs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.conditions import find
-from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object
+from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.programs import Program
 from netperf.costs import ZonePair
-from tests.integration.conftest import MakeNode, eventually
+from tests.integration.conftest import CRDS, MakeNode, eventually
 from tests.integration.controller.harness import Replica, SimulatedAgents, announce, plans
 from tests.integration.controller.test_appgroup_manager import group, pod
 
@@ -406,3 +407,49 @@ async def test_bandwidth_of_placed_pods_is_counted_and_given_back(
     await eventually(lambda: _is(allocated(), taken))
     await world.client.delete(PODS, "b", namespace=world.namespace, grace_period_s=0)
     await eventually(lambda: _is(allocated(), {}))
+
+
+async def test_with_the_shipped_rights_topologies_of_other_namespaces_are_priced_from_what_agents_write(
+    world: World, control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    """The role lets the controller read ConfigMaps in netaware's namespace alone; that must not hold anything up."""
+    user, name = f"restricted-{world.namespace}", f"nt-{world.namespace}"
+    await grant_shipped_rights(world.client, world.namespace, user)
+    kubeconfig = control_plane.write_kubeconfig(user, user)
+    body = {
+        "apiVersion": NETWORK_TOPOLOGIES.api_version,
+        "kind": NETWORK_TOPOLOGIES.kind,
+        "metadata": {"name": name},
+        "spec": {"configmapName": "mine"},
+    }
+    await world.client.create(NETWORK_TOPOLOGIES, body, Object, namespace="default")
+    replica = Replica(tmp_path, kubeconfig, world.namespace, {"topology": {"namespaces": ["default"]}})
+    replica.start()
+    try:
+
+        async def priced() -> bool:
+            await world.agents.measure()
+            found = await world.client.get(NETWORK_TOPOLOGIES, name, NetworkTopology, namespace="default")
+            return len(written_costs(found.weight(NETPERF_COSTS))) == 6 and bool(found.status.conditions)
+
+        await eventually(priced)
+    finally:
+        print(replica.log.read_text()[-4000:])
+        await replica.stop()
+        await world.client.delete(NETWORK_TOPOLOGIES, name, namespace="default")
+    refused = [line for line in replica.log.read_text().splitlines() if "forbidden" in line]
+    assert all("configmaps" in line and "default" in line for line in refused), refused
+
+
+async def grant_shipped_rights(client: Client, namespace: str, user: str) -> None:
+    """What manifests/base/controller/rbac.yaml grants, to a user of the test, in the test's namespace."""
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
+    for body in yaml.safe_load_all((CRDS.parent / "base" / "controller" / "rbac.yaml").read_text()):
+        cluster_wide = body["kind"].startswith("Cluster")
+        body["metadata"]["name"] = user
+        if "roleRef" in body:
+            body["roleRef"]["name"] = user
+            body["subjects"] = [subject]
+        plural = body["kind"].lower() + "s"
+        resource = Resource("rbac.authorization.k8s.io", "v1", plural, body["kind"], namespaced=not cluster_wide)
+        await client.create(resource, body, Object, namespace=namespace)
