@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 AUTO = "auto"
 COMPONENTS = ("controller-manager", "scheduler", "kwok")
-_WAN_TIMEOUT_S = 10.0
+_WAN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 # One seed for all labs: loss and jitter repeat as far as the packets' timing does.
 _WAN_SEED = 260
