@@ -94,7 +94,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
         if policy.enforce:
             actions += _leftovers_of(pod, snapshot.locations.get(pod.uid), view)
     if policy.enforce:
-        actions += _orphans(view)
+        actions += _orphans(view, snapshot.pods)
     return BandwidthPlan(judgements=tuple(judgements), unlocated=unlocated, actions=tuple(actions))
 
 
@@ -290,11 +290,15 @@ def _leftovers_of(pod: PodWish, location: Location | None, view: _View) -> list[
     return found
 
 
-def _orphans(view: _View) -> list[Action]:
-    """Intermediate devices of ours to which nothing is redirected: their pod is gone."""
+def _orphans(view: _View, pods: tuple[PodWish, ...]) -> list[Action]:
+    """Intermediate devices of ours whose pod is gone, and to which nothing is redirected."""
     used = {f.redirects_to for filters in view.filters.values() for f in filters}
+    living = {ALIAS_PREFIX + pod.uid for pod in pods}
     return [
         RemoveDevice(device.index, device.name)
         for device in view.devices.values()
-        if device.kind == "ifb" and device.alias.startswith(ALIAS_PREFIX) and device.index not in used
+        if device.kind == "ifb"
+        and device.alias.startswith(ALIAS_PREFIX)
+        and device.alias not in living
+        and device.index not in used
     ]

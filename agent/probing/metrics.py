@@ -2,6 +2,9 @@
 
 netperf reports percentiles, not single round trips, so the histogram counts the medians of runs: it shows how a pair's
 typical latency spreads over time, and must not be read as the distribution of packets.
+
+What is shown of a pair is the newest run of the plan's usual test. Of the extra tests, only what the usual one cannot tell is
+shown: throughput, and loss of datagrams. Runs and doubts are counted by test.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from agent.probing.rounds import Outcome
 from netperf.plans import ZonePlan
-from netperf.sample import PERCENTILES, Sample
+from netperf.sample import PERCENTILES, Measurement, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
@@ -27,9 +30,9 @@ _QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
 class _PairState:
     def __init__(self) -> None:
-        self.sample: Sample | None = None
-        self.outcomes: dict[str, int] = {}
-        self.doubts: dict[str, int] = {}
+        self.samples: dict[Test, Sample] = {}
+        self.outcomes: dict[tuple[Test, str], int] = {}
+        self.doubts: dict[tuple[Test, str], int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
         self.sum_s = 0.0
 
@@ -65,14 +68,14 @@ class ProbeMetrics:
         state = self._pairs.get((origin.zone, destination.zone, origin.region, destination.region))
         if state is None:
             return
-        state.outcomes[outcome.result] = state.outcomes.get(outcome.result, 0) + 1
+        state.outcomes[outcome.test, outcome.result] = state.outcomes.get((outcome.test, outcome.result), 0) + 1
         sample = outcome.sample
         if sample is None:
             return
-        state.sample = sample
+        state.samples[outcome.test] = sample
         for doubt in sample.doubts:
-            state.doubts[doubt] = state.doubts.get(doubt, 0) + 1
-        if sample.measurement.p50_us is not None and sample.measurement.test != "TCP_STREAM":
+            state.doubts[outcome.test, doubt] = state.doubts.get((outcome.test, doubt), 0) + 1
+        if sample.measurement.p50_us is not None and outcome.test == self._usual_test:
             value_s = sample.measurement.p50_us / 1e6
             state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
             state.sum_s += value_s
@@ -84,8 +87,13 @@ class ProbeMetrics:
         yield from self._counts()
         yield from self._about_plan()
 
-    def _samples(self) -> Iterable[tuple[Pair, Sample]]:
-        return [(pair, state.sample) for pair, state in self._pairs.items() if state.sample is not None]
+    @property
+    def _usual_test(self) -> Test:
+        return self._plan.settings.test if self._plan is not None else "TCP_RR"
+
+    def _samples(self, test: Test) -> Iterable[tuple[Pair, Measurement, Sample]]:
+        found = ((pair, state.samples.get(test)) for pair, state in self._pairs.items())
+        return [(pair, sample.measurement, sample) for pair, sample in found if sample is not None]
 
     def _latency(self) -> Iterator[Metric]:
         latency = GaugeMetricFamily(
@@ -93,10 +101,10 @@ class ProbeMetrics:
             "Round-trip latency of the newest run, by quantile.",
             labels=(*PAIR_LABELS, "quantile"),
         )
-        for pair, sample in self._samples():
+        for pair, measured, _ in self._samples(self._usual_test):
             for percentile in PERCENTILES:
-                value_us = sample.measurement.percentile_us(percentile)
-                if value_us is not None and sample.measurement.test != "TCP_STREAM":
+                value_us = measured.percentile_us(percentile)
+                if value_us is not None:
                     latency.add_metric((*pair, _QUANTILES[percentile]), value_us / 1e6)
         yield latency
         spread = HistogramMetricFamily(
@@ -112,36 +120,41 @@ class ProbeMetrics:
         trusted = _gauge("sample_trusted", "1 when there is no reason to doubt the newest sample, else 0.")
         throughput = _gauge("throughput_bytes_per_second", "Throughput of the newest stream run.")
         loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
+        datagram_loss = _gauge("datagram_loss_ratio", "Lost datagrams over those sent in the newest UDP_RR run.")
         retransmits = _gauge("retransmitted_segments", "TCP segments sent again in the newest run, both ends.")
         jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips in the newest run.")
-        for pair, sample in self._samples():
-            measured = sample.measurement
+        for pair, measured, sample in self._samples(self._usual_test):
             age.add_metric(pair, max(0.0, self._wall_clock() - sample.taken_at))
             trusted.add_metric(pair, 1.0 if sample.trusted else 0.0)
             for family, value in (
-                (throughput, None if measured.throughput_bps is None else measured.throughput_bps / 8),
                 (loss, measured.loss_ratio),
                 (retransmits, measured.retransmits),
                 (jitter, None if measured.jitter_us is None else measured.jitter_us / 1e6),
             ):
                 if value is not None:
                     family.add_metric(pair, value)
-        yield from (age, trusted, throughput, loss, retransmits, jitter)
+        for pair, measured, _ in self._samples("TCP_STREAM"):
+            if measured.throughput_bps is not None:
+                throughput.add_metric(pair, measured.throughput_bps / 8)
+        for pair, measured, _ in self._samples("UDP_RR"):
+            if measured.loss_ratio is not None:
+                datagram_loss.add_metric(pair, measured.loss_ratio)
+        yield from (age, trusted, throughput, loss, datagram_loss, retransmits, jitter)
 
     def _counts(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(
             "netaware_probe_runs",
             "Turns of probes, by outcome: ok, or the name of the failure.",
-            labels=(*PAIR_LABELS, "outcome"),
+            labels=(*PAIR_LABELS, "test", "outcome"),
         )
         doubts = CounterMetricFamily(
-            "netaware_probe_doubts", "Runs that were doubted, by reason.", labels=(*PAIR_LABELS, "doubt")
+            "netaware_probe_doubts", "Runs that were doubted, by reason.", labels=(*PAIR_LABELS, "test", "doubt")
         )
         for pair, state in self._pairs.items():
-            for name, count in state.outcomes.items():
-                runs.add_metric((*pair, name), count)
-            for name, count in state.doubts.items():
-                doubts.add_metric((*pair, name), count)
+            for key, count in state.outcomes.items():
+                runs.add_metric((*pair, *key), count)
+            for key, count in state.doubts.items():
+                doubts.add_metric((*pair, *key), count)
         yield from (runs, doubts)
 
     def _about_plan(self) -> Iterator[Metric]:

@@ -1,13 +1,15 @@
 """Hands samples on: a JSON merge patch of our own keys in the results ConfigMap, at most one a round.
 
 While the API server is away the newest sample of each pair waits here. Values that say the same as those already written
-are held back for some rounds, since every write costs every watcher.
+are held back for some rounds, since every write costs every watcher. Waits are jittered, because agents whose probes share a
+slot end at the same moment. A key that would bring the object near the API server's limit is not added, and that is said.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import random
+from collections.abc import Collection, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -15,14 +17,15 @@ from kubekit import logs
 from kubekit.backoff import Backoff
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
-from kubekit.wire import CONFIGMAPS, Object
-from netperf.results import encode_samples, merge_patch, sample_key
-from netperf.sample import Percentile, Sample
+from kubekit.wire import CONFIGMAPS, ConfigMap
+from netperf.errors import TooLargeError
+from netperf.results import check_growth, encode_samples, merge_patch, sample_key
+from netperf.sample import Percentile, Sample, Test
 
 log = logs.get("agent.probing")
 
 GATHER_S = 2.0
-"""Samples that come within this time go in one write."""
+"""Samples that come within this time, more or less by half at random, go in one write."""
 REFRESH_S = 240.0
 """A value that does not change is written again after this; the controller calls it stale after 300 s (cost policy)."""
 SAME_RATIO = 0.05
@@ -56,7 +59,8 @@ class ResultsWriter:
     Args:
         client: the cluster's.
         namespace: of the ConfigMap.
-        upstream: percentiles to write in upstream's format too.
+        upstream: percentiles to write in upstream's format too, of the plan's usual test only.
+        rng: source of the jitter.
     """
 
     def __init__(
@@ -66,8 +70,12 @@ class ResultsWriter:
         *,
         upstream: Sequence[Percentile] = (),
         registry: CollectorRegistry | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self._client, self._namespace, self._upstream = client, namespace, upstream
+        self._rng = rng or random.Random()
+        self._test: Test = "TCP_RR"
+        self._there: Mapping[str, str] | None = None
         self._pending: dict[str, Sample] = {}
         self._written: dict[str, tuple[Sample, float]] = {}
         self._name: str | None = None
@@ -76,11 +84,12 @@ class ResultsWriter:
             "netaware_probe_results_writes", "Writes of results, by outcome.", ["outcome"], registry=registry
         )
 
-    def aim(self, name: str | None) -> None:
-        """Write into this ConfigMap from now on; None holds everything back."""
+    def aim(self, name: str | None, test: Test = "TCP_RR") -> None:
+        """Write into this ConfigMap from now on; None holds everything back. ``test`` is the plan's usual one."""
         if name != self._name:
             self._written.clear()
-        self._name = name
+            self._there = None
+        self._name, self._test = name, test
         if self._pending:
             self._due.set()
 
@@ -102,19 +111,22 @@ class ResultsWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        backoff = Backoff()
+        backoff = Backoff(rng=self._rng)
         while True:
             await self._due.wait()
-            await asyncio.sleep(GATHER_S)
+            await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
             self._due.clear()
             batch, name = dict(self._pending), self._name
             if not batch or name is None:
                 continue
             try:
-                await self._write(name, encode_samples(list(batch.values()), upstream=self._upstream))
+                self._there = await self._write(name, self._encode(batch.values()))
             except KubekitError as error:
-                self._writes.labels("failed").inc()
-                log.change("results", str(getattr(error, "status", "")), "results not written", name=name, error=error)
+                self._there = None
+                reason = "too-large" if isinstance(error, TooLargeError) else "failed"
+                self._writes.labels(reason).inc()
+                state = f"{reason}/{getattr(error, 'status', '')}"
+                log.change("results", state, "results not written", name=name, error=error)
                 await asyncio.sleep(backoff.next())
                 self._due.set()
                 continue
@@ -130,17 +142,32 @@ class ResultsWriter:
             if self._pending.get(key) is sample:
                 del self._pending[key]
 
-    async def _write(self, name: str, data: dict[str, str | None]) -> None:
+    def _encode(self, samples: Collection[Sample]) -> dict[str, str | None]:
+        """Upstream's format has no room for a test, so only the usual one is written in it."""
+        usual = [s for s in samples if s.measurement.test == self._test]
+        others = [s for s in samples if s.measurement.test != self._test]
+        return encode_samples(usual, upstream=self._upstream) | encode_samples(others)
+
+    async def _write(self, name: str, data: dict[str, str | None]) -> Mapping[str, str]:
+        """Patch, or create; what the object holds afterwards."""
         try:
-            await self._client.patch(
-                CONFIGMAPS, name, merge_patch(data), Object, kind=MERGE_PATCH, namespace=self._namespace
-            )
+            if self._there is None:
+                found = await self._client.get(CONFIGMAPS, name, ConfigMap, namespace=self._namespace)
+                self._there = found.data or {}
+            check_growth(name, self._there, data)
+            return await self._patch(name, data)
         except ApiError as error:
             if not error.not_found:
                 raise
-            await self._create(name, data)
+            return await self._create(name, data)
 
-    async def _create(self, name: str, data: dict[str, str | None]) -> None:
+    async def _patch(self, name: str, data: dict[str, str | None]) -> Mapping[str, str]:
+        after = await self._client.patch(
+            CONFIGMAPS, name, merge_patch(data), ConfigMap, kind=MERGE_PATCH, namespace=self._namespace
+        )
+        return after.data or {}
+
+    async def _create(self, name: str, data: dict[str, str | None]) -> Mapping[str, str]:
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -148,10 +175,9 @@ class ResultsWriter:
             "data": {key: value for key, value in data.items() if value is not None},
         }
         try:
-            await self._client.create(CONFIGMAPS, body, Object, namespace=self._namespace)
+            created = await self._client.create(CONFIGMAPS, body, ConfigMap, namespace=self._namespace)
         except ApiError as error:
             if not error.already_exists:
                 raise
-            await self._client.patch(
-                CONFIGMAPS, name, merge_patch(data), Object, kind=MERGE_PATCH, namespace=self._namespace
-            )
+            return await self._patch(name, data)
+        return created.data or {}

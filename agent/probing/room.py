@@ -184,13 +184,13 @@ class ProbingRoom:
         own = [probe for probe in plan.probes if probe.origin.node == self._config.node] if plan is not None else []
         if plan is not None:
             log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(own))
-            keys = {sample_key(p.origin.place, p.destination.place, plan.settings.test) for p in own}
+            keys = {sample_key(p.origin.place, p.destination.place, test) for p in own for test in plan.settings.tests}
         else:
             log.change("plan/use", "", "no plan: this node probes nobody")
             keys = set()
         self._metrics.follow(plan, self._config.node)
         self._writer.keep(keys)
-        self._writer.aim(plan.results if plan is not None else None)
+        self._writer.aim(plan.results if plan is not None else None, plan.settings.test if plan is not None else "TCP_RR")
         self._rounds.follow(plan)
         self._wake()
 

@@ -17,7 +17,7 @@ from kubekit import logs
 from netperf.pacing import ProbeBudget, Spending, Turn, forget_old, next_turn, within_budget
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.prober import ProbeFailedError, Prober, run_probe
-from netperf.sample import Measurement, Place, Sample, TrustLimits, judge, remember
+from netperf.sample import Measurement, Place, Sample, Test, TrustLimits, judge, remember
 
 log = logs.get("agent.probing")
 
@@ -25,7 +25,7 @@ PairKey = tuple[str, str, str]
 """Origin node, destination node, test."""
 
 
-def pair_key(probe: Probe, test: str) -> PairKey:
+def pair_key(probe: Probe, test: Test) -> PairKey:
     """What one history belongs to."""
     return probe.origin.node, probe.destination.node, test
 
@@ -43,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     origin: Place
     destination: Place
-    test: str
+    test: Test
     result: str
     sample: Sample | None = None
     detail: str = ""
@@ -96,7 +96,7 @@ class Rounds:
         """Probe by another plan from now on; a run under way is finished."""
         self.plan = plan
         if plan is not None:
-            current = {pair_key(probe, plan.settings.test) for probe in plan.probes}
+            current = {pair_key(probe, test) for probe in plan.probes for test in plan.settings.tests}
             self._histories = {key: value for key, value in self._histories.items() if key in current}
         self._wake()
 
@@ -138,28 +138,31 @@ class Rounds:
         assert plan is not None
         assert prober is not None
         probe, settings, now_s = turn.probe, plan.settings, self._wall_clock()
+        # An extra test that this prober does not know is no reason to lose the round: the usual one is run.
+        test = turn.test if turn.test in prober.tests else settings.test
         self._spent = forget_old(self._spent, now_s, self._budget)
-        if not within_budget(self._spent, now_s, self._budget, stream=settings.test == "TCP_STREAM"):
-            return _outcome(
-                probe, settings.test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth"
-            )
+        if not within_budget(self._spent, now_s, self._budget, stream=test == "TCP_STREAM"):
+            return _outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
         self.busy = True
+        started = time.monotonic()
         try:
-            measurement = await run_probe(prober, probe, settings)
+            measurement = await run_probe(prober, probe, settings, test)
         except ProbeFailedError as failure:
-            return _outcome(probe, settings.test, failure.name, detail=failure.detail)
+            self._book(min(time.monotonic() - started, settings.duration_s), None)
+            return _outcome(probe, test, failure.name, detail=failure.detail)
         finally:
             self.busy = False
-        self._book(measurement)
-        return _outcome(probe, settings.test, "ok", sample=self._judged(probe, measurement))
+        self._book(measurement.duration_s or 0.0, measurement)
+        return _outcome(probe, test, "ok", sample=self._judged(probe, measurement))
 
-    def _book(self, measurement: Measurement) -> None:
-        duration_s = measurement.duration_s or 0.0
+    def _book(self, duration_s: float, measurement: Measurement | None) -> None:
+        """Note what a run cost; where nobody tells, as after a failure, a whole core is assumed for its duration."""
+        cpu_us = measurement.cpu_us if measurement is not None else None
+        sent_bps = (measurement.throughput_bps or 0.0) if measurement is not None else 0.0
         cost = Spending(
             self._wall_clock(),
-            # netperf busy-loops: where the kernel does not tell, a whole core is assumed.
-            cpu_s=duration_s if measurement.cpu_us is None else measurement.cpu_us / 1e6,
-            sent_bytes=(measurement.throughput_bps or 0.0) * duration_s / 8,
+            cpu_s=duration_s if cpu_us is None else cpu_us / 1e6,
+            sent_bytes=sent_bps * duration_s / 8,
         )
         self._spent = (*self._spent, cost)
 
@@ -179,7 +182,7 @@ class Rounds:
         )
 
 
-def _outcome(probe: Probe, test: str, result: str, *, sample: Sample | None = None, detail: str = "") -> Outcome:
+def _outcome(probe: Probe, test: Test, result: str, *, sample: Sample | None = None, detail: str = "") -> Outcome:
     origin, destination = probe.origin.place, probe.destination.place
     topic = f"{destination.node}/{test}"
     if result == "ok":

@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.bandwidth.locate import find_processes, own_index
-from agent.bandwidth.state import BandwidthSnapshot, Location
+from agent.bandwidth.rules import intermediate_name
 from agent.bandwidth.wanted import PodWish, read_wish
 
 PROC = Path("/proc")
+NETWORK = "test-net"
 
 
 def run(command: str) -> str:
@@ -46,6 +46,8 @@ class NodePod:
     address: str
     namespace: str
     host_device: str
+    groups: Path
+    layout: str
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     container: str = field(default_factory=lambda: uuid.uuid4().hex + uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
@@ -55,6 +57,12 @@ class NodePod:
         """Of its process."""
         assert self.process is not None
         return self.process.pid
+
+    def adopt(self, uid: str) -> None:
+        """Put the process into the cgroup that a pod of this uid has."""
+        self.uid = uid
+        group = self.layout.format(uid=uid, underscored=uid.replace("-", "_"), container=self.container)
+        make_group(self.groups / group, self.pid)
 
     def command(self, *arguments: str) -> list[str]:
         """A command inside the pod's network namespace."""
@@ -74,19 +82,24 @@ def make_group(path: Path, pid: int) -> None:
 
 
 @contextmanager
-def node_pod(number: int, *, layout: str = "kubepods/burstable/pod{uid}/{container}") -> Iterator[NodePod]:
-    """A pod, numbered 0..250; everything is removed afterwards, whatever happened."""
+def node_pod(
+    number: int, *, layout: str = "kubepods/burstable/pod{uid}/{container}", adopt_uid: bool = False
+) -> Iterator[NodePod]:
+    """A pod, numbered 0..250; everything is removed afterwards, whatever happened.
+
+    With ``adopt_uid`` its process gets into a cgroup only when `NodePod.adopt` says what the pod's uid is.
+    """
     tag = uuid.uuid4().hex[:6]
+    top = cgroup_hierarchy() / f"natest-{tag}"
     pod = NodePod(
-        name=f"pod-{number}",
+        name=f"pod-{number}-{tag}",
         host_address=f"10.251.{number}.1",
         address=f"10.251.{number}.2",
         namespace=f"napod-{tag}",
         host_device=f"nap{tag}",
+        groups=top,
+        layout=layout,
     )
-    hierarchy = cgroup_hierarchy()
-    top = hierarchy / f"natest-{tag}"
-    group = top / layout.format(uid=pod.uid, container=pod.container)
     try:
         run(f"ip netns add {pod.namespace}")
         run(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
@@ -95,7 +108,8 @@ def node_pod(number: int, *, layout: str = "kubepods/burstable/pod{uid}/{contain
         for part in (f"addr add {pod.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
             run(f"ip -n {pod.namespace} {part}")
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
-        make_group(group, pod.process.pid)
+        if not adopt_uid:
+            pod.adopt(pod.uid)
         yield pod
     finally:
         if pod.process is not None:
@@ -103,28 +117,12 @@ def node_pod(number: int, *, layout: str = "kubepods/burstable/pod{uid}/{contain
             pod.process.wait()
         _remove_groups(top)
         subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", pod.host_device], check=False, capture_output=True)
+        intermediate = intermediate_name(NETWORK, pod.container)
+        for device in (pod.host_device, intermediate):
+            subprocess.run(["ip", "link", "del", device], check=False, capture_output=True)
 
 
 def _remove_groups(top: Path) -> None:
     for directory, _, _ in os.walk(top, topdown=False):
         with suppress(OSError):
             Path(directory).rmdir()
-
-
-def look(*wishes: PodWish, network: str = "test-net") -> BandwidthSnapshot:
-    """What the agent reads about these pods."""
-    from agent.bandwidth.kernel import read_kernel
-
-    processes = find_processes(PROC, [wish.cgroup_uid or wish.uid for wish in wishes])
-    kernel, numbers = read_kernel({uid: process.pid for uid, process in processes.items()})
-    locations = {
-        uid: Location(
-            pid=process.pid,
-            sandbox=process.container,
-            namespace_id=numbers.get(uid),
-            own_index=own_index(PROC, process.pid),
-        )
-        for uid, process in processes.items()
-    }
-    return BandwidthSnapshot(pods=wishes, locations=locations, kernel=kernel, network=network)

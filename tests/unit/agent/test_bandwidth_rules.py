@@ -281,7 +281,10 @@ def test_intermediate_devices_of_ours_go_with_their_pod_and_others_stay() -> Non
     ours = msgspec.structs.replace(PIPE_DEVICE, alias="netaware:gone")
     theirs = Device(index=31, name="bwp0000000000ff", kind="ifb")
     used = msgspec.structs.replace(PIPE_DEVICE, index=32, name="bwp0000000000aa", alias="netaware:here")
-    found = plan(pod(), devices=(*DEVICES, ours, theirs, used), filters=(redirect(to=32),), qdiscs=(ingress_qdisc(),))
+    living = Device(index=33, name="bwp0000000000bb", kind="ifb", alias=f"netaware:{UID}")
+    found = plan(
+        pod(), devices=(*DEVICES, ours, theirs, used, living), filters=(redirect(to=32),), qdiscs=(ingress_qdisc(),)
+    )
     assert found.actions == (RemoveDevice(PIPE, IFB),)
 
 

@@ -1,0 +1,101 @@
+"""Agents as programs, started and stopped as an operator's would be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+ROOT = Path(__file__).parents[3]
+AGENT = (sys.executable, "-m", "agent")
+
+
+@dataclass
+class Agent:
+    """One running agent.
+
+    Attributes:
+        url: of its metrics and health server.
+        log: what it wrote so far.
+    """
+
+    process: asyncio.subprocess.Process
+    url: str
+    _log: Path
+
+    @property
+    def log(self) -> str:
+        """Its log so far."""
+        return self._log.read_text()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and body of one of its pages; status 0 while it does not listen."""
+        try:
+            async with aiohttp.ClientSession() as session, session.get(self.url + path) as answer:
+                return answer.status, await answer.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def metrics(self, name: str) -> dict[str, float]:
+        """Series whose name begins with ``name``, as text to value."""
+        _, text = await self.get("/metrics")
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(name)]
+        return {series: float(value) for series, value in lines}
+
+    async def stop(self) -> int:
+        """SIGTERM, and the exit code; TimeoutError when it takes five seconds or more."""
+        self.process.terminate()
+        async with asyncio.timeout(5):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running_agent(
+    tmp_path: Path, port: int, *flags: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> AsyncIterator[Agent]:
+    """An agent on 127.0.0.1:port; killed at the end if it still runs."""
+    log = tmp_path / f"agent-{port}.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *prefix,
+            *AGENT,
+            "run",
+            f"--listen=127.0.0.1:{port}",
+            *flags,
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(env or {})},
+        )
+    agent = Agent(process, f"http://127.0.0.1:{port}", log)
+    try:
+        yield agent
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def call_agent(*arguments: str, prefix: Sequence[str] = ()) -> tuple[int, str, str]:
+    """Run a command of the agent to its end: exit code, stdout, stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *prefix, *AGENT, *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(30):
+        stdout, stderr = await process.communicate()
+    return process.returncode or 0, stdout.decode(), stderr.decode()
+
+
+async def call_agent_json(*arguments: str, prefix: Sequence[str] = ()) -> Any:
+    """Run a command that prints JSON and succeeds."""
+    code, stdout, stderr = await call_agent(*arguments, "--json", prefix=prefix)
+    assert code == 0, stderr
+    return json.loads(stdout)

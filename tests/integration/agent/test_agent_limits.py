@@ -1,0 +1,314 @@
+"""Limits on real devices: what the agent sets up limits, what the CNI plugin sets up by default does not, and we say so.
+
+Pods are network namespaces with veth pairs and real processes in cgroups (`pods_on_node`); buckets, filters and traffic
+are the kernel's. No container runtime and no API server take part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.bandwidth import tbf
+from agent.bandwidth.kernel import execute
+from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
+from agent.bandwidth.snapshot import take_snapshot
+from agent.bandwidth.state import BandwidthPlan, Judgement, LimitEgress, LimitIngress
+from agent.bandwidth.wanted import PodWish
+from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+
+GENERATOR = str(Path(__file__).with_name("traffic.py"))
+PORT = 7000
+CONTAINERD_BURST = 536_870_911
+CRIO_BURST = 4_294_967_294
+ENFORCE = Policy(enforce=True)
+
+
+def plan(*wishes: PodWish, policy: Policy = ENFORCE) -> BandwidthPlan:
+    return plan_limits(take_snapshot(PROC, NETWORK, wishes), policy)
+
+
+def of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, Judgement]:
+    return {judgement.direction: judgement for judgement in found.judgements if judgement.pod.uid == pod.uid}
+
+
+def actions_on(found: BandwidthPlan, pod: NodePod) -> list[str]:
+    """What would be done to this pod's devices; other tests' devices may be there too."""
+    return [type(action).__name__ for action in found.actions if action.name == pod.host_device]
+
+
+def enforce(*wishes: PodWish, policy: Policy = ENFORCE) -> BandwidthPlan:
+    """Do what the rules say and look again."""
+    for action in plan(*wishes, policy=policy).actions:
+        execute(action)
+    return plan(*wishes, policy=policy)
+
+
+@contextmanager
+def serving(pod: NodePod) -> Iterator[None]:
+    """Generators that answer in the pod and on the host."""
+    serve = [sys.executable, GENERATOR, "serve"]
+    commands = [pod.command(*serve, pod.address, str(PORT)), [*serve, pod.host_address, str(PORT)]]
+    servers = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+
+
+def start(pod: NodePod, direction: str, what: str, seconds: float) -> subprocess.Popen[bytes]:
+    """Traffic into the pod comes from the host, traffic out of it goes there."""
+    target = pod.address if direction == "ingress" else pod.host_address
+    command = [sys.executable, GENERATOR, what, target, str(PORT), str(seconds)]
+    return subprocess.Popen(command if direction == "ingress" else pod.command(*command), stdout=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> Any:
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return json.loads(output)
+
+
+def megabits(counts: dict[str, int], seconds: float) -> float:
+    """Mean rate of the first seconds, Mbit/s, from bytes by tenth of a second."""
+    return sum(n for tenth, n in counts.items() if int(tenth) < seconds * 10) * 8 / seconds / 1e6
+
+
+@pytest.mark.parametrize("direction", ["ingress", "egress"])
+@pytest.mark.parametrize("rate", [5, 50, 500])
+def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rate: int, direction: str) -> None:
+    with node_pod(rate % 251) as pod, serving(pod):
+        wish = pod.wish(ingress=f"{rate}M", egress=f"{rate}M")
+        judged = of_pod(enforce(wish), pod)
+        assert {name: j.verdict for name, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
+        counts = finish(start(pod, direction, "bulk", 5.5))
+        assert 0.90 * rate <= megabits(counts, 5) <= 1.05 * rate
+        assert megabits(counts, 1) <= 1.05 * rate
+        beside = start(pod, direction, "bulk", 4.0)
+        finish(start(pod, direction, "rr", 0.5))  # until the flow fills the queue
+        trips = sorted(finish(start(pod, direction, "rr", 3.0)))
+        finish(beside)
+        assert trips[int(len(trips) * 0.99)] <= tbf.queue_bound_s(rate * 10**6, 1500)
+        assert judged[direction].queue_s == pytest.approx(tbf.queue_bound_s(rate * 10**6, 1500), rel=1e-3)
+
+
+def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
+    """What the CNI bandwidth plugin sets up when a runtime passes this burst, both directions."""
+    snapshot = take_snapshot(PROC, NETWORK, [pod.wish()])
+    device = next(d for d in snapshot.kernel.devices if d.name == pod.host_device)
+    shape = tbf.plugin_shape(rate_bps, burst)
+    name = intermediate_name(NETWORK, pod.container)
+    execute(LimitIngress(device.index, device.name, shape))
+    execute(LimitEgress(device.index, device.name, name, 1500, shape, alias=""))
+
+
+def shown_by_tc(device: str) -> dict[str, Any]:
+    shown: list[dict[str, Any]] = json.loads(run(f"tc -j qdisc show dev {device} root"))
+    options: dict[str, Any] = shown[0]["options"]
+    return options
+
+
+@pytest.mark.parametrize("direction", ["ingress", "egress"])
+def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(direction: str) -> None:
+    with node_pod(9) as pod, serving(pod):
+        as_the_plugin(pod, 50_000_000, CONTAINERD_BURST)
+        wish = pod.wish(ingress="50M", egress="50M")
+        found = plan(wish)
+        judgement = of_pod(found, pod)[direction]
+        assert judgement.verdict == "burst-too-large"
+        assert judgement.burst_bytes == pytest.approx(CONTAINERD_BURST, rel=1e-3)
+        assert actions_on(found, pod) == []
+        assert megabits(finish(start(pod, direction, "bulk", 1.5)), 1) > 3 * 50
+        # Repaired on request, the same traffic is limited.
+        enforce(wish, policy=Policy(enforce=True, repair_burst=True))
+        assert of_pod(plan(wish), pod)[direction].verdict == "enforced"
+        assert megabits(finish(start(pod, direction, "bulk", 2.5)), 2) <= 1.05 * 50
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "burst"),
+    [
+        (900_000, CONTAINERD_BURST),
+        (5_000_000, CONTAINERD_BURST),
+        (10_000_000, CONTAINERD_BURST),
+        (15_000_000, CONTAINERD_BURST),
+        (50_000_000, CRIO_BURST),
+        (124_000_000, CRIO_BURST),
+    ],
+)
+def test_a_buffer_that_wrapped_is_called_so_with_the_numbers_that_tc_shows(rate_bps: int, burst: int) -> None:
+    with node_pod(10) as pod:
+        as_the_plugin(pod, rate_bps, burst)
+        judged = of_pod(plan(pod.wish(ingress=str(rate_bps), egress=str(rate_bps))), pod)
+        for direction, device in (("ingress", pod.host_device), ("egress", intermediate_name(NETWORK, pod.container))):
+            shown = shown_by_tc(device)
+            judgement = judged[direction]
+            assert (judgement.verdict, judgement.device) == ("wrapped", device)
+            assert str(burst) in judgement.detail
+            assert judgement.burst_bytes == pytest.approx(shown["burst"], rel=1e-4)
+            assert judgement.rate_bytes_per_s == shown["rate"]
+
+
+@pytest.mark.parametrize(("rate_bps", "burst"), [(16_000_000, CONTAINERD_BURST), (126_000_000, CRIO_BURST)])
+def test_just_above_the_threshold_nothing_wraps(rate_bps: int, burst: int) -> None:
+    with node_pod(11) as pod:
+        as_the_plugin(pod, rate_bps, burst)
+        judged = of_pod(plan(pod.wish(ingress=str(rate_bps))), pod)
+        assert judged["ingress"].verdict == "burst-too-large"
+        assert judged["ingress"].burst_bytes == pytest.approx(burst, rel=1e-3)
+
+
+def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins() -> None:
+    with node_pod(12) as pod:
+        wish = pod.wish(ingress="10M", egress="20M")
+        assert actions_on(plan(wish), pod) == ["LimitIngress", "LimitEgress"]
+        assert actions_on(enforce(wish), pod) == []
+        name = intermediate_name(NETWORK, pod.container)
+        root = json.loads(run(f"tc -j qdisc show dev {pod.host_device} root"))[0]
+        assert (root["kind"], root["handle"], root["options"]["rate"]) == ("tbf", "1:", 10_000_000 // 8)
+        assert json.loads(run(f"tc -j qdisc show dev {name} root"))[0]["options"]["rate"] == 20_000_000 // 8
+        filters = run(f"tc filter show dev {pod.host_device} parent ffff:")
+        assert "protocol all pref 1 u32" in filters
+        assert "match 00000000/00000000 at 0" in filters
+        assert f"mirred (Egress Redirect to device {name})" in filters
+        link = json.loads(run(f"ip -j -d link show {name}"))[0]
+        assert (link["mtu"], link.get("txqlen", 0), link["ifalias"]) == (1500, 0, f"netaware:{pod.uid}")
+
+
+def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -> None:
+    with node_pod(13) as pod:
+        enforce(pod.wish(ingress="10M", egress="10M"))
+        changed = pod.wish(ingress="80M", egress="40M")
+        assert {d: j.verdict for d, j in of_pod(plan(changed), pod).items()} == {
+            "ingress": "wrong-rate",
+            "egress": "wrong-rate",
+        }
+        judged = of_pod(enforce(changed), pod)
+        assert {d: j.rate_bytes_per_s for d, j in judged.items()} == {"ingress": 10**7, "egress": 5 * 10**6}
+        assert {d: j.verdict for d, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
+        assert actions_on(enforce(pod.wish()), pod) == []
+        assert "tbf" not in run(f"tc qdisc show dev {pod.host_device}")
+        assert "ingress" not in run(f"tc qdisc show dev {pod.host_device}")
+        assert intermediate_name(NETWORK, pod.container) not in run("ip -br link")
+
+
+def test_a_lost_filter_and_a_lost_bucket_are_found_and_mended() -> None:
+    with node_pod(14) as pod:
+        wish = pod.wish(egress="10M")
+        enforce(wish)
+        name = intermediate_name(NETWORK, pod.container)
+        run(f"tc filter del dev {pod.host_device} parent ffff:")
+        assert of_pod(plan(wish), pod)["egress"].verdict == "filter-missing"
+        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+        run(f"tc qdisc del dev {name} root")
+        assert of_pod(plan(wish), pod)["egress"].verdict == "missing"
+        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+        run(f"ip link del {name}")
+        assert of_pod(plan(wish), pod)["egress"].verdict in {"missing", "filter-missing"}
+        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+
+
+def test_the_intermediate_device_of_a_pod_that_is_gone_is_removed() -> None:
+    with node_pod(15) as pod:
+        enforce(pod.wish(egress="10M"))
+        name = intermediate_name(NETWORK, pod.container)
+        run(f"ip link del {pod.host_device}")
+        assert name in run("ip -br link")
+        enforce()
+        assert name not in run("ip -br link")
+
+
+def test_rates_beyond_32_bits_are_set_and_read_back() -> None:
+    with node_pod(16) as pod:
+        judged = of_pod(enforce(pod.wish(ingress="100G", egress="100G")), pod)
+        assert {d: (j.verdict, j.rate_bytes_per_s) for d, j in judged.items()} == {
+            "ingress": ("enforced", 12_500_000_000),
+            "egress": ("enforced", 12_500_000_000),
+        }
+        assert shown_by_tc(pod.host_device)["rate"] == 12_500_000_000
+
+
+@pytest.mark.parametrize("kind", ["htb", "pfifo"])
+def test_somebody_elses_queueing_is_left_alone_and_a_harmless_one_is_not_in_the_way(kind: str) -> None:
+    with node_pod(17) as pod:
+        done = subprocess.run(
+            ["tc", "qdisc", "add", "dev", pod.host_device, "root", kind], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"this kernel has no {kind}")
+        judged = of_pod(enforce(pod.wish(ingress="10M")), pod)
+        assert judged["ingress"].verdict == ("other-enforcer" if kind == "htb" else "enforced")
+
+
+def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_on() -> None:
+    with node_pod(18) as good, node_pod(19) as dying:
+        bad = good.wish(ingress="ten", egress="10m")
+        good_wish = PodWish(
+            namespace="test", name="good", uid=good.uid, wishes={**bad.wishes, **good.wish(egress="7M").wishes}
+        )
+        dying_wish = dying.wish(ingress="5M")
+        gone = PodWish(
+            namespace="test", name="gone", uid="00000000-0000-4000-8000-00000000dead", wishes=dying_wish.wishes
+        )
+        snapshot = take_snapshot(PROC, NETWORK, [good_wish, dying_wish, gone])
+        run(f"ip link del {dying.host_device}")
+        found = plan_limits(snapshot, ENFORCE)
+        assert [j.verdict for j in of_pod(found, good).values()] == ["invalid", "missing"]
+        assert found.unlocated == {"test/gone": "none of its processes was found"}
+        failures = 0
+        for action in found.actions:
+            try:
+                execute(action)
+            except Exception as error:
+                assert type(error).__name__ == "KernelError"  # noqa: PT017 - counted below
+                failures += 1
+        assert failures == 1
+        after = plan(good_wish, dying_wish)
+        assert of_pod(after, good)["egress"].verdict == "enforced"
+        assert of_pod(after, dying)["ingress"].verdict == "not-applicable"
+
+
+def test_a_renamed_device_is_still_the_pods() -> None:
+    with node_pod(20) as pod:
+        wish = pod.wish(ingress="5M")
+        enforce(wish)
+        run(f"ip link set {pod.host_device} down")
+        renamed = pod.host_device + "x"
+        run(f"ip link set {pod.host_device} name {renamed}")
+        try:
+            judgement = of_pod(plan(wish), pod)["ingress"]
+            assert (judgement.verdict, judgement.device) == ("enforced", renamed)
+        finally:
+            run(f"ip link set {renamed} name {pod.host_device}")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{underscored}.slice/cri-containerd-{container}.scope",
+        "kubepods/pod{uid}/{container}",
+        "kubelet/kubepods/besteffort/pod{uid}/crio-{container}",
+    ],
+)
+def test_pods_are_found_in_the_cgroups_of_both_drivers(layout: str) -> None:
+    with node_pod(21, layout=layout) as pod:
+        wish = pod.wish(ingress="5M")
+        snapshot = take_snapshot(PROC, NETWORK, [wish])
+        location = snapshot.locations[pod.uid]
+        assert (location.pid, location.sandbox) == (pod.pid, pod.container)
+        assert of_pod(plan(wish), pod)["ingress"].device == pod.host_device

@@ -1,0 +1,409 @@
+"""The agent as a program on a real API server: start, capacity, pods' limits, outages, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from agent.bandwidth.rules import intermediate_name
+from agent.node import OwnNode
+from kubekit.client import JSON_PATCH, Client
+from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
+from lab.controlplane import ControlPlane, free_ports
+from tests.integration.agent.agents import Agent, call_agent, call_agent_json, running_agent
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
+from tests.integration.conftest import MakeNode, eventually
+
+BANDWIDTH = "network.aware.com/bandwidth"
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+PROBING_OFF = "--probing=off"
+
+
+class Note(Wire, frozen=True):
+    """The part of an event that tests read."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    reason: str = ""
+    note: str = ""
+    type: str = ""
+    regarding: ObjectMeta = ObjectMeta()
+
+
+@pytest.fixture
+def node_name() -> str:
+    return f"node-{uuid.uuid4().hex[:6]}"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest_asyncio.fixture
+async def node(make_node: MakeNode, node_name: str) -> str:
+    await make_node(node_name, zone="z1", region="r1", address="127.0.0.1")
+    return node_name
+
+
+async def amounts(client: Client, name: str) -> tuple[str | None, str | None]:
+    status = (await client.get(NODES, name, OwnNode)).status
+    return (status.capacity or {}).get(BANDWIDTH), (status.allocatable or {}).get(BANDWIDTH)
+
+
+def says(client: Client, name: str, value: str | None) -> Callable[[], Any]:
+    async def check() -> bool:
+        return await amounts(client, name) == (value, value)
+
+    return check
+
+
+# --- capacity --------------------------------------------------------------------------------------------------------
+
+
+async def test_capacity_that_is_zeroed_or_removed_is_back_within_five_seconds(
+    control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
+) -> None:
+    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}", "--capacity=10G", PROBING_OFF]
+    async with running_agent(tmp_path, port, *flags) as agent:
+        await eventually(says(client, node, "10G"))
+        path = "/status/capacity/network.aware.com~1bandwidth"
+        for harm in ({"op": "replace", "path": path, "value": "0"}, {"op": "remove", "path": path}):
+            await client.patch(NODES, node, [harm], OwnNode, kind=JSON_PATCH, subresource="status")
+            await eventually(says(client, node, "10G"), 5.0)
+        # A person's word on the node outranks the flag.
+        note = {"metadata": {"annotations": {"netaware.io/bandwidth-capacity": "4G"}}}
+        await client.patch(NODES, node, note, OwnNode)
+        await eventually(says(client, node, "4G"), 5.0)
+        assert await agent.stop() == 0
+    assert await amounts(client, node) == ("4G", "4G")
+    code, _, stderr = await call_agent("run", *flags[:2], "--cleanup")
+    assert (code, await amounts(client, node)) == (0, (None, None)), stderr
+    left = await client.get(NODES, node, OwnNode)
+    assert [name for name in left.metadata.annotations or {} if name.startswith("netaware.io/")] == [
+        "netaware.io/bandwidth-capacity"
+    ]
+    assert [c for c in left.status.conditions or () if c.type == "NetawareBandwidth"] == []
+
+
+async def test_an_unknown_capacity_publishes_nothing_and_the_condition_says_why(
+    control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
+) -> None:
+    # Reserving more than there is leaves nothing, on whatever hardware this runs.
+    flags = ["--capacity=1G", "--reserve=2G", f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}"]
+    async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
+
+        async def condition_is_there() -> bool:
+            conditions = (await client.get(NODES, node, OwnNode)).status.conditions or ()
+            return any(
+                c.type == "NetawareBandwidth" and c.status == "False" and "--reserve" in c.message for c in conditions
+            )
+
+        await eventually(condition_is_there)
+        assert await amounts(client, node) == (None, None)
+        assert (await agent.metrics("netaware_node_bandwidth_known")) == {
+            f'netaware_node_bandwidth_known{{node="{node}"}}': 0
+        }
+
+
+# --- start and stop --------------------------------------------------------------------------------------------------
+
+
+async def test_starts_without_an_api_server_waits_and_stops_at_once(tmp_path: Path, port: int) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "c",
+                "clusters": [{"name": "c", "cluster": {"server": nowhere}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+            }
+        )
+    )
+    async with running_agent(tmp_path, port, "--node-name=n1", f"--kubeconfig={kubeconfig}") as agent:
+
+        async def lives() -> bool:
+            return (await agent.get("/healthz"))[0] == 200
+
+        await eventually(lives)
+        status, body = await agent.get("/readyz")
+        assert (status, "node n1 was not read yet" in body) == (503, True)
+        await asyncio.sleep(1.0)
+        assert agent.log.count("cannot watch") <= 4
+        started = time.monotonic()
+        assert await agent.stop() == 0
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--capacity=ten", "--capacity: 'ten' is not a quantity"),
+        ("--reserve=120%", "--reserve: '120%' is no share"),
+        ("--listen=nonsense", "--listen: 'nonsense' has no port"),
+        ("--allocatable=maybe", "--allocatable: 'maybe' is unknown (write auto, always, never)"),
+        ("--bandwidth=on", "--bandwidth: 'on' is unknown (write observe, enforce, off)"),
+        ("--address=host.example", "--address: 'host.example' is not an IP address"),
+        ("--max-probe-cpu=0", "--max-probe-cpu: '0' is not above 0"),
+        ("--upstream-keys=p95", "--upstream-keys: 'p95' is unknown"),
+        ("--config=/nonexistent.yaml", "--config: /nonexistent.yaml: No such file"),
+        ("--node-name=", "--node-name: is not set"),
+        ("--kubeconfig=/does-not-exist", "--kubeconfig: /does-not-exist: No such file"),
+    ],
+)
+async def test_a_wrong_flag_is_one_line_that_names_it_and_exit_code_2(flag: str, message: str) -> None:
+    code, stdout, stderr = await call_agent("run", "--node-name=n1", flag)
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith(f"error: {message}")
+    assert stderr.count("\n") == 1
+
+
+class CutWire:
+    """A TCP proxy in front of the API server that can be cut."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, port = target.rpartition("//")[2].partition(":")
+        self._port, self._writers, self.cut = int(port), set[asyncio.StreamWriter](), False
+        self.port = 0
+
+    async def __aenter__(self) -> CutWire:
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.set_cut(cut=True)
+
+    def set_cut(self, *, cut: bool) -> None:
+        self.cut = cut
+        for writer in list(self._writers) if cut else ():
+            writer.transport.abort()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.cut:
+            writer.transport.abort()
+            return
+        onward_reader, onward = await asyncio.open_connection(self._host, self._port)
+        self._writers |= {writer, onward}
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            try:
+                while data := await source.read(65536):
+                    sink.write(data)
+                    await sink.drain()
+            except OSError:
+                pass
+            finally:
+                sink.transport.abort()
+
+        await asyncio.gather(pump(reader, onward), pump(onward_reader, writer))
+        self._writers -= {writer, onward}
+
+
+async def test_an_outage_of_the_api_server_is_survived_and_caught_up_with(
+    control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
+) -> None:
+    async with CutWire(control_plane.server) as wire:
+        document = yaml.safe_load(control_plane.kubeconfig.read_text())
+        document["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{wire.port}"
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(yaml.safe_dump(document))
+        flags = [f"--node-name={node}", f"--kubeconfig={kubeconfig}", "--capacity=10G", PROBING_OFF]
+        async with running_agent(tmp_path, port, *flags) as agent:
+            await eventually(says(client, node, "10G"))
+            wire.set_cut(cut=True)
+            harm = [{"op": "replace", "path": "/status/capacity/network.aware.com~1bandwidth", "value": "0"}]
+            await client.patch(NODES, node, harm, OwnNode, kind=JSON_PATCH, subresource="status")
+            await asyncio.sleep(3.0)
+            assert (await agent.get("/healthz"))[0] == 200
+            assert (await amounts(client, node))[0] == "0"
+            wire.set_cut(cut=False)
+            await eventually(says(client, node, "10G"), 40.0)
+            assert await agent.stop() == 0
+
+
+# --- pods ------------------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def make_pod(client: Client, namespace: str) -> AsyncIterator[Callable[..., Any]]:
+    """Give a pod of the kernel an object on the API server, bound to a node; the uid of its cgroup is the object's."""
+    made: list[str] = []
+
+    async def make(name: str, node: str, annotations: dict[str, str], *, reserve: str = "") -> Pod:
+        amount = {BANDWIDTH: reserve} if reserve else {}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {
+                "nodeName": node,
+                "automountServiceAccountToken": False,
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "c", "image": "x", "resources": {"limits": amount, "requests": amount}}],
+            },
+        }
+        pod = await client.create(PODS, body, Pod, namespace=namespace)
+        made.append(name)
+        return pod
+
+    yield make
+    for name in made:
+        await client.delete(PODS, name, namespace=namespace, grace_period_s=0)
+
+
+async def give_address(client: Client, pod: Pod, address: str) -> None:
+    """What a kubelet reports when the pod's sandbox is ready."""
+    status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
+    await client.patch(PODS, pod.metadata.name, status, Pod, namespace=pod.metadata.namespace, subresource="status")
+
+
+def verdict_is(agent: Agent, kernel_pod: NodePod, verdict: str) -> Callable[[], Any]:
+    async def check() -> bool:
+        series = await agent.metrics("netaware_pod_bandwidth_verdict")
+        mine = [text for text in series if f'pod="{kernel_pod.name}"' in text]
+        return bool(mine) and all(f'verdict="{verdict}"' in text for text in mine)
+
+    return check
+
+
+@needs_root
+async def test_a_pods_whole_life_under_enforcement(
+    control_plane: ControlPlane,
+    client: Client,
+    namespace: str,
+    make_pod: Callable[..., Any],
+    node: str,
+    port: int,
+    tmp_path: Path,
+) -> None:
+    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}", PROBING_OFF, "--bandwidth=enforce"]
+    with node_pod(30, adopt_uid=True) as kernel_pod:
+        annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
+        pod: Pod = await make_pod(kernel_pod.name, node, annotations, reserve="1M")
+        kernel_pod.adopt(pod.metadata.uid)
+        async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}") as agent:
+
+            async def waits() -> bool:
+                return await agent.metrics("netaware_pod_bandwidth_unlocated") == {
+                    "netaware_pod_bandwidth_unlocated": 1
+                }
+
+            await eventually(waits)
+            assert "tbf" not in run(f"tc qdisc show dev {kernel_pod.host_device}")
+            await give_address(client, pod, kernel_pod.address)
+            await eventually(verdict_is(agent, kernel_pod, "enforced"))
+            assert "rate 10Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
+
+            change = {"metadata": {"annotations": {"kubernetes.io/ingress-bandwidth": "30M"}}}
+            await client.patch(PODS, pod.metadata.name, change, Pod, namespace=namespace)
+
+            async def limit_follows() -> bool:
+                return "rate 30Mbit" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
+
+            await eventually(limit_follows)
+
+            run(f"tc qdisc del dev {kernel_pod.host_device} root")
+            await eventually(limit_follows)
+
+            broken = {"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "10m"}}}
+            await client.patch(PODS, pod.metadata.name, broken, Pod, namespace=namespace)
+
+            async def events_tell() -> bool:
+                notes = await client.list(EVENTS, Note, namespace=namespace)
+                found = {note.reason: note for note in notes}
+                return (
+                    "unreasonably small (< 1kbit)" in found.get("BandwidthInvalid", Note()).note
+                    and "scheduled for 1000000 bit/s" in found.get("BandwidthMismatch", Note()).note
+                    and found["BandwidthMismatch"].type == "Warning"
+                )
+
+            await eventually(events_tell)
+            await client.delete(PODS, pod.metadata.name, namespace=namespace, grace_period_s=0)
+            run(f"ip link del {kernel_pod.host_device}")
+
+            async def no_trace() -> bool:
+                series = await agent.metrics("netaware_pod_bandwidth_")
+                gone = intermediate_name(NETWORK, kernel_pod.container) not in run("ip -br link")
+                return gone and not any(kernel_pod.name in text for text in series)
+
+            await eventually(no_trace)
+            assert await agent.stop() == 0
+
+
+@needs_root
+async def test_observing_reports_and_touches_nothing_and_the_table_says_the_same(
+    control_plane: ControlPlane,
+    client: Client,
+    make_pod: Callable[..., Any],
+    node: str,
+    port: int,
+    tmp_path: Path,
+) -> None:
+    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}"]
+    with node_pod(31, adopt_uid=True) as kernel_pod:
+        pod: Pod = await make_pod(kernel_pod.name, node, {"kubernetes.io/ingress-bandwidth": "10M"})
+        kernel_pod.adopt(pod.metadata.uid)
+        await give_address(client, pod, kernel_pod.address)
+        async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
+            await eventually(verdict_is(agent, kernel_pod, "missing"))
+            assert "noqueue" in run(f"tc qdisc show dev {kernel_pod.host_device} root")
+            shown = await call_agent_json("bandwidth", *flags)
+            assert [(v["pod"], v["direction"], v["verdict"], v["device"]) for v in shown["verdicts"]] == [
+                (kernel_pod.name, "ingress", "missing", kernel_pod.host_device)
+            ]
+            code, table, _ = await call_agent("bandwidth", *flags)
+            assert code == 0
+            assert "missing" in table
+            assert kernel_pod.host_device in table
+
+
+@needs_root
+async def test_net_admin_alone_is_enough_on_a_read_only_root(
+    control_plane: ControlPlane,
+    client: Client,
+    make_pod: Callable[..., Any],
+    node: str,
+    port: int,
+    tmp_path: Path,
+) -> None:
+    confined = [
+        *("unshare", "--mount", "--", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"),
+        *("setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"),
+    ]
+    kubeconfig = tmp_path / "kubeconfig"
+    document = yaml.safe_load(control_plane.kubeconfig.read_text())
+    document["users"][0]["user"] = {"token": control_plane.admin_token}
+    kubeconfig.write_text(yaml.safe_dump(document))
+    flags = [f"--node-name={node}", f"--kubeconfig={kubeconfig}", PROBING_OFF, "--bandwidth=enforce"]
+    with node_pod(32, adopt_uid=True) as kernel_pod:
+        annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
+        pod: Pod = await make_pod(kernel_pod.name, node, annotations)
+        kernel_pod.adopt(pod.metadata.uid)
+        await give_address(client, pod, kernel_pod.address)
+        async with running_agent(tmp_path, port, *flags, f"--cni-network={NETWORK}", prefix=confined) as agent:
+            await eventually(verdict_is(agent, kernel_pod, "enforced"))
+            status = Path(f"/proc/{agent.process.pid}/status").read_text()
+            effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
+            assert int(effective, 16) == 1 << 12
+            assert await agent.stop() == 0, agent.log
+
+
+async def test_the_capacity_table_works_without_a_cluster(tmp_path: Path) -> None:
+    shown = await call_agent_json("capacity", "--capacity=10G", "--reserve=10%")
+    assert (shown["rate_bps"], shown["gross_bps"], shown["source"]) == (9 * 10**9, 10**10, "flag")
+    assert shown["node"] is None
+    assert any(link["name"] == "lo" for link in shown["links"])
+    code, table, _ = await call_agent("capacity", "--capacity=10G")
+    assert code == 0
+    assert "capacity   10 Gbit/s" in table

@@ -1,0 +1,75 @@
+"""A small TCP generator for limits: ``serve``, ``bulk`` and ``rr``; what arrives is counted where it arrives.
+
+Run as a program, so that each end can be in a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+
+CHUNK = 65536
+
+
+def serve(address: str, port: int) -> None:
+    """Answer each connection: the first byte says whether to count (B) or to echo (E)."""
+    with socket.create_server((address, port)) as server:
+        print("ready", flush=True)
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=_answer, args=(connection,), daemon=True).start()
+
+
+def _answer(connection: socket.socket) -> None:
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.recv(1) == b"E":
+            while data := connection.recv(64):
+                connection.sendall(data)
+            return
+        counts: dict[int, int] = {}
+        began = 0.0
+        while data := connection.recv(CHUNK):
+            now = time.monotonic()
+            began = began or now
+            tenth = int((now - began) * 10)
+            counts[tenth] = counts.get(tenth, 0) + len(data)
+        connection.sendall(json.dumps(counts).encode())
+
+
+def bulk(address: str, port: int, seconds: float) -> None:
+    """Send for some seconds; print what arrived, in bytes by tenth of a second since the first byte."""
+    with socket.create_connection((address, port), timeout=30) as connection:
+        connection.sendall(b"B")
+        end = time.monotonic() + seconds
+        block = b"x" * CHUNK
+        while time.monotonic() < end:
+            connection.sendall(block)
+        connection.shutdown(socket.SHUT_WR)
+        print(b"".join(iter(lambda: connection.recv(CHUNK), b"")).decode())
+
+
+def rr(address: str, port: int, seconds: float) -> None:
+    """One byte to and fro for some seconds; print the round trips in seconds."""
+    with socket.create_connection((address, port), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(b"E")
+        end = time.monotonic() + seconds
+        trips: list[float] = []
+        while time.monotonic() < end:
+            started = time.monotonic()
+            connection.sendall(b"p")
+            connection.recv(1)
+            trips.append(time.monotonic() - started)
+        print(json.dumps(trips))
+
+
+if __name__ == "__main__":
+    what, where, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if what == "serve":
+        serve(where, number)
+    else:
+        {"bulk": bulk, "rr": rr}[what](where, number, float(sys.argv[4]))
