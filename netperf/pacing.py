@@ -13,18 +13,20 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from netperf.plans import Probe, ZonePlan
+from netperf.plans import Probe, ProbeSettings, ZonePlan
+from netperf.sample import Test
 
 CONNECT_ALLOWANCE_S = 2.0
 """Beside the run itself: process start, control connection, and a long round trip or two."""
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A probe and the wall-clock second at which it should start."""
+    """A probe, the wall-clock second at which it should start, and the test that this round asks for."""
 
     probe: Probe
     starts_at_s: float
     round: int
+    test: Test
 
 
 def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
@@ -35,7 +37,9 @@ def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
     own = probes_of(plan, node)
     first_round = math.floor(now_s / plan.interval_s)
     turns = (
-        Turn(probe, start_s(plan, probe, number), number) for number in (first_round, first_round + 1) for probe in own
+        Turn(probe, start_s(plan, probe, number), number, choose_test(plan.settings, probe, number))
+        for number in (first_round, first_round + 1)
+        for probe in own
     )
     return min((t for t in turns if t.starts_at_s >= now_s), key=lambda t: t.starts_at_s, default=None)
 
@@ -43,6 +47,19 @@ def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
 def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
     """The probes that this node runs."""
     return tuple(probe for probe in plan.probes if probe.origin.node == node)
+
+
+def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Test:
+    """The test that a probe runs in a round: the usual one, or in every ``extra_every``-th round an extra one.
+
+    An extra test takes the usual one's place instead of following it, so that a slot holds one run whatever is asked for.
+    """
+    if not settings.extra_tests:
+        return settings.test
+    seed = f"{probe.origin.node}\0{probe.destination.node}".encode()
+    phase = int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest(), "big")
+    turn, rest = divmod(round_number + phase, settings.extra_every)
+    return settings.test if rest else settings.extra_tests[turn % len(settings.extra_tests)]
 
 
 def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:

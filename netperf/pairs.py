@@ -69,6 +69,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError("plan.slot_s", f"{self.slot_s} is out of range", "longer than settings.duration_s")
         if not 60 <= self.rotation_s <= 30 * 86400:
             raise ConfigError("plan.rotation_s", f"{self.rotation_s} is out of range", "60 seconds to 30 days")
+        tests = self.settings.tests
+        if len(set(tests)) < len(tests):
+            raise ConfigError("plan.extra_tests", f"{', '.join(tests)}: one occurs twice", "name each test once")
         if self.max_concurrent < 0:
             raise ConfigError("plan.max_concurrent", f"{self.max_concurrent} is negative", "0 for no limit")
         if not self.results_name:

@@ -62,16 +62,25 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
+        extra_tests: tests that take the place of ``test`` in every ``extra_every``-th round, one after the other. Each pair
+            has its own phase, so that streams are spread over the rounds.
         duration_s: length of a run; latency probes busy-loop, so 1 to 2 s is right.
         port: netserver's control port; data_port: the one its data connection uses, fixed so that it can be let
             through a firewall; echo_port: the built-in echo server, TCP and UDP.
     """
 
     test: Test = "TCP_RR"
+    extra_tests: tuple[Test, ...] = ()
+    extra_every: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 10
     duration_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 1.0
     port: Port = 12865
     data_port: Port = 12866
     echo_port: Port = 12867
+
+    @property
+    def tests(self) -> tuple[Test, ...]:
+        """Every test that some round runs, the usual one first."""
+        return (self.test, *self.extra_tests)
 
 
 class ZonePlan(msgspec.Struct, frozen=True, kw_only=True):

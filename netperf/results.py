@@ -18,9 +18,11 @@ import msgspec
 
 from netperf.errors import Refusal, TooLargeError, refuse
 from netperf.plans import OBJECT_LIMIT_BYTES, ZonePlan
-from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Measurement, Percentile, Place, Sample, Test
+from netperf.sample import LONGEST_US, PERCENTILES, Measurement, Percentile, Place, Sample, Test
 
 OWN_PREFIX = "netaware.v1."
+SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
+"""From here on the controller warns: a results object of ours stays far below it, so somebody else writes here."""
 KEY_LIMIT = 253
 SHOWN_REFUSALS = 100
 ZONES_PER_SHARD = 10
@@ -111,7 +113,7 @@ def removal_patch(keys: Iterable[str]) -> dict[str, dict[str, str | None]]:
 
 
 def vanished_keys(data: Mapping[str, str], plans: Iterable[ZonePlan]) -> set[str]:
-    """Keys of ours whose node pair is in none of the plans, for the controller to remove.
+    """Keys of ours whose node pair, or whose test, is in none of the plans, for the controller to remove.
 
     Upstream-format keys go along when the same pair has a key of ours, since then we wrote them; those of other
     components stay.
@@ -120,7 +122,7 @@ def vanished_keys(data: Mapping[str, str], plans: Iterable[ZonePlan]) -> set[str
         sample_key(probe.origin.place, probe.destination.place, test)
         for plan in plans
         for probe in plan.probes
-        for test in TESTS
+        for test in plan.settings.tests
     }
     doomed: set[str] = set()
     for key in data:
@@ -285,6 +287,23 @@ def size_bytes(data: Mapping[str, str | None]) -> int:
         len(key.encode("utf-8", "replace")) + len((value or "").encode("utf-8", "replace"))
         for key, value in data.items()
     )
+
+
+def check_growth(
+    name: str, current: Mapping[str, str], patch: Mapping[str, str | None], limit_bytes: int = OBJECT_LIMIT_BYTES
+) -> int:
+    """The size in bytes after a merge patch.
+
+    A patch that adds no key is let pass whatever the size, since it hardly makes the object larger and costs must not go
+    stale because somebody else filled it.
+
+    Raises:
+        TooLargeError: the patch adds keys to an object that is, or would then be, over the limit.
+    """
+    after = {key: value for key, value in {**current, **patch}.items() if value is not None}
+    if after.keys() <= current.keys():
+        return size_bytes(after)
+    return check_size(name, after, limit_bytes)
 
 
 def check_size(name: str, data: Mapping[str, str | None], limit_bytes: int = OBJECT_LIMIT_BYTES) -> int:

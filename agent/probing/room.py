@@ -190,7 +190,9 @@ class ProbingRoom:
             keys = set()
         self._metrics.follow(plan, self._config.node)
         self._writer.keep(keys)
-        self._writer.aim(plan.results if plan is not None else None, plan.settings.test if plan is not None else "TCP_RR")
+        self._writer.aim(
+            plan.results if plan is not None else None, plan.settings.test if plan is not None else "TCP_RR"
+        )
         self._rounds.follow(plan)
         self._wake()
 

@@ -13,16 +13,18 @@ from controller.resources import FIELD_MANAGER, ZONE_LABEL
 from controller.topology.config import TopologyConfig
 from controller.topology.places import agent_pods_by_node, draw_map, facts_of, same_facts
 from controller.topology.results import ObjectName, ResultsMirror
+from controller.topology.silence import Listening, listen, without_suspects
 from controller.topology.sweep import keys_to_remove
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
+from kubekit.lease import boot_clock
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object, Pod
 from kubekit.workqueue import WorkQueue
-from netperf.errors import PlanRefusedError
+from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
-from netperf.results import removal_patch, shard_names
+from netperf.results import decode_results, removal_patch, shard_names
 
 log = logs.get("controller.topology.planner")
 
@@ -70,20 +72,25 @@ class Planner:
         *,
         namespace: str,
         results: ResultsMirror,
+        clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._caches, self._config, self._namespace = client, caches, config, namespace
-        self._results, self._wall = results, wall
+        self._results, self._clock, self._wall = results, clock, wall
         self.interval_s = config.probing.interval_s
         self._queue = WorkQueue()
         self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
         self._plans: dict[str, ZonePlan] = {}
+        self._listening = Listening()
         self._links = Gauge(
             "netaware_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
         )
         self._interval = Gauge("netaware_plan_interval_seconds", "Length of a probing round.", registry=registry)
         self._left_out = Gauge(
             "netaware_plan_left_out", "Nodes and zones that take no part in probing.", ["reason"], registry=registry
+        )
+        self._silent = Gauge(
+            "netaware_plan_silent_nodes", "Nodes left out because no sample comes from them.", registry=registry
         )
         self._writes = Counter(
             "netaware_plan_writes",
@@ -117,6 +124,7 @@ class Planner:
     async def run(self) -> None:
         """Keep the plan until cancelled."""
         self._own.forget()
+        self._listening = Listening()
         self._queue.add(PLAN)
         await self._queue.work(self._reconcile, name="planner")
 
@@ -124,18 +132,37 @@ class Planner:
         objects = self._plan_objects()
         previous = _decode(objects)
         agents = agent_pods_by_node(self._caches.agent_pods)
-        facts = [facts_of(node, agents) for node in self._caches.nodes]
+        self._listen()
+        facts = without_suspects((facts_of(node, agents) for node in self._caches.nodes), self._listening.quarantine)
         plan = plan_pairs(facts, self._config.probing.options(), previous, self._wall())
         changes = plan_changes(plan, previous, objects)
         for name, zone_plan in changes.write.items():
-            await self._write(name, zone_plan, objects.get(name))
+            try:
+                await self._write(name, zone_plan, objects.get(name))
+            except TooLargeError as error:  # the other zones' plans are not to blame
+                self._writes.labels("plan-too-large").inc()
+                log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
         for name in changes.delete:
             await self._client.delete(CONFIGMAPS, name, namespace=self._namespace)
             self._writes.labels("plan-deleted").inc()
         self._plans, self.interval_s = plan.zones, plan.interval_s
         self._show(plan)
         await self._sweep()
-        return REPLAN_S
+        return min(REPLAN_S, self.interval_s)
+
+    def _listen(self) -> None:
+        """Find the nodes from which nothing is heard."""
+        places = draw_map(self._caches.nodes).places
+        samples = [
+            sample
+            for name in self.result_objects
+            for sample in decode_results(self._results.data(name) or {}, places).samples.values()
+        ]
+        self._listening = listen(self._listening, self._plans.values(), samples, self._clock(), self.interval_s)
+        silent = sorted(self._listening.quarantine)
+        self._silent.set(len(silent))
+        shown = ", ".join(silent[:5])
+        log.change("silent", shown, "nodes from which no sample comes: their pairs move", count=len(silent), some=shown)
 
     def _plan_objects(self) -> dict[str, ConfigMap]:
         names = set(self._caches.plans.items) | {f"{self._namespace}/{plan_object_name(z)}" for z in self._plans}

@@ -39,7 +39,7 @@ from kubekit.wire import Condition, Node, Pod
 from kubekit.workqueue import WorkQueue
 from netperf.costs import CostState, CostTable, PairState, ZonePair, fold, price, restore
 from netperf.policy import CostPolicy, parse_policy
-from netperf.results import Results, decode_results, shard_names
+from netperf.results import SIZE_WARNING_BYTES, Results, decode_results, shard_names
 
 log = logs.get("controller.topology")
 
@@ -52,6 +52,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     Attributes:
         data: keys and values of all its results ConfigMaps together.
         missing: names of those that do not exist.
+        sizes: bytes of each of those that do.
         allocated: bits per second by zone pair, from the AppGroups' placed pods.
     """
 
@@ -61,6 +62,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     missing: tuple[str, ...]
     allocated: Mapping[ZonePair, int]
     interval_s: float
+    sizes: Mapping[str, int] = {}
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -120,7 +122,13 @@ def decide(
             zone_allocated=snapshot.allocated,
             region_allocated=bandwidth.between_regions(snapshot.allocated, zones),
         ),
-        faults=status.InputFaults(policy_fault, snapshot.missing, results.refused, snapshot.map),
+        faults=status.InputFaults(
+            policy=policy_fault,
+            missing=snapshot.missing,
+            large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
+            refused=results.refused,
+            map=snapshot.map,
+        ),
     )
 
 
@@ -169,8 +177,10 @@ class TopologyController:
         self._capabilities, self._clock, self._wall = capabilities, clock, wall
         self._defaults = config.policy()
         self._queue = WorkQueue()
-        self._results = ResultsMirror(client, self._result_changed)
-        self.planner = Planner(client, caches, config, registry, namespace=namespace, results=self._results, wall=wall)
+        self._results = ResultsMirror(client, self._result_changed, registry)
+        self.planner = Planner(
+            client, caches, config, registry, namespace=namespace, results=self._results, clock=clock, wall=wall
+        )
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
         self._own: OwnWrites[NetworkTopology] = OwnWrites(caches.topologies)
@@ -293,19 +303,21 @@ class TopologyController:
             placed = bandwidth.placed_by_zone(self._caches.group_pods, self._shape().places)
             self._allocated = bandwidth.allocated_bps(self._caches.app_groups, placed)
         merged: dict[str, str] = {}
-        found = False
+        sizes: dict[str, int] = {}
         for name in objects:
             data = self._results.data(name)
-            found = found or data is not None
-            merged |= data or {}
+            if data is not None:
+                sizes[str(name)] = self._results.size_bytes(name)
+                merged |= data
         own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return Snapshot(
             topology=topology,
             map=self._shape(),
             data=merged,
-            missing=() if found else (str(own),),
+            missing=() if sizes else (str(own),),
             allocated=self._allocated,
             interval_s=self.planner.interval_s,
+            sizes=sizes,
         )
 
     async def _execute(self, key: str, topology: NetworkTopology, decision: Decision, interval_s: float) -> None:

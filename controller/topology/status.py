@@ -28,12 +28,14 @@ class InputFaults(msgspec.Struct, frozen=True):
     Attributes:
         policy: why the object's costPolicy is not used; empty when it is.
         missing: results ConfigMaps that do not exist.
+        large: sizes in bytes of results ConfigMaps that are near what the API server stores.
         refused: malformed keys by reason.
         map: the cluster's shape, with unlabelled nodes and torn zones.
     """
 
     policy: str = ""
     missing: tuple[str, ...] = ()
+    large: Mapping[str, int] = {}
     refused: Mapping[str, int] = {}
     map: Map = Map({}, {})
 
@@ -130,6 +132,12 @@ def _input_valid(faults: InputFaults, generation: int) -> Condition:
         found.append(("BadCostPolicy", f"{faults.policy}; the controller's own policy is used"))
     if faults.missing:
         found.append(("ResultsMissing", f"no ConfigMap {_some(faults.missing)}"))
+    if faults.large:
+        # Rounded, since a status is not written anew for every byte.
+        sizes = ", ".join(f"{name} ({size // 2**16 * 64} KiB)" for name, size in sorted(faults.large.items()))
+        found.append(
+            ("ResultsTooLarge", f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that are not ours")
+        )
     if faults.refused:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(faults.refused.items()))
         found.append(("ResultsMalformed", f"keys refused: {reasons}"))

@@ -82,6 +82,7 @@ class EchoProber:
     """Measures against an `EchoServer` that shares the secret."""
 
     name: ClassVar[ProberName] = "echo"
+    tests: ClassVar[tuple[Test, ...]] = ("TCP_RR", "UDP_RR")
 
     def __init__(self, secret: bytes) -> None:
         self._key = derive_key(secret)

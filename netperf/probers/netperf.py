@@ -22,7 +22,7 @@ from netperf.probers import child
 from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us
 from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epochs_to_try
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import LONGEST_US, Measurement, ProberName, Test
+from netperf.sample import LONGEST_US, TESTS, Measurement, ProberName, Test
 
 ENVIRONMENT = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0
@@ -172,6 +172,7 @@ class NetperfProber:
     """
 
     name: ClassVar[ProberName] = "netperf"
+    tests: ClassVar[tuple[Test, ...]] = TESTS
 
     def __init__(
         self,

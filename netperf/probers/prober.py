@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol
 
+import msgspec
+
 from kubekit.errors import KubekitError
 from netperf.plans import Probe, ProbeSettings
-from netperf.sample import Measurement, ProberName
+from netperf.sample import Measurement, ProberName, Test
 
 FailureName = Literal[
     "refused",
@@ -37,9 +39,15 @@ class ProbeFailedError(KubekitError):
 
 
 class Prober(Protocol):
-    """Measures round trips to one address."""
+    """Measures round trips, or throughput, to one address.
+
+    Attributes:
+        name: as it is written into samples.
+        tests: what it can run.
+    """
 
     name: ClassVar[ProberName]
+    tests: ClassVar[tuple[Test, ...]]
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
         """Run once.
@@ -54,6 +62,6 @@ class Prober(Protocol):
         ...
 
 
-async def run_probe(prober: Prober, probe: Probe, settings: ProbeSettings) -> Measurement:
-    """Run one probe of a plan."""
-    return await prober.probe(probe.destination.address, settings)
+async def run_probe(prober: Prober, probe: Probe, settings: ProbeSettings, test: Test) -> Measurement:
+    """Run one probe of a plan with one of its tests."""
+    return await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
