@@ -155,7 +155,7 @@ class DeschedulerConfig(Section, frozen=True):
         _check_numbers(self)
         limits = _with_policy(self.limits, policy)
         for name in ("per_workload", "unavailable_per_workload"):
-            share_of(getattr(limits, name), 1, f"{FIELD}.limits.{name}")
+            share_of(getattr(limits, name), 1, f"{FIELD}.limits.{_camel(name)}")
         protection = self.protection
         bare = protection.bare_pods if policy.bare_pods is None else policy.bare_pods
         local = protection.local_storage if policy.local_storage is None else policy.local_storage

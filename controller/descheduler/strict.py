@@ -79,7 +79,8 @@ def join(*parts: str) -> str:
 def _path(message: str) -> str:
     where = re.search(r"at `\$\.?([^`]*)`", message)
     unknown = re.search(r"unknown field `([^`]*)`", message)
-    return join(where.group(1) if where else "", unknown.group(1) if unknown else "")
+    path = where.group(1).replace("[...]", "") if where else ""
+    return join(path, unknown.group(1) if unknown else "")
 
 
 def seconds(value: str | float, field: str, *, least: float = 0.0) -> float:

@@ -1,0 +1,198 @@
+"""Made-up clusters for tests of the descheduler's rules: nodes, pods, usage, and a day of rounds in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from controller.descheduler.config import DeschedulerConfig, Settings
+from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.followup import Ended, follow
+from controller.descheduler.memory import Memory, add_moves
+from controller.descheduler.objects import MovablePod, NodeInfo, PodInfo, PodReader, read_node
+from controller.descheduler.plan import decide
+from controller.descheduler.snapshot import Guard, PodIndex, Snapshot, by_namespace
+from controller.descheduler.usage import UsageView
+from kubekit.selectors import parse
+from kubekit.wire import Node, format_time
+
+GI = 1 << 30
+NOW_S = 1_800_000_000.0
+CALM: dict[str, Any] = {"consecutiveAbnormalities": 1, "consecutiveNormalities": 1}
+"""Acts on the first hot round, for tests of everything but anomalies."""
+
+_READER = PodReader()
+
+
+def node(
+    name: str,
+    *,
+    cpu: str = "4",
+    memory: str = "16Gi",
+    pods: str = "110",
+    bandwidth: str = "",
+    labels: Mapping[str, str] | None = None,
+    taints: Iterable[Mapping[str, str]] = (),
+    unschedulable: bool = False,
+    ready: bool = True,
+) -> NodeInfo:
+    """A node as the API server would send it, read by the descheduler."""
+    allocatable = {"cpu": cpu, "memory": memory, "pods": pods}
+    if bandwidth:
+        allocatable["network.aware.com/bandwidth"] = bandwidth
+    document = {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+        "spec": {"unschedulable": unschedulable, "taints": list(taints)},
+        "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+    return read_node(msgspec.convert(document, Node))
+
+
+def pod(
+    name: str,
+    on: str,
+    *,
+    namespace: str = "default",
+    owner: str = "ReplicaSet/web-5d4f",
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    cpu: str = "",
+    memory: str = "",
+    requests: Mapping[str, str] | None = None,
+    priority: int = 0,
+    priority_class: str = "",
+    qos: str = "Burstable",
+    created_s: float = NOW_S - 86_400,
+    uid: str = "",
+    phase: str = "Running",
+    ready: bool = True,
+    deleting: bool = False,
+    spec: Mapping[str, Any] | None = None,
+) -> PodInfo:
+    """A pod as the API server would send it, read by the descheduler. An empty ``owner`` makes it bare."""
+    asked = {**({"cpu": cpu} if cpu else {}), **({"memory": memory} if memory else {}), **(requests or {})}
+    kind, _, owner_name = owner.partition("/")
+    owners = [{"kind": kind, "name": owner_name, "uid": "o", "controller": True}] if owner else []
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "uid": uid or f"uid-{namespace}-{name}",
+        "labels": dict(labels or {}),
+        "annotations": dict(annotations or {}),
+        "ownerReferences": owners,
+        "creationTimestamp": format_time(created_s),
+    }
+    if deleting:
+        metadata["deletionTimestamp"] = format_time(NOW_S)
+    document = {
+        "metadata": metadata,
+        "spec": {
+            "nodeName": on,
+            "priority": priority,
+            "priorityClassName": priority_class,
+            "containers": [{"name": "main", "resources": {"requests": asked}}],
+            **(spec or {}),
+        },
+        "status": {
+            "phase": phase,
+            "qosClass": qos,
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        },
+    }
+    return _READER.read(msgspec.convert(document, MovablePod))
+
+
+def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:
+    """Cores, GiB and bits per second as the rules want them."""
+    found = {}
+    if cpu is not None:
+        found["cpu"] = cpu * 1000
+    if memory is not None:
+        found["memory"] = memory * GI
+    if bandwidth is not None:
+        found["network.aware.com/bandwidth"] = bandwidth
+    return found
+
+
+def snapshot(
+    nodes: Iterable[NodeInfo],
+    pods: Iterable[PodInfo],
+    node_usage: Mapping[str, Mapping[str, float]],
+    pod_usage: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    guards: Iterable[Guard] = (),
+    network: Any = None,
+    expired: Iterable[str] = (),
+) -> Snapshot:
+    """A snapshot; pods are named ``name`` or ``namespace/name`` in ``pod_usage``."""
+    used = {key if "/" in key else f"default/{key}": value for key, value in (pod_usage or {}).items()}
+    view = UsageView(node_usage, used, frozenset(expired))
+    return Snapshot({n.name: n for n in nodes}, PodIndex(pods), view, by_namespace(guards), network)
+
+
+def guard(name: str, selector: str, allowed: int, namespace: str = "default") -> Guard:
+    """A PodDisruptionBudget."""
+    return Guard(f"{namespace}/{name}", namespace, parse(selector), allowed)
+
+
+def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settings:
+    """Settings with a policy (LowNodeLoadArgs) that acts on the first hot round, and generous limits unless given."""
+    args = {
+        "lowThresholds": {"cpu": 20, "memory": 30},
+        "highThresholds": {"cpu": 50, "memory": 60},
+        "anomalyCondition": CALM,
+        **(policy or {}),
+    }
+    free = {"perNode": 100, "perNamespace": 1000, "perRound": 1000, "perWorkload": 1000, "unavailablePerWorkload": 1000}
+    limits = {**free, **sections.pop("limits", {})}
+    document = {"policy": args, "limits": limits, **sections}
+    return msgspec.convert(document, DeschedulerConfig).compiled()
+
+
+def moved(decision: Decision) -> list[str]:
+    """Names of the pods that would go, in order."""
+    return [move.pod.partition("/")[2] for move in decision.plan.moves]
+
+
+def once(view: Snapshot, rules: Settings, *, memory: Memory | None = None, now: float = NOW_S) -> Decision:
+    """One round from nothing."""
+    return decide(view, memory or Memory(), Watched(), rules, now)
+
+
+class Days:
+    """Rounds in virtual time: what the live loop does between reading and evicting, with a cluster that a function plays.
+
+    Attributes:
+        moves: (seconds since the start, pod) of every eviction.
+        ends: how followed moves ended.
+    """
+
+    def __init__(self, rules: Settings, look: Callable[[float], Snapshot], evict: Callable[[str, float], None]) -> None:
+        self._rules, self._look, self._evict = rules, look, evict
+        self.memory, self.watched = Memory(), Watched()
+        self.moves: list[tuple[float, str]] = []
+        self.ends: list[Ended] = []
+        self.last: Decision | None = None
+
+    def restart(self) -> None:
+        """A new process: what is in the ConfigMap survives, detectors do not."""
+        text = msgspec.json.encode(self.memory)
+        self.memory, self.watched = msgspec.json.decode(text, type=Memory), Watched()
+
+    def run(self, seconds: float, *, start_s: float = 0.0) -> None:
+        """Rounds at the configured interval."""
+        passed_s = start_s
+        while passed_s < start_s + seconds:
+            now = NOW_S + passed_s
+            view = self._look(now)
+            self.memory, ends = follow(view, self.memory, self._rules.limits, now)
+            self.ends += ends
+            decision = self.last = decide(view, self.memory, self.watched, self._rules, now)
+            self.watched = decision.watched
+            self.memory = add_moves(self.memory, decision.follows)
+            for move in decision.plan.moves:
+                self.moves.append((passed_s, move.pod))
+                self._evict(move.pod, now)
+            passed_s += self._rules.interval_s

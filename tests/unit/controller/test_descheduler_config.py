@@ -1,0 +1,288 @@
+"""The descheduler's configuration: the seed's own documents are read, and what makes no sense is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from controller.descheduler.config import DeschedulerConfig, share_of
+from controller.descheduler.policy import parse_policy, read_policy
+from kubekit.errors import ConfigError
+
+SEED = """
+apiVersion: descheduler/v1alpha2
+kind: DeschedulerConfiguration
+# Execute the LowNodeLoad plugin every 60s
+deschedulingInterval: 60s
+profiles:
+- name: koord-descheduler
+  plugins:
+    deschedule:
+      disabled:
+      - name: "*"
+    balance:
+      enabled:
+      - name: LowNodeLoad # Configure to enable the LowNodeLoad plugin
+  pluginConfig:
+  - name: LowNodeLoad
+    args:
+      apiVersion: descheduler/v1alpha2
+      kind: LowNodeLoadArgs
+      evictableNamespaces:
+        exclude:
+        - "kube-system"
+        - "koordinator-system"
+      lowThresholds:
+        cpu: 20
+        memory: 30
+      highThresholds:
+        cpu: 50
+        memory: 60
+"""
+EVERYTHING = """
+apiVersion: descheduler/v1alpha2
+kind: LowNodeLoadArgs
+paused: true
+dryRun: true
+numberOfNodes: 3
+nodeMetricExpirationSeconds: 90
+evictableNamespaces: {include: [shop]}
+nodeSelector: {matchLabels: {disk: ssd}}
+podSelectors:
+- name: movable
+  selector: {matchExpressions: [{key: app, operator: In, values: [a, b]}]}
+nodeFit: false
+useDeviationThresholds: true
+lowThresholds: {cpu: 10, memory: 10, network.aware.com/bandwidth: 10}
+highThresholds: {cpu: 15.5, memory: 20, network.aware.com/bandwidth: 30}
+resourceWeights: {cpu: 2, memory: 1}
+anomalyCondition: {timeout: 2m30s, consecutiveAbnormalities: 4, consecutiveNormalities: 2}
+detectorCacheTimeout: 10m
+nodePools:
+- name: gpu
+  nodeSelector: {matchLabels: {gpu: "true"}}
+  useDeviationThresholds: false
+  highThresholds: {cpu: 90, memory: 90, network.aware.com/bandwidth: 90}
+- name: rest
+"""
+
+
+def args(**fields: Any) -> dict[str, Any]:
+    return {"lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 50}, **fields}
+
+
+def section(**fields: Any) -> DeschedulerConfig:
+    return msgspec.convert(fields, DeschedulerConfig)
+
+
+def test_the_seeds_configuration_is_read_as_it_stands() -> None:
+    policy = parse_policy(SEED, "policy")
+    assert policy.args is not None
+    assert policy.interval_s == 60
+    load = policy.args.compiled()
+    assert load.exclude == {"kube-system", "koordinator-system"}
+    assert (load.pools[0].low, load.pools[0].high) == ({"cpu": 20, "memory": 30}, {"cpu": 50, "memory": 60})
+
+
+def test_the_seeds_config_map_around_it_is_read_too() -> None:
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "data": {"koord-descheduler-config": SEED}}
+    policy = read_policy(document)
+    assert policy.args is not None
+    assert policy.args.compiled().pools[0].high["cpu"] == 50
+
+
+def test_bare_arguments_keep_every_field() -> None:
+    policy = parse_policy(EVERYTHING, "policy")
+    assert policy.args is not None
+    load = policy.args.compiled()
+    assert (load.paused, load.dry_run, load.number_of_nodes, load.expiry_s) == (True, True, 3, 90)
+    assert (load.include, load.exclude, load.node_fit, load.cache_timeout_s) == ({"shop"}, set(), False, 600)
+    assert load.pod_selectors[0].matches({"app": "b"})
+    assert not load.pod_selectors[0].matches({"app": "c"})
+    gpu, rest = load.pools
+    assert not gpu.deviation
+    assert gpu.high["cpu"] == 90
+    assert gpu.low["cpu"] == 10, "inherited"
+    assert gpu.anomaly.timeout_s == 150, "inherited"
+    assert (gpu.anomaly.abnormal, gpu.anomaly.normal) == (4, 2)
+    assert gpu.selector.matches({"gpu": "true"})
+    assert rest.deviation
+    assert rest.high["cpu"] == 15.5
+    assert rest.selector.matches({"disk": "ssd"}), "inherited"
+    assert not rest.selector.matches({})
+    assert rest.weights == {"cpu": 2, "memory": 1}
+
+
+def test_defaults_are_the_contracts() -> None:
+    load = section().compiled().load
+    assert load is not None
+    assert (load.paused, load.dry_run, load.number_of_nodes, load.expiry_s) == (False, False, 0, 180)
+    assert (load.node_fit, load.cache_timeout_s) == (True, 300)
+    (pool,) = load.pools
+    assert not pool.deviation
+    assert pool.weights == {"cpu": 1, "memory": 1}
+    assert (pool.anomaly.timeout_s, pool.anomaly.abnormal, pool.anomaly.normal) == (60, 5, 3)
+    limits = section().compiled().limits
+    assert (limits.per_node, limits.workload_backoff_s) == (2, 300)
+    assert not section().enabled, "nothing is evicted unless asked for"
+
+
+def test_a_profile_that_does_not_enable_the_plugin_leaves_it_off() -> None:
+    document = yaml.safe_load(SEED)
+    document["profiles"][0]["plugins"]["balance"]["enabled"] = []
+    assert section(policy=document).compiled().load is None
+
+
+def test_limits_of_the_document_win_over_our_defaults() -> None:
+    document = yaml.safe_load(SEED) | {
+        "maxNoOfPodsToEvictPerNode": 5,
+        "maxNoOfPodsToEvictPerNamespace": 7,
+        "maxNoOfPodsToEvictTotal": 9,
+        "dryRun": True,
+        "nodeSelector": {"matchLabels": {"disk": "ssd"}},
+    }
+    migration = {
+        "maxMigratingPerNode": 1,
+        "maxMigratingPerWorkload": "20%",
+        "evictFailedBarePods": True,
+        "objectLimiters": {"workload": {"duration": "10m"}},
+    }
+    document["profiles"][0]["pluginConfig"].append({"name": "MigrationController", "args": migration})
+    found = section(policy=document, intervalS=5).compiled()
+    assert (found.limits.per_node, found.limits.per_namespace, found.limits.per_round) == (1, 7, 9)
+    assert (found.limits.per_workload, found.limits.workload_backoff_s) == ("20%", 600)
+    assert found.protection.bare_pods
+    assert found.dry_run
+    assert found.interval_s == 60
+    assert found.load is not None
+    assert not found.load.pools[0].selector.matches({})
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (args(lowThresholds={"cpu": 60}), "lowThresholds.cpu"),
+        (args(highThresholds={"cpu": 101}), "highThresholds.cpu"),
+        (args(lowThresholds={"cpu": -1}), "lowThresholds.cpu"),
+        (args(highThresholds={"cpu": float("nan")}), "highThresholds.cpu"),
+        (args(lowThresholds={"gpu": 1}, highThresholds={"gpu": 2}), "lowThresholds.gpu"),
+        (args(highThresholds={"cpu": 50, "memory": 60}), "lowThresholds.memory"),
+        (args(lowThresholds={"cpu": 20, "memory": 60}), "highThresholds.memory"),
+        (args(highThreshold={"cpu": 50}), "highThreshold"),
+        (args(highThresholds={"cpu": "much"}), "highThresholds"),
+        (args(evictableNamespaces={"include": ["a"], "exclude": ["b"]}), "evictableNamespaces"),
+        (args(evictableNamespaces={"includes": ["a"]}), "evictableNamespaces.includes"),
+        (args(nodeSelector={"matchLabel": {"a": "b"}}), "nodeSelector.matchLabel"),
+        (args(nodeSelector={"matchExpressions": [{"key": "a", "operator": "Is"}]}), "nodeSelector"),
+        (args(podSelectors=[{"name": "x"}]), "podSelectors[0]"),
+        (
+            args(podSelectors=[{"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]),
+            "podSelectors[0].selector",
+        ),
+        (args(numberOfNodes=-1), "numberOfNodes"),
+        (args(nodeMetricExpirationSeconds=0), "nodeMetricExpirationSeconds"),
+        (args(resourceWeights={"gpu": 1}), "resourceWeights.gpu"),
+        (args(resourceWeights={"cpu": 0}), "resourceWeights.cpu"),
+        (args(resourceWeights={}), "resourceWeights"),
+        (args(anomalyCondition={"timeout": "soon"}), "anomalyCondition.timeout"),
+        (args(anomalyCondition={"consecutiveAbnormalities": 0}), "anomalyCondition.consecutiveAbnormalities"),
+        (args(anomalyCondition={"consecutiveNormalities": 0}), "anomalyCondition.consecutiveNormalities"),
+        (args(detectorCacheTimeout="-5m"), "detectorCacheTimeout"),
+        (args(nodePools=[{"name": "a"}, {"name": "a"}]), "nodePools"),
+        (args(nodePools=[{"name": "a", "lowThresholds": {"cpu": 70}}]), "nodePools[0].lowThresholds.cpu"),
+        ({"useDeviationThresholds": True}, "highThresholds"),
+        ({"kind": "HighNodeLoadArgs"}, "kind"),
+        ({"apiVersion": "descheduler/v1"}, "apiVersion"),
+        (["cpu"], "the document"),
+        ({"kind": "ConfigMap", "data": {}}, "data"),
+    ],
+)
+def test_bad_arguments_are_refused_naming_the_field(document: Any, field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_policy(document)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"deschedulingInterval": "often"}, "deschedulingInterval"),
+        ({"maxNoOfPodsToEvictPerNode": -1}, "maxNoOfPodsToEvictPerNode"),
+        ({"profiles": [{"pluginConfig": [{"name": "LoadAware"}]}]}, "profiles[0].pluginConfig[0].name"),
+        (
+            {"profiles": [{"plugins": {"balance": {"enabled": [{"name": "HighNodeUtilization"}]}}}]},
+            "profiles[0].plugins.balance.enabled[0].name",
+        ),
+        (
+            {
+                "profiles": [
+                    {
+                        "plugins": {"balance": {"enabled": [{"name": "LowNodeLoad"}]}},
+                        "pluginConfig": [{"name": "LowNodeLoad", "args": {"lowThresholds": {"cpu": 80}}}],
+                    }
+                ]
+            },
+            "profiles[0].pluginConfig[0].args.highThresholds.cpu",
+        ),
+    ],
+)
+def test_bad_configurations_are_refused_naming_the_path(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_policy({"kind": "DeschedulerConfiguration", **change})
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"intervalS": 0}, "descheduler.intervalS"),
+        ({"policy": {}, "policyFile": "x"}, "descheduler.policy"),
+        ({"policyFile": "/nowhere/at/all.yaml"}, "descheduler.policyFile"),
+        ({"policy": {"lowThresholds": {"cpu": 101}}}, "descheduler.policy.lowThresholds.cpu"),
+        ({"limits": {"perNode": -1}}, "descheduler.limits.perNode"),
+        ({"limits": {"perWorkload": "150%"}}, "descheduler.limits.perWorkload"),
+        ({"limits": {"perWorkload": "some"}}, "descheduler.limits.perWorkload"),
+        ({"limits": {"failureBackoffS": 100, "longestBackoffS": 10}}, "descheduler.limits.failureBackoffS"),
+        ({"misplacement": {"marginPercent": 101}}, "descheduler.misplacement.marginPercent"),
+        ({"usage": {"halfLifeS": -1}}, "descheduler.usage.halfLifeS"),
+        ({"usage": {"prometheus": {"url": "prometheus:9090"}}}, "descheduler.usage.prometheus.url"),
+        ({"enabled": True, "usage": {"source": "prometheus"}}, "descheduler.usage.prometheus.url"),
+        (
+            {
+                "enabled": True,
+                "policy": {
+                    "lowThresholds": {"network.aware.com/bandwidth": 30},
+                    "highThresholds": {"network.aware.com/bandwidth": 60},
+                },
+            },
+            "descheduler.usage.prometheus.url",
+        ),
+    ],
+)
+def test_a_bad_section_is_refused_naming_the_field(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        section(**fields).validate()
+    assert refused.value.field == field
+
+
+def test_a_policy_file_is_read_and_its_faults_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(SEED)
+    load = section(policyFile=str(path)).compiled().load
+    assert load is not None
+    assert load.pools[0].high["memory"] == 60
+    path.write_text(SEED.replace("cpu: 50", "cpu: 500"))
+    with pytest.raises(ConfigError, match=r"highThresholds\.cpu: 500 is no percentage") as refused:
+        section(policyFile=str(path)).validate()
+    assert refused.value.field.startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("limit", "pods", "least"), [("10%", 5, 1), ("10%", 40, 4), ("50%", 3, 1), (3, 100, 3), (0, 9, 0)]
+)
+def test_a_share_of_a_workload_is_rounded_down_but_at_least_one(limit: int | str, pods: int, least: int) -> None:
+    assert share_of(limit, pods) == least

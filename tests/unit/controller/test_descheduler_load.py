@@ -1,0 +1,422 @@
+"""LowNodeLoad decides as seed 004 describes it: its threshold table, its free capacity, its stress example, each argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from controller.descheduler.anomaly import Detector, forget_unseen, mark
+from controller.descheduler.args import Anomaly
+from controller.descheduler.classify import classify
+from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.memory import Memory
+from controller.descheduler.objects import NodeInfo, PodInfo
+from controller.descheduler.plan import decide
+from controller.descheduler.tell import describe_eviction
+from tests.unit.controller.descheduling import (
+    GI,
+    NOW_S,
+    amounts,
+    guard,
+    moved,
+    node,
+    once,
+    pod,
+    settings,
+    snapshot,
+)
+
+HOT, WARM, IDLE = "cn-beijing.10.0.2.53", "cn-beijing.10.0.2.54", "cn-beijing.10.0.2.58"
+LOAD = {HOT: amounts(3.825, 4051 / 1024), WARM: amounts(2.155, 4500 / 1024), IDLE: amounts(0.182, 1367 / 1024)}
+
+
+def stress() -> tuple[list[NodeInfo], list[PodInfo], dict[str, dict[str, float]]]:
+    """The seed's three nodes of 4 cores and 16 GiB, and its two stress pods."""
+    nodes = [node(name) for name in (HOT, WARM, IDLE)]
+    pods = [
+        pod("stress-demo-7fdd89cc6b-xr5dl", HOT, owner="ReplicaSet/stress-demo-7fdd89cc6b", cpu="2", memory="4Gi"),
+        pod("stress-demo-7fdd89cc6b-lml7k", WARM, owner="ReplicaSet/stress-demo-7fdd89cc6b", cpu="2", memory="4Gi"),
+    ]
+    used = {p.name: amounts(1.75, 3.2) for p in pods}
+    return nodes, pods, used
+
+
+def spread(**policy: Any) -> Decision:
+    """A hot node with one big and one small pod, and an idle node, under a policy."""
+    nodes, pods = [node("hot"), node("idle")], [pod("big", "hot"), pod("small", "hot", owner="ReplicaSet/b-1")]
+    used = {"big": amounts(1.5, 1), "small": amounts(0.3, 1)}
+    return once(snapshot(nodes, pods, {"hot": amounts(3, 4), "idle": amounts(0.2, 2)}, used), settings(policy))
+
+
+def kinds(policy: Mapping[str, Any], cpu_percent: Mapping[str, float], **flags: Any) -> dict[str, str]:
+    """How nodes with such cpu usage (and idle memory) are judged."""
+    nodes = [node(name, cpu="100", **flags.get(name, {})) for name in cpu_percent]
+    load = settings(policy).load
+    assert load is not None
+    usage = {name: {"cpu": percent * 1000, "memory": 0.0} for name, percent in cpu_percent.items()}
+    return {found.node.name: found.kind for found in classify(load, nodes, usage)}
+
+
+# The seed's threshold table
+
+
+@pytest.mark.parametrize(
+    ("percent", "kind"),
+    [(4, "under"), (44.9, "under"), (45, "under"), (45.1, "normal"), (70, "normal"), (70.1, "over")],
+)
+def test_the_seeds_figure_between_45_and_70_percent(percent: float, kind: str) -> None:
+    limits = {"lowThresholds": {"cpu": 45}, "highThresholds": {"cpu": 70}}
+    assert kinds(limits, {"n": percent}) == {"n": kind}
+
+
+def test_any_resource_makes_a_node_hot_and_all_make_it_idle() -> None:
+    load = settings().load
+    assert load is not None
+    nodes = [node(name, cpu="10", memory="10Gi") for name in ("memory-hot", "cpu-idle-only", "idle")]
+    usage = {"memory-hot": amounts(1, 7), "cpu-idle-only": amounts(1, 4), "idle": amounts(2, 3)}
+    assert [found.kind for found in classify(load, nodes, usage)] == ["normal", "under", "over"]
+    assert [found.node.name for found in classify(load, nodes, usage)] == ["cpu-idle-only", "idle", "memory-hot"]
+
+
+def test_a_cordoned_or_unready_node_is_no_target_but_may_be_a_source() -> None:
+    flags = {"cordoned": {"unschedulable": True}, "unready": {"ready": False}, "hot": {"unschedulable": True}}
+    found = kinds({}, {"cordoned": 4, "unready": 4, "hot": 98}, **flags)
+    assert found == {"cordoned": "normal", "unready": "normal", "hot": "over"}
+
+
+def test_bandwidth_is_a_resource_like_the_others_and_is_not_asked_of_nodes_without_it() -> None:
+    name = "network.aware.com/bandwidth"
+    load = settings({"lowThresholds": {name: 30}, "highThresholds": {name: 60}}).load
+    assert load is not None
+    nodes = [node("busy", bandwidth="10G"), node("idle", bandwidth="10G"), node("no-agent", bandwidth="")]
+    found = classify(load, nodes, {"busy": amounts(bandwidth=7e9), "idle": amounts(bandwidth=1e9), "no-agent": {}})
+    assert {f.node.name: f.kind for f in found} == {"busy": "over", "idle": "under", "no-agent": "unknown"}
+
+
+# The seed's free capacity
+
+
+def test_a_node_of_96_cores_at_20_percent_under_70_can_take_48() -> None:
+    rules = settings({"lowThresholds": {"cpu": 45}, "highThresholds": {"cpu": 70}})
+    view = snapshot([node("a", cpu="96"), node("hot")], [], {"a": amounts(96 * 0.2, 0), "hot": amounts(4, 0)})
+    assert once(view, rules).plan.free_before["default"]["cpu"] == pytest.approx(48_000)
+
+
+def test_each_move_is_deducted_and_the_round_stops_when_nothing_is_left() -> None:
+    # The idle node takes up to 50 % of 4 cores: 1.8 cores. Three pods of one core each want to go.
+    nodes = [node("hot", cpu="8"), node("idle")]
+    pods = [pod(f"p{i}", "hot", owner=f"ReplicaSet/w{i}-1") for i in range(3)]
+    usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1)}
+    decision = once(snapshot(nodes, pods, usage, {p.name: amounts(1, 0.1) for p in pods}), settings())
+    assert moved(decision) == ["p0"]
+    assert decision.plan.free_after["default"]["cpu"] == pytest.approx(800)
+    assert {skip.pod: skip.kind for skip in decision.plan.skips} == {"default/p1": "no-fit", "default/p2": "no-fit"}
+    (state,) = [s for s in decision.plan.nodes if s.node == "hot"]
+    assert state.stuck
+    assert "no further pod can go: 2 no-fit" in state.why
+
+
+# The seed's stress example
+
+
+def test_the_seeds_stress_pod_is_moved_from_the_node_at_98_percent_to_the_one_at_4() -> None:
+    nodes, pods, used = stress()
+    plan = once(snapshot(nodes, pods, LOAD, used), settings({"lowThresholds": {"cpu": 20, "memory": 30}})).plan
+    by_node = {state.node: (state.kind, round(state.share["cpu"])) for state in plan.nodes}
+    assert by_node == {HOT: ("over", 96), WARM: ("over", 54), IDLE: ("under", 5)}
+    (move,) = plan.moves
+    assert (move.pod, move.node, move.target) == ("default/stress-demo-7fdd89cc6b-xr5dl", HOT, IDLE)
+    assert move.node_before["cpu"] == pytest.approx(100 * 3.825 / 4)
+    assert move.node_after["cpu"] == pytest.approx(100 * 2.075 / 4)
+    assert move.target_before["cpu"] == pytest.approx(100 * 0.182 / 4)
+    assert move.target_after["cpu"] == pytest.approx(100 * 1.932 / 4)
+
+
+def test_the_event_of_the_seeds_listing_at_its_usage_of_56_13_percent() -> None:
+    nodes, pods, used = stress()
+    load = {**LOAD, HOT: {"cpu": 2245.2, "memory": 4 * GI}, WARM: amounts(1, 4)}
+    (move,) = once(snapshot(nodes, pods, load, used), settings()).plan.moves
+    assert (
+        describe_eviction(move) == 'Pod evicted from node "cn-beijing.10.0.2.53" by the reason '
+        '"node is overutilized, node cpu usage(56.13%)>threshold(50.00%)"'
+    )
+
+
+def test_a_stress_pod_that_would_make_the_idle_node_hot_stays() -> None:
+    nodes, pods, used = stress()
+    used = {**used, pods[0].name: amounts(1.99, 3.2)}
+    decision = once(snapshot(nodes, pods, LOAD, used), settings())
+    assert pods[0].name not in moved(decision)
+    assert "0/1 nodes fit: 1 cpu usage would exceed the high threshold" in [s.why for s in decision.plan.skips]
+
+
+def test_the_second_reason_of_a_round_has_the_usage_after_the_first_move() -> None:
+    nodes = [node("hot", cpu="10"), node("idle", cpu="100")]
+    pods = [pod(name, "hot", owner=f"ReplicaSet/{name}-1") for name in ("a", "b")]
+    usage = {"hot": {"cpu": 7512.0, "memory": 0.0}, "idle": {"cpu": 0.0, "memory": 0.0}}
+    rules = settings({"lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 70}, "resourceWeights": {"cpu": 1}})
+    view = snapshot(nodes, pods, usage, {"a": amounts(0.5), "b": amounts(0.4)})
+    assert [move.reason for move in once(view, rules).plan.moves] == [
+        "node is overutilized, node cpu usage(75.12%)>threshold(70.00%)",
+        "node is overutilized, node cpu usage(70.12%)>threshold(70.00%)",
+    ]
+
+
+def test_all_exceeded_resources_stand_in_the_reason_with_their_own_thresholds() -> None:
+    nodes, pods = [node("hot"), node("idle")], [pod("p", "hot")]
+    view = snapshot(nodes, pods, {"hot": amounts(3, 12), "idle": amounts(0, 0)}, {"p": amounts(1.5, 6)})
+    (move,) = once(view, settings()).plan.moves
+    assert move.reason == (
+        "node is overutilized, node cpu usage(75.00%)>threshold(50.00%), node memory usage(75.00%)>threshold(60.00%)"
+    )
+
+
+# Each argument of the seed
+
+
+def test_paused_plans_nothing_and_says_so() -> None:
+    assert moved(spread()) == ["big"]
+    decision = spread(paused=True)
+    assert moved(decision) == []
+    assert "LowNodeLoad is paused" in decision.plan.notes
+
+
+def test_dry_run_changes_nothing_about_the_plan() -> None:
+    assert spread(dryRun=True).plan == spread().plan
+
+
+def test_number_of_nodes_must_be_exceeded_by_nodes_with_low_load() -> None:
+    nodes = [node("hot"), node("idle-1"), node("idle-2")]
+    usage = {"hot": amounts(3, 1), "idle-1": amounts(0.2, 1), "idle-2": amounts(0.2, 1)}
+    view = snapshot(nodes, [pod("p", "hot")], usage, {"p": amounts(1, 1)})
+    assert moved(once(view, settings({"numberOfNodes": 1}))) == ["p"]
+    decision = once(view, settings({"numberOfNodes": 2}))
+    assert moved(decision) == []
+    assert decision.plan.notes == ("pool default: 2 nodes have low load, and numberOfNodes asks for more than 2",)
+
+
+def test_evictable_namespaces_count_in_usage_but_stay() -> None:
+    nodes = [node("hot"), node("idle")]
+    pods = [pod("p", "hot", namespace="kube-system"), pod("q", "hot", namespace="shop")]
+    usage = {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}
+    view = snapshot(nodes, pods, usage, {"kube-system/p": amounts(1.5, 1), "shop/q": amounts(1.4, 1)})
+    assert moved(once(view, settings())) == ["q"]
+    assert moved(once(view, settings({"evictableNamespaces": {"exclude": ["shop"]}}))) == ["p"]
+    assert moved(once(view, settings({"evictableNamespaces": {"include": ["kube-system"]}}))) == ["p"]
+    assert moved(once(view, settings({"evictableNamespaces": {"include": ["other"]}}))) == []
+
+
+def test_the_node_selector_decides_which_nodes_are_looked_at() -> None:
+    nodes = [node("hot", labels={"pool": "a"}), node("idle", labels={"pool": "a"})]
+    usage = {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}
+    view = snapshot(nodes, [pod("p", "hot")], usage, {"p": amounts(1.5, 1)})
+    assert moved(once(view, settings({"nodeSelector": {"matchLabels": {"pool": "a"}}}))) == ["p"]
+    assert once(view, settings({"nodeSelector": {"matchLabels": {"pool": "b"}}})).plan.nodes == ()
+
+
+def test_a_pod_must_match_any_pod_selector() -> None:
+    nodes = [node("hot"), node("idle")]
+    pods = [pod("a", "hot", labels={"app": "a"}), pod("b", "hot", labels={"app": "b"}), pod("c", "hot")]
+    view = snapshot(
+        nodes, pods, {"hot": amounts(3.9, 1), "idle": amounts(0, 1)}, {p.name: amounts(0.5, 1) for p in pods}
+    )
+    selectors = [{"name": v, "selector": {"matchLabels": {"app": v}}} for v in ("a", "b")]
+    assert sorted(moved(once(view, settings({"podSelectors": selectors})))) == ["a", "b"]
+    assert sorted(moved(once(view, settings()))) == ["a", "b", "c"]
+
+
+def test_node_fit_asks_whether_the_scheduler_has_a_place() -> None:
+    nodes = [node("hot"), node("idle", cpu="4")]
+    pods = [pod("wide", "hot", cpu="8")]
+    usage = {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}
+    view = snapshot(nodes, pods, usage, {"wide": amounts(1.5, 1)})
+    decision = once(view, settings())
+    assert moved(decision) == []
+    assert decision.plan.skips[0].why == "0/1 nodes fit: 1 cpu request"
+    (move,) = once(view, settings({"nodeFit": False})).plan.moves
+    assert move.target == "", "without nodeFit nobody knows where it goes"
+
+
+def test_without_node_fit_capacity_is_still_deducted_and_the_budget_counts_twice() -> None:
+    nodes = [node("hot", cpu="8"), node("idle")]
+    pods = [pod(f"p{i}", "hot", owner=f"ReplicaSet/w{i}-1") for i in range(3)]
+    usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1)}
+    view = snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods})
+    decision = once(view, settings({"nodeFit": False}))
+    assert moved(decision) == ["p0", "p1"]
+    assert [follow.weight for follow in decision.follows] == [2, 2]
+    assert moved(once(view, settings({"nodeFit": False}, limits={"perHour": 3}))) == ["p0"]
+
+
+def test_deviation_thresholds_are_distances_from_the_mean() -> None:
+    policy = {"lowThresholds": {"cpu": 10}, "highThresholds": {"cpu": 10}}
+    usage = {"a": 60.0, "b": 50.0, "c": 40.0, "d": 70.0, "e": 30.0}
+    assert set(kinds(policy, usage).values()) == {"over"}
+    found = kinds({**policy, "useDeviationThresholds": True}, usage)
+    assert found == {"a": "normal", "b": "normal", "c": "under", "d": "over", "e": "under"}
+
+
+def test_deviation_thresholds_stay_within_0_and_100() -> None:
+    policy = {"useDeviationThresholds": True, "lowThresholds": {"cpu": 20}, "highThresholds": {"cpu": 20}}
+    assert kinds(policy, {"a": 2.0, "b": 0.0}) == {"a": "normal", "b": "under"}
+    assert kinds(policy, {"a": 100.0, "b": 90.0}) == {"a": "normal", "b": "normal"}
+
+
+def test_low_and_high_thresholds_decide_who_gives_and_who_takes() -> None:
+    assert kinds({"lowThresholds": {"cpu": 4}, "highThresholds": {"cpu": 97}}, {"n": 98}) == {"n": "over"}
+    assert kinds({"lowThresholds": {"cpu": 4}, "highThresholds": {"cpu": 99}}, {"n": 98}) == {"n": "normal"}
+    assert kinds({"lowThresholds": {"cpu": 98}, "highThresholds": {"cpu": 99}}, {"n": 98}) == {"n": "under"}
+
+
+def test_resource_weights_decide_which_hot_node_comes_first() -> None:
+    nodes = [
+        node("cpu-hot", cpu="10", memory="10Gi"),
+        node("memory-hot", cpu="10", memory="10Gi"),
+        node("idle", cpu="100"),
+    ]
+    usage = {"cpu-hot": amounts(9, 1), "memory-hot": amounts(1, 9), "idle": amounts(0, 0)}
+    pods = [pod("c", "cpu-hot", owner="ReplicaSet/c-1"), pod("m", "memory-hot", owner="ReplicaSet/m-1")]
+    view = snapshot(nodes, pods, usage, {"c": amounts(5, 0.5), "m": amounts(0.5, 5)})
+    assert moved(once(view, settings({"resourceWeights": {"cpu": 10, "memory": 1}}))) == ["c", "m"]
+    assert moved(once(view, settings({"resourceWeights": {"cpu": 1, "memory": 10}}))) == ["m", "c"]
+
+
+def test_node_pools_have_their_own_thresholds_and_each_node_one_pool() -> None:
+    policy = {
+        "lowThresholds": {"cpu": 20},
+        "highThresholds": {"cpu": 50},
+        "nodePools": [
+            {
+                "name": "batch",
+                "nodeSelector": {"matchLabels": {"pool": "batch"}},
+                "lowThresholds": {"cpu": 80},
+                "highThresholds": {"cpu": 95},
+            },
+            {"name": "rest", "nodeSelector": {}},
+        ],
+    }
+    found = kinds(policy, {"b": 70, "r": 70}, b={"labels": {"pool": "batch"}})
+    assert found == {"b": "under", "r": "over"}
+    nodes = [node("b", labels={"pool": "batch"}), node("r")]
+    view = snapshot(nodes, [pod("p", "r")], {"b": amounts(0.1, 0), "r": amounts(3, 0)}, {"p": amounts(1.5, 0)})
+    assert moved(once(view, settings(policy))) == [], "a pool's pods go to its own nodes"
+
+
+def test_expired_usage_makes_a_node_neither_source_nor_target() -> None:
+    nodes, pods = [node("hot"), node("idle")], [pod("p", "hot")]
+    used = {"p": amounts(1.5, 1)}
+    view = snapshot(nodes, pods, {"idle": amounts(0.2, 1)}, used, expired=["hot"])
+    plan = once(view, settings()).plan
+    assert plan.moves == ()
+    assert {s.node: (s.kind, s.why) for s in plan.nodes}["hot"] == (
+        "unknown",
+        "its usage is older than nodeMetricExpirationSeconds",
+    )
+    plan = once(snapshot(nodes, pods, {"hot": amounts(3, 1)}, used), settings()).plan
+    assert plan.moves == ()
+    assert "numberOfNodes" in plan.notes[0]
+
+
+# Anomaly detection
+
+
+def rounds(over: str, *, condition: Anomaly = Anomaly(), every_s: float = 10.0) -> str:  # noqa: B008 - frozen
+    """``^`` for a round over the threshold and ``.`` for one below; answers ``H`` where the node is hot after it."""
+    detector, found = Detector(), ""
+    for i, sign in enumerate(over):
+        detector = mark(detector, over=sign == "^", condition=condition, now=NOW_S + i * every_s)
+        found += "H" if detector.hot else "-"
+    return found
+
+
+def test_five_consecutive_rounds_mean_the_fifth() -> None:
+    assert rounds("^^^^^^") == "----HH"
+
+
+def test_a_normal_round_starts_the_count_anew() -> None:
+    assert rounds("^^^^.^^^^^") == "---------H"
+
+
+def test_a_hot_node_is_normal_again_after_three_normal_rounds_in_a_row() -> None:
+    assert rounds("^^^^^..^...") == "----HHHHHH-"
+
+
+def test_a_hot_state_expires_and_is_then_found_anew() -> None:
+    found = rounds("^^^^^^^^^^^^", condition=Anomaly(timeout_s=20, abnormal=3))
+    assert found == "--HHH--HHH--"
+
+
+def test_detectors_of_nodes_not_seen_for_the_cache_timeout_are_forgotten() -> None:
+    detectors = {"old": Detector(abnormal=4, seen_s=NOW_S - 301), "new": Detector(abnormal=4, seen_s=NOW_S - 300)}
+    assert list(forget_unseen(detectors, 300, NOW_S)) == ["new"]
+
+
+def test_nothing_moves_before_the_anomaly_is_confirmed_and_the_node_says_for_how_long_it_is_hot() -> None:
+    nodes, pods = [node("hot"), node("idle")], [pod("p", "hot")]
+    view = snapshot(nodes, pods, {"hot": amounts(3, 1), "idle": amounts(0.2, 1)}, {"p": amounts(1.5, 1)})
+    condition = {"timeout": "1m", "consecutiveAbnormalities": 3, "consecutiveNormalities": 1}
+    rules, watched, found = settings({"anomalyCondition": condition}), Watched(), []
+    for i in range(4):
+        decision = decide(view, Memory(), watched, rules, NOW_S + 10 * i)
+        watched = decision.watched
+        found.append((moved(decision), next(s.why for s in decision.plan.nodes if s.node == "hot")))
+    assert found[:2] == [([], f"over for {i} of 3 consecutive rounds") for i in (1, 2)]
+    assert found[2][0] == ["p"]
+    assert moved(decide(view, Memory(), Watched(), rules, NOW_S, confirmed=True)) == ["p"]
+
+
+def test_the_detector_cache_timeout_of_the_arguments_is_used() -> None:
+    nodes = [node("hot"), node("idle")]
+    view = snapshot(nodes, [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
+    blind = snapshot(nodes, [], {"idle": amounts(0.2, 1)})
+    for timeout, left in (("30s", set()), ("10m", {"hot"})):
+        rules = settings({"detectorCacheTimeout": timeout})
+        watched = decide(view, Memory(), Watched(), rules, NOW_S).watched
+        watched = decide(blind, Memory(), watched, rules, NOW_S + 60).watched
+        assert watched.detectors.keys() & {"hot"} == left
+
+
+# Budgets and purity
+
+
+def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_plan_says_which() -> None:
+    nodes = [node("hot"), node("idle")]
+    pods = [pod("p", "hot", labels={"app": "db"})]
+    view = snapshot(
+        nodes,
+        pods,
+        {"hot": amounts(3, 1), "idle": amounts(0.2, 1)},
+        {"p": amounts(1.5, 1)},
+        guards=[guard("db", "app=db", 0)],
+    )
+    plan = once(view, settings()).plan
+    assert plan.moves == ()
+    assert [(s.kind, s.why) for s in plan.skips] == [
+        ("disruption-budget", "PodDisruptionBudget default/db allows no disruption now")
+    ]
+
+
+def test_two_pods_of_a_budget_for_one_do_not_both_go() -> None:
+    nodes = [node("hot", cpu="8"), node("idle", cpu="80")]
+    pods = [pod(f"p{i}", "hot", labels={"app": "db"}, owner=f"ReplicaSet/w{i}-1") for i in range(3)]
+    usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1)}
+    used = {p.name: amounts(0.5, 0.1) for p in pods}
+    assert moved(once(snapshot(nodes, pods, usage, used, guards=[guard("db", "app=db", 1)]), settings())) == ["p0"]
+    assert moved(once(snapshot(nodes, pods, usage, used, guards=[guard("x", "app=x", 0)]), settings())) == [
+        "p0",
+        "p1",
+        "p2",
+    ]
+    both = [guard("db", "app=db", 9), guard("all", "", 9)]
+    decision = once(snapshot(nodes, pods, usage, used, guards=both), settings())
+    assert moved(decision) == []
+    assert decision.plan.skips[0].why == "several PodDisruptionBudgets cover it: default/all, default/db"
+
+
+def test_the_same_arguments_give_the_same_decision() -> None:
+    nodes, pods, used = stress()
+    view, rules = snapshot(nodes, pods, LOAD, used), settings()
+    assert decide(view, Memory(), Watched(), rules, NOW_S) == decide(view, Memory(), Watched(), rules, NOW_S)
+    assert GI == 2**30
