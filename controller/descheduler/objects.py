@@ -31,11 +31,15 @@ FORBIDDING_COST = 2**31 - 1
 QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
 
 
+class _Present(Wire, frozen=True):
+    """Something of which only its being there matters."""
+
+
 class Volume(Wire, frozen=True):
     """Only whether it is local matters."""
 
-    empty_dir: msgspec.Raw | None = None
-    host_path: msgspec.Raw | None = None
+    empty_dir: _Present | None = None
+    host_path: _Present | None = None
 
 
 class MovablePodSpec(Wire, frozen=True):

@@ -100,7 +100,12 @@ def test_bare_arguments_keep_every_field() -> None:
     assert policy.args is not None
     load = policy.args.compiled()
     assert (load.paused, load.dry_run, load.number_of_nodes, load.expiry_s) == (True, True, 3, 90)
-    assert (load.include, load.exclude, load.node_fit, load.cache_timeout_s) == ({"shop"}, set(), False, 600)
+    assert (load.include, load.exclude, load.node_fit, load.cache_timeout_s) == (
+        frozenset({"shop"}),
+        frozenset(),
+        False,
+        600.0,
+    )
     assert load.pod_selectors[0].matches({"app": "b"})
     assert not load.pod_selectors[0].matches({"app": "c"})
     gpu, rest = load.pools

@@ -1,0 +1,272 @@
+"""Moves are followed to their end: what helped is forgotten, what did not backs off, and loops end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.descheduler.config import LimitsConfig
+from controller.descheduler.followup import follow
+from controller.descheduler.memory import (
+    MOST_RESTS,
+    Followed,
+    Memory,
+    Rest,
+    Spent,
+    add_moves,
+    forget_old,
+    put_to_rest,
+    take_back,
+)
+from controller.descheduler.objects import PodInfo
+from controller.descheduler.snapshot import Snapshot
+from tests.unit.controller.descheduling import NOW_S, Days, amounts, node, pod, settings, snapshot
+
+WORKLOAD = "default/Deployment/web"
+LIMITS = LimitsConfig()
+
+
+def move(**fields: Any) -> Followed:
+    known = {
+        "pod": "default/web-old",
+        "uid": "old",
+        "workload": WORKLOAD,
+        "node": "hot",
+        "at_s": NOW_S,
+        "target": "idle",
+    }
+    shares = {"share_before": {"cpu": 90.0}, "relief": {"cpu": 30.0}, "high": {"cpu": 50.0}}
+    return Followed(**{**known, **shares, **fields})
+
+
+def replica(name: str, on: str, age_s: float = 5, **fields: Any) -> PodInfo:
+    labels = {"pod-template-hash": "5d4f"}
+    return pod(name, on, owner="ReplicaSet/web-5d4f", labels=labels, created_s=NOW_S + age_s, **fields)
+
+
+def world(*pods: PodInfo, hot_cpu: float = 2.0) -> Snapshot:
+    return snapshot([node("hot"), node("idle")], pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(1, 1)})
+
+
+def judged(view: Snapshot, after_s: float, *moves: Followed, memory: Memory | None = None) -> tuple[Memory, list[str]]:
+    memory = msgspec.structs.replace(memory or Memory(), follows=moves or (move(),))
+    memory, ended = follow(view, memory, LIMITS, NOW_S + after_s)
+    return memory, [end.outcome for end in ended]
+
+
+def test_a_replacement_on_another_node_that_cooled_is_a_success() -> None:
+    memory, outcomes = judged(world(replica("new", "idle")), 60)
+    assert (outcomes, memory.follows[0].landed, memory.follows[0].landed_pod) == ([], "idle", "default/new")
+    before = Memory(rests={WORKLOAD: Rest(NOW_S + 100, 3)})
+    memory, outcomes = judged(world(replica("new", "idle")), 306, memory=before)
+    assert outcomes == ["helped"]
+    assert memory.rests == {}, "a success ends the back-off"
+    assert memory.follows == ()
+
+
+def test_a_replacement_on_the_same_node_is_a_failure_at_once() -> None:
+    memory, outcomes = judged(world(replica("new", "hot")), 10)
+    assert outcomes == ["returned"]
+    assert memory.rests == {WORKLOAD: Rest(NOW_S + 10 + 7200, 1, "returned")}
+
+
+def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
+    found, memory = [], Memory()
+    for i in range(9):
+        memory, _ = judged(world(replica("new", "hot")), 10, memory=memory)
+        found.append((memory.rests[WORKLOAD].until_s - NOW_S - 10) / 3600)
+        assert memory.rests[WORKLOAD].failures == i + 1
+    assert found == [2, 4, 8, 16, 32, 64, 128, 168, 168]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "outcome"), [(2.0, "helped"), (2.9, "helped"), (3.1, "not-cooled"), (3.9, "not-cooled")]
+)
+def test_the_node_must_have_cooled_by_half_of_what_the_pod_used_or_below_its_threshold(
+    cpu: float, outcome: str
+) -> None:
+    # 90 % before, 30 % used by the pod: 75 % of 4 cores is 3 cores.
+    _, outcomes = judged(world(replica("new", "idle"), hot_cpu=cpu), 306)
+    assert outcomes == [outcome]
+
+
+def test_a_replacement_that_never_runs_anywhere_is_a_failure() -> None:
+    assert judged(world(replica("new", "", phase="Pending")), 599)[1] == []
+    memory, outcomes = judged(world(replica("new", "", phase="Pending")), 601)
+    assert outcomes == ["lost"]
+    assert memory.rests[WORKLOAD].failures == 1
+
+
+def test_an_eviction_that_never_happened_gives_its_budget_back() -> None:
+    memory = add_moves(Memory(), [move()])
+    still_there = replica("web-old", "hot", age_s=-1000, uid="old")
+    memory, ended = follow(world(still_there), memory, LIMITS, NOW_S + 60)
+    assert ended == []
+    memory, ended = follow(world(still_there), memory, LIMITS, NOW_S + 121)
+    assert [end.outcome for end in ended] == ["not-evicted"]
+    assert memory == Memory(), "neither back-off nor budget"
+
+
+def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once() -> None:
+    moves = move(), move(pod="default/web-old2", uid="old2", node="idle")
+    view = world(
+        replica("sibling", "hot", age_s=-50), replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3)
+    )
+    memory, outcomes = judged(view, 10, *moves)
+    assert outcomes == []
+    assert [m.landed_pod for m in memory.follows] == ["default/new", "default/newer"]
+
+
+def test_a_bare_pod_is_not_waited_for() -> None:
+    assert judged(world(), 10, move(workload="default/Pod/web-old"))[1] == ["helped"]
+
+
+def test_the_memory_survives_a_restart_as_json() -> None:
+    memory = put_to_rest(add_moves(Memory(), [move()]), WORKLOAD, Rest(NOW_S, 2, "returned"))
+    assert msgspec.json.decode(msgspec.json.encode(memory), type=Memory) == memory
+
+
+def test_the_memory_is_bounded() -> None:
+    memory = Memory()
+    for i in range(MOST_RESTS + 5):
+        memory = put_to_rest(memory, f"default/Deployment/w{i}", Rest(NOW_S + i))
+    assert len(memory.rests) == MOST_RESTS
+    assert "default/Deployment/w4" not in memory.rests
+    assert len(msgspec.json.encode(memory)) < 1 << 19
+
+
+def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_rest() -> None:
+    memory = Memory(
+        spent=(Spent(NOW_S - 3601, "a"), Spent(NOW_S - 3599, "b")),
+        rests={"over": Rest(NOW_S - 1), "failed": Rest(NOW_S - 1, 2), "long-ago": Rest(NOW_S - 1001, 2)},
+    )
+    kept = forget_old(memory, 300, 1000, NOW_S)
+    assert [entry.workload for entry in kept.spent] == ["b"]
+    assert list(kept.rests) == ["failed"]
+
+
+def test_taking_a_move_back_leaves_others_alone() -> None:
+    first, second = move(), move(pod="default/x", uid="x", workload="default/Deployment/x")
+    memory = take_back(add_moves(Memory(), [first, second]), first)
+    assert memory == add_moves(Memory(), [second])
+
+
+# Days in virtual time
+
+
+class Boomerang:
+    """A cluster whose only movable pod comes back to the same hot node, always, a few seconds after each eviction."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.born_s = NOW_S - 1000
+
+    def look(self, now: float) -> Snapshot:
+        back = now - self.born_s >= 3
+        labels = {"pod-template-hash": "5d4f"}
+        one = pod(
+            f"web-{self.generation}",
+            "hot" if back else "",
+            owner="ReplicaSet/web-5d4f",
+            labels=labels,
+            uid=f"web-{self.generation}",
+            created_s=self.born_s,
+            phase="Running" if back else "Pending",
+        )
+        usage = {"hot": amounts(3.8 if back else 2.2, 1), "idle": amounts(0.2, 1)}
+        return snapshot([node("hot"), node("idle")], [one], usage, {one.name: amounts(1.6, 0.5)} if back else {})
+
+    def evict(self, _: str, now: float) -> None:
+        self.generation, self.born_s = self.generation + 1, now
+
+
+def test_a_pod_that_always_returns_is_evicted_at_most_four_times_in_a_day() -> None:
+    cluster = Boomerang()
+    days = Days(settings({"anomalyCondition": {}}, limits={}), cluster.look, cluster.evict)
+    days.run(86_400)
+    assert 1 <= len(days.moves) <= 4
+    assert {end.outcome for end in days.ends} == {"returned"}
+    hours = [passed_s / 3600 for passed_s, _ in days.moves]
+    gaps = [later - earlier for earlier, later in pairwise(hours)]
+    assert all(later > 1.9 * earlier for earlier, later in pairwise(gaps)), gaps
+
+
+def test_a_restart_every_hour_does_not_make_it_more() -> None:
+    cluster = Boomerang()
+    days = Days(settings({"anomalyCondition": {}}), cluster.look, cluster.evict)
+    for hour in range(24):
+        days.run(3600, start_s=hour * 3600)
+        days.restart()
+    assert 1 <= len(days.moves) <= 4
+
+
+class Fleet:
+    """Ten hot and forty cool nodes whose pods land on the least loaded node; load is what pods use."""
+
+    def __init__(self, *, spare: bool = True) -> None:
+        self.pods: dict[str, tuple[str, float]] = {}
+        self.born: dict[str, float] = {}
+        self.owners: dict[str, str] = {}
+        self.count = 0
+        cool = 3 if spare else 12
+        for n in range(50):
+            for _ in range(14 if n < 10 else cool):
+                self._put(f"n{n:02}", NOW_S - 5000, f"ReplicaSet/w{self.count % 40}-1")
+
+    def _put(self, on: str, at_s: float, owner: str) -> None:
+        self.count += 1
+        self.owners[f"default/p{self.count}"] = owner
+        self.pods[f"default/p{self.count}"] = (on, 0.3)
+        self.born[f"default/p{self.count}"] = at_s
+
+    def load(self) -> dict[str, float]:
+        found = {f"n{n:02}": 0.0 for n in range(50)}
+        for on, used in self.pods.values():
+            found[on] += used
+        return found
+
+    def look(self, _: float) -> Snapshot:
+        nodes = [node(f"n{n:02}", cpu="8", memory="32Gi") for n in range(50)]
+        pods = [
+            pod(key.partition("/")[2], on, owner=self.owners[key], created_s=self.born[key], uid=key)
+            for key, (on, _) in self.pods.items()
+        ]
+        usage = {name: amounts(used, 1) for name, used in self.load().items()}
+        return snapshot(nodes, pods, usage, {key: amounts(used, 0.01) for key, (_, used) in self.pods.items()})
+
+    def evict(self, key: str, now: float) -> None:
+        del self.pods[key]
+        load = self.load()
+        self._put(min(load, key=lambda name: (load[name], name)), now + 1, self.owners[key])
+
+
+POLICY: Mapping[str, Any] = {"lowThresholds": {"cpu": 35}, "highThresholds": {"cpu": 50}, "anomalyCondition": {}}
+
+
+def test_fifty_nodes_with_ten_hot_ones_converge_within_the_limits_and_are_quiet_then() -> None:
+    fleet = Fleet()
+    default = {"perNode": 2, "perNamespace": 10, "perRound": 20, "perWorkload": "10%", "unavailablePerWorkload": "10%"}
+    days = Days(settings(POLICY, limits=default), fleet.look, fleet.evict)
+    days.run(3600)
+    assert max(fleet.load().values()) <= 4.0
+    pods = [name for _, name in days.moves]
+    assert len(pods) == len(set(pods)) == 10
+    assert days.last is not None
+    assert {end.outcome for end in days.ends} == {"helped"}
+    days.run(20 * 60, start_s=3600)
+    assert len(days.moves) == 10
+
+
+def test_load_that_fits_nowhere_else_is_left_alone_and_the_reason_is_visible() -> None:
+    fleet = Fleet(spare=False)
+    days = Days(settings(POLICY), fleet.look, fleet.evict)
+    days.run(1200)
+    assert days.moves == []
+    assert days.last is not None
+    stuck = [state.why for state in days.last.plan.nodes if state.stuck]
+    assert len(stuck) == 10
+    assert "0 nodes have low load" in stuck[0]

@@ -1,0 +1,309 @@
+"""Who may go from a hot node and in which order; where a pod fits; how limits and back-off hold moves back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.descheduler.decision import Decision
+from controller.descheduler.memory import Followed, Memory, Rest, Spent
+from controller.descheduler.objects import PodInfo
+from tests.unit.controller.descheduling import NOW_S, amounts, moved, node, once, pod, settings, snapshot
+
+EVICT = "descheduler.alpha.kubernetes.io/evict"
+
+
+def hot_with(*pods: PodInfo, cpu: float = 0.5, memory: Memory | None = None, **sections: Any) -> Decision:
+    """A node at 100 % cpu with these pods of half a core each, and a big idle node."""
+    nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
+    usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
+    view = snapshot(nodes, pods, usage, {p.key: amounts(cpu, 0.1) for p in pods})
+    return once(view, settings(sections.pop("policy", None), **sections), memory=memory)
+
+
+def separate(name: str, **fields: Any) -> PodInfo:
+    """A pod of a workload of its own."""
+    return pod(name, "hot", **{"owner": f"ReplicaSet/{name}-1", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"annotations": {"kubernetes.io/config.mirror": "x"}}, "protected"),
+        ({"owner": "Node/hot"}, "protected"),
+        ({"owner": "DaemonSet/agent"}, "protected"),
+        ({"owner": "DaemonSet/agent", "annotations": {EVICT: "true"}}, "protected"),
+        ({"priority": 2_000_000_000}, "protected"),
+        ({"priority_class": "system-cluster-critical"}, "protected"),
+        ({"annotations": {EVICT: "false"}}, "protected"),
+        ({"annotations": {"descheduler.alpha.kubernetes.io/prefer-no-eviction": ""}}, "protected"),
+        ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}, "protected"),
+        ({"annotations": {"descheduler.koordinator.sh/eviction-cost": "2147483647"}}, "protected"),
+        ({"owner": ""}, "bare"),
+        ({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}, "local-storage"),
+        ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}, "local-storage"),
+    ],
+)
+def test_pods_that_never_go_unless_allowed(fields: dict[str, Any], kind: str) -> None:
+    decision = hot_with(separate("p", **fields))
+    assert moved(decision) == []
+    assert decision.plan.skipped == {kind: 1}
+    assert moved(hot_with(separate("p"))) == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sections"),
+    [
+        ({"owner": ""}, {"protection": {"barePods": True}}),
+        ({"owner": "", "annotations": {EVICT: "true"}}, {}),
+        ({"spec": {"volumes": [{"emptyDir": {}}]}}, {"protection": {"localStorage": True}}),
+        ({"spec": {"volumes": [{"emptyDir": {}}]}, "annotations": {EVICT: "true"}}, {}),
+        ({"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": "c"}}]}}, {}),
+        ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}}, {}),
+    ],
+)
+def test_pods_that_go_once_allowed(fields: dict[str, Any], sections: dict[str, Any]) -> None:
+    assert moved(hot_with(separate("p", **fields), **sections)) == ["p"]
+
+
+def test_only_priorities_below_the_configured_one_go() -> None:
+    pods = separate("low", priority=10), separate("high", priority=1000)
+    assert moved(hot_with(*pods, protection={"priorityBelow": 1000})) == ["low"]
+
+
+@pytest.mark.parametrize("fields", [{"phase": "Pending"}, {"phase": "Succeeded"}, {"deleting": True}])
+def test_pods_that_do_not_run_are_not_looked_at(fields: dict[str, Any]) -> None:
+    assert moved(hot_with(separate("p", **fields))) == []
+
+
+def test_lower_priority_goes_first_then_lower_class_then_lower_cost_then_greater_use_then_the_younger() -> None:
+    nodes = [node("hot", cpu="10"), node("idle", cpu="64", memory="256Gi")]
+    cost = {"descheduler.koordinator.sh/eviction-cost": "5"}
+    pods = [
+        separate("g-young", created_s=NOW_S - 10),
+        separate("f-old", created_s=NOW_S - 1000),
+        separate("e-big", created_s=NOW_S - 2000),
+        separate("d-costly", annotations=cost),
+        separate("c-guaranteed", qos="Guaranteed"),
+        separate("b-best-effort", qos="BestEffort"),
+        separate("a-important", priority=5),
+    ]
+    used = {p.key: amounts(0.2, 0.1) for p in pods} | {"default/e-big": amounts(0.3, 0.1)}
+    view = snapshot(nodes, pods, {"hot": amounts(9.9, 1), "idle": amounts(0, 0)}, used)
+    order = ["b-best-effort", "e-big", "g-young", "f-old", "d-costly", "c-guaranteed", "a-important"]
+    assert moved(once(view, settings())) == order
+
+
+def test_a_pod_whose_move_alone_suffices_goes_first_and_the_smallest_of_those() -> None:
+    # 4 cores at 2.5: half a core must go.
+    nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
+    pods = [separate(name) for name in ("small", "just-enough", "huge")]
+    used = {"small": amounts(0.4, 0.1), "just-enough": amounts(0.6, 0.1), "huge": amounts(1.4, 0.1)}
+    view = snapshot(nodes, pods, {"hot": amounts(2.5, 1), "idle": amounts(0, 0)}, used)
+    assert moved(once(view, settings())) == ["just-enough"]
+
+
+def test_a_pod_that_does_not_use_what_is_exceeded_stays_and_one_of_unknown_use_too() -> None:
+    nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
+    pods = [separate("idle-pod"), separate("stranger"), separate("asks", cpu="500m")]
+    used = {"idle-pod": amounts(0, 0.1)}
+    decision = once(snapshot(nodes, pods, {"hot": amounts(4, 1), "idle": amounts(0, 0)}, used), settings())
+    assert moved(decision) == ["asks"], "its request stands in for its usage"
+    assert {s.pod: s.kind for s in decision.plan.skips} == {
+        "default/idle-pod": "no-relief",
+        "default/stranger": "no-usage",
+    }
+
+
+# Where a pod fits
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "why"),
+    [
+        ({}, {}, ""),
+        ({"nodeSelector": {"disk": "ssd"}}, {}, "nodeSelector disk=ssd"),
+        ({"nodeSelector": {"disk": "ssd"}}, {"labels": {"disk": "ssd"}}, ""),
+        ({}, {"taints": [{"key": "gpu", "effect": "NoSchedule"}]}, "taint gpu"),
+        ({}, {"taints": [{"key": "gpu", "effect": "PreferNoSchedule"}]}, ""),
+        (
+            {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
+            {"taints": [{"key": "gpu", "effect": "NoSchedule"}]},
+            "",
+        ),
+        (
+            {"tolerations": [{"key": "gpu", "value": "a"}]},
+            {"taints": [{"key": "gpu", "value": "b", "effect": "NoExecute"}]},
+            "taint gpu",
+        ),
+        ({"containers": [{"resources": {"requests": {"memory": "300Gi"}}}]}, {}, "memory request"),
+        ({"containers": [{"resources": {"requests": {"example.com/gpu": "1"}}}]}, {}, "example.com/gpu request"),
+        ({"overhead": {"cpu": "65"}}, {}, "cpu request"),
+        ({"initContainers": [{"resources": {"requests": {"cpu": "65"}}}]}, {}, "cpu request"),
+        ({}, {"pods": "0"}, "too many pods"),
+        ({}, {"cpu": "1"}, "cpu usage would exceed the high threshold"),
+    ],
+)
+def test_node_fit_checks_selectors_taints_requests_and_usage(
+    spec: dict[str, Any], target: dict[str, Any], why: str
+) -> None:
+    nodes = [node("hot"), node("idle", **{"cpu": "64", "memory": "256Gi", **target})]
+    used = {"p": amounts(0.6, 0.1)}
+    view = snapshot(nodes, [separate("p", spec=spec)], {"hot": amounts(4, 1), "idle": amounts(0, 0)}, used)
+    decision = once(view, settings())
+    assert [s.why for s in decision.plan.skips] == ([f"0/1 nodes fit: 1 {why}"] if why else [])
+    assert moved(decision) == ([] if why else ["p"])
+
+
+@pytest.mark.parametrize(
+    ("requirement", "fits"),
+    [
+        ({"key": "disk", "operator": "In", "values": ["ssd"]}, True),
+        ({"key": "disk", "operator": "In", "values": ["hdd"]}, False),
+        ({"key": "disk", "operator": "NotIn", "values": ["ssd"]}, False),
+        ({"key": "other", "operator": "NotIn", "values": ["x"]}, True),
+        ({"key": "disk", "operator": "Exists"}, True),
+        ({"key": "disk", "operator": "DoesNotExist"}, False),
+        ({"key": "cores", "operator": "Gt", "values": ["31"]}, True),
+        ({"key": "cores", "operator": "Lt", "values": ["32"]}, False),
+        ({"key": "disk", "operator": "Gt", "values": ["1"]}, False),
+    ],
+)
+def test_required_node_affinity_has_every_operator(requirement: dict[str, Any], *, fits: bool) -> None:
+    term = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
+    spec = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}}
+    nodes = [node("hot"), node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32"})]
+    usage = {"hot": amounts(4, 1), "idle": amounts(0, 0)}
+    decision = once(snapshot(nodes, [separate("p", spec=spec)], usage, {"p": amounts(0.6, 0.1)}), settings())
+    assert moved(decision) == (["p"] if fits else [])
+
+
+def test_one_term_of_node_affinity_suffices_and_names_are_a_field() -> None:
+    terms: list[dict[str, Any]] = [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [n]}]} for n in ("other", "idle")
+    ]
+    cases: list[tuple[list[dict[str, Any]], list[str]]] = [(terms, ["p"]), (terms[:1], []), ([{}], [])]
+    for wanted, fits in cases:
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": wanted}}
+        spec = {"affinity": {"nodeAffinity": required}}
+        assert moved(hot_with(separate("p", spec=spec))) == fits
+
+
+def test_required_anti_affinity_keeps_replicas_apart() -> None:
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "db"}}}
+    anti = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    here = [separate(f"db-{i}", labels={"app": "db"}, spec=anti) for i in range(2)]
+    nodes = [node("hot"), *(node(f"idle-{i}", cpu="64", memory="256Gi") for i in range(3))]
+    there = [pod("db-9", "idle-0", labels={"app": "db"}, owner="ReplicaSet/x-1")]
+    usage = {"hot": amounts(4, 1)} | {f"idle-{i}": amounts(i, i) for i in range(3)}
+    view = snapshot(nodes, [*here, *there], usage, {p.name: amounts(0.5, 0.1) for p in here})
+    targets = [move.target for move in once(view, settings()).plan.moves]
+    assert targets == ["idle-1", "idle-2"]
+
+
+def test_the_least_loaded_target_that_fits_is_named_and_filled_before_it_becomes_hot() -> None:
+    nodes = [node("hot", cpu="16"), node("a", cpu="4"), node("b", cpu="4")]
+    pods = [separate(f"p{i}") for i in range(6)]
+    usage = {"hot": amounts(16, 1), "a": amounts(0.4, 1), "b": amounts(0.2, 1)}
+    plan = once(snapshot(nodes, pods, usage, {p.name: amounts(0.8, 0.1) for p in pods}), settings()).plan
+    assert [move.target for move in plan.moves] == ["b", "a", "b", "a"]
+    assert max(move.target_after["cpu"] for move in plan.moves) <= 50
+
+
+# Limits
+
+
+def many(count: int, **fields: Any) -> list[PodInfo]:
+    return [separate(f"p{i}", **fields) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({}, 5),
+        ({"perNode": 2}, 2),
+        ({"perNamespace": 3}, 3),
+        ({"perRound": 1}, 1),
+        ({"perHour": 4}, 4),
+        ({"perHour": 0}, 0),
+    ],
+)
+def test_limits_of_one_round(limits: dict[str, int], count: int) -> None:
+    decision = hot_with(*many(5), cpu=0.4, limits=limits)
+    assert len(moved(decision)) == count
+
+
+def test_the_hourly_budget_counts_what_was_spent_in_the_last_hour() -> None:
+    spent = tuple(Spent(NOW_S - age, "default/Deployment/x") for age in (10, 3590, 3601, 4000))
+    assert len(moved(hot_with(*many(5), cpu=0.4, memory=Memory(spent=spent), limits={"perHour": 4}))) == 2
+
+
+def test_a_workload_moves_one_pod_at_a_time_by_default_and_a_share_of_its_pods_when_it_is_large() -> None:
+    limits = {"perWorkload": "10%", "unavailablePerWorkload": "10%"}
+    assert len(moved(hot_with(*[pod(f"p{i}", "hot") for i in range(8)], cpu=0.3, limits=limits))) == 1
+    fleet = [pod(f"far-{i}", "elsewhere") for i in range(20)]
+    assert len(moved(hot_with(*[pod(f"p{i}", "hot") for i in range(8)], *fleet, cpu=0.3, limits=limits))) == 2
+
+
+def test_a_workload_rests_for_five_minutes_after_a_move() -> None:
+    for age_s, names in ((299, []), (301, ["p"])):
+        memory = Memory(spent=(Spent(NOW_S - age_s, "default/ReplicaSet/web-5d4f"),))
+        assert moved(hot_with(pod("p", "hot"), cpu=2.5, memory=memory, limits={"perWorkload": 1})) == names
+
+
+def test_a_workload_with_pods_that_are_not_ready_is_left_alone() -> None:
+    limits = {"unavailablePerWorkload": 1}
+    decision = hot_with(pod("p", "hot"), pod("q", "elsewhere", ready=False), cpu=2.5, limits=limits)
+    assert moved(decision) == []
+    assert decision.plan.skips[0].why == (
+        "1 of 2 pods of default/ReplicaSet/web-5d4f are not available, at most 1 may be"
+    )
+
+
+def test_a_workload_that_failed_to_gain_rests_and_the_plan_says_until_when() -> None:
+    rest = Rest(NOW_S + 7200, failures=2, why="returned")
+    decision = hot_with(pod("p", "hot"), cpu=2.5, memory=Memory(rests={"default/ReplicaSet/web-5d4f": rest}))
+    assert moved(decision) == []
+    assert decision.plan.skips[0].why == (
+        "default/ReplicaSet/web-5d4f rests for another 120 min after 2 moves that did not help (returned)"
+    )
+
+
+def test_back_off_outlives_a_roll_out_of_the_deployment() -> None:
+    labels = {"pod-template-hash": "5d4f"}
+    assert pod("p", "hot", labels=labels).workload == "default/Deployment/web"
+    assert pod("p", "hot").workload == "default/ReplicaSet/web-5d4f"
+    assert pod("p", "hot", owner="StatefulSet/db").workload == "default/StatefulSet/db"
+
+
+def follow(**fields: Any) -> Followed:
+    return Followed(
+        **{"pod": "default/old", "uid": "u", "workload": "default/Deployment/w", "node": "hot", "at_s": NOW_S, **fields}
+    )
+
+
+def test_a_node_is_left_alone_until_recent_moves_show_in_its_usage() -> None:
+    memory = Memory(follows=(follow(at_s=NOW_S - 60),))
+    decision = hot_with(separate("p"), memory=memory)
+    assert moved(decision) == []
+    assert decision.plan.nodes[0].why == "waiting until 1 recent moves show in its usage"
+    memory = Memory(follows=(follow(at_s=NOW_S - 121, landed="idle", landed_uid="x", landed_s=NOW_S - 120),))
+    assert moved(hot_with(separate("p"), memory=memory)) == ["p"]
+
+
+def test_what_is_underway_is_booked_before_usage_shows_it() -> None:
+    nodes = [node("hot", cpu="8"), node("idle"), node("left", cpu="8")]
+    usage = {"hot": amounts(7.5, 1), "idle": amounts(0.2, 1), "left": amounts(3, 1)}
+    view = snapshot(nodes, [separate("p")], usage, {"p": amounts(1, 0.1)})
+    assert moved(once(view, settings())) == ["p"]
+    landed = follow(node="left", used=amounts(1.5, 0.1), landed="idle", landed_uid="x", landed_s=NOW_S - 10)
+    assert moved(once(view, settings(), memory=Memory(follows=(landed,)))) == []
+    flying = follow(node="left", used=amounts(1.9, 0.1))
+    assert moved(once(view, settings(), memory=Memory(follows=(flying,)))) == []
+
+
+def test_the_api_servers_wish_for_patience_holds_all_moves() -> None:
+    decision = hot_with(separate("p"), memory=Memory(hold_until_s=NOW_S + 30))
+    assert moved(decision) == []
+    assert decision.plan.notes == ("the API server asked to wait for another 30 s",)
