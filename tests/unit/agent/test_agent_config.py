@@ -1,0 +1,85 @@
+"""Flags, environment and the file of capacities."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig, Reserve, add_run_flags, parse_reserve, parse_share, read_config, read_file
+from kubekit.errors import ConfigError
+
+
+def parse(*flags: str, **environ: str) -> AgentConfig:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_run_flags(parser, environ)
+    return read_config(parser.parse_args(flags))
+
+
+def test_defaults_work_with_nothing_but_a_node_name() -> None:
+    config = parse(NODE_NAME="n1")
+    assert (config.node, config.namespace, config.bandwidth) == ("n1", "netaware-system", "observe")
+    assert config.capacity_bps is None
+    assert config.probing
+
+
+def test_flags_win_over_the_environment() -> None:
+    environ = {"NODE_NAME": "n1", "NETAWARE_CAPACITY": "1G", "POD_NAMESPACE": "other", "NETAWARE_BANDWIDTH": "enforce"}
+    config = parse("--capacity=2G", "--repair-burst", **environ)
+    assert (config.capacity_bps, config.namespace, config.bandwidth) == (2 * 10**9, "other", "enforce")
+    assert config.repair_burst
+
+
+@pytest.mark.parametrize(
+    ("text", "reserve"),
+    [("10%", Reserve(ratio=0.1)), ("0", Reserve()), ("500M", Reserve(rate_bps=500_000_000)), ("0%", Reserve())],
+)
+def test_a_reserve_is_a_share_or_a_rate(text: str, reserve: Reserve) -> None:
+    assert parse_reserve(text) == reserve
+
+
+@pytest.mark.parametrize("text", ["100%", "-1", "-5%", "much", "1e400%"])
+def test_a_reserve_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--reserve"):
+        parse_reserve(text)
+
+
+@pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.5", 0.5), ("100%", 1.0)])
+def test_a_share_is_a_ratio_or_a_percentage(text: str, share: float) -> None:
+    assert parse_share("--x", text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "101%", "nan", "inf", "a lot"])
+def test_a_share_outside_of_its_range_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--x"):
+        parse_share("--x", text)
+
+
+def write(path: Path, body: str) -> Path:
+    file = path / "agent.yaml"
+    file.write_text("apiVersion: netaware.io/v1alpha1\nkind: AgentConfiguration\n" + body)
+    return file
+
+
+def test_the_file_names_capacities_by_label_and_instance_type(tmp_path: Path) -> None:
+    body = "capacityByNode: [{selector: 'pool in (a, b)', capacity: 25G}]\ncapacityByInstanceType: {m5.large: 10000000000}\n"
+    rules, by_type = read_file(write(tmp_path, body))
+    assert [(rule.rate_bps, rule.selector.matches({"pool": "b"})) for rule in rules] == [(25 * 10**9, True)]
+    assert by_type == {"m5.large": 10**10}
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("capacityByNode: [{selector: 'pool in', capacity: 1G}]", r"capacityByNode\[0\].selector"),
+        ("capacityByNode: [{selector: a=b, capacity: fast}]", r"capacityByNode\[0\].capacity"),
+        ("capacityByInstanceType: {t3: 0}", r"capacityByInstanceType\[t3\]"),
+        ("capacityByInstanceTypes: {}", "capacityByInstanceTypes"),
+        ("capacityByNode: 5", "capacityByNode"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, body: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read_file(write(tmp_path, body + "\n"))

@@ -1,0 +1,61 @@
+"""When a sample is worth a write."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.probing.results import says_the_same
+from agent.probing.secret import decode_secret, read_secret_file
+from kubekit.errors import ConfigError
+from netperf.sample import Measurement, Place, Sample
+
+BASE = Sample(
+    origin=Place("n1", "z1"),
+    destination=Place("n2", "z2"),
+    measurement=Measurement(prober="netperf", test="TCP_RR", p50_us=2000.0, p90_us=2500.0, p99_us=4000.0),
+)
+
+
+def with_(**changes: object) -> Sample:
+    return msgspec.structs.replace(BASE, measurement=msgspec.structs.replace(BASE.measurement, **changes))
+
+
+@pytest.mark.parametrize("changes", [{}, {"p50_us": 2090.0}, {"p99_us": 3900.0}, {"mean_us": 1.0}])
+def test_noise_is_not_worth_a_write(changes: dict[str, object]) -> None:
+    assert says_the_same(with_(**changes), BASE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"p50_us": 2200.0}, {"p90_us": 2300.0}, {"p99_us": None}, {"loss_ratio": 0.05}, {"prober": "echo"}]
+)
+def test_a_change_that_a_reader_would_act_on_is(changes: dict[str, object]) -> None:
+    assert not says_the_same(with_(**changes), BASE)
+
+
+def test_a_doubt_that_comes_or_goes_is_worth_a_write() -> None:
+    assert not says_the_same(msgspec.structs.replace(BASE, doubts=("throttled",)), BASE)
+
+
+def test_small_latencies_may_move_by_their_clocks_noise() -> None:
+    small = with_(p50_us=30.0, p90_us=40.0, p99_us=60.0)
+    assert says_the_same(with_(p50_us=70.0, p90_us=80.0, p99_us=120.0), small)
+
+
+def test_a_secret_is_read_from_base64_and_must_be_long_enough() -> None:
+    assert decode_secret({"passphrase": base64.b64encode(b"0123456789abcdef\n").decode()}) == b"0123456789abcdef"
+    assert decode_secret({}) == b""
+    assert decode_secret(None) == b""
+    for bad in ("not base64!", base64.b64encode(b"short").decode()):
+        with pytest.raises(ConfigError):
+            decode_secret({"passphrase": bad})
+
+
+def test_a_missing_secret_file_is_no_secret_and_a_short_one_is_an_error(tmp_path: Path) -> None:
+    assert read_secret_file(tmp_path / "none") == b""
+    (tmp_path / "short").write_text("abc")
+    with pytest.raises(ConfigError):
+        read_secret_file(tmp_path / "short")
