@@ -71,8 +71,11 @@ class Teller:
             if self._stuck.get(node) != why:
                 log.warning("hot node not relieved", node=node, why=why)
                 self._recorder.warning(Reference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
-        for node in self._stuck.keys() - stuck.keys():
+        # A node whose anomaly timed out is still over, and soon found hot again: that is no change worth telling.
+        still_over = {state.node for state in plan.nodes if state.kind in {"over", "unknown"}}
+        still_over -= {move.node for move in plan.moves}
+        for node in self._stuck.keys() - stuck.keys() - still_over:
             log.info("hot node needs nothing more", node=node)
-        self._stuck = stuck
+        self._stuck = {node: why for node, why in self._stuck.items() if node in still_over} | stuck
         for note in plan.notes:
             log.debug("round", note=note)

@@ -264,7 +264,7 @@ def test_fifty_nodes_with_ten_hot_ones_converge_within_the_limits_and_are_quiet_
 def test_load_that_fits_nowhere_else_is_left_alone_and_the_reason_is_visible() -> None:
     fleet = Fleet(spare=False)
     days = Days(settings(POLICY), fleet.look, fleet.evict)
-    days.run(1200)
+    days.run(1021)  # ends on a round in which the nodes are found hot
     assert days.moves == []
     assert days.last is not None
     stuck = [state.why for state in days.last.plan.nodes if state.stuck]
