@@ -36,6 +36,8 @@ from kubekit.wire import Condition, Node, Pod
 from kubekit.workqueue import WorkQueue
 
 NOT_YET_S = 0.2
+ALL = "*"
+"""Stands for every group in the queue: ten thousand nodes that appear at once must not queue each group as often."""
 
 
 class AppGroupController:
@@ -61,9 +63,10 @@ class AppGroupController:
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] | None = None
         self._pods_of: dict[str, dict[str, Pod]] = defaultdict(dict)
+        self._keys_of: dict[str, set[str]] = defaultdict(set)
         self._lookups: dict[str, tuple[str, CostLookup]] = {}
         self._last_conditions: dict[str, list[Condition]] = {}
-        caches.app_groups.subscribe(lambda key, _old, _new: self._soon(key))
+        caches.app_groups.subscribe(self._group_changed)
         caches.group_pods.subscribe(self._pod_changed)
         caches.nodes.subscribe(self._node_changed)
         caches.topologies.subscribe(self._topology_changed)
@@ -71,9 +74,13 @@ class AppGroupController:
     def _soon(self, key: str) -> None:
         self._queue.add_after(key, self._config.settle_s)
 
-    def _all_soon(self) -> None:
-        for key in self._caches.app_groups.items:
-            self._soon(key)
+    def _group_changed(self, key: str, _old: AppGroup | None, new: AppGroup | None) -> None:
+        name = key.rpartition("/")[2]
+        if new is not None:
+            self._keys_of[name].add(key)
+        else:
+            self._keys_of[name].discard(key)
+        self._soon(key)
 
     def _pod_changed(self, key: str, old: Pod | None, new: Pod | None) -> None:
         for name in {pod.metadata.label(APPGROUP_LABEL) for pod in (old, new) if pod is not None}:
@@ -81,33 +88,35 @@ class AppGroupController:
             self._pods_of[name].pop(key, None)
             if not self._pods_of[name]:
                 del self._pods_of[name]
-            for group in self._caches.app_groups.items:
-                if group.endswith(f"/{name}"):
-                    self._soon(group)
+            for group in self._keys_of.get(name, ()):
+                self._soon(group)
         if new is not None:
             self._pods_of[new.metadata.label(APPGROUP_LABEL)][key] = new
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not same_place(old, new):
             self._locations = None
-            self._all_soon()
+            self._soon(ALL)
 
     def _topology_changed(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
         if old is None or new is None or old.spec.weights != new.spec.weights:
             self._lookups.pop(key, None)
-            self._all_soon()
+            self._soon(ALL)
 
     async def run(self) -> None:
         """Keep the groups until cancelled."""
         self._own.forget()
-        for key in self._caches.app_groups.items:
-            self._queue.add(key)
+        self._queue.add(ALL)
         try:
             await self._queue.work(self._reconcile, name="appgroup")
         finally:
             self._metrics.clear()
 
     async def _reconcile(self, key: str) -> float | None:
+        if key == ALL:
+            for group_key in self._caches.app_groups.items:
+                self._queue.add(group_key)
+            return None
         group = self._own.newest(key)
         if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
             self._metrics.drop(key)

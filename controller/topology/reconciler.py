@@ -44,6 +44,8 @@ from netperf.results import SIZE_WARNING_BYTES, Results, decode_results, shard_n
 log = logs.get("controller.topology")
 
 NOT_YET_S = 0.2
+ALL = "*"
+"""Stands for every topology in the queue."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -199,10 +201,6 @@ class TopologyController:
     def _soon(self, key: str) -> None:
         self._queue.add_after(key, self._config.settle_s)
 
-    def _all_soon(self) -> None:
-        for key in self._caches.topologies.items:
-            self._soon(key)
-
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not same_place(old, new):
             self._map = None
@@ -214,7 +212,7 @@ class TopologyController:
 
     def _pods_moved(self) -> None:
         self._allocated = None
-        self._all_soon()
+        self._soon(ALL)
 
     def _result_changed(self, name: ObjectName) -> None:
         for key, topology in self._caches.topologies.items.items():
@@ -227,8 +225,7 @@ class TopologyController:
         self._own.forget()
         self._unwritten_change.clear()
         self._metrics.clear()
-        for key in self._caches.topologies.items:
-            self._queue.add(key)
+        self._queue.add(ALL)
         try:
             await supervise(
                 {
@@ -241,6 +238,10 @@ class TopologyController:
             self._metrics.clear()
 
     async def _reconcile(self, key: str) -> float | None:
+        if key == ALL:
+            for topology_key in self._caches.topologies.items:
+                self._queue.add(topology_key)
+            return None
         self._want_results()
         topology = self._own.newest(key)
         if topology is None or not self._is_ours(topology):

@@ -363,7 +363,8 @@ async def test_agents_that_leave_take_their_pairs_along(world: World, start: Sta
     await world.create()
     start()
     await eventually(lambda: _zones_are(world, set(ZONES)))
-    await announce(world.client, f"{world.namespace}-z1a", ready=False)
+    gone = {"metadata": {"annotations": {"netaware.io/agent": None}}}
+    await world.client.patch(NODES, f"{world.namespace}-z1a", gone, Node, kind=MERGE_PATCH)
 
     async def moved() -> bool:
         nodes = {p.origin.node for plan in await plans(world.client, world.namespace) for p in plan.probes}
