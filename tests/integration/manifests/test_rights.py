@@ -1,0 +1,286 @@
+"""Everything runs under the shipped rights: the real programs, with tokens of their service accounts, and an audit log.
+
+Two agents (their nodes' kubelets are kwok's), the controller and the extender are started as the manifests start them. The audit
+log then tells whether anything was refused, and which rights were never used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
+from lab.controlplane import KWOK_ANNOTATION, ControlPlane, free_ports
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
+
+CENTRAL = ("netaware-controller", "netaware-scheduler")
+ACCOUNTS = ("netaware-agent", *CENTRAL)
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "users": [f"system:serviceaccount:{NAMESPACE}:{name}" for name in ACCOUNTS]},
+        {"level": "None"},
+    ],
+}
+# Zone, and a loopback address that no other test uses, by node.
+PLACES = {"rights-a": ("za", "127.88.1.1"), "rights-b": ("zb", "127.88.1.2")}
+DEADLINE_S = 45.0
+# One client for all tests of this file, hence one loop.
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+# Rights that only rare events use, none of which happens in this test, and what they are for.
+RARE = {
+    ("netaware-agent", "", "nodes", "get"): "agent --cleanup, and the tables for people",
+    ("netaware-agent", "events.k8s.io", "events", "create"): "a verdict on a pod's limit changed",
+    ("netaware-agent", "events.k8s.io", "events", "patch"): "the same event again",
+    ("netaware-controller", "", "pods", "patch"): "a gate is opened",
+    ("netaware-controller", "", "configmaps", "delete"): "a zone is gone, and so is its plan",
+    ("netaware-controller", "events.k8s.io", "events", "patch"): "the same event again",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Use:
+    """One kind of request: who, what, how."""
+
+    account: str
+    group: str
+    resource: str
+    verb: str
+
+
+@dataclass
+class Witness:
+    """What the audit log says of our accounts."""
+
+    log: Path
+    used: set[Use] = field(default_factory=set)
+    refused: list[str] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Read the log anew."""
+        self.used.clear()
+        self.refused.clear()
+        for line in self.log.read_text().splitlines():
+            entry = json.loads(line)
+            if "objectRef" not in entry:
+                continue  # discovery, which everybody may read
+            about = entry["objectRef"]
+            resource = "/".join(part for part in (about["resource"], about.get("subresource", "")) if part)
+            account = entry["user"]["username"].rpartition(":")[2]
+            use = Use(account, about.get("apiGroup", ""), resource, entry["verb"])
+            self.used.add(use)
+            if entry.get("responseStatus", {}).get("code") in {401, 403}:
+                self.refused.append(f"{use}: {entry['requestURI']}: {entry['responseStatus'].get('message', '')}")
+
+
+@dataclass
+class Running:
+    """The installation, as it runs."""
+
+    plane: ControlPlane
+    kubectl: Kubectl
+    admin: Client
+    witness: Witness
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    folder = tmp_path_factory.mktemp("rights")
+    policy, log = folder / "audit.yaml", folder / "audit.log"
+    policy.write_text(yaml.safe_dump(AUDIT))
+    flags = (f"--audit-policy-file={policy}", f"--audit-log-path={log}", "--audit-log-mode=blocking")
+    parts = ("controller-manager", "kwok", "scheduler")
+    async with (
+        ControlPlane.start("rights", state_dir=folder / "plane", components=parts, api_server_flags=flags) as plane,
+        Client(plane.client_config) as admin,
+    ):
+        kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+        await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "default"))
+        for name, (zone, address) in PLACES.items():
+            await admin.create(NODES, _node(name, zone, address), Node)
+        found = Running(plane, kubectl, admin, Witness(log))
+        await _start(found, folder)
+        yield found
+
+
+def _node(name: str, zone: str, address: str) -> dict[str, Any]:
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+    labels = {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "topology.kubernetes.io/zone": zone,
+        "topology.kubernetes.io/region": "r",
+    }
+    notes = dict([KWOK_ANNOTATION]) | {"netaware.io/bandwidth-capacity": "10G"}
+    addresses = [{"type": "InternalIP", "address": address}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": notes},
+        "status": {"capacity": amounts, "allocatable": amounts, "addresses": addresses},
+    }
+
+
+async def _start(running: Running, folder: Path) -> None:
+    config = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
+    # A machine that is busy with tests makes runs doubtful; what they are worth is not the question here.
+    trusting = {"acceptDoubts": ["throttled", "too-few-samples", "run-queue", "loss", "outlier"]}
+    probing = {"intervalS": 3, "slotS": 1.5, "durationS": 0.5, "bothDirections": True}
+    config["topology"] = {"probing": probing, "resyncS": 1, "costPolicy": trusting}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    extender_port, scheduler_port = free_ports(2)
+    kubeconfigs = {
+        account: await _kubeconfig(running, account, await _pod_of(running.admin, account)) for account in CENTRAL
+    }
+    for account, (verb, port) in zip(CENTRAL, (("manager", 0), ("extender", extender_port)), strict=True):
+        argv = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfigs[account]}"]
+        argv += [f"--listen=127.0.0.1:{port}", f"--config={folder / 'config.yaml'}", f"--namespace={NAMESPACE}"]
+        running.plane.programs.start(verb, argv)
+    _start_scheduler(running, folder, kubeconfigs["netaware-scheduler"], extender_port, scheduler_port)
+    passphrase = folder / "passphrase"
+    passphrase.write_text("0123456789abcdef0123456789abcdef")
+    for node, (_, address) in PLACES.items():
+        kubeconfig = await _kubeconfig(running, "netaware-agent", await _pod_of(running.admin, "netaware-agent", node))
+        argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}", f"--kubeconfig={kubeconfig}"]
+        argv += [f"--listen={address}:0", f"--namespace={NAMESPACE}", f"--passphrase-file={passphrase}"]
+        running.plane.programs.start(f"agent-{node}", argv)
+
+
+def _start_scheduler(running: Running, folder: Path, kubeconfig: Path, extender_port: int, port: int) -> None:
+    """The shipped configuration; only the extender's port differs, and where the credentials are."""
+    config = yaml.safe_load((MANIFESTS / "scheduler" / "kube-scheduler.yaml").read_text())
+    config["clientConnection"] = {**config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
+    for extender in config["extenders"]:
+        extender["urlPrefix"] = extender["urlPrefix"].replace("9876", str(extender_port))
+    (folder / "kube-scheduler.yaml").write_text(yaml.safe_dump(config))
+    argv = [str(running.plane.binaries["kube-scheduler"]), f"--config={folder / 'kube-scheduler.yaml'}"]
+    argv += [f"--authentication-kubeconfig={kubeconfig}", f"--authorization-kubeconfig={kubeconfig}"]
+    argv += ["--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder}"]
+    running.plane.programs.start("netaware-scheduler", argv)
+
+
+async def _pod_of(admin: Client, account: str, node: str = "") -> Pod:
+    found: list[Pod] = []
+
+    async def there() -> bool:
+        label = f"app.kubernetes.io/name={account}"
+        pods = await admin.list(PODS, Pod, namespace=NAMESPACE, label_selector=label)
+        found[:] = [p for p in pods if p.spec.node_name and node in {"", p.spec.node_name}]
+        return bool(found)
+
+    await until(there, f"a pod of {account}")
+    return found[0]
+
+
+async def _kubeconfig(running: Running, account: str, pod: Pod) -> Path:
+    bound = (pod.metadata.name, pod.metadata.uid)
+    return await running.plane.write_token_kubeconfig(NAMESPACE, account, file_name=pod.metadata.name, bound_pod=bound)
+
+
+async def until(check: Any, what: str) -> None:
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not await check():
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        pytest.fail(f"waited in vain for {what}")
+
+
+def rules(documents: Documents) -> Iterator[tuple[Use, frozenset[str]]]:
+    """Every right that a Role or ClusterRole of ours gives to an account, and the names it is tied to."""
+    roles = {(d["kind"], d["metadata"]["name"]): d for d in documents if d["kind"] in {"Role", "ClusterRole"}}
+    for binding in documents:
+        if binding["kind"] not in {"RoleBinding", "ClusterRoleBinding"}:
+            continue
+        role = roles.get((binding["roleRef"]["kind"], binding["roleRef"]["name"]))
+        for rule in role["rules"] if role else ():
+            names = frozenset(rule.get("resourceNames", ()))
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    for verb in rule["verbs"]:
+                        yield Use(binding["subjects"][0]["name"], group, resource, verb), names
+
+
+async def test_installation_does_its_work_under_the_shipped_rights(running: Running) -> None:
+    admin = running.admin
+
+    async def priced() -> bool:
+        try:
+            topology = await admin.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
+        except ApiError:
+            return False
+        running.plane.programs.check()
+        return any(c.type == "Measured" and c.status == "True" for c in topology.status.conditions or ())
+
+    await until(priced, "measured costs in nt-default, which the controller had to create")
+    secret = await admin.get(SECRETS, "netaware-probe", Secret, namespace=NAMESPACE)
+    assert len((secret.data or {})["passphrase"]) > 40
+    results = await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
+    assert results.data
+    for name in PLACES:
+        node = await admin.get(NODES, name, Node)
+        assert (node.status.capacity or {})["network.aware.com/bandwidth"] == "10G"
+        assert node.metadata.annotation("netaware.io/agent")
+
+
+async def test_appgroups_are_ordered_under_the_shipped_rights(running: Running) -> None:
+    group = yaml.safe_load((MANIFESTS / "examples" / "online-boutique" / "appgroup.yaml").read_text())
+    await running.admin.create(APPGROUPS, {**group, "metadata": {"name": "shop"}}, Object, namespace="default")
+
+    async def ordered() -> bool:
+        found = await running.admin.get(APPGROUPS, "shop", AppGroup, namespace="default")
+        return len(found.status.topology_order or ()) == 11
+
+    await until(ordered, "the order of the Online Boutique")
+
+
+async def test_pods_are_placed_by_the_shipped_scheduler_under_the_shipped_rights(running: Running) -> None:
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "placed"},
+        "spec": {
+            "schedulerName": "network-aware-scheduler",
+            "containers": [{"name": "x", "image": "x", "resources": {"requests": {"cpu": "1"}}}],
+        },
+    }
+    await running.admin.create(PODS, pod, Pod, namespace="default")
+
+    async def placed() -> bool:
+        found = await running.admin.get(PODS, "placed", Pod, namespace="default")
+        return found.spec.node_name in PLACES
+
+    await until(placed, "the pod to be bound")
+
+
+async def test_nothing_was_refused(running: Running) -> None:
+    running.witness.read()
+    assert running.witness.used
+    assert running.witness.refused == []
+
+
+async def test_no_right_is_given_that_nobody_uses(running: Running) -> None:
+    running.witness.read()
+    documents = await running.kubectl.build(MANIFESTS / "overlays" / "default")
+    given = {use for use, _ in rules(documents)}
+    assert len(given) > 20
+    used = {use for use in running.witness.used if use.verb != "get" or use in given}
+    # A list and a watch of one object are authorised as such; server-side apply of a new object needs create and patch.
+    idle = {use for use in given - used if (use.account, use.group, use.resource, use.verb) not in RARE}
+    idle -= {use for use in idle if use.verb == "create" and Use(use.account, use.group, use.resource, "patch") in used}
+    assert sorted(idle) == []
+    assert sorted(key for key in RARE if Use(*key) not in given) == [], "listed as rare, but not given at all"
