@@ -88,7 +88,7 @@ class MisplacementRound:
                 if group and not pod.going:
                     by_key[group][key] = pod
         for group in sorted(by_key):
-            yield by_key[group]
+            yield dict(sorted(by_key[group].items()))
 
     def _candidate(self, pod: PodInfo) -> Candidate | None:
         place = self._network.place_of.get(pod.node)

@@ -1,0 +1,116 @@
+"""Evictions: what the API server's answers mean, and a dry-run that books budgets; against a simulated API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from controller.descheduler.decision import Move
+from controller.descheduler.evict import ApiEvictor, DryRunEvictor
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from tests.unit.controller.descheduling import guard, node, pod, snapshot
+
+Answer = tuple[int, dict[str, Any], dict[str, str]]
+FINE: Answer = (201, {"kind": "Status", "status": "Success"}, {})
+
+
+def status(code: int, reason: str = "", message: str = "", cause: str = "", retry: str = "") -> Answer:
+    details = {"causes": [{"reason": cause}]} if cause else {}
+    headers = {"Retry-After": retry} if retry else {}
+    return code, {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}, headers
+
+
+def move(name: str = "p") -> Move:
+    return Move(
+        pod=f"default/{name}",
+        uid=f"uid-default-{name}",
+        workload="default/Deployment/w",
+        node="n",
+        target="m",
+        strategy="LowNodeLoad",
+        reason="r",
+    )
+
+
+@asynccontextmanager
+async def api(answer: Callable[[], Answer]) -> AsyncIterator[tuple[Client, list[tuple[str, dict[str, Any]]]]]:
+    """A simulated API server's eviction subresource, and the requests that it got."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        seen.append((str(request.rel_url), await request.json()))
+        code, body, headers = answer()
+        return web.Response(
+            status=code, body=msgspec.json.encode(body), headers=headers, content_type="application/json"
+        )
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with Client(ClusterConfig(f"http://127.0.0.1:{runner.addresses[0][1]}"), timeout_s=2) as client:
+            yield client, seen
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_eviction_names_the_uid_that_was_planned() -> None:
+    async with api(lambda: FINE) as (client, seen):
+        result = await ApiEvictor(client).evict(move())
+    assert result.kind == "evicted"
+    ((path, body),) = seen
+    assert path == "/api/v1/namespaces/default/pods/p/eviction"
+    assert body["deleteOptions"] == {"preconditions": {"uid": "uid-default-p"}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "ends_round", "wait_s"),
+    [
+        (status(429, "TooManyRequests", "budget", cause="DisruptionBudget", retry="10"), "disruption-budget", False, 0),
+        (status(429, "TooManyRequests", "busy", retry="7"), "throttled", True, 7),
+        (status(429, "TooManyRequests", "busy"), "throttled", True, 10),
+        (status(429, "TooManyRequests", "busy", retry="99999"), "throttled", True, 3600),
+        (status(503, "ServiceUnavailable", "", retry="3"), "throttled", True, 3),
+        (status(404, "NotFound"), "gone", False, 0),
+        (status(409, "Conflict", "the UID in the precondition does not match"), "gone", False, 0),
+        (status(403, "Forbidden"), "forbidden", True, 0),
+        (status(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", False, 0),
+    ],
+)
+async def test_what_the_answers_mean(answer: Answer, kind: str, wait_s: float, *, ends_round: bool) -> None:
+    async with api(lambda: answer) as (client, _):
+        result = await ApiEvictor(client).evict(move())
+    assert (result.kind, result.ends_round, result.retry_after_s) == (kind, ends_round, wait_s)
+
+
+async def test_no_answer_is_neither_done_nor_refused() -> None:
+    async with api(lambda: FINE) as (client, _):
+        pass
+    async with Client(client.config, timeout_s=1) as alone:
+        assert (await ApiEvictor(alone).evict(move())).kind == "unknown"
+
+
+async def test_a_dry_run_asks_the_api_server_without_evicting_and_books_budgets_itself() -> None:
+    pods = [pod(name, "n", labels={"app": "db"}) for name in ("a", "b")] + [pod("c", "n")]
+    view = snapshot([node("n")], pods, {}, guards=[guard("db", "app=db", 1)])
+    async with api(lambda: FINE) as (client, seen):
+        evictor = DryRunEvictor(client, view)
+        kinds = [(await evictor.evict(move(name))).kind for name in ("a", "b", "c", "gone")]
+    assert kinds == ["dry-run", "disruption-budget", "dry-run", "gone"]
+    assert [path for path, _ in seen] == [
+        f"/api/v1/namespaces/default/pods/{n}/eviction?dryRun=All" for n in ("a", "c")
+    ]
+
+
+async def test_a_dry_run_tells_the_api_servers_refusal() -> None:
+    view = snapshot([node("n")], [pod("a", "n")], {})
+    async with api(lambda: status(403, "Forbidden", "no")) as (client, _):
+        assert (await DryRunEvictor(client, view).evict(move("a"))).kind == "forbidden"

@@ -1,0 +1,294 @@
+"""Pods of an AppGroup follow their peers: only for a lasting gain, one at a time, while the group is whole, by the scheduler's score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.followup import follow
+from controller.descheduler.memory import Followed, Memory
+from controller.descheduler.misplacement import describe_misplacement
+from controller.descheduler.objects import MovablePod, NodeInfo, PodInfo
+from controller.descheduler.plan import decide
+from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.usage import UsageView
+from controller.descheduler.world import World
+from controller.resources import AppGroup, NetworkTopology
+from controller.scheduler.config import NetworkOverheadArgs, SchedulerConfig
+from controller.scheduler.rules import Tally
+from kubekit.wire import Node, format_time
+from tests.unit.controller.descheduling import NOW_S, amounts, moved, settings
+
+ZONES = ("z1", "z2", "z3")
+CHEAP = {("z1", "z2"): 5, ("z1", "z3"): 40, ("z2", "z3"): 40}
+
+
+def cluster(
+    placed: dict[str, str],
+    *,
+    costs: dict[tuple[str, str], int] | None = None,
+    members: int = 0,
+    max_cost: int = 15,
+    not_ready: frozenset[str] = frozenset(),
+    labels: dict[str, dict[str, str]] | None = None,
+    requests: dict[str, str] | None = None,
+    cordoned: frozenset[str] = frozenset(),
+    dependants_weigh: bool = True,
+) -> World:
+    """Two nodes per zone; workload ``web`` depends on ``db``; pods named ``workload-n`` on the nodes given."""
+    overhead = NetworkOverheadArgs(dependants_weigh=dependants_weigh)
+    world = World(SchedulerConfig(network_overhead=overhead), "netaware-system")
+    for zone in ZONES:
+        for i in (1, 2):
+            name = f"{zone}-n{i}"
+            document = {
+                "metadata": {
+                    "name": name,
+                    "labels": {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r1"},
+                },
+                "spec": {"unschedulable": name in cordoned},
+                "status": {
+                    "allocatable": {"cpu": "4", "memory": "16Gi", "pods": "10"},
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            }
+            world.take_node(name, None, msgspec.convert(document, Node))
+    both = {**(costs or CHEAP), **{(b, a): cost for (a, b), cost in (costs or CHEAP).items()}}
+    origins = [
+        {
+            "origin": a,
+            "costList": [{"destination": b, "networkCost": cost} for (o, b), cost in sorted(both.items()) if o == a],
+        }
+        for a in ZONES
+    ]
+    topology = {
+        "metadata": {"name": "nt-default", "namespace": "default", "resourceVersion": "1"},
+        "spec": {
+            "weights": [
+                {
+                    "name": "UserDefined",
+                    "topologyList": [{"topologyKey": "topology.kubernetes.io/zone", "originList": origins}],
+                }
+            ]
+        },
+    }
+    world.take_topology("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
+    web = {"kind": "Deployment", "name": "web", "selector": "web"}
+    db = {"kind": "Deployment", "name": "db", "selector": "db"}
+    group = {
+        "metadata": {"name": "shop", "namespace": "default"},
+        "spec": {
+            "numMembers": members or len(placed),
+            "workloads": [
+                {"workload": web, "dependencies": [{"workload": db, "maxNetworkCost": max_cost}]},
+                {"workload": db},
+            ],
+        },
+    }
+    world.take_group("default/shop", None, msgspec.convert(group, AppGroup))
+    for name, on in placed.items():
+        pod = pod_document(name, on, ready=name not in not_ready, labels=(labels or {}).get(name), requests=requests)
+        world.take_pod(f"default/{name}", None, msgspec.convert(pod, MovablePod))
+    return world
+
+
+def pod_document(
+    name: str,
+    on: str,
+    *,
+    ready: bool = True,
+    labels: dict[str, str] | None = None,
+    requests: dict[str, str] | None = None,
+    created_s: float = NOW_S - 1000,
+) -> dict[str, Any]:
+    workload = name.partition("-")[0]
+    names = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": workload, **(labels or {})}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "labels": names,
+            "creationTimestamp": format_time(created_s),
+            "ownerReferences": [{"kind": "ReplicaSet", "name": f"{workload}-rs", "controller": True}],
+        },
+        "spec": {"nodeName": on, "containers": [{"resources": {"requests": requests or {"cpu": "100m"}}}]},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def plan(
+    world: World,
+    *,
+    confirmed: bool = True,
+    memory: Memory | None = None,
+    watched: Watched | None = None,
+    now: float = NOW_S,
+    usage: dict[str, dict[str, float]] | None = None,
+    policy: dict[str, Any] | None = None,
+    **misplacement: Any,
+) -> Decision:
+    rules = settings(policy, misplacement={"enabled": True, **misplacement}, limits={"perAppGroup": 1})
+    view = world.snapshot(UsageView(usage or {}, {}))
+    return decide(view, memory or Memory(), watched or Watched(), rules, now, confirmed=confirmed)
+
+
+APART = {"web-1": "z3-n1", "db-1": "z1-n1"}
+
+
+def test_a_pod_whose_dependency_is_beyond_its_cost_goes_to_where_the_scheduler_would_put_it() -> None:
+    world = cluster(APART)
+    decision = plan(world)
+    (move,) = decision.plan.moves
+    assert (move.pod, move.node, move.target) == ("default/web-1", "z3-n1", "z1-n1")
+    assert (move.cost_before, move.cost_after) == (40, 0)
+    assert (
+        move.reason
+        == "pod is misplaced, network cost(40)>elsewhere(0), dependencies beyond maxNetworkCost(1)>elsewhere(0)"
+    )
+    weighing = world.network.weigh("default", "shop", "web")
+    score = {name: weighing.tally(name, world.network.place_of[name]).cost for name in world.nodes}
+    assert (move.cost_before, move.cost_after) == (score["z3-n1"], score[move.target])
+    assert move.cost_after == min(score.values())
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    assert moved(plan(cluster(APART), enabled=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("gain", "margin", "percent", "moves"),
+    [(12, 10, 0, 1), (9, 10, 0, 0), (40, 10, 90, 1), (5, 1, 100, 1), (5, 6, 0, 0)],
+)
+def test_a_gain_must_exceed_both_margins(gain: int, margin: int, percent: float, moves: int) -> None:
+    costs = {("z1", "z2"): gain, ("z1", "z3"): gain, ("z2", "z3"): gain}
+    decision = plan(cluster(APART, costs=costs, max_cost=1000), margin=margin, marginPercent=percent)
+    assert len(decision.plan.moves) == moves
+
+
+def test_a_share_of_the_cost_counts_when_it_is_more_than_the_margin() -> None:
+    # Where web is, its peers cost 30; beside one of them, 20.
+    placed = {"web-1": "z3-n1", "db-1": "z1-n1", "db-2": "z2-n1"}
+    costs = {("z1", "z2"): 20, ("z1", "z3"): 15, ("z2", "z3"): 15}
+    world = cluster(placed, costs=costs, max_cost=1000, dependants_weigh=False)
+    assert moved(plan(world, margin=1, marginPercent=33)) == ["web-1"]
+    assert moved(plan(world, margin=1, marginPercent=34)) == []
+
+
+def test_the_gain_must_last_without_a_break() -> None:
+    apart, together = cluster(APART), cluster(APART, costs=dict.fromkeys(CHEAP, 2))
+    watched, found = Watched(), []
+    for minute, world in enumerate((apart, apart, together, *([apart] * 7))):
+        decision = plan(world, confirmed=False, watched=watched, now=NOW_S + 60 * minute, holdS=300)
+        watched = decision.watched
+        found.append(len(decision.plan.moves))
+    # The break in minute 2 starts the five minutes anew in minute 3.
+    assert found == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_a_gain_that_has_not_lasted_is_told() -> None:
+    decision = plan(cluster(APART), confirmed=False, holdS=300)
+    assert [(s.pod, s.kind, s.why) for s in decision.plan.skips] == [
+        ("default/db-1", "not-lasting", "a better place has been there for 0 of 300 s"),
+        ("default/web-1", "not-lasting", "a better place has been there for 0 of 300 s"),
+    ]
+
+
+def test_one_pod_of_a_group_moves_at_a_time() -> None:
+    placed = {"web-1": "z3-n1", "web-2": "z3-n2", "db-1": "z1-n1"}
+    decision = plan(cluster(placed))
+    assert len(decision.plan.moves) == 1
+    assert "group-limit" in decision.plan.skipped or "group-not-whole" in decision.plan.skipped
+    underway = Followed(
+        pod="default/web-9",
+        uid="9",
+        workload="default/ReplicaSet/web-rs",
+        node="z3-n1",
+        at_s=NOW_S,
+        group="default/shop",
+    )
+    assert moved(plan(cluster(placed), memory=Memory(follows=(underway,)))) == []
+
+
+@pytest.mark.parametrize("fields", [{"not_ready": frozenset({"db-1"})}, {"members": 3}])
+def test_a_group_that_is_not_whole_loses_nobody(fields: dict[str, Any]) -> None:
+    decision = plan(cluster(APART, **fields))
+    assert moved(decision) == []
+    assert "group-not-whole" in decision.plan.skipped
+
+
+def test_a_better_node_must_have_room_now() -> None:
+    full = {"cpu": "3"}
+    assert plan(cluster(APART, requests=full)).plan.moves[0].target == "z1-n2", "beside its peer there is no room"
+    cordoned = frozenset({"z1-n1", "z1-n2", "z2-n1", "z2-n2"})
+    decision = plan(cluster({"web-1": "z3-n1", "db-1": "z1-n1"}, cordoned=cordoned), margin=1)
+    assert [(m.pod, m.target) for m in decision.plan.moves] == [("default/db-1", "z3-n1")], "then the peer comes here"
+
+
+def test_hot_nodes_are_no_places_to_go() -> None:
+    hot, idle = amounts(3.9, 1), amounts(0.1, 1)
+    usage = {name: hot if name.startswith("z1") else idle for name in cluster(APART).nodes}
+    (move,) = plan(cluster(APART), usage=usage, policy={"paused": True}).plan.moves
+    assert (move.pod, move.target, move.cost_after) == ("default/web-1", "z2-n1", 5)
+
+
+def test_protected_pods_stay_where_they_are() -> None:
+    world = cluster({"web-1": "z3-n1", "db-1": "z1-n1"})
+    for name, on in (("web-1", "z3-n1"), ("db-1", "z1-n1")):
+        document = pod_document(name, on)
+        document["metadata"]["annotations"] = {"descheduler.alpha.kubernetes.io/evict": "false"}
+        world.take_pod(f"default/{name}", None, msgspec.convert(document, MovablePod))
+    decision = plan(world)
+    assert moved(decision) == []
+    assert decision.plan.skipped == {"protected": 2}
+
+
+def test_no_flapping_when_the_latency_returns() -> None:
+    """z3 becomes dear, web follows its peer to z1; z3 becomes cheap again and web stays."""
+    together = {"web-1": "z1-n1", "db-1": "z1-n1"}
+    for costs in (CHEAP, {("z1", "z2"): 5, ("z1", "z3"): 3, ("z2", "z3"): 3}):
+        assert moved(plan(cluster(together, costs=costs))) == []
+
+
+def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
+    move = Followed(
+        pod="default/web-1",
+        uid="uid-web-1",
+        workload="default/ReplicaSet/web-rs",
+        node="z3-n1",
+        at_s=NOW_S - 400,
+        strategy="NetworkMisplacement",
+        cost_before=40,
+    )
+    for on, outcome in (("z1-n1", "helped"), ("z3-n2", "cost-not-fallen")):
+        world = cluster({"db-1": "z1-n1"})
+        newborn = pod_document("web-2", on, created_s=NOW_S - 390)
+        world.take_pod("default/web-2", None, msgspec.convert(newborn, MovablePod))
+        view: Snapshot = world.snapshot(UsageView({}, {}))
+        rules = settings().limits
+        _, ended = follow(view, Memory(follows=(move,)), rules, NOW_S)
+        assert [end.outcome for end in ended] == [outcome]
+
+
+def test_the_reason_says_what_is_gained() -> None:
+    assert describe_misplacement(Tally(0, 0, 50), Tally(0, 0, 1)) == "pod is misplaced, network cost(50)>elsewhere(1)"
+    assert describe_misplacement(Tally(0, 2, 5), Tally(1, 1, 5)) == (
+        "pod is misplaced, network cost(5), elsewhere(5), dependencies beyond maxNetworkCost(2)>elsewhere(1)"
+    )
+
+
+def test_the_world_follows_its_events() -> None:
+    world = cluster(APART)
+    assert isinstance(world.nodes["z1-n1"], NodeInfo)
+    assert isinstance(world.pods.by_key["default/web-1"], PodInfo)
+    world.take_pod("default/db-1", None, None)
+    assert world.network.weigh("default", "shop", "web").neutral
+    moved_pod = msgspec.convert(pod_document("web-1", "z2-n1"), MovablePod)
+    world.take_pod("default/web-1", None, moved_pod)
+    assert list(world.pods.on_node("z2-n1")) == ["default/web-1"]
+    assert not world.pods.on_node("z3-n1")
+    world.take_node("z2-n1", None, None)
+    assert "z2-n1" not in world.nodes

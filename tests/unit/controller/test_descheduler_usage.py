@@ -1,0 +1,248 @@
+"""Usage is read from both sources, smoothed, expired, and refused where it cannot be true.
+
+The servers here are simulated: real HTTP on the loopback that answers as the resource metrics API and Prometheus do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from controller.descheduler.config import UsageConfig
+from controller.descheduler.queries import Queries
+from controller.descheduler.sources import MetricsApi, PrometheusUsage, source_of
+from controller.descheduler.usage import Batch, Reading, UsageBook
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.wire import format_time
+from tests.unit.controller.descheduling import GI, NOW_S
+
+BANDWIDTH = "network.aware.com/bandwidth"
+
+
+def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = "cpu") -> Reading:
+    return Reading(name, resource, value, at_s)
+
+
+def fold(book: UsageBook, *readings: Reading, now: float = NOW_S) -> dict[str, int]:
+    return {str(k): v for k, v in book.fold(Batch(nodes=readings), {"n", "m"}, (), now).items()}
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (reading(float("nan")), "not-a-number"),
+        (reading(float("inf")), "not-a-number"),
+        (reading(-1), "negative"),
+        (reading(1, NOW_S - 181), "expired"),
+        (reading(1, NOW_S + 61), "future"),
+        (reading(1, float("nan")), "not-a-number"),
+        (reading(1, name="stranger"), "unknown-node"),
+    ],
+)
+def test_readings_that_cannot_be_believed_are_ignored_and_counted(bad: Reading, why: str) -> None:
+    book = UsageBook(30, 180)
+    assert fold(book, reading(100), bad) == {why: 1}
+    assert book.view(NOW_S).nodes == {"n": {"cpu": 100}}
+
+
+def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
+    book = UsageBook(30, 180)
+    pods = (Reading("default/a", "cpu", 1.0, NOW_S), Reading("default/gone", "cpu", 1.0, NOW_S))
+    assert book.fold(Batch(pods=pods), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
+    assert book.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
+
+
+def test_a_change_shows_by_half_after_the_half_life() -> None:
+    book = UsageBook(30, 180)
+    fold(book, reading(100))
+    fold(book, reading(200, NOW_S + 30), now=NOW_S + 30)
+    assert book.view(NOW_S + 30).nodes["n"]["cpu"] == pytest.approx(150)
+    fold(book, reading(200, NOW_S + 90), now=NOW_S + 90)
+    assert book.view(NOW_S + 90).nodes["n"]["cpu"] == pytest.approx(187.5)
+
+
+def test_the_same_sample_read_twice_counts_once() -> None:
+    book = UsageBook(30, 180)
+    fold(book, reading(100))
+    for _ in range(10):
+        fold(book, reading(200, NOW_S + 30), now=NOW_S + 60)
+    assert book.view(NOW_S + 60).nodes["n"]["cpu"] == pytest.approx(150)
+
+
+def test_without_a_half_life_the_newest_value_counts() -> None:
+    book = UsageBook(0, 180)
+    fold(book, reading(100))
+    fold(book, reading(200, NOW_S + 1), now=NOW_S + 1)
+    assert book.view(NOW_S + 1).nodes["n"]["cpu"] == 200
+
+
+def test_node_metric_expiration_is_the_age_at_which_usage_is_gone() -> None:
+    for expiry_s in (90, 180):
+        book = UsageBook(30, expiry_s)
+        fold(book, reading(100))
+        assert book.view(NOW_S + expiry_s).nodes == {"n": {"cpu": 100}}
+        late = book.view(NOW_S + expiry_s + 1)
+        assert not late.nodes
+        assert late.expired == {"n"}
+
+
+def test_after_a_gap_longer_than_the_expiry_smoothing_starts_anew() -> None:
+    book = UsageBook(30, 180)
+    fold(book, reading(100))
+    fold(book, reading(10, NOW_S + 200), now=NOW_S + 200)
+    assert book.view(NOW_S + 200).nodes["n"]["cpu"] == 10
+
+
+def test_a_node_that_is_gone_is_forgotten() -> None:
+    book = UsageBook(30, 180)
+    fold(book, reading(100), reading(50, name="m"))
+    book.fold(Batch(), {"m"}, (), NOW_S)
+    assert book.view(NOW_S).nodes.keys() == {"m"}
+    assert not book.view(NOW_S + 999).expired & {"n"}
+
+
+# Simulated servers
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[web.Request], Any]) -> AsyncIterator[str]:
+    """A server on the loopback that answers every request with what ``answer`` returns: (status, data)."""
+
+    async def handle(request: web.Request) -> web.Response:
+        await request.post()
+        status, data = answer(request)
+        return web.Response(status=status, body=json.dumps(data).encode(), content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def metrics_api(request: web.Request) -> tuple[int, Any]:
+    at = format_time(NOW_S)
+    nodes = [
+        {"metadata": {"name": "n"}, "timestamp": at, "window": "15s", "usage": {"cpu": "182250m", "memory": "1367Mi"}},
+        {"metadata": {"name": "m"}, "timestamp": at, "usage": {"cpu": "3825123456n", "memory": "lots"}},
+    ]
+    containers = [{"name": c, "usage": {"cpu": "250m", "memory": "1Gi"}} for c in ("a", "b")]
+    pods = [{"metadata": {"name": "p", "namespace": "shop"}, "timestamp": at, "containers": containers}]
+    items = {"/apis/metrics.k8s.io/v1beta1/nodes": nodes, "/apis/metrics.k8s.io/v1beta1/pods": pods}
+    return 200, {"metadata": {}, "items": items[request.path]}
+
+
+async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
+    async with serving(metrics_api) as url, Client(ClusterConfig(url)) as client:
+        batch = await MetricsApi(client, 5).read()
+    assert batch.nodes == (Reading("n", "cpu", 182250, NOW_S), Reading("n", "memory", 1367 * 2**20, NOW_S))
+    assert batch.pods == (Reading("shop/p", "cpu", 500, NOW_S), Reading("shop/p", "memory", 2 * GI, NOW_S))
+    assert len(batch.faults) == 1
+    assert "m: 'lots'" in batch.faults[0], "half a node's usage is not used"
+
+
+async def test_a_metrics_api_that_is_missing_is_a_fault_and_no_error() -> None:
+    def missing(_: web.Request) -> tuple[int, Any]:
+        return 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such group"}
+
+    async with serving(missing) as url, Client(ClusterConfig(url)) as client:
+        batch = await MetricsApi(client, 5).read()
+    assert (batch.nodes, batch.pods) == ((), ())
+    assert batch.faults == ("metrics.k8s.io: 404 NotFound: no such group",)
+
+
+class SimulatedPrometheus:
+    """Answers instant queries with the vectors that a test gave for their expressions."""
+
+    def __init__(self, vectors: dict[str, list[tuple[dict[str, str], str]]]) -> None:
+        self.vectors, self.asked, self.tokens = vectors, dict[str, str](), set[str]()
+
+    def __call__(self, request: web.Request) -> tuple[int, Any]:
+        form = {key: str(value) for key, value in request._post.items()} if request._post else {}
+        assert request.path == "/api/v1/query"
+        self.asked[form["query"]] = form["time"]
+        self.tokens.add(request.headers.get("Authorization", ""))
+        if form["query"] not in self.vectors:
+            return 400, {"status": "error", "errorType": "bad_data", "error": "parse error"}
+        at = float(form["time"])
+        result = [{"metric": labels, "value": [at, text]} for labels, text in self.vectors[form["query"]]]
+        return 200, {"status": "success", "data": {"resultType": "vector", "result": result}}
+
+
+QUERIES = Queries(
+    node_cpu="nc",
+    node_memory="nm",
+    node_bandwidth="nb",
+    pod_cpu="pc",
+    pod_memory="",
+    pod_bandwidth="pb",
+    node_label="host",
+)
+
+
+async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries_and_labels(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    simulated = SimulatedPrometheus(
+        {
+            "nc": [({"host": "n"}, "3.825"), ({"instance": "x"}, "9")],
+            "nm": [({"host": "n"}, "4247781376")],
+            "nb": [({"host": "n"}, "NaN")],
+            "pc": [({"namespace": "shop", "pod": "p"}, "0.5"), ({"pod": "q"}, "1")],
+            "pb": [({"namespace": "shop", "pod": "p"}, "8e6")],
+        }
+    )
+    async with serving(simulated) as url:
+        source = PrometheusUsage(url, QUERIES, token_file=str(token), wall=lambda: NOW_S)
+        batch = await source.read()
+    assert batch.faults == ()
+    assert batch.nodes[:2] == (Reading("n", "cpu", 3825, NOW_S), Reading("n", "memory", 4247781376, NOW_S))
+    assert batch.nodes[2].value != batch.nodes[2].value, "NaN is passed on, to be refused and counted"
+    assert set(batch.pods) == {Reading("shop/p", "cpu", 500, NOW_S), Reading("shop/p", BANDWIDTH, 8e6, NOW_S)}
+    assert simulated.tokens == {"Bearer secret"}
+    assert len(set(simulated.asked.values())) == 1, "all queries are evaluated at one moment"
+    book = UsageBook(30, 180)
+    assert book.fold(batch, {"n"}, {"shop/p"}, NOW_S) == {"not-a-number": 1}
+
+
+async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:
+    simulated = SimulatedPrometheus({"nc": [({"host": "n"}, "1")], "nb": [], "pc": [], "pb": []})
+    async with serving(simulated) as url:
+        batch = await PrometheusUsage(url, QUERIES, wall=lambda: NOW_S).read()
+    assert batch.nodes == (Reading("n", "cpu", 1000, NOW_S),)
+    assert len(batch.faults) == 1
+    assert batch.faults[0].startswith("memory: ")
+
+
+async def test_bandwidth_comes_from_prometheus_beside_the_metrics_api() -> None:
+    simulated = SimulatedPrometheus({"nb": [({"host": "n"}, "7e9")], "pb": []})
+
+    def answer(request: web.Request) -> tuple[int, Any]:
+        return metrics_api(request) if request.path.startswith("/apis/") else simulated(request)
+
+    async with serving(answer) as url, Client(ClusterConfig(url)) as client:
+        queries = msgspec.to_builtins(QUERIES)
+        config = msgspec.convert({"prometheus": {"url": url, "queries": queries}}, UsageConfig)
+        batch = await source_of(config, client).read()
+    assert {(r.name, r.resource) for r in batch.nodes} == {("n", "cpu"), ("n", "memory"), ("n", BANDWIDTH)}
+    assert set(simulated.asked) == {"nb", "pb"}, "cpu and memory are not asked for twice"
+
+
+async def test_a_prometheus_that_is_down_is_a_fault_and_no_error() -> None:
+    async with serving(lambda _: (200, {})) as url:
+        pass
+    batch = await PrometheusUsage(url, QUERIES).read()
+    assert batch.nodes == ()
+    assert len(batch.faults) == 5
