@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from controller.config import ControllerConfiguration, load_config
@@ -103,3 +104,12 @@ def test_flags_lie_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None
     no_cluster = run("manager", "--config", path, "--listen", "127.0.0.1:0", "--kubeconfig", "/nonexistent")
     assert no_cluster.returncode == 2
     assert "--kubeconfig" in no_cluster.stderr
+
+
+def test_the_documented_file_is_good_and_shows_the_defaults() -> None:
+    path = Path(__file__).parents[3] / "docs" / "controller-configuration.yaml"
+    config = load_config(str(path))
+    defaults = ControllerConfiguration()
+    assert config.topology.policy() == defaults.topology.policy()
+    shown = msgspec.structs.replace(config, topology=msgspec.structs.replace(config.topology, cost_policy={}))
+    assert shown == defaults
