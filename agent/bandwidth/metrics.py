@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent.bandwidth.state import BandwidthPlan, Judgement
+from agent.bandwidth.usage import Usage
 
 MOST_JUDGEMENTS = 2000
 _LABELS = ("namespace", "pod", "direction")
@@ -20,6 +21,7 @@ class BandwidthMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._judgements: Sequence[Judgement] = ()
         self._unlocated = 0
+        self.usage = Usage()
         self.repairs = Counter(
             "netaware_pod_bandwidth_repairs", "Limits set or removed, by outcome.", ["outcome"], registry=registry
         )
@@ -28,6 +30,11 @@ class BandwidthMetrics:
     def take(self, plan: BandwidthPlan) -> None:
         """Show these from now on."""
         self._judgements, self._unlocated = plan.judgements[:MOST_JUDGEMENTS], len(plan.unlocated)
+
+    @property
+    def judgements(self) -> Sequence[Judgement]:
+        """Those shown now."""
+        return self._judgements
 
     def collect(self) -> Iterator[Metric]:
         """The families of this node."""
@@ -40,6 +47,7 @@ class BandwidthMetrics:
         rate = _gauge("effective_rate_bytes_per_second", "Limit that the kernel enforces, 0 when nothing gets through.")
         burst = _gauge("effective_burst_bytes", "Burst that the kernel lets through unlimited.")
         queue = _gauge("queue_seconds", "The longest that a packet can wait in the limit's queue.")
+        used = _gauge("used_bytes_per_second", "What the pod used, mean of the last quarter of a minute.")
         for judgement in self._judgements:
             labels = (judgement.pod.namespace, judgement.pod.name, judgement.direction)
             verdict.add_metric((*labels, judgement.verdict, judgement.device), 1)
@@ -48,10 +56,11 @@ class BandwidthMetrics:
                 (rate, judgement.rate_bytes_per_s),
                 (burst, judgement.burst_bytes),
                 (queue, judgement.queue_s),
+                (used, self.usage.rates.get((judgement.pod.uid, judgement.direction))),
             ):
                 if value is not None and math.isfinite(value):
                     family.add_metric(labels, value)
-        yield from (verdict, wanted, rate, burst, queue)
+        yield from (verdict, wanted, rate, burst, queue, used)
         yield GaugeMetricFamily(
             "netaware_pod_bandwidth_unlocated", "Annotated pods whose device was not found.", self._unlocated
         )

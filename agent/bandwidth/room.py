@@ -33,6 +33,7 @@ log = logs.get("agent.bandwidth")
 FULL_LOOK_S = 300.0
 GATHER_S = 0.3
 LEAST_PAUSE_S = 2.0
+USAGE_S = 15.0
 _UNTOLD = frozenset({"enforced"})
 """A first verdict that is no news."""
 
@@ -62,7 +63,7 @@ class BandwidthRoom:
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What must run, by name."""
-        return {"pods": self._pods.run(), "bandwidth": self._run()}
+        return {"pods": self._pods.run(), "bandwidth": self._run(), "bandwidth-usage": self._count()}
 
     def note_kernel_change(self) -> None:
         """Devices or traffic control changed."""
@@ -130,6 +131,13 @@ class BandwidthRoom:
         else:
             self._metrics.repairs.labels("ok").inc()
             log.change(topic, "", "limits can be set again", device=action.name, what=what)
+
+    async def _count(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(USAGE_S)
+            if self._metrics.judgements:
+                self._metrics.usage.read(self._metrics.judgements, loop.time())
 
     # --- telling ---------------------------------------------------------------------------------------------------
 

@@ -257,6 +257,7 @@ def _judgement(pod: PodWish, direction: Direction, ruling: _Ruling) -> Judgement
         direction=direction,
         verdict=ruling.verdict,
         device=device.name if device is not None else "",
+        received=direction == "egress" and device is not None and device.kind != "ifb",
         wanted_bps=pod.wishes[direction].rate_bps,
         detail=ruling.detail,
     )

@@ -127,6 +127,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         direction: into the pod, or out of it.
         verdict: see the user's documentation.
         device: name of the device that carries the limit, or would.
+        received: the pod's traffic in this direction is what that device receives, not what it sends.
         wanted_bps: bits per second.
         rate_bytes_per_s: effective rate; None without a limit, 0 when nothing gets through.
         burst_bytes: effective burst.
@@ -138,6 +139,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     direction: Direction
     verdict: Verdict
     device: str = ""
+    received: bool = False
     wanted_bps: int | None = None
     rate_bytes_per_s: int | None = None
     burst_bytes: int | None = None
