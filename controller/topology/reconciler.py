@@ -199,7 +199,8 @@ class TopologyController:
         self._caches.group_pods.subscribe(self._pod_changed)
 
     def _soon(self, key: str) -> None:
-        self._queue.add_after(key, self._config.settle_s)
+        # Samples of many zones arrive all the time, but none twice in a round: long rounds are not priced every second.
+        self._queue.add_after(key, max(self._config.settle_s, self.planner.interval_s / 60))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not same_place(old, new):
