@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # hypothesis imports these in the middle of a run. pytest then compiles them deep in the stack, where CPython 3.11 before
@@ -13,7 +13,11 @@ import pytest
 from blockbuster import BlockBuster
 
 from lab.build import find_or_build
+from lab.chromium_install import Chromium
+from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
 from lab.errors import BuildError
+from lab.netperf_install import Missing
+from lab.prometheus_build import find_or_build_prometheus
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
@@ -29,7 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the control plane before the first test, where no test's timeout runs and progress can be seen."""
+    """Build and fetch programs before the first test, where no test's timeout runs and progress can be seen."""
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     needs_programs = any(item.get_closest_marker(kind) for item in session.items for kind in ("integration", "e2e"))
     if not needs_programs or session.config.option.collectonly:
         return
@@ -38,8 +43,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     with capture.global_and_fixture_disabled():
         try:
             find_or_build()
+            if "prometheus_programs" in fixtures:
+                find_or_build_prometheus()
+            if "chromium" in fixtures:
+                find_or_fetch_chromium()
         except BuildError as error:
             pytest.exit(f"no control plane to test against: {error}", returncode=1)
+
+
+@pytest.fixture(scope="session")
+def prometheus_programs() -> Mapping[str, Path]:
+    """The files of ``prometheus`` and ``promtool``."""
+    return find_or_build_prometheus()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Chromium:
+    """A real browser: from PATH, or the distribution's package in the user's cache."""
+    found = find_or_fetch_chromium()
+    if isinstance(found, Missing):
+        pytest.skip(found.reason)
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""``python -m lab fetch``: gets everything a lab needs beforehand: builds the control plane, finds or fetches netperf."""
+"""``python -m lab fetch``: gets everything a lab needs beforehand: builds the control plane, finds or fetches netperf.
+
+With ``--tests`` also what only tests need: Prometheus, to try rules on, and Chromium, to try the page in.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ from typing import Any
 import msgspec
 
 from lab.build import find_or_build
+from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
 from lab.commands import arguments
 from lab.netperf_install import Missing, find_or_fetch
+from lab.prometheus_build import find_or_build_prometheus
 
 
 def add_parser(commands: Any) -> None:
     """Describe the command."""
     parser = commands.add_parser("fetch", help="build the control plane and fetch netperf, once", description=__doc__)
     arguments.add_json(parser)
+    parser.add_argument("--tests", action="store_true", help="also Prometheus and Chromium, which only tests need")
     parser.set_defaults(run=run)
 
 
@@ -24,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Build and fetch what is not there yet; a missing netperf is said, not fatal: the echo prober stands in."""
     binaries = find_or_build()
     netperf = find_or_fetch()
+    if args.tests:
+        _fetch_for_tests()
     if args.json:
         found = {
             "version": binaries.version,
@@ -35,3 +43,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"{netperf.reason}; the built-in echo prober stands in", file=sys.stderr)
     print(f"control plane {binaries.version} is ready", file=sys.stderr)
     return 0
+
+
+def _fetch_for_tests() -> None:
+    find_or_build_prometheus()
+    chromium = find_or_fetch_chromium()
+    if isinstance(chromium, Missing):
+        print(f"{chromium.reason}; tests of the page are skipped", file=sys.stderr)

@@ -1,0 +1,30 @@
+"""Rules and alerts on the program that runs them: promtool checks them, and plays each alert's state through to its end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "manifests" / "prometheus"
+RULES = sorted(FOLDER.glob("*.rules.yaml"))
+TESTS = sorted((FOLDER / "tests").glob("*.test.yaml"))
+
+
+def run(program: Path, *args: str | Path) -> str:
+    done = subprocess.run([program, *args], check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_promtool_finds_nothing_to_complain_about(prometheus_programs: Mapping[str, Path]) -> None:
+    run(prometheus_programs["promtool"], "check", "rules", "--lint=all", "--lint-fatal", *RULES)
+
+
+@pytest.mark.parametrize("file", TESTS, ids=lambda path: str(path.name))
+def test_rules_compute_what_they_say_and_alerts_fire_and_resolve(
+    prometheus_programs: Mapping[str, Path], file: Path
+) -> None:
+    assert "SUCCESS" in run(prometheus_programs["promtool"], "test", "rules", file)
