@@ -6,10 +6,11 @@ copied from pieces encoded once, and the list that prioritize gets is recognised
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from controller.scheduler.allocatable import bounds, raw_score
 from controller.scheduler.allocatable import normalise as normalise_allocatable
@@ -40,14 +41,25 @@ class Names(msgspec.Struct, frozen=True):
     count: int
 
 
+class _Numbers(dict[str, int]):
+    """Node name -> number; names that nobody knows have the number 0."""
+
+    def __missing__(self, _: str) -> int:
+        return 0
+
+
 class NodeIndex:
-    """Every node's name in the pieces that answers need, grouped by place."""
+    """Every node's name in the pieces that answers need, numbered, and grouped by place."""
 
     def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
         self._state, self._allocatable = state, allocatable
         self._version = -1
         self._hosts: dict[str, bytes] = {}
         self._raw_scores: dict[str, int] = {}
+        self._numbers = _Numbers()
+        self._names: list[str] = []
+        self._places = np.zeros(1, np.int32)
+        self._sizes = np.zeros(1, np.int64)
         self._members: list[list[str]] = []
         self._member_hosts: list[list[bytes]] = []
         self._joined: list[bytes] = []
@@ -58,6 +70,10 @@ class NodeIndex:
         if self._version == state.node_version:
             return
         self._version = state.node_version
+        self._names = ["", *state.place_of]
+        self._numbers = _Numbers(zip(state.place_of, range(1, len(self._names)), strict=True))
+        self._places = np.fromiter((-1, *state.place_of.values()), np.int32, count=len(self._names))
+        self._sizes = np.bincount(self._places[1:], minlength=len(state.places))
         self._members = [[] for _ in state.places]
         for name, place in state.place_of.items():
             self._members[place].append(name)
@@ -73,21 +89,24 @@ class NodeIndex:
         Raises:
             msgspec.MsgspecError: it is no list of texts.
         """
-        names = list(dict.fromkeys(_decode_names(raw)))
-        get = self._state.place_of.get
-        counts = Counter(map(get, names))
-        whole = {p for p, count in counts.items() if p is not None and count == len(self._members[p])}
-        by_place: dict[int, Sequence[str]] = {p: self._members[p] for p in sorted(whole)}
-        if len(whole) < len(counts):
-            partial: dict[int, list[str]] = {}
-            for name in names:
-                place = get(name)
-                if place not in whole:
-                    partial.setdefault(place or 0, []).append(name)
-            # Unknown names share a group with the known nodes of no place, even where those are all there.
-            for place, found in partial.items():
-                by_place[place] = [*by_place.get(place, ()), *found]
-        return Names(raw, by_place, len(names))
+        names = _decode_names(raw)
+        # The one pass over all names; everything after it is arithmetic on whole arrays.
+        numbers = np.fromiter(map(self._numbers.__getitem__, names), np.int32, count=len(names))
+        times = np.bincount(numbers, minlength=len(self._names))
+        unknown = list(dict.fromkeys(n for n in names if n not in self._numbers)) if times[0] else []
+        times[0] = 0
+        named = np.flatnonzero(times)
+        places = self._places[named]
+        counts = np.bincount(places, minlength=len(self._sizes))
+        by_place: dict[int, Sequence[str]] = {}
+        for place in np.flatnonzero(counts).tolist():
+            if counts[place] == self._sizes[place]:
+                by_place[place] = self._members[place]
+            else:
+                by_place[place] = [self._names[i] for i in named[places == place].tolist()]
+        if unknown:
+            by_place[0] = [*by_place.get(0, ()), *unknown]
+        return Names(raw, by_place, len(named) + len(unknown))
 
     def is_whole(self, place: int, names: Sequence[str]) -> bool:
         """Whether a group is all of its place."""
@@ -116,7 +135,8 @@ class NodeIndex:
         if known is None:
             facts = self._state.nodes.get(name)
             known = raw_score(facts.allocatable if facts else None, self._allocatable)
-            self._raw_scores[name] = known
+            if facts:
+                self._raw_scores[name] = known
         return known
 
 

@@ -105,11 +105,11 @@ class PlanningConfig(_Section, frozen=True):
 
     Attributes:
         enabled: off, every pod is judged by itself.
-        most_sites: how many candidate hosts a plan considers; zones share them evenly.
+        most_sites: how many candidate hosts of each zone a plan considers.
     """
 
     enabled: bool = True
-    most_sites: int = 160
+    most_sites: int = 20
 
 
 class ExtenderConfig(_Section, frozen=True):
@@ -191,7 +191,7 @@ class SchedulerConfig(_Section, frozen=True):
             ("gates.maxWaitS", gates.max_wait_s, 1, 3600),
             ("gates.absentWaitS", gates.absent_wait_s, 0, gates.max_wait_s),
             ("gates.settleS", gates.settle_s, 0, gates.max_wait_s),
-            ("planning.mostSites", self.planning.most_sites, 1, 2000),
+            ("planning.mostSites", self.planning.most_sites, 1, 500),
             ("extender.maxRequestBytes", extender.max_request_bytes, 1 << 12, 1 << 30),
             ("extender.requestTimeoutS", extender.request_timeout_s, 0.1, 600),
             ("extender.reasonsLimit", extender.reasons_limit, 0, 10_000),

@@ -1,0 +1,193 @@
+"""Random groups and their best placement by brute force: what plans and schedulers are judged against."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations_with_replacement
+from typing import Any
+
+import msgspec
+
+from controller.appgroup.graph import build_graph
+from controller.resources import APPGROUP_LABEL, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL, AppGroup, WeightInfo
+from controller.scheduler.fleet import Host, host_of
+from controller.scheduler.planner import GroupSnapshot
+from controller.scheduler.pods import GroupPod
+from controller.scheduler.rules import CostTable
+from kubekit.wire import Node
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A random group in a random cluster of one node per zone.
+
+    Attributes:
+        replicas: per workload.
+        edges: dependant, dependency, maxNetworkCost.
+        cost: between zones; towards itself 0, since a zone is one node.
+        slots: pods that fit into each zone.
+    """
+
+    replicas: tuple[int, ...]
+    edges: tuple[tuple[int, int, int], ...]
+    cost: tuple[tuple[int, ...], ...]
+    slots: tuple[int, ...]
+
+
+def random_case(rng: random.Random, *, most_workloads: int = 9, most_replicas: int = 3, most_zones: int = 6) -> Case:
+    """5 to 9 workloads of 1 to 3 replicas in 3 to 6 zones whose capacity binds."""
+    zones, workloads = rng.randint(3, most_zones), rng.randint(5, most_workloads)
+    replicas = tuple(min(rng.choice((1, 1, 2, 3)), most_replicas) for _ in range(workloads))
+    points = [(rng.random(), rng.random()) for _ in range(zones)]
+    cost = tuple(
+        tuple(
+            0 if a == b else max(2, int(30 * ((ax - bx) ** 2 + (ay - by) ** 2) ** 0.5))
+            for b, (bx, by) in enumerate(points)
+        )
+        for a, (ax, ay) in enumerate(points)
+    )
+    pairs = [(i, j) for j in range(1, workloads) for i in range(j) if rng.random() < 0.35]
+    pairs += [(rng.randrange(j), j) for j in range(1, workloads) if not any(p[1] == j for p in pairs)]
+    highest = max(max(row) for row in cost)
+    edges = tuple((i, j, rng.randint(highest // 2, highest)) for i, j in pairs)
+    slots = [1] * zones
+    for _ in range(max(0, sum(replicas) + rng.randint(0, 3) - zones)):
+        slots[rng.randrange(zones)] += 1
+    return Case(replicas, edges, cost, tuple(slots))
+
+
+def price(case: Case, counts: list[tuple[int, ...]]) -> tuple[int, int]:
+    """Violations and cost of a placement given as pods per zone of each workload."""
+    violations = total = 0
+    for i, j, most in case.edges:
+        for a, here in enumerate(counts[i]):
+            for b, there in enumerate(counts[j]):
+                pairs = here * there
+                total += pairs * case.cost[a][b]
+                violations += pairs * (case.cost[a][b] > most)
+    return violations, total
+
+
+def optimum(case: Case) -> tuple[int, int]:
+    """Fewest violations, then the lowest cost, over all placements that fit (branch and bound)."""
+    zones, workloads = len(case.slots), len(case.replicas)
+    options = [
+        [tuple(Counter(chosen)[z] for z in range(zones)) for chosen in combinations_with_replacement(range(zones), n)]
+        for n in range(4)
+    ]
+    penalty = 10**6
+    # Workloads in an order in which each has as many placed neighbours as can be, so that bounds bite early.
+    order = [max(range(workloads), key=lambda w: sum(w in e[:2] for e in case.edges))]
+    while len(order) < workloads:
+        rest = [w for w in range(workloads) if w not in order]
+        order.append(
+            max(rest, key=lambda w: (sum(w in e[:2] and (e[0] in order or e[1] in order) for e in case.edges), -w))
+        )
+    near: list[list[tuple[int, list[list[int]]]]] = []
+    for at, w in enumerate(order):
+        links = []
+        for i, j, most in case.edges:
+            table = [[c + penalty * (c > most) for c in row] for row in case.cost]
+            if i == w and j in order[:at]:
+                links.append((j, table))
+            if j == w and i in order[:at]:
+                links.append((i, [list(column) for column in zip(*table, strict=True)]))
+        near.append(links)
+    best = [10**18]
+    place: list[tuple[int, ...]] = [()] * workloads
+
+    def extend(at: int, free: tuple[int, ...], so_far: int) -> None:
+        if at == workloads:
+            best[0] = min(best[0], so_far)
+            return
+        w = order[at]
+        pay = [sum(table[z][b] * n for j, table in near[at] for b, n in enumerate(place[j]) if n) for z in range(zones)]
+        choices = []
+        for counts in options[case.replicas[w]]:
+            if all(n <= f for n, f in zip(counts, free, strict=True)):
+                cost = so_far + sum(n * p for n, p in zip(counts, pay, strict=True))
+                if cost < best[0]:
+                    choices.append((cost, counts))
+        for cost, counts in sorted(choices):
+            if cost >= best[0]:
+                break
+            place[w] = counts
+            extend(at + 1, tuple(f - n for f, n in zip(free, counts, strict=True)), cost)
+
+    extend(0, case.slots, 0)
+    return divmod(best[0], penalty)
+
+
+def node_of(zone: int, slots: int) -> Node:
+    """A zone's one node: room for that many pods."""
+    labels = {ZONE_LABEL: f"z{zone}", REGION_LABEL: "r", "kubernetes.io/hostname": f"n{zone}"}
+    allocatable = {"cpu": str(slots), "memory": "64Gi", "pods": "110"}
+    return msgspec.convert(
+        {"metadata": {"name": f"n{zone}", "labels": labels}, "status": {"allocatable": allocatable}}, Node
+    )
+
+
+def group_of(case: Case, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default") -> AppGroup:
+    """The AppGroup of a case; workloads are w0, w1, ..."""
+    references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(len(case.replicas))]
+    workloads = [
+        {
+            "workload": reference,
+            "dependencies": [
+                {"workload": references[j], "maxNetworkCost": most} for i, j, most in case.edges if i == position
+            ],
+        }
+        for position, reference in enumerate(references)
+    ]
+    spec = {"numMembers": sum(case.replicas), "topologySortingAlgorithm": algorithm, "workloads": workloads}
+    return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, AppGroup)
+
+
+def weight_of(case: Case, name: str = "UserDefined") -> WeightInfo:
+    """Costs between the zones of a case."""
+    origins = [
+        {
+            "origin": f"z{a}",
+            "costList": [{"destination": f"z{b}", "networkCost": cost} for b, cost in enumerate(row) if a != b],
+        }
+        for a, row in enumerate(case.cost)
+    ]
+    return msgspec.convert(
+        {"name": name, "topologyList": [{"topologyKey": ZONE_LABEL, "originList": origins}]}, WeightInfo
+    )
+
+
+def pods_of(case: Case, **spec: Any) -> list[GroupPod]:
+    """Gated pods of a case, one cpu each."""
+    return [waiting_pod(f"w{i}-{k}", f"w{i}", **spec) for i, count in enumerate(case.replicas) for k in range(count)]
+
+
+def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> GroupPod:
+    """A gated pod."""
+    body = {
+        "metadata": {"name": name, "namespace": "default", "labels": {APPGROUP_LABEL: "g", WORKLOAD_LABEL: workload}},
+        "spec": {
+            "schedulingGates": [{"name": "netaware.io/topological-order"}],
+            "containers": [{"resources": {"requests": {"cpu": cpu}}}],
+            **spec,
+        },
+        "status": {"phase": "Pending"},
+    }
+    return msgspec.convert(body, GroupPod)
+
+
+def hosts_of(*nodes: Node) -> dict[str, Host]:
+    """Hosts by name."""
+    return {node.metadata.name: host_of(node) for node in nodes}
+
+
+def snapshot_of(case: Case) -> GroupSnapshot:
+    """The case with all pods waiting."""
+    return GroupSnapshot(
+        graph=build_graph(group_of(case).spec),
+        pods=pods_of(case),
+        replicas={},
+        costs=CostTable(weight_of(case)),
+        hosts=hosts_of(*(node_of(z, slots) for z, slots in enumerate(case.slots))),
+        used={},
+    )
