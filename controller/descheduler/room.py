@@ -6,7 +6,7 @@ at 20 % under a threshold of 70 % can take 48 cores). Every planned move is dedu
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -78,7 +78,11 @@ class Room:
         self._targets = sorted((Target(load) for load in targets), key=_order)
         self._by_name = {target.name: target for target in self._targets}
         self._snapshot = snapshot
-        self._reserved: dict[str, float] = {}
+        self._free = {
+            r: sum(target.free(r) for target in self._targets if r in target.used)
+            for r in RESOURCES
+            if any(r in target.used for target in self._targets)
+        }
         self._separation = Separation(snapshot)
         self._failures: dict[Shape, list[Failure]] = {}
         self._statics: dict[tuple[Shape, str], str] = {}
@@ -90,12 +94,7 @@ class Room:
 
     def free(self) -> dict[str, float]:
         """Sum over the targets of what they can still take, of resources that any target knows."""
-        known = {r for target in self._targets for r in target.used}
-        return {
-            r: sum(target.free(r) for target in self._targets if r in target.used) - self._reserved.get(r, 0.0)
-            for r in RESOURCES
-            if r in known
-        }
+        return dict(self._free)
 
     def target(self, name: str) -> Target | None:
         """A target by its name."""
@@ -140,13 +139,15 @@ class Room:
         self._move(target, used)
 
     def _move(self, target: Target, used: Mapping[str, float]) -> None:
-        self._targets.remove(target)
+        del self._targets[bisect_left(self._targets, _order(target), key=_order)]
         target.add(used)
         insort(self._targets, target, key=_order)
+        self._reserve({resource: amount for resource, amount in used.items() if resource in target.used})
 
     def _reserve(self, used: Mapping[str, float]) -> None:
         for resource, amount in used.items():
-            self._reserved[resource] = self._reserved.get(resource, 0.0) + amount
+            if resource in self._free:
+                self._free[resource] -= amount
 
     def _refusal(self, target: Target, pod: PodInfo, used: Mapping[str, float]) -> str:
         node = target.load.node

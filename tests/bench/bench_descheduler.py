@@ -1,0 +1,182 @@
+"""One round of the descheduler's rules over a big cluster: time, memory, and whether both grow linearly.
+
+Pods are read from JSON as the API server sends it. A round is what the live loop computes between reading usage and evicting:
+fold in usage of every node and pod, follow up, decide with nodeFit and without the limits that would end it early.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from controller.descheduler.config import DeschedulerConfig, Settings
+from controller.descheduler.decision import Watched
+from controller.descheduler.followup import follow
+from controller.descheduler.memory import Memory
+from controller.descheduler.objects import MovablePod
+from controller.descheduler.plan import decide
+from controller.descheduler.usage import Batch, Reading, UsageBook
+from controller.descheduler.world import World
+from controller.scheduler.config import SchedulerConfig
+from kubekit.wire import Node, format_time
+
+SMALL, LARGE = (500, 10_000), (5_000, 100_000)
+NOW_S = 1_800_000_000.0
+HOT_SHARE, IDLE_SHARE = 0.05, 0.3
+PAGE = 4096
+UNLIMITED = dict.fromkeys(
+    ("perNode", "perNamespace", "perRound", "perHour", "perWorkload", "unavailablePerWorkload"), 10**6
+)
+
+
+def measure() -> dict[str, dict[str, object]]:
+    """Figures for ``make bench``."""
+    before = _rss_bytes()
+    cluster = _Cluster(*LARGE)
+    large_bytes = _rss_bytes() - before
+    large = cluster.rounds(5)
+    small = _Cluster(*SMALL).rounds(15)
+    growth = large.seconds / small.seconds
+    size = f"{LARGE[0]:,} nodes and {LARGE[1]:,} pods"
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "descheduler: one round, 5,000 nodes, 100,000 pods": {
+            "value": large.seconds,
+            "unit": "s",
+            "budget": 6.0,
+            "ok": large.seconds <= 6.0,
+            "reference": f"a tenth of the default interval of 60 s; {large.moves} moves planned off {large.hot} hot nodes",
+        },
+        "descheduler: growth from 500/10,000 to 5,000/100,000": {
+            "value": growth,
+            "unit": "times",
+            "budget": 15.0,
+            "ok": growth <= 15.0,
+            "reference": f"linear is 10; the small round takes {small.seconds:.4f} s and plans {small.moves} moves",
+        },
+        "descheduler: memory of nodes, pods and their indexes": {
+            "value": large_bytes / 2**20,
+            "unit": "MB",
+            "budget": 300.0,
+            "ok": large_bytes <= 300 * 2**20,
+            "reference": f"resident, for {size}; {large_bytes / LARGE[1] / 1024:.1f} KB per pod; peak of the run {peak_mb:.0f} MB",
+        },
+    }
+
+
+class _Rounds(msgspec.Struct):
+    seconds: float
+    moves: int
+    hot: int
+
+
+class _Cluster:
+    def __init__(self, nodes: int, pods: int) -> None:
+        self._world = World(SchedulerConfig(), "netaware-system")
+        self._names = [f"node-{i:05}" for i in range(nodes)]
+        for name in self._names:
+            self._world.take_node(name, None, msgspec.convert(_node(name), Node))
+        decoder = msgspec.json.Decoder(MovablePod)
+        self._pods: list[tuple[str, int]] = []
+        for i in range(pods):
+            pod = decoder.decode(_pod(i, self._names[i % nodes]))
+            self._world.take_pod(pod.metadata.key, None, pod)
+            self._pods.append((pod.metadata.key, i % nodes))
+        self._book = UsageBook(30, 180)
+        self._settings = _settings()
+
+    def rounds(self, count: int) -> _Rounds:
+        """Median over some rounds, each from the same state."""
+        seconds = []
+        moves = hot = 0
+        for i in range(count):
+            now = NOW_S + 60 * i
+            batch = self._batch(now)
+            gc.collect()
+            started = time.perf_counter()
+            self._book.fold(batch, self._world.nodes, self._world.pods.by_key, now)
+            snapshot = self._world.snapshot(self._book.view(now))
+            memory, _ = follow(snapshot, Memory(), self._settings.limits, now)
+            decision = decide(snapshot, memory, Watched(), self._settings, now, confirmed=True)
+            seconds.append(time.perf_counter() - started)
+            moves = len(decision.plan.moves)
+            hot = sum(1 for state in decision.plan.nodes if state.kind == "over")
+        return _Rounds(statistics.median(seconds), moves, hot)
+
+    def _share(self, index: int) -> float:
+        """Percent of cpu in use: a part of the nodes is hot, a part idle, the rest between."""
+        place = (index * 7919 % len(self._names)) / len(self._names)
+        return 85.0 if place < HOT_SHARE else 20.0 if place < HOT_SHARE + IDLE_SHARE else 50.0
+
+    def _batch(self, now: float) -> Batch:
+        cores, per_node = 32_000, max(1, len(self._pods) // len(self._names))
+        nodes = [
+            reading
+            for i, name in enumerate(self._names)
+            for reading in (
+                Reading(name, "cpu", cores * self._share(i) / 100, now),
+                Reading(name, "memory", 40 * 2**30, now),
+            )
+        ]
+        pods = [
+            reading
+            for key, i in self._pods
+            for reading in (
+                Reading(key, "cpu", cores * self._share(i) / 100 / per_node, now),
+                Reading(key, "memory", 2**30, now),
+            )
+        ]
+        return Batch(tuple(nodes), tuple(pods))
+
+
+def _settings() -> Settings:
+    policy = {"lowThresholds": {"cpu": 45, "memory": 45}, "highThresholds": {"cpu": 70, "memory": 70}}
+    return msgspec.convert({"policy": policy, "limits": UNLIMITED}, DeschedulerConfig).compiled()
+
+
+def _node(name: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, "disk": "ssd"}},
+        "status": {
+            "allocatable": {"cpu": "32", "memory": "128Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def _pod(index: int, node: str) -> bytes:
+    app = f"app-{index % 1000}"
+    owner = {"kind": "ReplicaSet", "name": f"{app}-6d5f", "uid": f"owner-{app}", "controller": True}
+    return msgspec.json.encode(
+        {
+            "metadata": {
+                "name": f"{app}-6d5f-{index:06}",
+                "namespace": f"team-{index % 50}",
+                "uid": f"00000000-0000-0000-0000-{index:012}",
+                "labels": {"app": app, "pod-template-hash": "6d5f"},
+                "creationTimestamp": format_time(NOW_S - index % 100_000),
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "nodeName": node,
+                "nodeSelector": {"disk": "ssd"} if index % 3 else {},
+                "containers": [{"name": "main", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}],
+            },
+            "status": {
+                "phase": "Running",
+                "qosClass": "Burstable",
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+    )
+
+
+def _rss_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
