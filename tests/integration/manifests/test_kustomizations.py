@@ -244,3 +244,29 @@ async def test_namespace_of_every_object_is_ours(kustomize: Kubectl, overlay: Pa
         if d["metadata"].get("namespace", NAMESPACE) != NAMESPACE
     }
     assert elsewhere <= {"RoleBinding/kube-system"}, "kube-scheduler's authentication needs it there"
+
+
+def test_deschedulers_configuration_is_the_bases_and_one_section_more() -> None:
+    base = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
+    extended = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
+    assert extended.pop("descheduler")["dryRun"] is True
+    assert extended == base
+
+
+async def test_descheduler_overlay_hands_its_configuration_to_the_controller(kustomize: Kubectl) -> None:
+    documents = await kustomize.build(MANIFESTS / "overlays" / "descheduler")
+    config = next(d for d in documents if d["metadata"]["name"].startswith("netaware-controller-config"))
+    assert yaml.safe_load(config["data"]["config.yaml"])["descheduler"]["enabled"] is True
+    volumes = pod_templates(documents)["Deployment/netaware-controller"]["spec"]["volumes"]
+    assert config["metadata"]["name"] in [volume.get("configMap", {}).get("name") for volume in volumes]
+
+
+async def test_prometheus_operator_overlay_watches_every_program(kustomize: Kubectl) -> None:
+    documents = await kustomize.build(MANIFESTS / "overlays" / "prometheus-operator")
+    monitored = {
+        d["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
+        for d in documents
+        if d["kind"] in {"PodMonitor", "ServiceMonitor"}
+    }
+    assert monitored == {"netaware-agent", "netaware-controller", "netaware-scheduler"}
+    assert [d["metadata"]["name"] for d in documents if d["kind"] == "PrometheusRule"] == ["netaware"]

@@ -25,6 +25,8 @@ from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Obje
 from lab.controlplane import KWOK_ANNOTATION, ControlPlane, free_ports
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
 
+# The default, and the descheduler's rights on top.
+OVERLAY = MANIFESTS / "overlays" / "descheduler"
 CENTRAL = ("netaware-controller", "netaware-scheduler")
 ACCOUNTS = ("netaware-agent", *CENTRAL)
 AUDIT = {
@@ -49,6 +51,8 @@ RARE = {
     ("netaware-controller", "", "pods", "patch"): "a gate is opened",
     ("netaware-controller", "", "configmaps", "delete"): "a zone is gone, and so is its plan",
     ("netaware-controller", "events.k8s.io", "events", "patch"): "the same event again",
+    ("netaware-controller", "", "pods/eviction", "create"): "a pod is moved",
+    ("netaware-controller", "", "nodes/status", "patch"): "a node was hot, and the condition Overutilized says it",
 }
 
 
@@ -109,7 +113,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         Client(plane.client_config) as admin,
     ):
         kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
-        await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / "default"))
+        await kubectl("apply", "--server-side", "-k", str(OVERLAY))
         for name, (zone, address) in PLACES.items():
             await admin.create(NODES, _node(name, zone, address), Node)
         found = Running(plane, kubectl, admin, Witness(log))
@@ -136,7 +140,8 @@ def _node(name: str, zone: str, address: str) -> dict[str, Any]:
 
 
 async def _start(running: Running, folder: Path) -> None:
-    config = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
+    config = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
+    config["descheduler"]["intervalS"] = 1
     # A machine that is busy with tests makes runs doubtful; what they are worth is not the question here.
     trusting = {"acceptDoubts": ["throttled", "too-few-samples", "run-queue", "loss", "outlier"]}
     probing = {"intervalS": 3, "slotS": 1.5, "durationS": 0.5, "bothDirections": True}
@@ -275,7 +280,7 @@ async def test_nothing_was_refused(running: Running) -> None:
 
 async def test_no_right_is_given_that_nobody_uses(running: Running) -> None:
     running.witness.read()
-    documents = await running.kubectl.build(MANIFESTS / "overlays" / "default")
+    documents = await running.kubectl.build(OVERLAY)
     given = {use for use, _ in rules(documents)}
     assert len(given) > 20
     used = {use for use in running.witness.used if use.verb != "get" or use in given}
