@@ -21,7 +21,7 @@ import yaml
 from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
+from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
 from lab.controlplane import KWOK_ANNOTATION, ControlPlane, free_ports
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
 
@@ -272,6 +272,17 @@ async def test_pods_are_placed_by_the_shipped_scheduler_under_the_shipped_rights
     await until(placed, "the pod to be bound")
 
 
+async def test_demo_workload_is_placed_whole(running: Running) -> None:
+    await running.kubectl("create", "namespace", "boutique")
+    await running.kubectl("apply", "-n", "boutique", "-k", str(MANIFESTS / "examples" / "online-boutique"))
+
+    async def placed() -> bool:
+        pods = await running.admin.list(PODS, Pod, namespace="boutique")
+        return len([pod for pod in pods if pod.spec.node_name]) == 11
+
+    await until(placed, "eleven pods to be bound")
+
+
 async def test_nothing_was_refused(running: Running) -> None:
     running.witness.read()
     assert running.witness.used
@@ -289,3 +300,30 @@ async def test_no_right_is_given_that_nobody_uses(running: Running) -> None:
     idle -= {use for use in idle if use.verb == "create" and Use(use.account, use.group, use.resource, "patch") in used}
     assert sorted(idle) == []
     assert sorted(key for key in RARE if Use(*key) not in given) == [], "listed as rare, but not given at all"
+
+
+async def test_uninstalling_as_documented_leaves_nothing(running: Running) -> None:
+    """The last test of this file: agents take back what they wrote, then one command deletes the rest."""
+    for program in list(running.plane.programs):
+        if program.name.startswith("agent-") or program.name in {"manager", "extender", "netaware-scheduler"}:
+            await running.plane.programs.stop(program)
+    for node in PLACES:
+        pod = await _pod_of(running.admin, "netaware-agent", node)
+        kubeconfig = await _kubeconfig(running, "netaware-agent", pod)
+        argv = [sys.executable, "-m", "agent", "run", "--cleanup", f"--node-name={node}", f"--kubeconfig={kubeconfig}"]
+        process = await asyncio.create_subprocess_exec(*argv)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+        left = await running.admin.get(NODES, node, Node)
+        assert [key for key in left.metadata.annotations or {} if key.startswith("netaware.io/")] == [
+            "netaware.io/bandwidth-capacity"
+        ], "only what the administrator wrote"
+        assert "network.aware.com/bandwidth" not in {**(left.status.capacity or {}), **(left.status.allocatable or {})}
+        assert "NetawareBandwidth" not in [condition.type for condition in left.status.conditions or ()]
+    await running.kubectl("delete", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
+    kinds = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingadmissionpolicies,priorityclasses"
+    label = "app.kubernetes.io/part-of=netaware"
+    assert await running.kubectl("get", kinds, "-A", "-l", label, "-o", "name") == ""
+    with pytest.raises(ApiError, match="not found"):
+        await running.admin.get(NAMESPACES, NAMESPACE, Object)
+    pods = await running.admin.list(PODS, Pod, namespace="boutique")
+    assert len([pod for pod in pods if pod.spec.node_name]) == 11, "the workload stays"
