@@ -270,3 +270,9 @@ async def test_prometheus_operator_overlay_watches_every_program(kustomize: Kube
     }
     assert monitored == {"netaware-agent", "netaware-controller", "netaware-scheduler"}
     assert [d["metadata"]["name"] for d in documents if d["kind"] == "PrometheusRule"] == ["netaware"]
+
+
+@pytest.mark.parametrize("folder", ["crds", "policies"])
+def test_no_manifest_is_forgotten(folder: str) -> None:
+    there = {path.name for path in (MANIFESTS / folder).glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["resources"]) == there
