@@ -23,11 +23,11 @@ from controller.resources import (
     APPGROUPS,
     NETPERF_COSTS,
     NETWORK_TOPOLOGIES,
-    REGION_LABEL,
     ZONE_LABEL,
     AppGroup,
     NetworkTopology,
 )
+from controller.scheduler.rules import CostTable, Location
 from kubekit import conditions
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -69,7 +69,7 @@ class Demo:
         wanted = len(zones) * (len(zones) - 1)
         deadline, told = time.monotonic() + _MEASURE_DEADLINE_S + 2 * len(zones), -1
         while True:
-            self.lab.programs.check()
+            self.installation.check()
             network = await self.client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NAMESPACE)
             samples = await self._samples(network)
             measured = conditions.find(network.status.conditions, "Measured")
@@ -182,7 +182,7 @@ class Demo:
     async def _until(self, check: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + _PLACE_DEADLINE_S
         while not await check():
-            self.lab.programs.check()
+            self.installation.check()
             if time.monotonic() > deadline:
                 raise LabError(f"waited {_PLACE_DEADLINE_S:.0f} s for {what} in vain")
             await asyncio.sleep(_POLL_S)
@@ -210,29 +210,22 @@ class Demo:
 
 def zone_costs(network: NetworkTopology) -> dict[tuple[str, str], int]:
     """Measured costs by directed zone pair."""
-    return _costs(network, ZONE_LABEL)
-
-
-def _costs(network: NetworkTopology, key: str) -> dict[tuple[str, str], int]:
     weight = network.weight(NETPERF_COSTS)
     return {
         (origin.origin, cost.destination): cost.network_cost
         for topology in (weight.topology_list if weight else ())
-        if topology.topology_key == key
+        if topology.topology_key == ZONE_LABEL
         for origin in topology.origin_list
         for cost in origin.cost_list
     }
 
 
-def is_violated(network: NetworkTopology, origin: Place, destination: Place, limit: int) -> bool:
-    """Whether a dependency costs more than its maximum, by the rules of NetworkOverhead (contracts 4)."""
-    if origin.node == destination.node or origin.zone == destination.zone:
+def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int) -> bool:
+    """Whether a dependency costs more than its maximum, by the scheduler's own rule."""
+    if origin.node == destination.node:
         return False
-    if origin.region == destination.region:
-        cost = _costs(network, ZONE_LABEL).get((origin.zone, destination.zone))
-    else:
-        cost = _costs(network, REGION_LABEL).get((origin.region, destination.region))
-    return cost is not None and cost > limit
+    here, there = (Location(place.region, place.zone) for place in (origin, destination))
+    return costs.judge(here, there, limit)[0] == "violated"
 
 
 async def run_demo(topology: Topology, *, name: str, placement: str, say: Say) -> report.DemoReport:
@@ -330,7 +323,8 @@ def _edge(
 ) -> report.Edge:
     ends = [(p[dependency.origin], p[dependency.destination]) for p in placements]
     limit = dependency.max_network_cost
-    violated = [is_violated(network, places[a], places[b], limit) for a, b in ends]
+    costs = CostTable(network.weight(NETPERF_COSTS))
+    violated = [is_violated(costs, places[a], places[b], limit) for a, b in ends]
     return report.Edge(
         origin=dependency.origin,
         destination=dependency.destination,

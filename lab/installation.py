@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,16 @@ class Installation:
     secret: str
     extender_url: str = ""
     controller_url: str = ""
-    agent_urls: dict[str, str] | None = None
+    agent_urls: dict[str, str] = field(default_factory=dict)
+    agents: list[Program] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise BootError, with the end of its log, when a program of the lab or an agent ended by itself."""
+        self.lab.programs.check()
+        for agent in self.agents:
+            if agent.failed:
+                msg = f"{agent.name} ended with code {agent.poll()}; its log ends:\n{agent.log_tail()}"
+                raise BootError(msg)
 
     @property
     def prober(self) -> str:
@@ -96,16 +105,16 @@ async def install(
     async with Client(lab.client_config) as client:
         await _prepare(client, installation)
         await _start_controller(client, installation, _write_config(lab, controller_config or {}))
-        agents = await _start_agents(client, installation)
-    urls = [installation.controller_url, installation.extender_url, *(installation.agent_urls or {}).values()]
-    await _until_ready(lab, urls, agents)
+        await _start_agents(client, installation)
+    urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
+    await _until_ready(installation, urls)
     lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
-    lab.served |= {f"agent/{node}": url for node, url in (installation.agent_urls or {}).items()}
+    lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
 
 
 async def _prepare(client: Client, installation: Installation) -> None:
-    """The probe secret, and each node's capacity: a TUN device has no speed that one could read."""
+    """The probe secret, and each node's capacity: the topology file says what card the node's virtual device stands for."""
     body = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -146,12 +155,11 @@ async def _start_controller(client: Client, installation: Installation, config: 
         installation.lab.spawn(None, argv, name, env={"POD_NAME": name})
 
 
-async def _start_agents(client: Client, installation: Installation) -> list[Program]:
-    lab, programs = installation.lab, []
+async def _start_agents(client: Client, installation: Installation) -> None:
+    lab = installation.lab
     passphrase = lab.place.state_dir / "probe-passphrase"
     passphrase.touch(mode=0o600)
     passphrase.write_text(installation.secret)
-    installation.agent_urls = {}
     for network in lab.nodes:
         node = network.node.name
 
@@ -162,9 +170,9 @@ async def _start_agents(client: Client, installation: Installation) -> list[Prog
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}", f"--kubeconfig={kubeconfig}"]
         argv += [f"--listen={listen}", f"--namespace={NAMESPACE}", f"--passphrase-file={passphrase}"]
-        programs.append(lab.spawn(node, argv, f"agent-{node}", env=installation.environment, essential=False))
+        agent = lab.spawn(node, argv, f"agent-{node}", env=installation.environment, essential=False)
+        installation.agents.append(agent)
         installation.agent_urls[node] = f"http://{listen}"
-    return programs
 
 
 async def _token(
@@ -185,15 +193,11 @@ async def _token(
     )
 
 
-async def _until_ready(lab: Lab, urls: list[str], agents: list[Program]) -> None:
+async def _until_ready(installation: Installation, urls: list[str]) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
 
         async def ready(url: str) -> bool:
-            lab.programs.check()
-            for agent in agents:
-                if agent.failed:
-                    msg = f"{agent.name} ended with code {agent.poll()}; its log ends:\n{agent.log_tail()}"
-                    raise BootError(msg)
+            installation.check()
             try:
                 async with session.get(f"{url}/readyz") as answer:
                     return answer.status == 200

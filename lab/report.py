@@ -140,7 +140,7 @@ def print_costs(console: Console, rows: list[MatrixEntry]) -> None:
 def print_placements(console: Console, report: DemoReport, zone_of: dict[str, str]) -> None:
     """Print where each workload landed, and each dependency's latency in both runs."""
     table = _table(console, "Placement of the Online Boutique")
-    for heading in ("workload", "default", "network-aware"):
+    for heading in ("workload", "default", "netaware"):
         table.add_column(heading)
     before, after = report.placements.default, report.placements.network_aware
     for workload in sorted(before):
@@ -149,7 +149,7 @@ def print_placements(console: Console, report: DemoReport, zone_of: dict[str, st
     console.print(table)
     table = _table(console, "Dependencies, measured between the nodes where their pods landed (p50, ms)")
     table.add_column("dependency", no_wrap=True)
-    for heading in ("max cost", "default", "network-aware"):
+    for heading in ("max cost", "default", "netaware"):
         table.add_column(heading, justify="right")
     for edge in report.edges:
         table.add_row(
