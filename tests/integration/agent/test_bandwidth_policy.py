@@ -1,0 +1,92 @@
+"""The admission policy on the real API server: what is scheduled is what the annotations ask for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+import yaml
+
+from kubekit.client import Client
+from kubekit.wire import PODS, Object, Pod, Resource
+from tests.integration.conftest import eventually
+
+FILE = Path(__file__).parents[3] / "manifests" / "policies" / "bandwidth-annotations.yaml"
+GROUP = "admissionregistration.k8s.io"
+KINDS = {
+    "MutatingAdmissionPolicy": Resource(
+        GROUP, "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", namespaced=False
+    ),
+    "MutatingAdmissionPolicyBinding": Resource(
+        GROUP, "v1", "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", namespaced=False
+    ),
+}
+BANDWIDTH = "network.aware.com/bandwidth"
+INGRESS, EGRESS = "kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"
+
+
+def container(name: str, amount: str | None = None, **fields: Any) -> dict[str, Any]:
+    amounts = {BANDWIDTH: amount} if amount else {}
+    return {"name": name, "image": "x", "resources": {"limits": amounts, "requests": amounts}, **fields}
+
+
+class Pods:
+    """Creates pods that never run and shows what admission made of their annotations."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.client, self.namespace, self.count = client, namespace, 0
+
+    async def annotations(
+        self, *containers: dict[str, Any], given: dict[str, str] | None = None, **spec: Any
+    ) -> dict[str, str]:
+        self.count += 1
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"p{self.count}", "annotations": given or {}},
+            "spec": {"containers": list(containers), "schedulerName": "nobody", **spec},
+        }
+        pod = await self.client.create(PODS, body, Pod, namespace=self.namespace)
+        return {k: v for k, v in (pod.metadata.annotations or {}).items() if k in {INGRESS, EGRESS}}
+
+
+@pytest_asyncio.fixture
+async def pods(client: Client, namespace: str) -> AsyncIterator[Pods]:
+    documents = list(yaml.safe_load_all(FILE.read_text()))
+    for document in documents:
+        await client.apply(
+            KINDS[document["kind"]], document["metadata"]["name"], document, Object, field_manager="tests"
+        )
+    made = Pods(client, namespace)
+
+    async def in_force() -> bool:
+        return bool(await made.annotations(container("c", "1M")))
+
+    try:
+        await eventually(in_force)
+        yield made
+    finally:
+        for document in reversed(documents):
+            await client.delete(KINDS[document["kind"]], document["metadata"]["name"])
+
+
+async def test_annotations_are_the_sum_of_the_limits_in_bits_per_second(pods: Pods) -> None:
+    sidecar = container("s", "1M", restartPolicy="Always")
+    first = container("i", "50M")
+    found = await pods.annotations(
+        container("a", "10M"), container("b", "1500k"), container("c"), initContainers=[sidecar, first]
+    )
+    assert found == {INGRESS: "12500000", EGRESS: "12500000"}
+
+
+async def test_what_a_user_set_stays(pods: Pods) -> None:
+    found = await pods.annotations(container("a", "10M"), given={EGRESS: "3M"})
+    assert found == {INGRESS: "10000000", EGRESS: "3M"}
+
+
+async def test_pods_that_have_nothing_to_limit_are_left_alone(pods: Pods) -> None:
+    assert await pods.annotations(container("a")) == {}
+    assert await pods.annotations(container("a", "10M"), hostNetwork=True) == {}
+    assert await pods.annotations(container("a", "999")) == {}
