@@ -10,6 +10,7 @@ from controller.cli.convert import Convert
 from controller.cli.costs import Costs
 from controller.cli.graph import GraphOf
 from controller.cli.latency import Latency
+from controller.cli.simulate import Simulate
 from controller.cli.status import Status
 
-COMMANDS: Sequence[Command] = (Status(), Costs(), Latency(), GraphOf(), Bandwidth(), Convert())
+COMMANDS: Sequence[Command] = (Status(), Costs(), Latency(), GraphOf(), Bandwidth(), Simulate(), Convert())

@@ -14,14 +14,17 @@ from typing import TypeVar
 
 import msgspec
 
+from controller.cli.templates import STATEFUL_SETS, Controller
 from controller.prometheus import PrometheusClient
 from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.scheduler.fleet import BOUND_PODS, BoundPod, Fleet
+from controller.scheduler.requests import Amounts
 from controller.topology.places import AGENT_POD_SELECTOR
 from controller.views.readings import read_all
 from controller.views.snapshot import BandwidthPod, Readings, Snapshot
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError
-from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.results import shard_index, shard_name
@@ -98,6 +101,21 @@ class Session:
             readings=read,
         )
 
+    async def controllers(self, namespace: str) -> list[Controller]:
+        """Deployments and StatefulSets of a namespace."""
+        found = await asyncio.gather(
+            self._list(DEPLOYMENTS, Controller, namespace), self._list(STATEFUL_SETS, Controller, namespace)
+        )
+        return [item for items in found for item in items]
+
+    async def used_room(self, *, except_group: tuple[str, str]) -> dict[str, Amounts]:
+        """Node -> requests of the pods on it, without those of one AppGroup (namespace, name)."""
+        fleet = Fleet()
+        for pod in await self._list(PODS, BoundPod, None, field_selector=BOUND_PODS):
+            if (pod.metadata.namespace, pod.metadata.label(APPGROUP_LABEL)) != except_group:
+                fleet.take_pod(pod.metadata.key, None, pod)
+        return fleet.used
+
     async def _list(
         self,
         resource: Resource,
@@ -105,13 +123,16 @@ class Session:
         namespace: str | None,
         label_selector: str = "",
         *,
+        field_selector: str = "",
         wanted: bool = True,
     ) -> list[T]:
         found: list[T] = []
         if not wanted:
             return found
         try:
-            async for page in self.client.pages(resource, namespace=namespace, label_selector=label_selector):
+            async for page in self.client.pages(
+                resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
+            ):
                 for raw in page.items:
                     try:
                         found.append(msgspec.json.decode(raw, type=type_))

@@ -1,0 +1,344 @@
+"""`simulate -f appgroup.yaml`: where would this group land now, by the default scheduler and by ours, at what cost."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.appgroup.graph import Graph, build_graph
+from controller.cli.command import Command, Table
+from controller.cli.convert import read_documents
+from controller.cli.default_scheduler import Waiting, place
+from controller.cli.session import NotFoundError, Session
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
+from controller.cli.templates import Controller
+from controller.convert import convert
+from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.fleet import Host, host_of
+from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
+from controller.scheduler.pods import GroupPod, GroupPodSpec
+from controller.scheduler.requests import Amounts, requests_of
+from controller.scheduler.rules import CostTable
+from controller.views.model import View
+from controller.views.network import choose_topology, choose_weights
+from kubekit.errors import ConfigError
+from kubekit.wire import ObjectMeta
+
+RUNS = 25
+"""The default scheduler draws lots between equal nodes, so that one run of it says little."""
+
+
+class Outcome(View, frozen=True):
+    """One way to place the group.
+
+    Attributes:
+        nodes: per workload selector, the nodes of its replicas; an empty text for one that fits nowhere.
+        zones: the same as zones.
+        cost: of all pairs of dependent pods together.
+        violations: pairs beyond their maxNetworkCost.
+        unplaced: replicas that fit nowhere.
+    """
+
+    nodes: dict[str, list[str]]
+    zones: dict[str, list[str]]
+    cost: int
+    violations: int
+    unplaced: int
+
+
+class Compared(View, frozen=True):
+    """A dependency both ways: the dearest pair of its pods, null when one side is not placed."""
+
+    dependant: str
+    dependency: str
+    max_cost: int
+    default_cost: int | None
+    network_aware_cost: int | None
+
+
+class Simulation(View, frozen=True):
+    """What would happen. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending."""
+
+    group: str
+    topology: str | None
+    weights: str | None
+    replicas: int
+    default: Outcome
+    network_aware: Outcome
+    default_costs: tuple[int, ...]
+    dependencies: tuple[Compared, ...]
+
+
+class Simulate(Command):
+    """See `controller.cli.command.Command`."""
+
+    name = "simulate"
+    help = "where an AppGroup would land now: the default scheduler against ours"
+    description = (
+        "Reads an AppGroup from a file, with its Deployments and StatefulSets if they are in it, and plans it for the cluster "
+        "as it is now: our planner, and a model of the default scheduler (resources, spreading; 25 runs, since it draws lots "
+        "between equal nodes). Workloads whose template is neither in the file nor in the cluster count as one pod without "
+        "requests. Nothing is created. With --exit-code the command ends with 3 when ours would violate a dependency or not "
+        "fit."
+    )
+    watchable = False
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument(
+            "-f", "--filename", action="append", required=True, metavar="FILE", help="- is standard input"
+        )
+        parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: as the scheduler's)")
+        parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> Simulation:
+        """Read the file, then the cluster, then plan."""
+        documents, _ = convert(await asyncio.to_thread(read_documents, options.filename))
+        group, given = _read(documents)
+        namespace = group.metadata.namespace or session.namespace or "default"
+        snapshot = await session.snapshot()
+        topology = choose_topology(snapshot.topologies, options.topology)
+        weights = _weights(topology, options.weights)
+        if not weights:
+            session.notes["costs"] = "there are none, so that every place is as good as another"
+        known = {controller.workload: controller for controller in (*await session.controllers(namespace), *given)}
+        replicas = _replicas(group, known, session)
+        used = await session.used_room(except_group=(namespace, group.metadata.name))
+        hosts = {node.metadata.name: host_of(node) for node in snapshot.nodes if node.ready}
+        costs = CostTable(topology.weight(weights) if topology is not None and weights else None)
+        source = (topology.metadata.key if topology is not None else None, weights)
+        return await asyncio.to_thread(simulate, group, replicas, hosts, used, costs=costs, source=source)
+
+    def show(self, answer: Simulation, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """Placements side by side, then the dependencies."""
+        return Group(
+            _headline(answer), Text(), _placements(answer), Text(), _dependencies(answer), Text(), *_sums(answer)
+        )
+
+    def rows(self, answer: Simulation, options: argparse.Namespace) -> Table:  # noqa: ARG002
+        """One row per dependency."""
+        return Compared.__struct_fields__, [msgspec.structs.astuple(row) for row in answer.dependencies]
+
+    def is_bad(self, answer: Simulation) -> bool:
+        """Even our placement violates a dependency, or does not fit."""
+        return bool(answer.network_aware.violations or answer.network_aware.unplaced)
+
+
+def simulate(
+    group: AppGroup,
+    replicas: Mapping[str, Sequence[GroupPodSpec]],
+    hosts: Mapping[str, Host],
+    used: Mapping[str, Amounts],
+    *,
+    costs: CostTable,
+    source: tuple[str | None, str | None] = (None, None),
+) -> Simulation:
+    """Plan a group both ways. Pure; the default scheduler's lots are drawn from fixed seeds.
+
+    Args:
+        group: the AppGroup.
+        replicas: workload selector -> the specs of its replicas.
+        hosts: every node that may be used.
+        used: node -> requests of the pods on it.
+        costs: by which both are judged.
+        source: key of the NetworkTopology and name of the weight, for the answer.
+    """
+    graph = build_graph(group.spec)
+    waiting = [
+        Waiting(selector, spec, requests_of(spec.containers, spec.init_containers, spec.overhead))
+        for selector in graph.selectors
+        for spec in replicas.get(selector, ())
+    ]
+    runs = [
+        _outcome(graph, waiting, place(waiting, hosts, used, random.Random(seed)), hosts, costs) for seed in range(RUNS)
+    ]
+    runs.sort(key=lambda run: (run.unplaced, run.cost))
+    plan = plan_group(
+        GroupSnapshot(graph=graph, pods=_pods(group, waiting), replicas={}, costs=costs, hosts=hosts, used=used)
+    )
+    ours = _outcome(graph, waiting, _targets(waiting, plan), hosts, costs)
+    default = runs[len(runs) // 2]
+    return Simulation(
+        group=group.metadata.key,
+        topology=source[0],
+        weights=source[1],
+        replicas=len(waiting),
+        default=default,
+        network_aware=ours,
+        default_costs=tuple(sorted(run.cost for run in runs)),
+        dependencies=tuple(
+            Compared(
+                dependant=graph.selectors[edge.dependant],
+                dependency=graph.selectors[edge.dependency],
+                max_cost=edge.max_network_cost,
+                default_cost=_dearest(
+                    default, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, costs
+                ),
+                network_aware_cost=_dearest(
+                    ours, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, costs
+                ),
+            )
+            for edge in graph.edges
+        ),
+    )
+
+
+def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controller]]:
+    """The one AppGroup of a file, and what makes its pods."""
+    groups: list[AppGroup] = []
+    controllers: list[Controller] = []
+    for document in documents:
+        try:
+            if document.get("kind") == "AppGroup":
+                groups.append(msgspec.convert(document, AppGroup))
+            elif document.get("kind") in {"Deployment", "StatefulSet"}:
+                controllers.append(msgspec.convert(document, Controller))
+        except msgspec.ValidationError as error:
+            name = document.get("metadata", {}).get("name", "?")
+            raise ConfigError("--filename", f"{document.get('kind')} {name}: {error}") from error
+    if len(groups) != 1:
+        raise ConfigError("--filename", f"holds {counted(len(groups), 'AppGroup')}", "give exactly one")
+    return groups[0], controllers
+
+
+def _weights(topology: NetworkTopology | None, asked: str) -> str | None:
+    """The weight that the scheduler would use, unless another was asked for."""
+    if asked:
+        found = choose_weights(topology, asked)
+        if found is None:
+            msg = f"there is no weight {asked!r}"
+            raise NotFoundError(msg)
+        return found
+    rules = SchedulerConfig().rules
+    return choose_weights(topology, rules.weights_name) or choose_weights(topology, rules.fallback_weights_name)
+
+
+def _replicas(
+    group: AppGroup, known: Mapping[tuple[str, str], Controller], session: Session
+) -> dict[str, list[GroupPodSpec]]:
+    found: dict[str, list[GroupPodSpec]] = {}
+    unknown: list[str] = []
+    for selector in build_graph(group.spec).selectors:
+        controller = known.get((group.metadata.name, selector))
+        if controller is None:
+            unknown.append(selector)
+            found[selector] = [GroupPodSpec()]
+            continue
+        count = 1 if controller.spec.replicas is None else controller.spec.replicas
+        found[selector] = [controller.spec.template.spec] * count
+    if unknown:
+        names = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+        session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
+    return found
+
+
+def _pods(group: AppGroup, waiting: Sequence[Waiting]) -> list[GroupPod]:
+    """The replicas as pods that wait; named by their place in the list."""
+    return [
+        GroupPod(
+            metadata=ObjectMeta(
+                name=_name(index),
+                namespace=group.metadata.namespace,
+                labels={APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: replica.workload},
+            ),
+            spec=replica.spec,
+        )
+        for index, replica in enumerate(waiting)
+    ]
+
+
+def _name(index: int) -> str:
+    return f"replica-{index:05d}"
+
+
+def _targets(waiting: Sequence[Waiting], plan: Plan) -> list[str]:
+    by_name = {key.rpartition("/")[2]: target.node for key, target in plan.targets.items()}
+    return [by_name.get(_name(index), "") for index in range(len(waiting))]
+
+
+def _outcome(
+    graph: Graph, waiting: Sequence[Waiting], nodes: Sequence[str], hosts: Mapping[str, Host], costs: CostTable
+) -> Outcome:
+    by_workload: dict[str, list[str]] = defaultdict(list)
+    for replica, node in zip(waiting, nodes, strict=True):
+        by_workload[replica.workload].append(node)
+    placed = [(w, hosts[n].location, n) for w, found in by_workload.items() for n in found if n]
+    cost, violations = total_cost(graph, placed, costs)
+    zones = {w: [hosts[n].location.zone if n else "" for n in found] for w, found in by_workload.items()}
+    return Outcome(
+        nodes=dict(by_workload), zones=zones, cost=cost, violations=violations, unplaced=sum(not node for node in nodes)
+    )
+
+
+def _dearest(outcome: Outcome, caller: str, called: str, hosts: Mapping[str, Host], costs: CostTable) -> int | None:
+    pairs = [
+        0 if a == b else costs.judge(hosts[a].location, hosts[b].location, 0)[1]
+        for a in outcome.nodes.get(caller, ())
+        for b in outcome.nodes.get(called, ())
+        if a and b
+    ]
+    return max(pairs, default=None)
+
+
+def _headline(answer: Simulation) -> Text:
+    text = Text.assemble((answer.group, STRONG), f"  {counted(answer.replicas, 'pod')} on the cluster as it is now")
+    text.append(f"  costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}".rstrip(), style=FAINT)
+    return text
+
+
+def _where(zones: Sequence[str]) -> Text:
+    text = Text()
+    for zone, count in sorted(Counter(zones).items(), key=lambda item: (not item[0], item[0])):
+        text.append(", " if text else "")
+        text.append((zone or "does not fit") + (f" ×{count}" if count > 1 else ""), style="" if zone else BAD)
+    return text
+
+
+def _placements(answer: Simulation) -> RenderableType:
+    table = grid("WORKLOAD", "PODS", "DEFAULT SCHEDULER", "NETWORK-AWARE", right=("PODS",))
+    for workload, zones in answer.default.zones.items():
+        table.add_row(workload, str(len(zones)), _where(zones), _where(answer.network_aware.zones[workload]))
+    return table
+
+
+def _dependencies(answer: Simulation) -> RenderableType:
+    table = grid("DEPENDENCY", "MAX", "DEFAULT", "", "NETWORK-AWARE", " ", right=("MAX", "DEFAULT", "NETWORK-AWARE"))
+    for row in answer.dependencies:
+        cells: list[Text | str] = []
+        for cost in (row.default_cost, row.network_aware_cost):
+            over = cost is not None and cost > max(row.max_cost, 1)
+            cells.append(Text("-" if cost is None else str(cost), style=BAD if over else ""))
+            cells.append(Text("✗", style=BAD) if over else Text("✓" if cost is not None else "", style=GOOD))
+        table.add_row(f"{row.dependant} to {row.dependency}", str(row.max_cost), *cells)
+    return table
+
+
+def _sums(answer: Simulation) -> Iterable[RenderableType]:
+    costs = answer.default_costs
+    for name, outcome in (("Default scheduler", answer.default), ("Network-aware", answer.network_aware)):
+        text = Text.assemble((f"{name:18}", STRONG), f"total cost {outcome.cost:6}")
+        style = BAD if outcome.violations else GOOD
+        text.append(f"   {counted(outcome.violations, 'violated pair')}", style=style)
+        if outcome.unplaced:
+            text.append(f"   {counted(outcome.unplaced, 'pod')} without room", style=BAD)
+        if outcome is answer.default and costs[0] != costs[-1]:
+            text.append(f"   {costs[0]} to {costs[-1]} over {len(costs)} runs", style=FAINT)
+        yield text
+    median = statistics.median(costs)
+    if median:
+        saved = 1 - answer.network_aware.cost / median
+        yield Text(
+            f"{saved:.0%} less than the default scheduler's median"
+            if saved > 0
+            else "no gain over the default scheduler"
+        )
