@@ -45,3 +45,12 @@ format: ## Put code into its standard form
 .PHONY: bench
 bench: ## Measure the budgets; ARGS=--json prints one JSON object
 	@$(RUN) python tests/bench/run.py $(ARGS)
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: image
+image: ## Both images, by docker, podman or buildah; REGISTRY=host/team ARGS="--platform ... --push"
+	@set -eu; engine=; for one in docker podman buildah; do if $$one info >/dev/null 2>&1; then engine=$$one; break; fi; done; \
+	test -n "$$engine" || { echo "make image needs a working docker, podman or buildah" >&2; exit 1; }; \
+	for name in agent controller; do $$engine build -f Dockerfile.$$name -t "$(if $(REGISTRY),$(REGISTRY)/)netaware-$$name:$(VERSION)" \
+	  --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .; done
