@@ -84,7 +84,7 @@ class Sources:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await self._running.wait()
                 await self._pods.settled.wait()
-                while not self._results.is_synced(ObjectName(self._namespace, RESULTS_NAME)):
+                while not self._results.is_known(ObjectName(self._namespace, RESULTS_NAME)):
                     self._results_changed.clear()
                     await self._results_changed.wait()
         except TimeoutError:
