@@ -41,7 +41,7 @@ async def running(server: Netserver | EchoServer) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def misbehaving(port: int, how: str) -> AsyncIterator[None]:
+async def misbehaving(port: int, how: str, address: str = ADDRESS) -> AsyncIterator[None]:
     """A peer that takes connections and ``hangs``, or that ``resets`` or ``closes`` them once something was said."""
     release = asyncio.Event()
 
@@ -54,7 +54,7 @@ async def misbehaving(port: int, how: str) -> AsyncIterator[None]:
             writer.transport.abort()
         writer.close()
 
-    server = await asyncio.start_server(serve, ADDRESS, port)
+    server = await asyncio.start_server(serve, address, port)
     try:
         yield
     finally:

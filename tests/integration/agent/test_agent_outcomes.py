@@ -1,0 +1,315 @@
+"""Measuring through the agent, as a program on a real API server: each way to fail has its name, none gives a healthy number.
+
+The agent and its peers share the loopback, each with an address of its own. Peers that hang or reset, and the path that loses
+datagrams, are simulated; netperf, netserver, cgroups and the API server are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.wire import CONFIGMAPS, ConfigMap, Object
+from lab.controlplane import ControlPlane, free_ports
+from lab.netperf_install import Netperf
+from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
+from netperf.probers.echo_server import EchoServer
+from netperf.probers.netserver import Netserver
+from netperf.results import decode_results
+from netperf.sample import Place, Sample
+from tests.integration.agent.agents import Agent, running_agent
+from tests.integration.conftest import MakeNode, eventually
+from tests.integration.netperf.peers import (
+    ADDRESS,
+    RELAY_ADDRESS,
+    SECRET,
+    cpu_group,
+    free_port,
+    lossy_relay,
+    misbehaving,
+    running,
+)
+
+HOME = "127.66.0.1"
+RESULTS = "netperf-metrics"
+SLOT_S = 2.0
+PATIENCE_S = 60.0
+
+pytestmark = pytest.mark.timeout(150)
+
+
+class Home:
+    """One agent's node and zone, and the plan and results around it."""
+
+    def __init__(self, client: Client, control_plane: ControlPlane, namespace: str, folder: Path) -> None:
+        self.client, self.namespace = client, namespace
+        self._control_plane, self._folder = control_plane, folder
+        self.node = f"home-{uuid.uuid4().hex[:6]}"
+        self.zone = f"zone-{self.node}"
+        self.settings = ProbeSettings(port=free_port(), data_port=free_port(), echo_port=free_port())
+        self.epoch = 1
+
+    def plan(self, addresses: Mapping[str, str], *, idle_slots: int = 0, **settings: Any) -> ZonePlan:
+        """A plan that probes these zones in this order and then rests; zone ``x`` has one node ``x``."""
+        home = Peer(self.node, HOME, self.zone)
+        probes = tuple(
+            Probe(origin=home, destination=Peer(zone, address, zone), slot=slot)
+            for slot, (zone, address) in enumerate(addresses.items())
+        )
+        self.settings = msgspec.structs.replace(self.settings, **settings)
+        slots = len(probes) + idle_slots
+        return ZonePlan(
+            zone=self.zone,
+            epoch=self.epoch,
+            interval_s=SLOT_S * slots,
+            slots=slots,
+            results=RESULTS,
+            settings=self.settings,
+            probes=probes,
+        )
+
+    async def write(self, plan: ZonePlan | str) -> None:
+        """Write the plan object, as the controller would, or some text in its place."""
+        data = {PLAN_KEY: plan} if isinstance(plan, str) else encode_plan(plan)
+        name = plan_object_name(self.zone)
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+        await self.client.apply(CONFIGMAPS, name, body, Object, field_manager="tests", namespace=self.namespace)
+
+    async def samples(self, zones: Sequence[str]) -> dict[str, Sample]:
+        """What the results hold, by destination zone and test."""
+        found = await self.client.list(
+            CONFIGMAPS, ConfigMap, namespace=self.namespace, field_selector=f"metadata.name={RESULTS}"
+        )
+        places = {self.node: Place(self.node, self.zone), **{zone: Place(zone, zone) for zone in zones}}
+        results = decode_results((found[0].data if found else None) or {}, places)
+        assert results.refused == {}
+        return {f"{s.destination.zone}/{s.measurement.test}": s for s in results.samples.values()}
+
+    @asynccontextmanager
+    async def agent(self, *flags: str, netperf: Netperf | None, prefix: Sequence[str] = ()) -> AsyncIterator[Agent]:
+        """The agent of this node; without netperf it is left with the built-in echo."""
+        secret = self._folder / "passphrase"
+        secret.write_bytes(SECRET)
+        variables = netperf.env if netperf else {}
+        env = {**variables, "NETAWARE_NETPERF": str(netperf.netperf) if netperf else "/nonexistent"}
+        arguments = [f"--node-name={self.node}", f"--kubeconfig={self._control_plane.kubeconfig}", f"--address={HOME}"]
+        arguments += [f"--namespace={self.namespace}", f"--passphrase-file={secret}", "--bandwidth=off", *flags]
+        async with running_agent(self._folder, free_ports(1)[0], *arguments, env=env, prefix=prefix) as agent:
+            yield agent
+
+
+@pytest.fixture
+async def home(
+    client: Client, control_plane: ControlPlane, namespace: str, make_node: MakeNode, tmp_path: Path
+) -> Home:
+    made = Home(client, control_plane, namespace, tmp_path)
+    await make_node(made.node, zone=made.zone, address=HOME)
+    return made
+
+
+async def series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
+    """Series of a family; by destination zone and, where there are any, test and outcome, doubt, quantile or reason."""
+    _, text = await agent.get("/metrics")
+    found = {}
+    for metric in text_string_to_metric_families(text):
+        if metric.name == family:
+            for s in metric.samples:
+                labels = [
+                    s.labels[n] for n in ("destination_zone", "test", "outcome", "doubt", "reason") if n in s.labels
+                ]
+                found[tuple(labels)] = s.value
+    return found
+
+
+def counted(agent: Agent, family: str, *wanted: tuple[str, ...]) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        found = await series(agent, family)
+        return all(found.get(key, 0) >= 1 for key in wanted)
+
+    return check
+
+
+async def keep_killing(address: str) -> None:
+    """Kill the netserver that listens at the address, and the process that serves, in the middle of each run."""
+    while True:
+        for listener in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if address in listener.cmdline() and (serving := listener.children()):
+                    await asyncio.sleep(0.3)
+                    for process in (listener, *serving):
+                        process.kill()
+        await asyncio.sleep(0.02)
+
+
+async def test_each_way_to_fail_is_counted_by_name_and_none_gives_a_number(
+    home: Home, netperf_programs: Netperf
+) -> None:
+    zones = {
+        name: f"127.66.0.{i}" for i, name in enumerate(("gone", "resets", "stranger", "killed", "healthy", "hangs"), 11)
+    }
+    plan = home.plan(zones, idle_slots=3)  # a peer that hangs is given up after six seconds, which miss the next turns
+    port, netserver = plan.settings.port, str(netperf_programs.netserver)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(misbehaving(port, "hangs", zones["hangs"]))
+        await stack.enter_async_context(misbehaving(port, "resets", zones["resets"]))
+        for zone, secret in (("stranger", b"some quite other secret"), ("killed", SECRET), ("healthy", SECRET)):
+            await stack.enter_async_context(running(Netserver(netserver, zones[zone], port, secret)))
+        killing = asyncio.create_task(keep_killing(zones["killed"]))
+        stack.callback(killing.cancel)
+        await home.write(plan)
+        agent = await stack.enter_async_context(home.agent(netperf=netperf_programs))
+        expected = {
+            "gone": "refused",
+            "resets": "reset",
+            "stranger": "unauthenticated",
+            "killed": "reset",
+            "healthy": "ok",
+            "hangs": "timeout",
+        }
+        wanted = [(zone, "TCP_RR", outcome) for zone, outcome in expected.items()]
+        await eventually(counted(agent, "netaware_probe_runs", *wanted), PATIENCE_S)
+        healthy = {zone for zone, _, outcome in await series(agent, "netaware_probe_runs") if outcome == "ok"}
+        assert healthy == {"healthy"}
+        assert {key[0] for key in await series(agent, "netaware_probe_latency_seconds")} == {"healthy"}
+
+        async def written() -> bool:
+            return bool(await home.samples(list(zones)))
+
+        await eventually(written)
+        assert set(await home.samples(list(zones))) == {"healthy/TCP_RR"}
+        assert SECRET.decode() not in agent.log
+        assert "-Z" not in agent.log
+
+
+async def test_a_throttled_agent_doubts_what_it_reads(home: Home, netperf_programs: Netperf) -> None:
+    plan = home.plan({"healthy": "127.66.0.16"})
+    await home.write(plan)
+    with cpu_group(quota_ratio=0.25) as group:
+        enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+        async with (
+            running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, SECRET)),
+            home.agent(netperf=netperf_programs, prefix=enter) as agent,
+        ):
+            doubt = ("healthy", "TCP_RR", "throttled")
+            await eventually(counted(agent, "netaware_probe_doubts", doubt), PATIENCE_S)
+            assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
+
+            async def written() -> bool:
+                return "healthy/TCP_RR" in await home.samples(["healthy"])
+
+            await eventually(written)
+            assert "throttled" in (await home.samples(["healthy"]))["healthy/TCP_RR"].doubts
+
+
+async def test_five_percent_loss_is_told_and_doubted_by_the_echo_that_takes_netperfs_place(home: Home) -> None:
+    plan = home.plan({"lossy": RELAY_ADDRESS}, test="UDP_RR")
+    await home.write(plan)
+    port = plan.settings.echo_port
+    async with (
+        running(EchoServer(ADDRESS, port, SECRET)),
+        lossy_relay(port, drops=lambda n: n % 20 == 0),
+        home.agent(netperf=None) as agent,
+    ):
+        await eventually(counted(agent, "netaware_probe_doubts", ("lossy", "UDP_RR", "loss")), PATIENCE_S)
+        loss = await series(agent, "netaware_probe_datagram_loss_ratio")
+        assert loss == {("lossy",): pytest.approx(0.05, abs=0.015)}
+        assert await series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
+
+        async def named() -> bool:
+            found = (await home.samples(["lossy"])).get("lossy/UDP_RR")
+            return found is not None and found.measurement.prober == "echo" and "loss" in found.doubts
+
+        await eventually(named)
+
+
+async def test_extra_tests_take_their_turns_and_streams_are_capped(home: Home, netperf_programs: Netperf) -> None:
+    plan = home.plan({"healthy": "127.66.0.16"}, extra_tests=("UDP_RR", "TCP_STREAM"), extra_every=2)
+    await home.write(plan)
+    async with (
+        running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, SECRET)),
+        # One run on the loopback spends this for longer than the test lasts.
+        home.agent("--max-stream-bandwidth=1M", netperf=netperf_programs) as agent,
+    ):
+        wanted = [("healthy", test, "ok") for test in ("TCP_RR", "UDP_RR", "TCP_STREAM")]
+        capped = ("healthy", "TCP_STREAM", "over-budget")
+        await eventually(counted(agent, "netaware_probe_runs", *wanted, capped), PATIENCE_S)
+        runs = await series(agent, "netaware_probe_runs")
+        assert runs[capped] >= runs["healthy", "TCP_STREAM", "ok"] == 1
+        assert abs(runs["healthy", "TCP_RR", "ok"] - sum(runs.values()) / 2) <= 1
+        (throughput,) = (await series(agent, "netaware_probe_throughput_bytes_per_second")).values()
+        assert throughput > 1e6
+        assert set(await series(agent, "netaware_probe_datagram_loss_ratio")) == {("healthy",)}
+
+        async def written() -> bool:
+            return set(await home.samples(["healthy"])) == {f"healthy/{test}" for _, test, _ in wanted}
+
+        await eventually(written)
+
+
+async def test_a_plan_that_makes_no_sense_is_refused_by_name_and_the_one_in_force_stays(home: Home) -> None:
+    good = home.plan({"gone": "127.66.0.11", "also-gone": "127.66.0.12"})
+    text = encode_plan(good)[PLAN_KEY]
+    home.epoch = 5
+    await home.write(home.plan({"gone": "127.66.0.11", "also-gone": "127.66.0.12"}))
+    async with home.agent(netperf=None) as agent:
+
+        async def plan_probes() -> float:
+            return sum((await series(agent, "netaware_probe_plan_probes")).values())
+
+        async def in_force() -> bool:
+            return await plan_probes() == 2
+
+        await eventually(in_force)
+        for bad, reason in (
+            (text, "past-epoch"),
+            (text[:-20], "half-written"),
+            (text.replace('"epoch":1', '"epoch":"x"'), "bad-field"),
+            (text.replace(f'"zone":"{home.zone}","epoch"', '"zone":"elsewhere","epoch"'), "wrong-zone"),
+        ):
+            await home.write(bad)
+            await eventually(counted(agent, "netaware_probe_plan_refusals", (reason,)))
+            assert await plan_probes() == 2
+            assert set((await series(agent, "netaware_probe_plan_epoch")).values()) == {5.0}
+        home.epoch = 6
+        stranger = home.plan({"gone": "127.66.0.11", "named": "peer.example.com", "also-gone": "127.66.0.12"})
+        unknown = msgspec.structs.replace(stranger.probes[0], origin=Peer("no-such-node", HOME, home.zone))
+        await home.write(msgspec.structs.replace(stranger, probes=(unknown, *stranger.probes[1:])))
+        # The name is refused; what an unknown node should run is nobody's turn.
+        await eventually(counted(agent, "netaware_probe_plan_refusals", ("bad-address",)))
+        assert await plan_probes() == 1
+
+
+async def test_results_that_somebody_else_filled_are_refused_loudly_and_written_once_there_is_room(
+    home: Home, netperf_programs: Netperf
+) -> None:
+    filler = {f"theirs-{i}": "x" * 100_000 for i in range(10)}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RESULTS}, "data": filler}
+    await home.client.create(CONFIGMAPS, body, Object, namespace=home.namespace)
+    plan = home.plan({"healthy": "127.66.0.16"})
+    await home.write(plan)
+    async with (
+        running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, SECRET)),
+        home.agent(netperf=netperf_programs) as agent,
+    ):
+        await eventually(counted(agent, "netaware_probe_results_writes", ("too-large",)), PATIENCE_S)
+        assert f"ConfigMap {RESULTS} would hold" in agent.log
+        assert await home.samples(["healthy"]) == {}
+        # The agent goes on measuring and tells Prometheus.
+        assert set(await series(agent, "netaware_probe_sample_age_seconds")) == {("healthy",)}
+        room = {"data": {"theirs-0": None}}
+        await home.client.patch(CONFIGMAPS, RESULTS, room, Object, kind=MERGE_PATCH, namespace=home.namespace)
+
+        async def written() -> bool:
+            return "healthy/TCP_RR" in await home.samples(["healthy"])
+
+        await eventually(written, PATIENCE_S)
