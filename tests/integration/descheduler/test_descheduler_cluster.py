@@ -1,0 +1,306 @@
+"""The descheduler on a real control plane, with usage from a real Prometheus: it converges, keeps budgets, and knows when to stop."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from controller.descheduler.config import DeschedulerConfig
+from controller.descheduler.decision import Move
+from controller.descheduler.evict import ApiEvictor
+from controller.descheduler.memory import Memory
+from controller.descheduler.preview import preview
+from controller.descheduler.store import KEY, NAME
+from kubekit.client import Client
+from kubekit.conditions import find
+from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
+from lab.controlplane import ControlPlane
+from lab.programs import Program
+from tests.integration.conftest import MakeNode, StartScheduler, eventually
+from tests.integration.controller.harness import Replica
+from tests.integration.descheduler.stage import QUERIES, Kubelets, place, run_prometheus, serve_usage
+
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+NOTE = re.compile(
+    r'Pod evicted from node "(?P<node>[-a-z0-9]+)" by the reason '
+    r'"node is overutilized, node cpu usage\((?P<usage>[0-9]+\.[0-9]{2})%\)>threshold\(50\.00%\)"'
+)
+FAST = {
+    "perNode": 2,
+    "perNamespace": 8,
+    "perRound": 8,
+    "perWorkload": 1,
+    "unavailablePerWorkload": 1,
+    "workloadBackoffS": 8,
+    "settleS": 8,
+    "judgeS": 10,
+    "lostS": 30,
+}
+
+
+class Event(Object, frozen=True):
+    """An event of events.k8s.io."""
+
+    reason: str = ""
+    note: str = ""
+    type: str = ""
+
+
+class Stage:
+    """Nodes of one test, their usage, and managers that look after them and no others."""
+
+    def __init__(self, client: Client, namespace: str, plane: ControlPlane, folder: Path, usage: Kubelets, url: str):
+        self.client, self.namespace, self.plane, self.folder = client, namespace, plane, folder
+        self.usage, self.url = usage, url
+        self.label = {"netaware.io/test": namespace}
+        self.replicas: list[Replica] = []
+
+    def config(self, **sections: Any) -> dict[str, Any]:
+        policy = {
+            "lowThresholds": {"cpu": 35},
+            "highThresholds": {"cpu": 50},
+            "nodeSelector": {"matchLabels": self.label},
+            "nodeMetricExpirationSeconds": 15,
+            "anomalyCondition": {"timeout": "20s", "consecutiveAbnormalities": 3, "consecutiveNormalities": 2},
+        }
+        usage = {"source": "prometheus", "halfLifeS": 1, "prometheus": {"url": self.url, "queries": QUERIES}}
+        policy.update(sections.pop("policy", {}))
+        return {"enabled": True, "intervalS": 1, "policy": policy, "usage": usage, "limits": FAST, **sections}
+
+    def start(self, **sections: Any) -> Replica:
+        config = {"descheduler": self.config(**sections)}
+        replica = Replica(self.folder, self.plane.kubeconfig, self.namespace, config)
+        replica.start()
+        self.replicas.append(replica)
+        return replica
+
+    async def events(self, reason: str, namespace: str = "") -> list[Event]:
+        found = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
+        return [event for event in found if event.reason == reason]
+
+    async def running(self, count: int) -> None:
+        async def all_run() -> bool:
+            return sum(len(pods) for pods in self.usage.running().values()) >= count
+
+        await eventually(all_run, 60)
+
+
+@pytest_asyncio.fixture
+async def stage(
+    client: Client,
+    namespace: str,
+    control_plane: ControlPlane,
+    kwok: Program,
+    scheduler: StartScheduler,
+    prometheus_programs: Mapping[str, Path],
+    tmp_path: Path,
+) -> AsyncIterator[Stage]:
+    await scheduler()
+    async with (
+        serve_usage(client, namespace) as usage,
+        run_prometheus(prometheus_programs, tmp_path, usage.port) as url,
+    ):
+        made = Stage(client, namespace, control_plane, tmp_path, usage, url)
+        yield made
+        for replica in made.replicas:
+            await replica.stop()
+
+
+async def make_nodes(stage: Stage, make_node: MakeNode, count: int, prefix: str = "d") -> list[str]:
+    names = [f"{prefix}{i:02}-{stage.namespace}" for i in range(count)]
+    for name in names:
+        await make_node(name, capacity={"cpu": "8"}, labels=stage.label)
+    stage.usage.nodes.update(names)
+    return names
+
+
+async def evictions(replica: Replica) -> float:
+    found = await replica.metrics()
+    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_evictions_total"))
+
+
+async def rounds(replica: Replica) -> float:
+    found = await replica.metrics()
+    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_rounds_total"))
+
+
+async def after_rounds(replica: Replica, count: int) -> None:
+    goal = await rounds(replica) + count
+
+    async def reached() -> bool:
+        return await rounds(replica) >= goal
+
+    await eventually(reached, 30 + 5 * count)
+
+
+@pytest.mark.timeout(420)
+async def test_fifty_nodes_with_ten_hot_ones_converge_and_are_quiet_for_twenty_rounds(
+    stage: Stage, make_node: MakeNode
+) -> None:
+    names = await make_nodes(stage, make_node, 50)
+    hot, cool = names[:10], names[10:]
+    # Eight pods of 0.6 cores make 60 % of 8 cores; the threshold is 50 %, so two must leave each hot node.
+    for i in range(20):
+        await place(
+            stage.client, stage.namespace, f"w{i:02}", 0.6, [*hot[i % 10 :: 10] * 4, *cool[i::20], *cool[i::20]]
+        )
+    await stage.running(160)
+    assert {name for name, cores in stage.usage.cores().items() if cores > 4} == set(hot)
+    first = {pod.metadata.uid for pod in stage.usage.pods}
+    replica = stage.start()
+
+    async def cooled() -> bool:
+        cores = stage.usage.cores()
+        return max(cores.values()) <= 4 and sum(cores.values()) > 95
+
+    await eventually(cooled, 240)
+    await after_rounds(replica, 12)  # replacements land, smoothing and anomalies settle
+    before = await evictions(replica)
+    await after_rounds(replica, 20)
+    assert await evictions(replica) == before, "not quiet"
+    assert max(stage.usage.cores().values()) <= 4
+    notes = [(event, NOTE.fullmatch(event.note)) for event in await stage.events("Descheduled")]
+    assert all(match is not None for _, match in notes)
+    assert {match["node"] for _, match in notes if match} == set(hot)
+    assert all(50 < float(match["usage"]) <= 100 for _, match in notes if match)
+    assert len(notes) == before
+    gone = first - {pod.metadata.uid for pod in stage.usage.pods}
+    assert len(gone) == before, "a pod that had moved was moved again"
+    node = await stage.client.get(NODES, hot[0], Node)
+
+    async def calm() -> bool:
+        found = find((await stage.client.get(NODES, hot[0], Node)).status.conditions, "Overutilized")
+        return found is not None and found.status == "False"
+
+    assert find(node.status.conditions, "Overutilized") is not None
+    await eventually(calm, 30)
+    stored = await stage.client.get(CONFIGMAPS, NAME, ConfigMap, namespace=stage.namespace)
+    memory = msgspec.json.decode((stored.data or {})[KEY], type=Memory)
+    assert len(memory.spent) == before
+    assert memory.rests == {}, "every move helped"
+
+
+@pytest.mark.timeout(240)
+async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says_why(
+    stage: Stage, make_node: MakeNode
+) -> None:
+    names = await make_nodes(stage, make_node, 3)
+    only_here = {"nodeSelector": {"kubernetes.io/hostname": names[0]}}
+    await place(stage.client, stage.namespace, "tied", 0.8, [names[0]] * 6, **only_here)
+    await stage.running(6)
+    replica = stage.start()
+
+    async def told() -> bool:
+        return any(names[0] in event.metadata.name for event in await stage.events("NotRelieved", "default"))
+
+    await eventually(told, 60)
+    (note,) = {e.note for e in await stage.events("NotRelieved", "default") if names[0] in e.metadata.name}
+    assert note == "Node is overutilized, but no further pod can go: 6 no-fit"
+    await after_rounds(replica, 10)
+    assert await evictions(replica) == 0
+    assert (await replica.metrics())["netaware_descheduler_stuck_nodes"] == 1
+    found = find((await stage.client.get(NODES, names[0], Node)).status.conditions, "Overutilized")
+    assert found is not None
+    assert (found.status, found.reason) == ("True", "AboveHighThreshold")
+
+
+@pytest.mark.timeout(240)
+async def test_a_budget_with_zero_disruptions_keeps_its_pods_and_the_dry_run_says_so(
+    stage: Stage, make_node: MakeNode
+) -> None:
+    names = await make_nodes(stage, make_node, 3)
+    budget = {
+        "apiVersion": BUDGETS.api_version,
+        "kind": BUDGETS.kind,
+        "metadata": {"name": "never"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "guarded"}}},
+    }
+    await stage.client.create(BUDGETS, budget, Object, namespace=stage.namespace)
+    await place(stage.client, stage.namespace, "guarded", 0.8, [names[0]] * 6)
+    await stage.running(6)
+    replica = stage.start()
+    await after_rounds(replica, 15)
+    assert await evictions(replica) == 0
+    assert (await replica.metrics())['netaware_descheduler_skipped_pods{reason="disruption-budget"}'] == 6
+    config = msgspec.convert(stage.config(), DeschedulerConfig)
+    shown = await preview(stage.client, config, namespace=stage.namespace)
+    assert shown.plan.moves == ()
+    why = f"PodDisruptionBudget {stage.namespace}/never allows no disruption now"
+    assert {(skip.kind, skip.why) for skip in shown.plan.skips} == {("disruption-budget", why)}
+    (pod, *_) = stage.usage.running()[names[0]]
+    move = Move(
+        pod=pod.metadata.key,
+        uid=pod.metadata.uid,
+        workload="",
+        node=names[0],
+        target="",
+        strategy="LowNodeLoad",
+        reason="",
+    )
+    result = await ApiEvictor(stage.client).evict(move)
+    assert result.kind == "disruption-budget", "the API server says the same"
+
+
+@pytest.mark.timeout(240)
+async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
+    stage: Stage, make_node: MakeNode
+) -> None:
+    names = await make_nodes(stage, make_node, 4)
+    await place(stage.client, stage.namespace, "a", 0.8, [names[0]] * 3)
+    await place(stage.client, stage.namespace, "b", 0.7, [names[0]] * 3)
+    await stage.running(6)
+    rehearsal = stage.start(dryRun=True)
+
+    async def rehearsed() -> bool:
+        return await evictions(rehearsal) > 0
+
+    await eventually(rehearsed, 60)
+    found = await rehearsal.metrics()
+    assert {name for name in found if "evictions_total" in name} == {
+        'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
+    }
+    config = msgspec.convert(stage.config(), DeschedulerConfig)
+    shown = await preview(stage.client, config, namespace=stage.namespace)
+    (planned,) = shown.plan.moves
+    assert planned.target in names[1:]
+    assert planned.node_before["cpu"] > 50 > planned.node_after["cpu"]
+    assert len(stage.usage.running()[names[0]]) == 6
+    await rehearsal.stop()
+    live = stage.start()
+
+    async def moved() -> bool:
+        return bool(await stage.events("Descheduled"))
+
+    await eventually(moved, 60)
+    await after_rounds(live, 3)
+    (event,) = await stage.events("Descheduled")
+    assert event.metadata.name.startswith(planned.pod.partition("/")[2])
+    assert planned.pod not in stage.usage.pods.items
+
+
+async def test_an_eviction_leaves_another_pod_of_the_same_name_alone(
+    stage: Stage, make_node: MakeNode, client: Client
+) -> None:
+    (name,) = await make_nodes(stage, make_node, 1)
+    await place(client, stage.namespace, "one", 0.1, [name])
+    await stage.running(1)
+    ((pod,),) = stage.usage.running().values()
+    move = Move(
+        pod=pod.metadata.key,
+        uid="another",
+        workload="",
+        node=name,
+        target="",
+        strategy="LowNodeLoad",
+        reason="",
+    )
+    assert (await ApiEvictor(client).evict(move)).kind == "gone"
+    assert (await client.get(PODS, pod.metadata.name, Pod, namespace=stage.namespace)).metadata.uid == pod.metadata.uid
+    right = msgspec.structs.replace(move, uid=pod.metadata.uid)
+    assert (await ApiEvictor(client).evict(right)).kind == "evicted"
