@@ -16,6 +16,7 @@ import yaml
 from controller.appgroup.config import AppGroupConfig
 from controller.bootstrap import BootstrapConfig
 from controller.descheduler.config import DeschedulerConfig
+from controller.page.config import PageConfig
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.config import TopologyConfig
 from kubekit.errors import ConfigError
@@ -64,7 +65,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     Attributes:
         namespace: where netaware lives: plans, results, the Lease.
-        listen: address of the manager's metrics and health checks; the extender takes its own by flag.
+        listen: address of the manager's page, metrics and health checks; the extender takes its own by flag.
     """
 
     api_version: str = API_VERSION
@@ -79,6 +80,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
     scheduler: SchedulerConfig = SchedulerConfig()
     descheduler: DeschedulerConfig = DeschedulerConfig()
     bootstrap: BootstrapConfig = BootstrapConfig()
+    page: PageConfig = PageConfig()
 
     def validate(self) -> None:
         """Raise `ConfigError` naming the first field that makes no sense."""
@@ -92,6 +94,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
             self.scheduler,
             self.descheduler,
             self.bootstrap,
+            self.page,
         )
         for section in sections:
             section.validate()

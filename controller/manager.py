@@ -25,6 +25,7 @@ from controller.caches import Caches
 from controller.capabilities import Capabilities
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
+from controller.page.server import Page
 from controller.topology.reconciler import TopologyController
 from kubekit import logs
 from kubekit.client import Client
@@ -114,6 +115,15 @@ class Manager:
             namespace=config.namespace,
             results_name=config.topology.probing.results_name,
         )
+        self._page = Page(
+            client,
+            self.caches,
+            config.page,
+            registry,
+            namespace=config.namespace,
+            policy=config.topology.policy(),
+            rules=config.scheduler.rules,
+        )
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
@@ -124,9 +134,11 @@ class Manager:
     async def run(self) -> None:
         """Run until cancelled."""
         server = Server(self._config.listen, checks=self._checks(), registry=self._registry)
+        self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
             **self.caches.tasks(),
             "http": server.serve(),
+            "page": self._page.run(),
             "events": self._recorder.run(),
             "memory": self._settle(),
             "election": self._elect(),

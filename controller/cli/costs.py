@@ -42,7 +42,9 @@ class Costs(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: NetperfCosts)")
+        parser.add_argument(
+            "--weights", default="", metavar="NAME", help="set of costs (default: the one that the scheduler uses)"
+        )
         parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
         parser.add_argument(
             "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"

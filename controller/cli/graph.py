@@ -35,7 +35,9 @@ class GraphOf(Command):
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
         parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="default: all of the namespace")
-        parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: NetperfCosts)")
+        parser.add_argument(
+            "--weights", default="", metavar="NAME", help="set of costs (default: the one that the scheduler uses)"
+        )
         parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> list[GroupView]:

@@ -22,8 +22,7 @@ from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
 from controller.cli.templates import Controller
 from controller.convert import convert
-from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
-from controller.scheduler.config import SchedulerConfig
+from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.scheduler.fleet import Host, host_of
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
 from controller.scheduler.pods import GroupPod, GroupPodSpec
@@ -107,8 +106,11 @@ class Simulate(Command):
         group, given = _read(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
         snapshot = await session.snapshot()
-        topology = choose_topology(snapshot.topologies, options.topology)
-        weights = _weights(topology, options.weights)
+        topology = choose_topology(snapshot, options.topology)
+        weights = choose_weights(topology, snapshot.rules, options.weights)
+        if options.weights and weights is None:
+            msg = f"there is no weight {options.weights!r}"
+            raise NotFoundError(msg)
         if not weights:
             session.notes["costs"] = "there are none, so that every place is as good as another"
         known = {controller.workload: controller for controller in (*await session.controllers(namespace), *given)}
@@ -209,18 +211,6 @@ def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controlle
     if len(groups) != 1:
         raise ConfigError("--filename", f"holds {counted(len(groups), 'AppGroup')}", "give exactly one")
     return groups[0], controllers
-
-
-def _weights(topology: NetworkTopology | None, asked: str) -> str | None:
-    """The weight that the scheduler would use, unless another was asked for."""
-    if asked:
-        found = choose_weights(topology, asked)
-        if found is None:
-            msg = f"there is no weight {asked!r}"
-            raise NotFoundError(msg)
-        return found
-    rules = SchedulerConfig().rules
-    return choose_weights(topology, rules.weights_name) or choose_weights(topology, rules.fallback_weights_name)
 
 
 def _replicas(

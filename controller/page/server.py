@@ -24,6 +24,7 @@ from controller.page.model import Page as PageData
 from controller.page.model import difference, encode, plain, says_something
 from controller.page.sources import Sources
 from controller.prometheus import PrometheusClient
+from controller.scheduler.config import NetworkOverheadArgs
 from controller.views.overview import build
 from kubekit import logs
 from kubekit.client import Client
@@ -45,6 +46,7 @@ class Page:
         registry: for the page's own metrics.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
+        rules: the scheduler's, for which costs to show.
         clock: wall clock, unix seconds.
     """
 
@@ -57,12 +59,13 @@ class Page:
         *,
         namespace: str,
         policy: CostPolicy,
+        rules: NetworkOverheadArgs,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._clock = config, clock
         self._audience = Audience(config.max_viewers)
         self._changed = asyncio.Event()
-        self._sources = Sources(client, caches, namespace, policy, changed=self._changed.set)
+        self._sources = Sources(client, caches, namespace, policy=policy, rules=rules, changed=self._changed.set)
         self._page: PageData | None = None
         self._computing = asyncio.Lock()
         self._viewers = Gauge("netaware_page_viewers", "Browsers with the page open.", registry=registry)

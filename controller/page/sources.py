@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from controller.caches import Caches
 from controller.prometheus import PrometheusClient
+from controller.scheduler.config import NetworkOverheadArgs
 from controller.topology.results import ObjectName, ResultsMirror
 from controller.views.readings import read_all
 from controller.views.snapshot import BandwidthPod, Readings, Snapshot
@@ -31,13 +32,22 @@ class Sources:
         caches: the manager's.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
+        rules: the scheduler's, for which costs to show.
         changed: called after every change of anything that is shown.
     """
 
     def __init__(
-        self, client: Client, caches: Caches, namespace: str, policy: CostPolicy, *, changed: Callable[[], None]
+        self,
+        client: Client,
+        caches: Caches,
+        namespace: str,
+        *,
+        policy: CostPolicy,
+        rules: NetworkOverheadArgs,
+        changed: Callable[[], None],
     ) -> None:
-        self._client, self._caches, self._namespace, self._policy = client, caches, namespace, policy
+        self._client, self._caches, self._namespace = client, caches, namespace
+        self._policy, self._rules = policy, rules
         self._changed, self._running, self._results_changed = changed, asyncio.Event(), asyncio.Event()
         self._readings = Readings()
         self._results, self._pods = self._mirrors()
@@ -137,5 +147,6 @@ class Sources:
             results={str(n): data for n in self._wanted() if (data := self._results.data(n)) is not None},
             plans=tuple(self._plans()),
             policy=self._policy,
+            rules=self._rules,
             readings=self._readings,
         )

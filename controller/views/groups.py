@@ -21,7 +21,7 @@ Places = Mapping[str, Place]
 
 def build_groups(snapshot: Snapshot, network: NetworkView) -> tuple[GroupView, ...]:
     """All groups, sorted by namespace and name, judged by the weight that ``network`` shows."""
-    topology = choose_topology(snapshot.topologies, network.topology or "")
+    topology = choose_topology(snapshot, network.topology or "")
     weight = topology.weight(network.weights) if topology is not None and network.weights is not None else None
     costs, pairs, places = CostLookup(weight), by_pair(network.pairs), draw_map(snapshot.nodes).places
     members: dict[tuple[str, str], list[Pod]] = defaultdict(list)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 import controller.topology.reconciler as topology_rules
-from controller.resources import NETPERF_COSTS, REGION_LABEL, USER_DEFINED, ZONE_LABEL, CostInfo, NetworkTopology
+from controller.resources import NETPERF_COSTS, REGION_LABEL, ZONE_LABEL, CostInfo, NetworkTopology
+from controller.scheduler.config import NetworkOverheadArgs
 from controller.topology.places import Map, agent_pods_by_node, draw_map, facts_of
 from controller.topology.reconciler import Decision, decide
 from controller.topology.status import tally
@@ -22,22 +23,25 @@ from netperf.policy import CostPolicy
 from netperf.results import shard_index
 from netperf.sample import Sample
 
-DEFAULT_TOPOLOGY = "nt-default"
 DEFAULT_INTERVAL_S = 60.0
 
 
-def choose_topology(topologies: Sequence[NetworkTopology], name: str = "") -> NetworkTopology | None:
-    """The NetworkTopology to show: the one of that name or ``namespace/name``, else ``nt-default``, else the first."""
-    found = sorted(topologies, key=lambda t: (t.metadata.name != DEFAULT_TOPOLOGY, t.metadata.key))
+def choose_topology(snapshot: Snapshot, name: str = "") -> NetworkTopology | None:
+    """The NetworkTopology to show: the one of that name or ``namespace/name``, else the scheduler's, else the first."""
+    wanted = snapshot.rules.network_topology_name
+    found = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != wanted, t.metadata.key))
     if name:
         found = [t for t in found if name in {t.metadata.name, t.metadata.key}]
     return found[0] if found else None
 
 
-def choose_weights(topology: NetworkTopology | None, name: str = "") -> str | None:
-    """The weight to show: the one of that name, else NetperfCosts, else UserDefined, else the first there is."""
-    names = [w.name for w in topology.spec.weights or ()] if topology is not None else []
-    wanted = [name] if name else [NETPERF_COSTS, USER_DEFINED, *names]
+def choose_weights(topology: NetworkTopology | None, rules: NetworkOverheadArgs, name: str = "") -> str | None:
+    """The weight to show: the one of that name, else the one that the scheduler uses, else the first there is."""
+    there = (
+        [w for w in topology.spec.weights or () if w.topology_list or w.name == name] if topology is not None else []
+    )
+    names = [w.name for w in there]
+    wanted = [name] if name else [rules.weights_name, rules.fallback_weights_name, *names]
     return next((n for n in wanted if n in names), None)
 
 
@@ -80,9 +84,9 @@ def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str
         topology_name: which NetworkTopology; see `choose_topology`.
         weights_name: which of its weights; see `choose_weights`.
     """
-    topology = choose_topology(snapshot.topologies, topology_name)
+    topology = choose_topology(snapshot, topology_name)
     shape = draw_map(snapshot.nodes)
-    weights = choose_weights(topology, weights_name)
+    weights = choose_weights(topology, snapshot.rules, weights_name)
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
     decision = decide_now(topology, snapshot, shape)
     pairs = _pairs(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.resources import AppGroup, NetworkTopology
+from controller.scheduler.config import NetworkOverheadArgs
 from controller.scheduler.fleet import BoundPodSpec
 from kubekit.wire import Node, Object, ObjectMeta, OwnerReference, Pod, Wire
 from netperf.plans import ZonePlan
@@ -99,6 +100,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
         plans: the probe plan, one per origin zone.
         policy: the controller's default cost policy.
+        rules: the scheduler's: which NetworkTopology and which of its weights count.
     """
 
     now_s: float
@@ -112,4 +114,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     results: Mapping[str, Mapping[str, str]] = {}
     plans: tuple[ZonePlan, ...] = ()
     policy: CostPolicy = CostPolicy()
+    rules: NetworkOverheadArgs = NetworkOverheadArgs()
     readings: Readings = Readings()
