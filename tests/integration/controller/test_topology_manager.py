@@ -331,6 +331,34 @@ async def test_results_of_vanished_pairs_are_removed_and_other_keys_stay(world: 
     await eventually(lambda: _is(world.costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
 
 
+async def test_results_that_somebody_fills_are_told_before_they_are_full_and_costs_stay(
+    world: World, start: StartReplica
+) -> None:
+    await world.create()
+    replica = start()
+    await world.measured()
+    costs = await world.costs()
+    size = f'netaware_results_size_bytes{{name="netperf-metrics",namespace="{world.namespace}"}}'
+    assert 500 < (await replica.metrics())[size] < 10_000
+    # A mebibyte is what the API server stores; with our own keys beside it no more than this fits.
+    filler = {"data": {f"theirs-{i}": "x" * 100_000 for i in range(10)}}
+    await world.client.patch(CONFIGMAPS, "netperf-metrics", filler, Object, namespace=world.namespace)
+
+    async def told() -> bool:
+        found = find((await world.topology()).status.conditions, "InputValid")
+        return found is not None and (found.status, found.reason) == ("False", "ResultsTooLarge")
+
+    await eventually(told)
+    assert (await replica.metrics())[size] > 1_000_000
+    await world.agents.measure()
+    await holds_for(2, world.costs)
+    assert await world.costs() == costs
+    await world.client.patch(
+        CONFIGMAPS, "netperf-metrics", {"data": dict.fromkeys(filler["data"])}, Object, namespace=world.namespace
+    )
+    await eventually(lambda: _is(world.condition("InputValid"), "True"))
+
+
 async def test_a_topology_deleted_and_made_again_while_it_is_written_is_no_trouble(
     world: World, start: StartReplica
 ) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netperf.pacing import ProbeBudget, Spending, next_turn, probes_of, start_s, within_budget
+from kubekit.errors import ConfigError
+from netperf.pacing import ProbeBudget, Spending, choose_test, next_turn, probes_of, start_s, within_budget
 from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.plans import ProbeSettings
+from netperf.sample import Test
 
 NODES = [NodeFacts(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}") for z in range(9)]
 PLAN = plan_pairs(NODES, PlanOptions(), None, 1_700_000_000.0)
@@ -73,3 +77,46 @@ def test_probes_stop_when_their_share_of_cpu_or_network_is_spent(
 ) -> None:
     budget = ProbeBudget(max_cpu_ratio=0.2, max_stream_bps=10e6, window_s=600)
     assert within_budget(spent, 1000.0, budget, stream=stream) is allowed
+
+
+def with_extras(*tests: Test, every: int = 10) -> ProbeSettings:
+    return ProbeSettings(extra_tests=tests, extra_every=every)
+
+
+def test_without_extra_tests_every_round_runs_the_usual_one() -> None:
+    assert {choose_test(BUSIEST.settings, BUSIEST.probes[0], n) for n in range(100)} == {"TCP_RR"}
+
+
+@given(st.integers(0, 10**8), st.integers(2, 50))
+def test_extra_tests_take_every_nth_round_one_after_the_other(first: int, every: int) -> None:
+    settings = with_extras("UDP_RR", "TCP_STREAM", every=every)
+    chosen = [choose_test(settings, BUSIEST.probes[0], n) for n in range(first, first + 4 * every)]
+    extras = [test for test in chosen if test != "TCP_RR"]
+    assert len(extras) == 4
+    assert all(one != other for one, other in itertools.pairwise(extras))
+    assert all(chosen[i] == "TCP_RR" or chosen[i + 1] == "TCP_RR" for i in range(len(chosen) - 1))
+
+
+def test_streams_of_different_pairs_are_spread_over_the_rounds() -> None:
+    settings = with_extras("TCP_STREAM")
+    probes = [probe for plan in PLAN.zones.values() for probe in plan.probes]
+    streams = [sum(choose_test(settings, probe, n) == "TCP_STREAM" for probe in probes) for n in range(10)]
+    assert sum(streams) == len(probes) == 36
+    assert max(streams) <= 12
+
+
+def test_a_turn_says_which_test_it_is_for() -> None:
+    plan = msgspec.structs.replace(BUSIEST, settings=with_extras("TCP_STREAM", every=2))
+    now_s = 0.0
+    tests: list[Test] = []
+    while len(tests) < 4 and (turn := next_turn(plan, NODE, now_s)) is not None:
+        if turn.probe == probes_of(plan, NODE)[0]:
+            tests.append(turn.test)
+        now_s = turn.starts_at_s + 1.0
+    assert sorted(tests[:2]) == ["TCP_RR", "TCP_STREAM"]
+    assert tests[:2] == tests[2:]
+
+
+def test_a_test_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="extra_tests"):
+        PlanOptions(settings=with_extras("TCP_RR"))

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from netperf.errors import TooLargeError
 from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.plans import OBJECT_LIMIT_BYTES, ProbeSettings
 from netperf.results import (
     KEY_LIMIT,
+    check_growth,
     check_size,
     decode_results,
     encode_samples,
@@ -278,3 +280,22 @@ def test_a_shards_number_is_read_from_its_name(index: int) -> None:
 )
 def test_other_objects_are_no_shards(name: str) -> None:
     assert shard_index("netperf-metrics", name) is None
+
+
+def test_keys_of_a_test_that_is_not_planned_any_more_go() -> None:
+    nodes = [NodeFacts(name=p.node, address="10.0.0.1", zone=p.zone) for p in PLACES.values() if p.node != "a2"]
+    with_streams = PlanOptions(settings=ProbeSettings(extra_tests=("TCP_STREAM",)), both_directions=True)
+    place = {p.node: p for p in PLACES.values()}
+    key = sample_key(place["a1"], PLACES["b1.example.com"], "TCP_STREAM")
+    assert vanished_keys({key: "{}"}, plan_pairs(nodes, with_streams, None, 1.7e9).zones.values()) == set()
+    without = plan_pairs(nodes, PlanOptions(both_directions=True), None, 1.7e9)
+    assert vanished_keys({key: "{}"}, without.zones.values()) == {key}
+
+
+def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_keys() -> None:
+    full = {"theirs": "x" * (OBJECT_LIMIT_BYTES - 10), "ours": "12345"}
+    with pytest.raises(TooLargeError, match="netperf-metrics"):
+        check_growth("netperf-metrics", full, {"new": "1234567"})
+    assert check_growth("netperf-metrics", full, {"ours": "123456789"}) > OBJECT_LIMIT_BYTES
+    assert check_growth("netperf-metrics", full, {"new": "1234567", "theirs": None}) == 19
+    assert check_growth("netperf-metrics", {}, {"new": "1", "gone": None}) == 4
