@@ -23,16 +23,24 @@ class Viewer:
         """The next message, or None when the stream is to end."""
         return await self._messages.get()
 
+    def start_with(self, message: bytes) -> None:
+        """Forget what was queued so far, which is older, and queue this."""
+        self._clear()
+        self._messages.put_nowait(message)
+
     def offer(self, message: bytes) -> bool:
         """Queue a message; False when the viewer is too slow, and then its stream ends."""
         try:
             self._messages.put_nowait(message)
         except asyncio.QueueFull:
-            while not self._messages.empty():
-                self._messages.get_nowait()
+            self._clear()
             self._messages.put_nowait(None)
             return False
         return True
+
+    def _clear(self) -> None:
+        while not self._messages.empty():
+            self._messages.get_nowait()
 
 
 class Audience:

@@ -34,6 +34,7 @@ log = logs.get("controller.page")
 
 HEARTBEAT_S = 15.0
 SEND_TIMEOUT_S = 10.0
+FIRST_PAGE_TIMEOUT_S = 15.0
 
 
 class Page:
@@ -67,7 +68,7 @@ class Page:
         self._changed = asyncio.Event()
         self._sources = Sources(client, caches, namespace, policy=policy, rules=rules, changed=self._changed.set)
         self._page: PageData | None = None
-        self._computing = asyncio.Lock()
+        self._there = asyncio.Event()
         self._viewers = Gauge("netaware_page_viewers", "Browsers with the page open.", registry=registry)
         self._viewers.set_function(lambda: float(len(self._audience)))
         self._slow = Counter("netaware_page_dropped_viewers", "Viewers that did not keep up.", registry=registry)
@@ -89,9 +90,12 @@ class Page:
                 await self._audience.arrived.wait()
                 async with asyncio.TaskGroup() as group:
                     mirroring = group.create_task(self._sources.run(prometheus))
+                    # A page of what has not been listed yet would be wrong for a moment.
+                    await self._sources.settle()
                     await self._refresh_until_idle()
                     mirroring.cancel()
                 self._page = None
+                self._there.clear()
 
     async def _refresh_until_idle(self) -> None:
         alone_since: float | None = None
@@ -106,22 +110,25 @@ class Page:
             if alone_since is not None and now - alone_since >= self._config.idle_s:
                 return
 
-    async def _compute(self) -> PageData:
+    async def _compute(self) -> None:
         """Compute the page and tell the audience what changed."""
-        async with self._computing:
-            self._changed.clear()
-            snapshot = self._sources.snapshot(self._clock())
-            before = self._page
-            version = before.version + 1 if before is not None else int(self._clock() * 1000)
-            # At 100 zones this takes a tenth of a second: in a thread the loop goes on answering health checks.
-            page = await asyncio.to_thread(lambda: encode(build(snapshot), version))
-            if before is not None:
-                told = difference(before, page)
-                if not says_something(told):
-                    return before
-                self._slow.inc(self._audience.tell(_event("change", told, version)))
-            self._page = page
-            return page
+        self._changed.clear()
+        snapshot = self._sources.snapshot(self._clock())
+        before = self._page
+        version = before.version + 1 if before is not None else int(self._clock() * 1000)
+        # At 100 zones this takes a tenth of a second: in a thread the loop goes on answering health checks.
+        page = await asyncio.to_thread(lambda: encode(build(snapshot), version))
+        if before is not None:
+            told = difference(before, page)
+            if not says_something(told):
+                return
+            message = _event("change", told, version)
+        else:
+            # Somebody may have come in the moment in which the last page was forgotten.
+            message = _event("page", plain(page), version)
+        self._slow.inc(self._audience.tell(message))
+        self._page = page
+        self._there.set()
 
     async def _document(self, _: web.Request) -> web.Response:
         return web.Response(
@@ -130,7 +137,7 @@ class Page:
 
     async def _overview(self, request: web.Request) -> web.Response:
         with self._audience.seat():
-            page = self._page if self._page is not None else await self._first_page()
+            page = await self._newest()
         answer = web.Response(
             body=msgspec.json.encode(plain(page)), content_type="application/json", headers=_guarded()
         )
@@ -138,25 +145,29 @@ class Page:
             answer.enable_compression(web.ContentCoding.gzip)
         return answer
 
-    async def _first_page(self) -> PageData:
-        """The sources need a moment after the first viewer's arrival; a page of nothing would be wrong for that long."""
-        await self._sources.settle()
-        return self._page if self._page is not None else await self._compute()
+    async def _newest(self) -> PageData:
+        """The page as it is; the first viewer waits until there is one."""
+        try:
+            async with asyncio.timeout(FIRST_PAGE_TIMEOUT_S):
+                while self._page is None:
+                    await self._there.wait()
+        except TimeoutError as error:
+            raise web.HTTPServiceUnavailable(text="nothing to show yet\n", headers={"Retry-After": "5"}) from error
+        return self._page
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._audience.full:
             return web.Response(status=503, text="too many viewers\n", headers={"Retry-After": "30"})
-        stream = web.StreamResponse(
-            headers={hdrs.CONTENT_TYPE: "text/event-stream", "X-Accel-Buffering": "no", **_guarded()}
-        )
-        await stream.prepare(request)
         with self._audience.seat() as viewer:
-            page = self._page if self._page is not None else await self._first_page()
+            await self._newest()
+            stream = web.StreamResponse(
+                headers={hdrs.CONTENT_TYPE: "text/event-stream", "X-Accel-Buffering": "no", **_guarded()}
+            )
+            await stream.prepare(request)
+            page = await self._newest()
             seen = request.headers.get("Last-Event-ID") or request.query.get("since", "")
-            if seen != str(page.version):
-                viewer.offer(_event("page", plain(page), page.version))
-            else:
-                viewer.offer(_comment("up to date"))
+            known = seen == str(page.version)
+            viewer.start_with(_comment("up to date") if known else _event("page", plain(page), page.version))
             with contextlib.suppress(ConnectionError, TimeoutError):
                 while (message := await _next_or_heartbeat(viewer.next)) is not None:
                     async with asyncio.timeout(SEND_TIMEOUT_S):

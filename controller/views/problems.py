@@ -87,7 +87,7 @@ def _network(network: NetworkView) -> list[ProblemView]:
             "without a measurement of its own",
             "without measurements of their own",
         ),
-        "NetawareCostsStale": (
+        "NetawareMeasurementsStale": (
             {"stale"},
             "with a cost that rests on an old measurement",
             "with costs that rest on old measurements",
@@ -101,9 +101,7 @@ def _network(network: NetworkView) -> list[ProblemView]:
     doubtful = [f"{p.origin} to {p.destination} ({', '.join(p.doubts)})" for p in network.pairs if p.doubts]
     if doubtful:
         what = "whose newest sample is not trusted"
-        found.append(
-            _problem("NetawareSamplesUntrusted", "warning", doubtful, f"zone pair {what}", f"zone pairs {what}")
-        )
+        found.append(_problem("NetawareProbesDoubted", "warning", doubtful, f"zone pair {what}", f"zone pairs {what}"))
     return found
 
 
@@ -121,7 +119,7 @@ def _groups(groups: list[GroupView]) -> list[ProblemView]:
     things = [f"{g.namespace}/{g.name} ({g.violated} of {len(g.edges)})" for g in groups if g.violated]
     what = "with dependencies over their maxNetworkCost"
     return (
-        [_problem("NetawareAppGroupViolated", "warning", things, f"AppGroup {what}", f"AppGroups {what}")]
+        [_problem("NetawareDependenciesViolated", "warning", things, f"AppGroup {what}", f"AppGroups {what}")]
         if things
         else []
     )
