@@ -110,32 +110,49 @@ def load_config(path: str | None) -> ControllerConfiguration:
     Raises:
         ConfigError: the file cannot be read, or a field is unknown, of the wrong type or out of range; names it.
     """
-    config = ControllerConfiguration() if path is None else _read(Path(path))
+    if path is None:
+        config = ControllerConfiguration()
+        config.validate()
+        return config
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError("--config", f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("--config", f"{path} is not YAML: {error}") from error
+    return parse_config(text, path)
+
+
+def parse_config(text: str, where: str) -> ControllerConfiguration:
+    """Check a configuration that was read from ``where``, a file or an object.
+
+    Raises:
+        ConfigError: a field is unknown, of the wrong type or out of range; names it.
+    """
+    config = _decode(text, where)
     try:
         config.validate()
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error.field}" if path else error.field, error.problem, error.fix) from error
+        raise ConfigError(f"{where}: {error.field}", error.problem, error.fix) from error
     return config
 
 
-def _read(path: Path) -> ControllerConfiguration:
+def _decode(text: str, where: str) -> ControllerConfiguration:
     try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError("--config", f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("--config", f"{path} is not YAML: {error}") from error
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError("--config", f"{where} is not YAML: {error}") from error
     if document is None:
         document = {}
     if not isinstance(document, dict):
-        raise ConfigError("--config", f"{path} holds no mapping", "see docs/configuration.md for an example")
+        raise ConfigError("--config", f"{where} holds no mapping", "see docs/configuration.md for an example")
     for field, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if document.get(field) != wanted:
-            raise ConfigError(f"{path}: {field}", f"is {document.get(field)!r}", f"write {field}: {wanted}")
+            raise ConfigError(f"{where}: {field}", f"is {document.get(field)!r}", f"write {field}: {wanted}")
     try:
         return msgspec.convert(document, ControllerConfiguration)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_field_of(str(error))}", str(error).partition(" - at `")[0]) from error
+        raise ConfigError(f"{where}: {_field_of(str(error))}", str(error).partition(" - at `")[0]) from error
 
 
 def _field_of(message: str) -> str:

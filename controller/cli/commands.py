@@ -8,9 +8,19 @@ from controller.cli.bandwidth import Bandwidth
 from controller.cli.command import Command
 from controller.cli.convert import Convert
 from controller.cli.costs import Costs
+from controller.cli.deschedule import Deschedule
 from controller.cli.graph import GraphOf
 from controller.cli.latency import Latency
 from controller.cli.simulate import Simulate
 from controller.cli.status import Status
 
-COMMANDS: Sequence[Command] = (Status(), Costs(), Latency(), GraphOf(), Bandwidth(), Simulate(), Convert())
+COMMANDS: Sequence[Command] = (
+    Status(),
+    Costs(),
+    Latency(),
+    GraphOf(),
+    Bandwidth(),
+    Simulate(),
+    Deschedule(),
+    Convert(),
+)

@@ -55,7 +55,7 @@ class LimitsConfig(Section, frozen=True):
 
     Attributes:
         per_node, per_namespace, per_round: evictions in one round.
-        per_workload: moves of one workload within `workload_backoff_s`: a number, or a share such as ``10%`` of its pods,
+        per_workload: moves of one workload within workloadBackoffS: a number, or a share such as ``10%`` of its pods,
             at least one.
         unavailable_per_workload: pods of one workload that may be missing or not ready, the moving ones included.
         per_hour: evictions in any 60 minutes; one without nodeFit counts twice, since nothing is known to take the pod.
@@ -101,7 +101,7 @@ class MisplacementConfig(Section, frozen=True):
     """Moving pods of AppGroups for the network's sake.
 
     Attributes:
-        enabled: off by default, as LowNodeLoad is without a policy.
+        enabled: off by default.
         margin: least gain in network cost that justifies a move of a pod whose dependencies are within bounds.
         margin_percent: and least gain as a share of the cost that it has now.
         hold_s: how long the gain must have been there without a break; costs move.
@@ -122,7 +122,8 @@ class DeschedulerConfig(Section, frozen=True):
         enabled: off by default, since it evicts pods.
         interval_s: between rounds; a policy's deschedulingInterval wins.
         dry_run: decide and tell, but evict nobody.
-        policy: LowNodeLoadArgs or a DeschedulerConfiguration, as the seed writes them.
+        policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2), as koord-descheduler reads them; without
+            one, LowNodeLoad's defaults hold.
         policy_file: the same in a file of its own.
         node_conditions: keep the condition Overutilized on nodes that have been hot.
     """

@@ -14,7 +14,7 @@ from controller.descheduler.queries import Queries
 from controller.descheduler.usage import Batch, Reading
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from kubekit.client import Client
-from kubekit.errors import KubekitError, QuantityError
+from kubekit.errors import ConfigError, KubekitError, QuantityError
 from kubekit.wire import Object, Resource, Wire, parse_time
 
 NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", namespaced=False)
@@ -186,7 +186,7 @@ def source_of(config: UsageConfig, client: Client) -> UsageSource:
     """The source that is configured.
 
     Raises:
-        ConfigError: the address of Prometheus is none.
+        ConfigError: Prometheus is wanted, and its address is missing or none.
     """
     prometheus = config.prometheus
     asked = frozenset((CPU, MEMORY, BANDWIDTH)) if config.source == "prometheus" else frozenset((BANDWIDTH,))
@@ -201,4 +201,6 @@ def source_of(config: UsageConfig, client: Client) -> UsageSource:
                 resources=asked,
             )
         )
+    if not sources:
+        raise ConfigError("descheduler.usage.prometheus.url", "is empty, and usage.source is prometheus")
     return sources[0] if len(sources) == 1 else Joined(*sources)

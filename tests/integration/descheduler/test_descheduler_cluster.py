@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+import yaml
 
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Move
@@ -118,6 +122,26 @@ async def make_nodes(stage: Stage, make_node: MakeNode, count: int, prefix: str 
         await make_node(name, capacity={"cpu": "8"}, labels=stage.label)
     stage.usage.nodes.update(names)
     return names
+
+
+async def written(stage: Stage) -> list[str]:
+    """A configuration file for the command, as flags."""
+    path = stage.folder / "command.yaml"
+    head = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
+    path.write_text(yaml.safe_dump({**head, "descheduler": stage.config()}))
+    return ["--config", str(path)]
+
+
+async def command(stage: Stage, *argv: str) -> Any:
+    """What `kubectl netaware` prints as JSON, in a process of its own."""
+    script = Path(sys.executable).parent / "kubectl-netaware"
+    flags = ["--kubeconfig", str(stage.plane.kubeconfig), "--netaware-namespace", stage.namespace]
+    process = await asyncio.create_subprocess_exec(
+        script, *argv, *flags, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, errors.decode()
+    return json.loads(out)
 
 
 async def evictions(replica: Replica) -> float:
@@ -270,6 +294,8 @@ async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
     (planned,) = shown.plan.moves
     assert planned.target in names[1:]
     assert planned.node_before["cpu"] > 50 > planned.node_after["cpu"]
+    printed = await command(stage, "deschedule", "--dry-run", "-o", "json", *await written(stage))
+    assert [(m["pod"], m["target"]) for m in printed["plan"]["moves"]] == [(planned.pod, planned.target)]
     assert len(stage.usage.running()[names[0]]) == 6
     await rehearsal.stop()
     live = stage.start()

@@ -1,0 +1,198 @@
+"""`deschedule --dry-run`: who would be moved, why and where to, by the rule and the configuration that the controller uses."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Command, Table
+from controller.cli.session import Session
+from controller.cli.style import BAD, FAINT, STRONG, grid
+from controller.config import ControllerConfiguration, load_config, parse_config
+from controller.descheduler.config import DeschedulerConfig
+from controller.descheduler.decision import Move, NodeState, Skip
+from controller.descheduler.preview import Preview, preview
+from kubekit.errors import ApiError, ConfigError
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, ConfigMap, Object, Wire
+
+DEPLOYMENT, VOLUME, FILE = "netaware-controller", "config", "config.yaml"
+SHOWN_SKIPS = 20
+
+
+class _ConfigMapVolume(Wire, frozen=True):
+    name: str = ""
+
+
+class _Volume(Wire, frozen=True):
+    name: str = ""
+    config_map: _ConfigMapVolume | None = None
+
+
+class _PodSpec(Wire, frozen=True):
+    volumes: list[_Volume] | None = None
+
+
+class _Template(Wire, frozen=True):
+    spec: _PodSpec = _PodSpec()
+
+
+class _DeploymentSpec(Wire, frozen=True):
+    template: _Template = _Template()
+
+
+class _Deployment(Object, frozen=True):
+    spec: _DeploymentSpec = _DeploymentSpec()
+
+
+class Deschedule(Command):
+    """See `controller.cli.command.Command`."""
+
+    name = "deschedule"
+    help = "--dry-run: which pods would move off hot or distant nodes, why and where to"
+    description = (
+        "Decides one round of descheduling and evicts nobody: evictions are the controller's. The configuration is the running "
+        "controller's, unless --config or --policy names a file. Capacity is deducted move by move and PodDisruptionBudgets, "
+        "limits and back-off are applied, as the controller does. Percentages are of allocatable, before and after each move."
+    )
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument("--dry-run", action="store_true", help="required: there is no other way to run this")
+        files = parser.add_mutually_exclusive_group()
+        files.add_argument("--config", metavar="FILE", help="a ControllerConfiguration instead of the running one")
+        files.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> Preview:
+        """Read the configuration, then the cluster."""
+        if not options.dry_run:
+            raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
+        config = await asyncio.to_thread(load_config, options.config) if options.config else await _live(session)
+        section = config.descheduler
+        if options.policy:
+            if not await asyncio.to_thread(Path(options.policy).is_file):
+                raise ConfigError("--policy", f"there is no file {options.policy}")
+            section = msgspec.structs.replace(section, policy=None, policy_file=options.policy)
+        if session.prometheus is not None:
+            section = _with_prometheus(section, session.prometheus.url)
+        answer = await preview(
+            session.client, section, namespace=session.home, scheduler=config.scheduler, now=session.clock()
+        )
+        for fault in answer.faults:
+            session.notes[f"usage ({fault.partition(':')[0]})"] = fault.partition(": ")[2]
+        if not section.enabled:
+            session.notes["descheduler"] = "it is not enabled, so nothing of this will happen"
+        for i, note in enumerate(answer.notes):
+            session.notes[f"plan {i + 1}" if i else "plan"] = note
+        return answer
+
+    def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """Moves, then hot nodes, then who stays and why."""
+        parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("nobody would move")]
+        hot = [node for node in answer.plan.nodes if node.kind == "over"]
+        if hot:
+            parts += [Text(), _hot(hot)]
+        if answer.plan.skips:
+            parts += [Text(), _stays(answer.plan.skips)]
+        parts += [Text(f"{_summary(answer)}", style=FAINT), *(Text(note, style=BAD) for note in answer.plan.notes)]
+        return Group(*parts)
+
+    def rows(self, answer: Preview, options: argparse.Namespace) -> Table:  # noqa: ARG002
+        """The moves."""
+        header = ("pod", "node", "target", "strategy", "reason", "cost_before", "cost_after")
+        moves = answer.plan.moves
+        return header, [(m.pod, m.node, m.target, m.strategy, m.reason, *_known_costs(m)) for m in moves]
+
+    def is_bad(self, answer: Preview) -> bool:
+        """A hot node cannot be relieved."""
+        return any(node.stuck for node in answer.plan.nodes)
+
+
+async def _live(session: Session) -> ControllerConfiguration:
+    """The running controller's configuration; the defaults, with a note, where it cannot be read."""
+    try:
+        found = await session.client.get(DEPLOYMENTS, DEPLOYMENT, _Deployment, namespace=session.home)
+        volumes = found.spec.template.spec.volumes or ()
+        name = next((v.config_map.name for v in volumes if v.name == VOLUME and v.config_map is not None), "")
+        if name:
+            data = (await session.client.get(CONFIGMAPS, name, ConfigMap, namespace=session.home)).data or {}
+            if FILE in data:
+                return parse_config(data[FILE], f"ConfigMap {session.home}/{name}")
+    except ApiError as error:
+        if not (error.forbidden or error.not_found):
+            raise
+    session.notes["configuration"] = f"the controller's was not found in {session.home}; defaults are used"
+    return ControllerConfiguration()
+
+
+def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:
+    """The same, asking the Prometheus that the user named: one inside the cluster may not be within reach from here."""
+    prometheus = msgspec.structs.replace(section.usage.prometheus, url=url)
+    usage = msgspec.structs.replace(section.usage, prometheus=prometheus)
+    return msgspec.structs.replace(section, usage=usage)
+
+
+def _moves(moves: Iterable[Move]) -> RenderableType:
+    table = grid("POD", "FROM", "TO", "NODE", "TARGET", "COST", "REASON")
+    for move in moves:
+        table.add_row(
+            Text(move.pod, style=STRONG),
+            move.node,
+            move.target or "anywhere",
+            _change(move.node_before, move.node_after),
+            _change(move.target_before, move.target_after),
+            "-" if move.cost_before < 0 else f"{move.cost_before} → {move.cost_after}",
+            move.reason,
+        )
+    return table
+
+
+def _change(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    parts = [f"{_short(r)} {before[r]:.0f} → {after[r]:.0f} %" for r in before if r in after]
+    return ", ".join(parts) or "-"
+
+
+def _short(resource: str) -> str:
+    return resource.rpartition("/")[2]
+
+
+def _hot(nodes: Iterable[NodeState]) -> RenderableType:
+    table = grid("HOT NODE", "POOL", "USAGE", "THRESHOLD", "STATE")
+    for node in nodes:
+        usage = ", ".join(f"{_short(r)} {percent:.0f} %" for r, percent in node.share.items())
+        limits = ", ".join(f"{_short(r)} {percent:.0f} %" for r, percent in node.high.items())
+        state = Text(node.why or "relieved by the moves above", style=BAD if node.stuck else "")
+        table.add_row(Text(node.node, style=STRONG), node.pool, usage, limits, state)
+    return table
+
+
+def _stays(skips: Iterable[Skip]) -> RenderableType:
+    skips = tuple(skips)
+    table = grid("STAYS", "NODE", "WHY")
+    for skip in skips[:SHOWN_SKIPS]:
+        table.add_row(skip.pod, skip.node, skip.why)
+    if len(skips) > SHOWN_SKIPS:
+        more = Counter(skip.kind for skip in skips[SHOWN_SKIPS:])
+        kinds = ", ".join(f"{count} {kind}" for kind, count in more.most_common())
+        table.add_row(Text(f"and {len(skips) - SHOWN_SKIPS} more", style=FAINT), "", Text(kinds, style=FAINT))
+    return table
+
+
+def _summary(answer: Preview) -> str:
+    kinds = Counter(node.kind for node in answer.plan.nodes)
+    nodes = ", ".join(f"{kinds[kind]} {text}" for kind, text in _KINDS if kinds[kind])
+    refused = sum(answer.refused.values())
+    return f"nodes: {nodes or 'none looked at'}" + (f"; {refused} usage readings ignored" if refused else "")
+
+
+_KINDS = (("over", "hot"), ("normal", "normal"), ("under", "with low load"), ("unknown", "of unknown load"))
+
+
+def _known_costs(move: Move) -> tuple[int | None, int | None]:
+    return (None, None) if move.cost_before < 0 else (move.cost_before, move.cost_after)

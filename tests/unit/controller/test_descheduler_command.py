@@ -1,0 +1,99 @@
+"""`kubectl netaware deschedule --dry-run` shows the plan that it is given, whole and readable."""
+
+from __future__ import annotations
+
+import argparse
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from controller.cli.deschedule import Deschedule
+from controller.cli.parser import build_parser, fill_defaults
+from controller.cli.session import Session
+from controller.descheduler.preview import Preview
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.errors import ConfigError
+from tests.unit.controller.descheduling import amounts, guard, node, once, pod, settings, snapshot
+
+COMMAND = Deschedule()
+
+
+def answer() -> Preview:
+    """Two hot nodes: one is relieved, the other's only pod is guarded by a budget."""
+    nodes = [node("hot"), node("stuck"), node("idle", cpu="16")]
+    pods = [pod("web-1", "hot"), pod("db-0", "stuck", labels={"app": "db"}, owner="StatefulSet/db")]
+    usage = {"hot": amounts(3.5, 2), "stuck": amounts(3, 2), "idle": amounts(0.4, 2)}
+    view = snapshot(
+        nodes, pods, usage, {p.name: amounts(1.6, 0.5) for p in pods}, guards=[guard("db", "app=db", allowed=0)]
+    )
+    return Preview(once(view, settings()).plan, refused={"negative": 2})
+
+
+def options(*argv: str) -> argparse.Namespace:
+    parsed = build_parser([COMMAND]).parse_args(["deschedule", *argv])
+    fill_defaults(parsed)
+    return parsed
+
+
+def shown(preview: Preview) -> str:
+    out = io.StringIO()
+    Console(file=out, width=300, highlight=False).print(
+        COMMAND.show(preview, options("--dry-run"), 300), soft_wrap=True
+    )
+    return out.getvalue()
+
+
+def test_moves_show_where_to_why_and_what_both_nodes_come_to() -> None:
+    text = shown(answer())
+    (line,) = [line for line in text.splitlines() if line.startswith("default/web-1")]
+    assert "idle" in line
+    assert "cpu 88 → 48 %" in line
+    assert "cpu 2 → 12 %" in line
+    assert "node is overutilized, node cpu usage(87.50%)>threshold(50.00%)" in line
+
+
+def test_who_stays_is_shown_with_the_reason_and_the_node_that_stays_hot() -> None:
+    text = shown(answer())
+    assert "PodDisruptionBudget default/db allows no disruption now" in text
+    assert "no further pod can go: 1 disruption-budget" in text
+    assert "relieved by the moves above" in text
+    assert "nodes: 2 hot, 1 with low load; 2 usage readings ignored" in text
+
+
+def test_nobody_to_move_is_said() -> None:
+    empty = once(snapshot([node("n")], [], {"n": amounts(1, 1)}), settings()).plan
+    assert shown(Preview(empty)).startswith("nobody would move")
+
+
+def test_long_lists_are_cut_and_say_what_was_cut() -> None:
+    pods = [pod(f"p{i:02}", "hot", owner="DaemonSet/x") for i in range(25)]
+    plan = once(
+        snapshot([node("hot"), node("idle")], pods, {"hot": amounts(4, 1), "idle": amounts(0, 0)}), settings()
+    ).plan
+    text = shown(Preview(plan))
+    assert text.count("DaemonSet pod") == 20
+    assert "and 5 more" in text
+    assert "5 protected" in text
+
+
+def test_csv_has_a_row_per_move_and_json_everything() -> None:
+    table = COMMAND.rows(answer(), options("--dry-run"))
+    assert [row[:3] for row in table[1]] == [("default/web-1", "hot", "idle")]
+    data = msgspec.to_builtins(answer())
+    assert data["plan"]["moves"][0]["nodeAfter"]["cpu"] == pytest.approx(47.5)
+    assert data["plan"]["skips"][0]["kind"] == "disruption-budget"
+
+
+def test_a_node_that_stays_hot_is_a_problem_for_exit_code() -> None:
+    assert COMMAND.is_bad(answer())
+    assert not COMMAND.is_bad(Preview(once(snapshot([node("n")], [], {"n": amounts(1, 1)}), settings()).plan))
+
+
+async def test_without_dry_run_it_refuses() -> None:
+    async with Client(ClusterConfig("http://127.0.0.1:9")) as client:
+        session = Session(client, None, None, "netaware-system")
+        with pytest.raises(ConfigError, match="--dry-run"):
+            await COMMAND.ask(session, options())
