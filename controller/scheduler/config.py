@@ -93,11 +93,14 @@ class GatesConfig(_Section, frozen=True):
         max_wait_s: no pod stays gated for longer than this after it was created, whatever is missing.
         absent_wait_s: how long a pod waits for earlier workloads that have no pods at all, or fewer than they declare.
         settle_s: a group whose pods were just created is planned after this pause, so that the plan knows all of them.
+        replace_after_s: in affinity mode, how long a pod must have been unschedulable before it is replaced through its owner
+            because costs have moved; doubles for each replacement of the same owner's pods.
     """
 
     max_wait_s: float = 120.0
     absent_wait_s: float = 15.0
     settle_s: float = 0.5
+    replace_after_s: float = 10.0
 
 
 class PlanningConfig(_Section, frozen=True):
@@ -191,6 +194,7 @@ class SchedulerConfig(_Section, frozen=True):
             ("gates.maxWaitS", gates.max_wait_s, 1, 3600),
             ("gates.absentWaitS", gates.absent_wait_s, 0, gates.max_wait_s),
             ("gates.settleS", gates.settle_s, 0, gates.max_wait_s),
+            ("gates.replaceAfterS", gates.replace_after_s, 1, 3600),
             ("planning.mostSites", self.planning.most_sites, 1, 500),
             ("extender.maxRequestBytes", extender.max_request_bytes, 1 << 12, 1 << 30),
             ("extender.requestTimeoutS", extender.request_timeout_s, 0.1, 600),

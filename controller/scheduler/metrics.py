@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _LADDER_S = tuple(50e-6 * 2**i for i in range(16))
 
@@ -40,3 +40,58 @@ class ExtenderMetrics:
         self.decisions.labels("filter", "refused-some" if refused else "passed").inc()
         if refused:
             self.refused.inc(refused)
+
+
+class GateMetrics:
+    """Of the leader's part: gates, plans, retries."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.gated = Gauge("netaware_gated_pods", "Pods held by the topological order's gate.", registry=registry)
+        self.waited = Histogram(
+            "netaware_gate_wait_seconds",
+            "Time from a pod's creation to the opening of its gate.",
+            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+            registry=registry,
+        )
+        self.released = Counter(
+            "netaware_gate_releases",
+            "Gates opened, by cause: turn, no-group, no-workload, waited.",
+            ["cause"],
+            registry=registry,
+        )
+        self.planning = Histogram(
+            "netaware_plan_duration_seconds", "Time to plan one group.", buckets=_LADDER_S, registry=registry
+        )
+        self.plans = Counter(
+            "netaware_plans", "Plans made, by result: complete, violations, unplaced.", ["result"], registry=registry
+        )
+        self.fallbacks = Counter(
+            "netaware_gate_fallbacks",
+            "Pods released without a target, by cause: off, no-group, unplaced.",
+            ["cause"],
+            registry=registry,
+        )
+        self.retried = Counter(
+            "netaware_pod_retries",
+            "Pending pods handed to the scheduler again, by cause: costs, plan.",
+            ["cause"],
+            registry=registry,
+        )
+        self.replaced = Counter(
+            "netaware_pod_replacements",
+            "Pending pods with a frozen affinity that were evicted, by result.",
+            ["result"],
+            registry=registry,
+        )
+        self.dependencies = Counter(
+            "netaware_placed_dependencies",
+            "Dependencies of pods at the moment they were placed, by verdict: satisfied, violated.",
+            ["verdict"],
+            registry=registry,
+        )
+        self.placed = Counter(
+            "netaware_placed_pods",
+            "Pods of AppGroups placed, by how: as-planned, planned-zone, elsewhere, by-rule.",
+            ["how"],
+            registry=registry,
+        )

@@ -137,10 +137,28 @@ class Caller:
         self._socket.close()
 
 
+def in_order_of_workers(size: int, rng: random.Random, workers: int = 16) -> list[str]:
+    """All nodes as kube-scheduler lists them: from a rotating start, found by 16 workers that take chunks of √n nodes."""
+    start, chunk = rng.randrange(size), max(int(size**0.5), 1)
+    todo = [range(begin, min(begin + chunk, size)) for begin in range(0, size, chunk)]
+    found: list[str] = []
+    busy = [iter(part) for part in todo[:workers]]
+    waiting = iter(todo[workers:])
+    while busy:
+        at = rng.randrange(len(busy))
+        number = next(busy[at], None)
+        if number is not None:
+            found.append(node_name((start + number) % size))
+        elif (part := next(waiting, None)) is not None:
+            busy[at] = iter(part)
+        else:
+            busy.pop(at)
+    return found
+
+
 def questions(size: int) -> Callable[[], tuple[dict[str, Any], list[str]]]:
-    """Requests as kube-scheduler sends them: each pod new, and the nodes in another order each time."""
+    """Requests as kube-scheduler sends them: each pod new, the nodes in another order each time."""
     rng, count = random.Random(2), 0
-    names = [node_name(i) for i in range(size)]
     labels = {APPGROUP_LABEL: "online-boutique", WORKLOAD_LABEL: "P1", "app": "frontend"}
     containers = [{"name": "server", "image": "x", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}]
     spec = {"schedulerName": "network-aware-scheduler", "containers": containers, "serviceAccountName": "default"}
@@ -148,9 +166,9 @@ def questions(size: int) -> Callable[[], tuple[dict[str, Any], list[str]]]:
     def next_question() -> tuple[dict[str, Any], list[str]]:
         nonlocal count
         count += 1
-        rng.shuffle(names)
+        names = in_order_of_workers(size, rng)
         metadata = {"name": f"p1-{count}", "namespace": "default", "uid": f"uid-{count}", "labels": labels}
-        return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}, list(names)
+        return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}, names
 
     return next_question
 

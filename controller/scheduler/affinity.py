@@ -1,0 +1,132 @@
+"""The decision without an extender: a gated pod's node affinity, tightened and given wishes before the gate opens. Pure.
+
+What filter would refuse is excluded by a required term, what score would prefer is wished for by weights; the stock scheduler
+then does the rest in its own process. Kubernetes allows exactly this of a gated pod: requirements may be added to each of
+the user's terms, wishes may be set freely, and nothing can be changed afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from controller.resources import ZONE_LABEL
+from controller.scheduler.pods import (
+    GroupPod,
+    NodeAffinity,
+    NodeSelector,
+    NodeSelectorTerm,
+    PreferredTerm,
+    SelectorRequirement,
+    Target,
+)
+from controller.scheduler.rules import Location, Weighing, normalise
+
+HOST_WEIGHT, ZONE_WEIGHT, RULE_SHARE = 100, 60, 3
+MOST_WISHES = 20
+
+
+class Verdicts(msgspec.Struct, frozen=True):
+    """What the rules say of zones.
+
+    Attributes:
+        passing: zones that the filter lets through.
+        refused: zones that it refuses.
+        unlabelled_passes: whether nodes without a zone pass; None when there are none.
+        scores: zone -> 0 to 100.
+    """
+
+    passing: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    unlabelled_passes: bool | None = None
+    scores: Mapping[str, int] = {}
+
+
+def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Sequence[int]) -> Verdicts:
+    """Reduce tallies of places to zones; of a zone in several regions, the best place counts.
+
+    Args:
+        weighing: from the rules; a neutral one refuses nothing and prefers nothing.
+        places: of the weighing.
+        populated: indexes of places that have nodes.
+    """
+    if weighing.neutral:
+        return Verdicts()
+    passing: dict[str, bool] = {}
+    costs: dict[str, int] = {}
+    unlabelled: bool | None = None
+    for i in populated:
+        tally, location = weighing.by_class[i], places[i]
+        if not location.zone:
+            unlabelled = bool(unlabelled) or tally.passes
+            continue
+        passing[location.zone] = passing.get(location.zone, False) or tally.passes
+        costs[location.zone] = min(costs.get(location.zone, tally.cost), tally.cost)
+    good = sorted(zone for zone, passes in passing.items() if passes)
+    bad = sorted(zone for zone, passes in passing.items() if not passes)
+    low = min((costs[zone] for zone in good), default=0)
+    high = max((costs[zone] for zone in good), default=0)
+    scores = {zone: normalise(costs[zone], low, high) for zone in good}
+    return Verdicts(tuple(good), tuple(bad), unlabelled, scores)
+
+
+def tighten(pod: GroupPod, verdicts: Verdicts, target: Target | None) -> NodeAffinity:
+    """The node affinity to give to a gated pod: the user's, narrowed, with our wishes beside the user's.
+
+    Args:
+        pod: as it is.
+        verdicts: what the rules say.
+        target: where the plan wants it. Its zone is required of pods that an owner would make anew if that zone turned
+            out to be full; others are only held to what the filter lets through.
+    """
+    own = pod.spec.affinity.node_affinity if pod.spec.affinity else None
+    required = own.required_during_scheduling_ignored_during_execution if own else None
+    wishes = list(own.preferred_during_scheduling_ignored_during_execution or ()) if own else []
+    ours = requirement(verdicts, target if owner_of(pod) else None)
+    if ours is not None:
+        terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
+        narrowed = [
+            NodeSelectorTerm([*(term.match_expressions or ()), ours], term.match_fields)
+            for term in terms
+            # A term that says nothing matches nothing, and with a requirement it would match something.
+            if required is None or term.match_expressions or term.match_fields
+        ]
+        required = NodeSelector(narrowed) if narrowed else required
+    return NodeAffinity(required, [*wishes, *_wishes(verdicts, target)] or None)
+
+
+def requirement(verdicts: Verdicts, target: Target | None) -> SelectorRequirement | None:
+    """The one requirement on zones that stands for the filter; None when it would exclude nothing."""
+    if target is not None and target.zone:
+        return SelectorRequirement(ZONE_LABEL, "In", [target.zone])
+    if verdicts.unlabelled_passes is False and verdicts.passing:
+        return SelectorRequirement(ZONE_LABEL, "In", list(verdicts.passing))
+    if verdicts.refused:
+        return SelectorRequirement(ZONE_LABEL, "NotIn", list(verdicts.refused))
+    return None
+
+
+def _wishes(verdicts: Verdicts, target: Target | None) -> list[PreferredTerm]:
+    found: list[PreferredTerm] = []
+    if target is not None:
+        host = SelectorRequirement("metadata.name", "In", [target.node])
+        found.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_fields=[host])))
+    weights = {zone: score // RULE_SHARE for zone, score in verdicts.scores.items()}
+    if target is not None and target.zone:
+        weights[target.zone] = ZONE_WEIGHT
+    ranked = sorted(((w, zone) for zone, w in weights.items() if w > 0), key=lambda entry: (-entry[0], entry[1]))
+    for weight, zone in ranked[:MOST_WISHES]:
+        near = SelectorRequirement(ZONE_LABEL, "In", [zone])
+        found.append(PreferredTerm(weight, NodeSelectorTerm(match_expressions=[near])))
+    return found
+
+
+def owner_of(pod: GroupPod) -> str:
+    """Uid of the controller that would make the pod anew; empty when there is none."""
+    return next((o.uid for o in pod.metadata.owner_references or () if o.controller), "")
+
+
+def populated_places(place_of: Mapping[str, int]) -> list[int]:
+    """Indexes of places that have nodes."""
+    return sorted(set(place_of.values()))

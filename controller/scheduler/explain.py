@@ -1,0 +1,312 @@
+"""Why there: a pod's candidates, what each dependency costs from each, the score, and what decided. Pure.
+
+Tables are by place, since all nodes of a place fare alike but for those that hold pods of dependencies themselves, which have
+a row of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from controller.scheduler.pods import TARGET_ANNOTATION, GroupPod, Target
+from controller.scheduler.rules import SAME_HOST_COST, Bond, CostTable, Tally, Verdict, Weighing, normalise
+from controller.scheduler.state import State
+from kubekit.wire import format_time
+
+T = TypeVar("T")
+
+DECISION_ANNOTATION = "netaware.io/decision"
+"""On a pod: the `Decision` it was released with, as JSON."""
+SHOWN = 5
+
+
+class Struct(msgspec.Struct, frozen=True, rename="camel"):
+    """Base: camelCase, as ``-o json`` prints it."""
+
+
+class BondLine(Struct, frozen=True):
+    """A dependency of the pod, or one on it.
+
+    Attributes:
+        workload: selector of the other workload.
+        direction: ``depends-on``, which decides filter and score, or ``depended-on-by``, which weighs in the score.
+        max_cost: maxNetworkCost.
+        places: zone (or node without zone) -> placed pods.
+    """
+
+    workload: str
+    direction: str
+    max_cost: int
+    places: Mapping[str, int]
+
+
+class Cell(Struct, frozen=True):
+    """One dependency from one candidate: total cost over its pods, and how many pods are within their maximum or beyond."""
+
+    cost: int
+    satisfied: int
+    violated: int
+    unknown: int
+
+
+class CandidateLine(Struct, frozen=True):
+    """A place, or one node of it.
+
+    Attributes:
+        node: empty for the nodes of a place that fare alike.
+        nodes: how many there are.
+        cells: in the order of `Explanation.bonds`.
+        score: 0 to 100 among the candidates that pass, null when refused.
+        planned: the plan wants the pod here.
+        chosen: the pod is here.
+    """
+
+    region: str
+    zone: str
+    node: str
+    nodes: int
+    passes: bool
+    satisfied: int
+    violated: int
+    cost: int
+    score: int | None
+    cells: tuple[Cell, ...]
+    planned: bool
+    chosen: bool
+
+
+class Explanation(Struct, frozen=True):
+    """The whole answer.
+
+    Attributes:
+        group: ``namespace/name`` of its AppGroup, empty when it has none.
+        topology: ``namespace/name`` of the NetworkTopology in use.
+        weight: name of the weight in use.
+        neutral: why the rule finds all nodes equal; empty when it does not.
+        candidates: by score, best first; refused ones last.
+        target: where the plan wants the pod.
+        decided: one sentence.
+    """
+
+    pod: str
+    node: str
+    group: str
+    workload: str
+    topology: str
+    weight: str
+    neutral: str
+    bonds: tuple[BondLine, ...]
+    candidates: tuple[CandidateLine, ...]
+    target: Target | None
+    decided: str
+
+
+class Decision(Struct, frozen=True, omit_defaults=True):
+    """What was decided when a pod was released; kept on the pod, so it stays small.
+
+    Attributes:
+        at: RFC 3339 time.
+        by: ``plan`` or ``rule``.
+        costs: NetworkTopology and weight that were used.
+        zones: zone -> cost and whether the filter let it through, the cheapest ones.
+        refused: how many nodes were refused.
+    """
+
+    at: str = ""
+    by: str = ""
+    costs: str = ""
+    zones: Mapping[str, tuple[int, bool]] = {}
+    refused: int = 0
+
+
+def explain(state: State, pod: GroupPod) -> Explanation:
+    """Explain a pod, waiting or placed, by what holds now.
+
+    Raises:
+        DeletedNodeError: only in upstream parity.
+    """
+    metadata = pod.metadata
+    target = target_of(pod)
+    key = state.group_of(metadata.namespace, pod.group) if pod.group else ""
+    weighing = state.weigh(metadata.namespace, pod.group, pod.workload)
+    costs = state.costs(state.groups[key].metadata.namespace) if key else None
+    bonds: list[tuple[Bond, bool]] = []
+    if key:
+        dependencies, dependants = state.bonds(key, pod.workload, state.members(key))
+        bonds = [(bond, True) for bond in dependencies] + [(bond, False) for bond in dependants]
+    candidates: tuple[CandidateLine, ...] = ()
+    if not weighing.neutral and costs is not None:
+        candidates = _Table(state, pod, target, bonds, costs.table).lines(weighing)
+    explanation = Explanation(
+        pod=metadata.key,
+        node=pod.spec.node_name,
+        group=key,
+        workload=pod.workload,
+        topology=costs.topology if costs else "",
+        weight=costs.weight if costs else "",
+        neutral=weighing.neutral,
+        bonds=tuple(_bond_line(state, bond, depends) for bond, depends in bonds),
+        candidates=candidates,
+        target=target,
+        decided="",
+    )
+    return msgspec.structs.replace(explanation, decided=conclude(explanation))
+
+
+def _bond_line(state: State, bond: Bond, depends: bool) -> BondLine:
+    places: Counter[str] = Counter()
+    for node, count in bond.pods.items():
+        places[state.places[state.place_of[node]].zone or node] += count
+    return BondLine(
+        bond.selector, "depends-on" if depends else "depended-on-by", bond.max_cost, dict(sorted(places.items()))
+    )
+
+
+class _Table:
+    """Makes the candidate lines."""
+
+    def __init__(
+        self, state: State, pod: GroupPod, target: Target | None, bonds: Sequence[tuple[Bond, bool]], costs: CostTable
+    ) -> None:
+        self._state, self._target, self._bonds, self._costs = state, target, bonds, costs
+        self._node = pod.spec.node_name
+
+    def lines(self, weighing: Weighing) -> tuple[CandidateLine, ...]:
+        own = {node: self._state.place_of[node] for node in weighing.by_node if node in self._state.place_of}
+        shared = Counter(self._state.place_of.values())
+        shared.subtract(own.values())
+        rows = [(place, "", count, weighing.by_class[place]) for place, count in shared.items() if count > 0]
+        rows += [(place, node, 1, weighing.by_node[node]) for node, place in own.items()]
+        passing = [tally.cost for _, _, _, tally in rows if tally.passes]
+        low, high = min(passing, default=0), max(passing, default=0)
+        found = [self._line(row, normalise(row[3].cost, low, high) if row[3].passes else None) for row in rows]
+        found.sort(key=lambda line: (not line.passes, line.cost, line.region, line.zone, not line.node, line.node))
+        return tuple(found)
+
+    def _line(self, row: tuple[int, str, int, Tally], score: int | None) -> CandidateLine:
+        place, node, nodes, tally = row
+        location = self._state.places[place]
+        return CandidateLine(
+            region=location.region,
+            zone=location.zone,
+            node=node,
+            nodes=nodes,
+            passes=tally.passes,
+            satisfied=tally.satisfied,
+            violated=tally.violated,
+            cost=tally.cost,
+            score=score,
+            cells=tuple(self._cell(place, node, bond, depends=depends) for bond, depends in self._bonds),
+            planned=self._target is not None and self._is_at(self._target.node, place, node),
+            chosen=self._is_at(self._node, place, node),
+        )
+
+    def _is_at(self, wanted: str, place: int, node: str) -> bool:
+        if node:
+            return node == wanted
+        return self._state.place_of.get(wanted) == place and not any(wanted in bond.pods for bond, _ in self._bonds)
+
+    def _cell(self, place: int, node: str, bond: Bond, *, depends: bool) -> Cell:
+        here, cost = self._state.places[place], 0
+        verdicts: Counter[Verdict] = Counter()
+        for peer, count in bond.pods.items():
+            there = self._state.places[self._state.place_of[peer]]
+            origin, destination = (here, there) if depends else (there, here)
+            verdict, each = self._costs.judge(origin, destination, bond.max_cost)
+            if peer == node:
+                verdict, each = "satisfied", SAME_HOST_COST
+            verdicts[verdict] += count
+            cost += each * count
+        return Cell(cost, verdicts["satisfied"], verdicts["violated"], verdicts["unknown"])
+
+
+def target_of(pod: GroupPod) -> Target | None:
+    """Where the plan wants a pod, if it says so and can be read."""
+    return _read(pod, TARGET_ANNOTATION, Target)
+
+
+def decision_of(pod: GroupPod) -> Decision | None:
+    """What was decided when the pod was released, if it says so and can be read."""
+    return _read(pod, DECISION_ANNOTATION, Decision)
+
+
+def _read(pod: GroupPod, annotation: str, kind: type[T]) -> T | None:
+    text = pod.metadata.annotation(annotation)
+    try:
+        return msgspec.json.decode(text, type=kind) if text else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def conclude(explanation: Explanation) -> str:
+    """One sentence on what decided, fit for an event."""
+    return _placed(explanation) if explanation.node else _waiting(explanation)
+
+
+def _placed(explanation: Explanation) -> str:
+    chosen = next((line for line in explanation.candidates if line.chosen), None)
+    target, where = explanation.target, f"on {explanation.node}"
+    if chosen is None:
+        tail = f"; {explanation.neutral}" if explanation.neutral else ""
+    else:
+        tail = f": {_costs(chosen, explanation)}{_against(chosen, explanation)}"
+    if target is None:
+        return f"{where} by the rule{tail}"
+    if target.node == explanation.node:
+        return f"{where} as planned with its group{tail}"
+    same = chosen is not None and (chosen.zone, chosen.region) == (target.zone, target.region)
+    return f"{where} in the planned zone{tail}" if same else f"{where}, though {target.node} was planned{tail}"
+
+
+def _waiting(explanation: Explanation) -> str:
+    candidates, target = explanation.candidates, explanation.target
+    if candidates and not any(line.passes for line in candidates):
+        return "no node: every place violates more dependencies than it satisfies"
+    if target is not None:
+        planned = next((line for line in candidates if line.planned), None)
+        tail = f": {_costs(planned, explanation)}" if planned is not None else ""
+        return f"waits for {target.node}, planned with its group{tail}"
+    if not candidates:
+        return f"any node: {explanation.neutral}"
+    return f"best place {_name(candidates[0])}: {_costs(candidates[0], explanation)}"
+
+
+def _name(line: CandidateLine) -> str:
+    return line.node or line.zone or line.region or "nodes without zone"
+
+
+def _costs(line: CandidateLine, explanation: Explanation) -> str:
+    details = [
+        f"{bond.workload} {cell.cost}" + (f" of {bond.max_cost}" if sum(bond.places.values()) == 1 else "")
+        for bond, cell in zip(explanation.bonds, line.cells, strict=True)
+        if bond.places
+    ]
+    more = f", and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
+    violated = f", {line.violated} beyond their maximum" if line.violated else ""
+    return f"cost {line.cost} ({', '.join(details[:SHOWN])}{more}{violated})"
+
+
+def _against(chosen: CandidateLine, explanation: Explanation) -> str:
+    others = [line for line in explanation.candidates if line.zone != chosen.zone and line.passes]
+    refused = sum(line.nodes for line in explanation.candidates if not line.passes)
+    tail = f"; next best zone {_name(others[0])} costs {others[0].cost}" if others else ""
+    return tail + (f"; {refused} nodes refused" if refused else "")
+
+
+def decide(explanation: Explanation, target: Target | None, now: float) -> Decision:
+    """What to keep on a pod that is released now; the cheapest places only."""
+    zones: dict[str, tuple[int, bool]] = {}
+    for line in explanation.candidates:
+        if line.zone and not line.node and len(zones) < SHOWN * 2:
+            zones.setdefault(line.zone, (line.cost, line.passes))
+    return Decision(
+        at=format_time(now),
+        by="plan" if target is not None else "rule",
+        costs=f"{explanation.topology}/{explanation.weight}" if explanation.topology else "",
+        zones=zones,
+        refused=sum(line.nodes for line in explanation.candidates if not line.passes),
+    )

@@ -1,0 +1,89 @@
+"""What is written to a pod when its gate opens, or when it is to be tried again: one patch each. Pure.
+
+A strategic merge patch with the pod's resourceVersion: it applies to the pod as we saw it, or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from controller.scheduler.affinity import populated_places, tighten, zone_verdicts
+from controller.scheduler.config import Placement, SchedulerConfig
+from controller.scheduler.explain import DECISION_ANNOTATION, decide, explain
+from controller.scheduler.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Target, placement_of
+from controller.scheduler.rules import Weighing
+from controller.scheduler.state import DeletedNodeError, State
+
+RETRY_ANNOTATION = "netaware.io/retry"
+"""On a pod: changes when the pod is worth another try, which puts it back into the scheduler's queue."""
+
+ReleasePatch = dict[str, Any]
+
+
+def mode_of(pod: GroupPod, config: SchedulerConfig) -> Placement:
+    """How a pod's decision is handed over: pods of schedulers that ask no extender of ours can only be told by affinity."""
+    names = config.scheduler_names
+    default = config.placement if not names or pod.spec.scheduler_name in names else "affinity"
+    return placement_of(pod.metadata.labels, default)
+
+
+def release_patch(
+    state: State, config: SchedulerConfig, pod: GroupPod, target: Target | None, now: float
+) -> ReleasePatch:
+    """Open the gate, and hand the decision over in the same write.
+
+    Args:
+        state: the cluster.
+        config: the section ``scheduler``.
+        pod: gated.
+        target: where the plan wants it, None without a plan.
+        now: wall clock.
+    """
+    spec: dict[str, Any] = {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
+    if mode_of(pod, config) == "affinity":
+        affinity = _affinity(state, pod, target)
+        if affinity != NodeAffinity():
+            spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
+    annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
+    return _patch(pod, annotations, spec)
+
+
+def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> ReleasePatch:
+    """Make the scheduler try a pod again: any change of a pod does that.
+
+    Args:
+        pod: unschedulable so far.
+        target: its new target, None to leave the old one.
+        reason: what has changed; must differ from the last one.
+    """
+    annotations = {RETRY_ANNOTATION: reason}
+    if target is not None:
+        annotations[TARGET_ANNOTATION] = msgspec.json.encode(target).decode()
+    return _patch(pod, annotations, {})
+
+
+def _affinity(state: State, pod: GroupPod, target: Target | None) -> NodeAffinity:
+    try:
+        weighing = state.weigh(pod.metadata.namespace, pod.group, pod.workload)
+    except DeletedNodeError as error:
+        weighing = Weighing(str(error))
+    verdicts = zone_verdicts(weighing, state.places, populated_places(state.place_of))
+    return tighten(pod, verdicts, target)
+
+
+def _annotations(state: State, pod: GroupPod, target: Target | None, now: float) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if target is not None:
+        found[TARGET_ANNOTATION] = msgspec.json.encode(target).decode()
+    decision = decide(explain(state, pod), target, now)
+    found[DECISION_ANNOTATION] = msgspec.json.encode(decision).decode()
+    return found
+
+
+def _patch(pod: GroupPod, annotations: dict[str, str], spec: dict[str, Any]) -> ReleasePatch:
+    metadata: dict[str, Any] = {"resourceVersion": pod.metadata.resource_version, "uid": pod.metadata.uid}
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"metadata": metadata, **({"spec": spec} if spec else {})}

@@ -1,0 +1,255 @@
+"""A real kube-scheduler that asks the real extender, and the leader's part of scheduling, both in the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+import yaml
+from prometheus_client import CollectorRegistry
+
+from controller.caches import Caches
+from controller.resources import (
+    APPGROUP_LABEL,
+    APPGROUPS,
+    NETWORK_TOPOLOGIES,
+    WORKLOAD_LABEL,
+    AppGroup,
+    NetworkTopology,
+)
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.gates import SchedulingController
+from controller.scheduler.pods import GroupPod
+from controller.scheduler.program import Service
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.events import EventRecorder
+from kubekit.runtime import supervise
+from kubekit.wire import PODS, Object, Resource
+
+POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
+POLICIES = Resource(
+    "admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", namespaced=False
+)
+BINDINGS = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingadmissionpolicybindings",
+    "MutatingAdmissionPolicyBinding",
+    namespaced=False,
+)
+PROFILE = "network-aware-scheduler"
+DEADLINE_S = 20.0
+
+Serve = Callable[..., AbstractAsyncContextManager[str]]
+Lead = Callable[..., AbstractAsyncContextManager[SchedulingController]]
+
+
+@pytest.fixture
+def extender(client: Client) -> Serve:
+    """``async with extender(config) as url`` serves the extender; ready when the block begins."""
+
+    @asynccontextmanager
+    async def serve(config: SchedulerConfig | None = None) -> AsyncIterator[str]:
+        service = Service(
+            client,
+            config or SchedulerConfig(),
+            listen="127.0.0.1:0",
+            namespace="netaware-system",
+            registry=CollectorRegistry(),
+        )
+        tasks = service.tasks()
+        del tasks["http"], tasks["memory"]
+        async with service.server.running() as address:
+            running = asyncio.create_task(supervise(tasks))
+            try:
+                async with asyncio.timeout(DEADLINE_S):
+                    while service.unready():
+                        await asyncio.sleep(0.02)
+                yield f"http://{address}"
+            finally:
+                await _end(running)
+
+    return serve
+
+
+@pytest.fixture
+def lead(client: Client) -> Lead:
+    """``async with lead(config)`` runs what the leader runs: plans, gates, retries."""
+
+    @asynccontextmanager
+    async def run(config: SchedulerConfig | None = None) -> AsyncIterator[SchedulingController]:
+        registry = CollectorRegistry()
+        caches = Caches(client, "netaware-system")
+        recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
+        controller = SchedulingController(
+            client, caches, config or SchedulerConfig(), recorder, registry, namespace="netaware-system"
+        )
+
+        async def work() -> None:
+            await caches.settle()
+            await controller.run()
+
+        tasks = {**caches.tasks(), **controller.mirrors(), "events": recorder.run(), "work": work()}
+        running = asyncio.create_task(supervise(tasks))
+        try:
+            yield controller
+        finally:
+            await _end(running)
+
+    return run
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled() and task.exception() is not None:
+        raise task.exception()  # type: ignore[misc]
+
+
+@pytest_asyncio.fixture
+async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
+    """The shipped admission policy, in force when the test begins."""
+    documents = [d for d in yaml.safe_load_all(POLICY.read_text()) if d]
+    for document in documents:
+        resource = POLICIES if document["kind"] == POLICIES.kind else BINDINGS
+        await client.apply(resource, document["metadata"]["name"], document, Object, field_manager="tests")
+    for turn in range(200):
+        made = await create_pod(client, namespace, f"policy-probe-{turn}", group="none", workload="none")
+        await client.delete(PODS, made.metadata.name, namespace=namespace, grace_period_s=0)
+        if made.gated:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        pytest.fail("the admission policy does not gate pods")
+    yield
+    for resource in (BINDINGS, POLICIES):
+        await client.delete(resource, "netaware-appgroup-gate")
+
+
+async def create_pod(
+    client: Client,
+    namespace: str,
+    name: str,
+    *,
+    group: str = "",
+    workload: str = "",
+    scheduler: str = PROFILE,
+    labels: dict[str, str] | None = None,
+    requests: dict[str, str] | None = None,
+    **spec: Any,
+) -> GroupPod:
+    """A pod of an AppGroup, or of none."""
+    all_labels = {APPGROUP_LABEL: group, WORKLOAD_LABEL: workload} if group else {}
+    owners = spec.pop("owners", None)
+    body: dict[str, Any] = {
+        "metadata": {"name": name, "labels": {**all_labels, **(labels or {})}},
+        "spec": {
+            "schedulerName": scheduler,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": "none", "resources": {"requests": requests or {}}}],
+            **spec,
+        },
+    }
+    if owners:
+        body["metadata"]["ownerReferences"] = owners
+    return await client.create(PODS, body, GroupPod, namespace=namespace)
+
+
+async def create_group(
+    client: Client,
+    namespace: str,
+    edges: dict[str, list[tuple[str, int]]],
+    *,
+    name: str = "a1",
+    algorithm: str = "KahnSort",
+    members: int | None = None,
+) -> AppGroup:
+    """An AppGroup whose workloads are named like their selectors."""
+
+    def reference(selector: str) -> dict[str, str]:
+        return {"kind": "Deployment", "name": selector.lower(), "selector": selector}
+
+    workloads = [
+        {
+            "workload": reference(selector),
+            "dependencies": [{"workload": reference(d), "maxNetworkCost": most} for d, most in dependencies],
+        }
+        for selector, dependencies in edges.items()
+    ]
+    spec = {"numMembers": members or len(edges), "topologySortingAlgorithm": algorithm, "workloads": workloads}
+    body = {
+        "apiVersion": APPGROUPS.api_version,
+        "kind": APPGROUPS.kind,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    return await client.create(APPGROUPS, body, AppGroup, namespace=namespace)
+
+
+async def set_costs(
+    client: Client,
+    namespace: str,
+    zones: dict[tuple[str, str], int],
+    regions: dict[tuple[str, str], int] | None = None,
+    *,
+    weight: str = "UserDefined",
+) -> NetworkTopology:
+    """The NetworkTopology nt-default of a namespace with these costs, created or replaced."""
+    levels = []
+    for key, costs in (("topology.kubernetes.io/region", regions or {}), ("topology.kubernetes.io/zone", zones)):
+        origins: dict[str, list[dict[str, Any]]] = {}
+        for (origin, destination), cost in costs.items():
+            origins.setdefault(origin, []).append({"destination": destination, "networkCost": cost})
+        entries = [{"origin": origin, "costList": listed} for origin, listed in sorted(origins.items())]
+        levels.append({"topologyKey": key, "originList": entries})
+    body = {
+        "apiVersion": NETWORK_TOPOLOGIES.api_version,
+        "kind": NETWORK_TOPOLOGIES.kind,
+        "metadata": {"name": "nt-default"},
+        "spec": {"configmapName": "netperf-metrics", "weights": [{"name": weight, "topologyList": levels}]},
+    }
+    return await client.apply(
+        NETWORK_TOPOLOGIES, "nt-default", body, NetworkTopology, field_manager="tests", namespace=namespace
+    )
+
+
+async def read_pod(client: Client, namespace: str, name: str) -> GroupPod:
+    return await client.get(PODS, name, GroupPod, namespace=namespace)
+
+
+async def until_bound(client: Client, namespace: str, *names: str, deadline_s: float = DEADLINE_S) -> dict[str, str]:
+    """Wait until these pods, or all of the namespace, are bound; their nodes."""
+    async with asyncio.timeout(deadline_s):
+        while True:
+            pods = {p.metadata.name: p.spec.node_name for p in await client.list(PODS, GroupPod, namespace=namespace)}
+            wanted = {name: pods.get(name, "") for name in names} if names else pods
+            if wanted and all(wanted.values()):
+                return wanted
+            await asyncio.sleep(0.05)
+
+
+async def until_unschedulable(client: Client, namespace: str, name: str, deadline_s: float = DEADLINE_S) -> str:
+    """Wait until the scheduler gave a pod up; its words."""
+    async with asyncio.timeout(deadline_s):
+        while True:
+            found = (await read_pod(client, namespace, name)).condition("PodScheduled")
+            if found is not None and found.status == "False" and found.reason == "Unschedulable":
+                return found.message
+            await asyncio.sleep(0.05)
+
+
+async def cordon(client: Client, node: str, *, on: bool = True) -> None:
+    path = f"/api/v1/nodes/{node}"
+    await client.request("PATCH", path, body={"spec": {"unschedulable": on}}, content_type=MERGE_PATCH)
+
+
+async def events_of(client: Client, namespace: str, pod: str) -> list[dict[str, Any]]:
+    """Events about a pod, as plain data."""
+    listed = msgspec.json.decode(await client.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
+    return [e for e in listed["items"] if e["regarding"]["name"] == pod]

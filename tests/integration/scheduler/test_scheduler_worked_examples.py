@@ -1,0 +1,179 @@
+"""The published examples, on a real kube-scheduler that asks our extender."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from controller.scheduler.config import AllocatableArgs, SchedulerConfig
+from kubekit.client import Client
+from kubekit.wire import PODS
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.scheduler.conftest import (
+    Lead,
+    Serve,
+    cordon,
+    create_group,
+    create_pod,
+    set_costs,
+    until_bound,
+    until_unschedulable,
+)
+
+pytestmark = pytest.mark.usefixtures("kwok", "crds")
+
+ZONES = {("z1", "z2"): 5, ("z2", "z1"): 5, ("z3", "z4"): 10, ("z4", "z3"): 10}
+REGIONS = {("us-west-1", "us-east-1"): 20, ("us-east-1", "us-west-1"): 20}
+
+
+async def eight_nodes(make_node: MakeNode, client: Client, namespace: str, most: int = 15) -> None:
+    """Seed 001: eight nodes in four zones of two regions; P1 depends on P2."""
+    for i in range(1, 9):
+        region = "us-west-1" if i <= 4 else "us-east-1"
+        await make_node(f"n{i}", zone=f"z{(i + 1) // 2}", region=region, capacity={"cpu": "2"})
+    await set_costs(client, namespace, ZONES, REGIONS)
+    await create_group(client, namespace, {"P1": [("P2", most)], "P2": []})
+
+
+async def pin(client: Client, namespace: str, name: str, workload: str, node: str) -> None:
+    await create_pod(client, namespace, name, group="a1", workload=workload, nodeName=node)
+
+
+async def test_the_pod_lands_with_its_dependency(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+) -> None:
+    await eight_nodes(make_node, client, namespace)
+    async with extender() as url:
+        await scheduler(extender_url=url)
+        await pin(client, namespace, "p2-one", "P2", "n1")
+        await asyncio.sleep(0.3)  # what is bound must have reached the extender
+        await create_pod(client, namespace, "p1", group="a1", workload="P1")
+        assert await until_bound(client, namespace, "p1") == {"p1": "n1"}
+
+
+async def test_when_near_nodes_are_cordoned_or_full_the_pod_stays_pending_and_says_why(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+) -> None:
+    await eight_nodes(make_node, client, namespace)
+    async with extender() as url:
+        await scheduler(extender_url=url)
+        await pin(client, namespace, "p2-one", "P2", "n1")
+        for node in ("n1", "n2"):
+            await cordon(client, node)
+        for node in ("n3", "n4"):
+            await create_pod(client, namespace, f"fill-{node}", requests={"cpu": "2"}, nodeName=node)
+        await asyncio.sleep(0.5)
+        await create_pod(client, namespace, "p1", group="a1", workload="P1", requests={"cpu": "1"})
+        message = await until_unschedulable(client, namespace, "p1")
+        for node in ("n5", "n6", "n7", "n8"):
+            expected = (
+                f"Node {node} does not meet several network requirements from Workload dependencies: "
+                "Satisfied: 0 Violated: 1"
+            )
+            assert expected in message
+        assert "2 node(s) were unschedulable" in message
+        assert "2 Insufficient cpu" in message
+
+
+async def test_seed_000_scores_the_near_nodes(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+) -> None:
+    """N1 is full, so P1 lands on N2, which costs 1 (score 80), and not on N3 or N4, which cost 5 (score 0)."""
+    await eight_nodes(make_node, client, namespace)
+    async with extender() as url:
+        await scheduler(extender_url=url)
+        await pin(client, namespace, "p2-one", "P2", "n1")
+        await pin(client, namespace, "p3-one", "P3", "n4")
+        await create_pod(client, namespace, "fill-n1", requests={"cpu": "2"}, nodeName="n1")
+        await asyncio.sleep(0.3)
+        await create_pod(client, namespace, "p1", group="a1", workload="P1", requests={"cpu": "1"})
+        assert await until_bound(client, namespace, "p1") == {"p1": "n2"}
+
+
+@pytest.mark.parametrize("parity", ["none", "upstream"])
+async def test_allocatable_least_fits_the_large_pods_too(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve, parity: Any
+) -> None:
+    """Seed 002: nodes of 10 and 200, pods of 5, 5, 100 and 100."""
+    await make_node("small", capacity={"cpu": "10", "memory": "10Gi"})
+    await make_node("large", capacity={"cpu": "200", "memory": "200Gi"})
+    config = SchedulerConfig(parity=parity, allocatable=AllocatableArgs(weight=1))
+    async with extender(config) as url:
+        await scheduler(extender_url=url)
+        for i, cpu in enumerate((5, 5, 100, 100)):
+            await create_pod(client, namespace, f"p{i}", requests={"cpu": str(cpu), "memory": f"{cpu}Mi"})
+            await until_bound(client, namespace, f"p{i}")
+    placed = await until_bound(client, namespace)
+    assert placed == {"p0": "small", "p1": "small", "p2": "large", "p3": "large"}
+
+
+async def test_the_default_profile_leaves_a_large_pod_pending(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+) -> None:
+    """The same pods without us: what seed 002 sets out to mend. The extender is there, but does not touch this profile."""
+    await make_node("small", capacity={"cpu": "10", "memory": "10Gi"})
+    await make_node("large", capacity={"cpu": "200", "memory": "200Gi"})
+    config = SchedulerConfig(allocatable=AllocatableArgs(weight=1))
+    async with extender(config) as url:
+        await scheduler(extender_url=url)
+        for i, cpu in enumerate((5, 5, 100)):
+            requests = {"cpu": str(cpu), "memory": f"{cpu}Mi"}
+            await create_pod(client, namespace, f"p{i}", scheduler="default-scheduler", requests=requests)
+            await until_bound(client, namespace, f"p{i}")
+        last = {"cpu": "100", "memory": "100Mi"}
+        await create_pod(client, namespace, "p3", scheduler="default-scheduler", requests=last)
+        assert "Insufficient cpu" in await until_unschedulable(client, namespace, "p3")
+
+
+async def test_seed_002s_churn_leaves_room_for_the_large_pod(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+) -> None:
+    """Nodes of 20 and 100 with 10 and 90 taken; a pod of 10 comes, one of 40 goes, one of 50 comes: all fit."""
+    await make_node("small", capacity={"cpu": "20", "memory": "20Gi"})
+    await make_node("large", capacity={"cpu": "100", "memory": "100Gi"})
+    async with extender(SchedulerConfig(allocatable=AllocatableArgs(weight=1))) as url:
+        await scheduler(extender_url=url)
+        for name, cpu, node in (("a", "10", "small"), ("b", "50", "large"), ("c", "40", "large")):
+            await create_pod(client, namespace, name, requests={"cpu": cpu}, nodeName=node)
+        await asyncio.sleep(0.3)
+        await create_pod(client, namespace, "ten", requests={"cpu": "10"})
+        assert await until_bound(client, namespace, "ten") == {"ten": "small"}
+        await client.delete(PODS, "c", namespace=namespace, grace_period_s=0)
+        await create_pod(client, namespace, "fifty", requests={"cpu": "50"})
+        assert await until_bound(client, namespace, "fifty") == {"fifty": "large"}
+
+
+async def test_a_change_of_costs_brings_a_refused_pod_back_within_seconds(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
+) -> None:
+    await make_node("far", zone="z3", region="us-east-1", capacity={"cpu": "2"})
+    await set_costs(client, namespace, {}, REGIONS)
+    await make_node("near", zone="z1", region="us-west-1", capacity={"cpu": "2"})
+    await create_group(client, namespace, {"P1": [("P2", 15)], "P2": []})
+    async with extender() as url, lead():
+        await scheduler(extender_url=url)
+        await pin(client, namespace, "p2-one", "P2", "near")
+        await cordon(client, "near")
+        await asyncio.sleep(0.5)
+        await create_pod(client, namespace, "p1", group="a1", workload="P1")
+        await until_unschedulable(client, namespace, "p1")
+        await asyncio.sleep(3)  # every retry that the refusal itself brings is over
+        await set_costs(client, namespace, {}, dict.fromkeys(REGIONS, 10))
+        started = asyncio.get_running_loop().time()
+        assert await until_bound(client, namespace, "p1", deadline_s=5) == {"p1": "far"}
+        assert asyncio.get_running_loop().time() - started < 5
+
+
+async def test_pods_are_scheduled_while_the_extender_is_away(
+    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+) -> None:
+    await eight_nodes(make_node, client, namespace)
+    async with extender() as url:
+        await scheduler(extender_url=url)
+        await create_pod(client, namespace, "before", group="a1", workload="P2")
+        await until_bound(client, namespace, "before")
+    for i in range(10):
+        await create_pod(client, namespace, f"after-{i}", group="a1", workload="P1")
+    assert len(await until_bound(client, namespace)) == 11
