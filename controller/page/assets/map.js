@@ -121,7 +121,10 @@ function drawMap() {
   const key = state.names.join("\n");
   map.spots = layOut();
   map.key = key;
-  svg.setAttribute("viewBox", `0 0 ${map.width} ${map.height}`);
+  // No more height than the zones take.
+  const ys = map.spots.map((spot) => spot.y);
+  const top = Math.min(...ys) - 66, bottom = Math.max(...ys) + 50;
+  svg.setAttribute("viewBox", `0 ${top.toFixed(0)} ${map.width} ${(bottom - top).toFixed(0)}`);
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.zone : undefined;
   const parts = [regionAreas(zones), linkLines(zones), zoneDots(zones)];
   svg.replaceChildren(...parts);
@@ -142,7 +145,7 @@ function regionAreas(zones) {
     if (!region) continue;
     group.append(s("path", { class: "region", d: areaOf(members), "stroke-linejoin": "round" }));
     const top = Math.min(...members.map((spot) => spot.y)), middle = members.reduce((sum, spot) => sum + spot.x, 0) / members.length;
-    group.append(s("text", { class: "region-name", x: middle, y: Math.max(14, top - 36), "text-anchor": "middle" }, region));
+    group.append(s("text", { class: "region-name", x: middle, y: top - 36, "text-anchor": "middle" }, region));
   }
   return group;
 }
