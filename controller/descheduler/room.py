@@ -96,10 +96,6 @@ class Room:
         """Sum over the targets of what they can still take, of resources that any target knows."""
         return dict(self._free)
 
-    def target(self, name: str) -> Target | None:
-        """A target by its name."""
-        return self._by_name.get(name)
-
     def expect(self, node: str, used: Mapping[str, float]) -> None:
         """Count usage that is known to arrive on a node, where this is one of the targets."""
         target = self._by_name.get(node)

@@ -74,10 +74,6 @@ class PodIndex:
         """Pods that one controller made."""
         return self._by_workload.get(workload, _EMPTY)
 
-    def of_group(self, name: str) -> Mapping[str, PodInfo]:
-        """Pods with this name in their AppGroup label, in all namespaces."""
-        return self._by_group.get(name, _EMPTY)
-
     @property
     def groups(self) -> Mapping[str, Mapping[str, PodInfo]]:
         """AppGroup name -> its pods."""

@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from aiohttp import web
 
 from kubekit.client import Client
 from kubekit.reflector import Reflector
-from kubekit.wire import PODS, Object, Pod, Resource
-from lab.controlplane import free_ports
+from kubekit.wire import EVENTS, PODS, Object, Pod, Resource
+from lab.controlplane import ControlPlane, free_ports
+from tests.integration.conftest import MakeNode
+from tests.integration.controller.harness import Replica
 
 CORES = "netaware.io/test-cores"
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
@@ -147,11 +149,11 @@ def _answers(url: str) -> bool:
         return False
 
 
-def pod_template(app: str, cores: float, **spec: Any) -> dict[str, Any]:
+def pod_template(app: str, cores: float, labels: Mapping[str, str], **spec: Any) -> dict[str, Any]:
     """Labels, usage and spec of a pod that asks for half of what it uses."""
     request = {"cpu": f"{int(cores * 500)}m"}
     return {
-        "metadata": {"labels": {"app": app}, "annotations": {CORES: str(cores)}},
+        "metadata": {"labels": {"app": app, **labels}, "annotations": {CORES: str(cores)}},
         "spec": {
             "schedulerName": "default-scheduler",
             "automountServiceAccountToken": False,
@@ -162,12 +164,21 @@ def pod_template(app: str, cores: float, **spec: Any) -> dict[str, Any]:
     }
 
 
-async def place(client: Client, namespace: str, app: str, cores: float, nodes: list[str], **spec: Any) -> None:
+async def place(
+    client: Client,
+    namespace: str,
+    app: str,
+    cores: float,
+    nodes: list[str],
+    *,
+    labels: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> None:
     """A ReplicaSet whose first pods are on the nodes named, and whose later ones go where the scheduler wants.
 
     The pods are created bound and then adopted, since a template that named a node would name it for replacements too.
     """
-    template = pod_template(app, cores, **spec)
+    template = pod_template(app, cores, labels or {}, **spec)
     for i, node in enumerate(nodes):
         body = {
             "apiVersion": "v1",
@@ -183,3 +194,97 @@ async def place(client: Client, namespace: str, app: str, cores: float, nodes: l
         "spec": {"replicas": len(nodes), "selector": {"matchLabels": {"app": app}}, "template": template},
     }
     await client.create(REPLICA_SETS, body, Object, namespace=namespace)
+
+
+FAST = {
+    "perNode": 2,
+    "perNamespace": 8,
+    "perRound": 8,
+    "perWorkload": 1,
+    "unavailablePerWorkload": 1,
+    "workloadBackoffS": 8,
+    "settleS": 8,
+    "judgeS": 10,
+    "lostS": 30,
+}
+
+
+class Event(Object, frozen=True):
+    """An event of events.k8s.io."""
+
+    reason: str = ""
+    note: str = ""
+    type: str = ""
+
+
+class Stage:
+    """Nodes of one test, their usage, and managers that look after them and no others."""
+
+    def __init__(self, client: Client, namespace: str, plane: ControlPlane, folder: Path, usage: Kubelets, url: str):
+        self.client, self.namespace, self.plane, self.folder = client, namespace, plane, folder
+        self.usage, self.url = usage, url
+        self.label = {"netaware.io/test": namespace}
+        self.replicas: list[Replica] = []
+
+    def config(self, **sections: Any) -> dict[str, Any]:
+        policy = {
+            "lowThresholds": {"cpu": 35},
+            "highThresholds": {"cpu": 50},
+            "nodeSelector": {"matchLabels": self.label},
+            "nodeMetricExpirationSeconds": 15,
+            "anomalyCondition": {"timeout": "20s", "consecutiveAbnormalities": 3, "consecutiveNormalities": 2},
+        }
+        usage = {"source": "prometheus", "halfLifeS": 1, "prometheus": {"url": self.url, "queries": QUERIES}}
+        policy.update(sections.pop("policy", {}))
+        return {"enabled": True, "intervalS": 1, "policy": policy, "usage": usage, "limits": FAST, **sections}
+
+    def start(self, **sections: Any) -> Replica:
+        config = {"descheduler": self.config(**sections)}
+        replica = Replica(self.folder, self.plane.kubeconfig, self.namespace, config)
+        replica.start()
+        self.replicas.append(replica)
+        return replica
+
+    async def events(self, reason: str, namespace: str = "") -> list[Event]:
+        found = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
+        return [event for event in found if event.reason == reason]
+
+    async def running(self, count: int) -> None:
+        async def all_run() -> bool:
+            return sum(len(pods) for pods in self.usage.running().values()) >= count
+
+        await until(all_run, 60)
+
+
+async def make_nodes(stage: Stage, make_node: MakeNode, count: int, prefix: str = "d") -> list[str]:
+    names = [f"{prefix}{i:02}-{stage.namespace}" for i in range(count)]
+    for name in names:
+        await make_node(name, capacity={"cpu": "8"}, labels=stage.label)
+    stage.usage.nodes.update(names)
+    return names
+
+
+async def until(check: Callable[[], Awaitable[bool]], deadline_s: float) -> None:
+    """Wait until ``check`` holds, asking three times a second: these tests wait for long, and others share the machine."""
+    async with asyncio.timeout(deadline_s):
+        while not await check():
+            await asyncio.sleep(0.3)
+
+
+async def evictions(replica: Replica) -> float:
+    found = await replica.metrics()
+    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_evictions_total"))
+
+
+async def rounds(replica: Replica) -> float:
+    found = await replica.metrics()
+    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_rounds_total"))
+
+
+async def after_rounds(replica: Replica, count: int) -> None:
+    goal = await rounds(replica) + count
+
+    async def reached() -> bool:
+        return await rounds(replica) >= goal
+
+    await until(reached, 30 + 5 * count)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,105 +22,21 @@ from controller.descheduler.preview import preview
 from controller.descheduler.store import KEY, NAME
 from kubekit.client import Client
 from kubekit.conditions import find
-from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
-from lab.controlplane import ControlPlane
-from lab.programs import Program
-from tests.integration.conftest import MakeNode, StartScheduler, eventually
-from tests.integration.controller.harness import Replica
-from tests.integration.descheduler.stage import QUERIES, Kubelets, place, run_prometheus, serve_usage
+from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.descheduler.stage import Stage, after_rounds, evictions, make_nodes, place, until
 
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NOTE = re.compile(
     r'Pod evicted from node "(?P<node>[-a-z0-9]+)" by the reason '
     r'"node is overutilized, node cpu usage\((?P<usage>[0-9]+\.[0-9]{2})%\)>threshold\(50\.00%\)"'
 )
-FAST = {
-    "perNode": 2,
-    "perNamespace": 8,
-    "perRound": 8,
-    "perWorkload": 1,
-    "unavailablePerWorkload": 1,
-    "workloadBackoffS": 8,
-    "settleS": 8,
-    "judgeS": 10,
-    "lostS": 30,
-}
 
 
-class Event(Object, frozen=True):
-    """An event of events.k8s.io."""
-
-    reason: str = ""
-    note: str = ""
-    type: str = ""
-
-
-class Stage:
-    """Nodes of one test, their usage, and managers that look after them and no others."""
-
-    def __init__(self, client: Client, namespace: str, plane: ControlPlane, folder: Path, usage: Kubelets, url: str):
-        self.client, self.namespace, self.plane, self.folder = client, namespace, plane, folder
-        self.usage, self.url = usage, url
-        self.label = {"netaware.io/test": namespace}
-        self.replicas: list[Replica] = []
-
-    def config(self, **sections: Any) -> dict[str, Any]:
-        policy = {
-            "lowThresholds": {"cpu": 35},
-            "highThresholds": {"cpu": 50},
-            "nodeSelector": {"matchLabels": self.label},
-            "nodeMetricExpirationSeconds": 15,
-            "anomalyCondition": {"timeout": "20s", "consecutiveAbnormalities": 3, "consecutiveNormalities": 2},
-        }
-        usage = {"source": "prometheus", "halfLifeS": 1, "prometheus": {"url": self.url, "queries": QUERIES}}
-        policy.update(sections.pop("policy", {}))
-        return {"enabled": True, "intervalS": 1, "policy": policy, "usage": usage, "limits": FAST, **sections}
-
-    def start(self, **sections: Any) -> Replica:
-        config = {"descheduler": self.config(**sections)}
-        replica = Replica(self.folder, self.plane.kubeconfig, self.namespace, config)
-        replica.start()
-        self.replicas.append(replica)
-        return replica
-
-    async def events(self, reason: str, namespace: str = "") -> list[Event]:
-        found = await self.client.list(EVENTS, Event, namespace=namespace or self.namespace)
-        return [event for event in found if event.reason == reason]
-
-    async def running(self, count: int) -> None:
-        async def all_run() -> bool:
-            return sum(len(pods) for pods in self.usage.running().values()) >= count
-
-        await eventually(all_run, 60)
-
-
-@pytest_asyncio.fixture
-async def stage(
-    client: Client,
-    namespace: str,
-    control_plane: ControlPlane,
-    kwok: Program,
-    scheduler: StartScheduler,
-    prometheus_programs: Mapping[str, Path],
-    tmp_path: Path,
-) -> AsyncIterator[Stage]:
+@pytest_asyncio.fixture(autouse=True)
+async def stock_scheduler(scheduler: StartScheduler) -> None:
+    """Replacements are placed by kube-scheduler as it is."""
     await scheduler()
-    async with (
-        serve_usage(client, namespace) as usage,
-        run_prometheus(prometheus_programs, tmp_path, usage.port) as url,
-    ):
-        made = Stage(client, namespace, control_plane, tmp_path, usage, url)
-        yield made
-        for replica in made.replicas:
-            await replica.stop()
-
-
-async def make_nodes(stage: Stage, make_node: MakeNode, count: int, prefix: str = "d") -> list[str]:
-    names = [f"{prefix}{i:02}-{stage.namespace}" for i in range(count)]
-    for name in names:
-        await make_node(name, capacity={"cpu": "8"}, labels=stage.label)
-    stage.usage.nodes.update(names)
-    return names
 
 
 async def written(stage: Stage) -> list[str]:
@@ -144,25 +59,6 @@ async def command(stage: Stage, *argv: str) -> Any:
     return json.loads(out)
 
 
-async def evictions(replica: Replica) -> float:
-    found = await replica.metrics()
-    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_evictions_total"))
-
-
-async def rounds(replica: Replica) -> float:
-    found = await replica.metrics()
-    return sum(value for name, value in found.items() if name.startswith("netaware_descheduler_rounds_total"))
-
-
-async def after_rounds(replica: Replica, count: int) -> None:
-    goal = await rounds(replica) + count
-
-    async def reached() -> bool:
-        return await rounds(replica) >= goal
-
-    await eventually(reached, 30 + 5 * count)
-
-
 @pytest.mark.timeout(420)
 async def test_fifty_nodes_with_ten_hot_ones_converge_and_are_quiet_for_twenty_rounds(
     stage: Stage, make_node: MakeNode
@@ -183,7 +79,7 @@ async def test_fifty_nodes_with_ten_hot_ones_converge_and_are_quiet_for_twenty_r
         cores = stage.usage.cores()
         return max(cores.values()) <= 4 and sum(cores.values()) > 95
 
-    await eventually(cooled, 240)
+    await until(cooled, 240)
     await after_rounds(replica, 12)  # replacements land, smoothing and anomalies settle
     before = await evictions(replica)
     await after_rounds(replica, 20)
@@ -203,7 +99,7 @@ async def test_fifty_nodes_with_ten_hot_ones_converge_and_are_quiet_for_twenty_r
         return found is not None and found.status == "False"
 
     assert find(node.status.conditions, "Overutilized") is not None
-    await eventually(calm, 30)
+    await until(calm, 30)
     stored = await stage.client.get(CONFIGMAPS, NAME, ConfigMap, namespace=stage.namespace)
     memory = msgspec.json.decode((stored.data or {})[KEY], type=Memory)
     assert len(memory.spent) == before
@@ -223,7 +119,7 @@ async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says
     async def told() -> bool:
         return any(names[0] in event.metadata.name for event in await stage.events("NotRelieved", "default"))
 
-    await eventually(told, 60)
+    await until(told, 60)
     (note,) = {e.note for e in await stage.events("NotRelieved", "default") if names[0] in e.metadata.name}
     assert note == "Node is overutilized, but no further pod can go: 6 no-fit"
     await after_rounds(replica, 10)
@@ -284,7 +180,7 @@ async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
     async def rehearsed() -> bool:
         return await evictions(rehearsal) > 0
 
-    await eventually(rehearsed, 60)
+    await until(rehearsed, 60)
     found = await rehearsal.metrics()
     assert {name for name in found if "evictions_total" in name} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
@@ -303,7 +199,7 @@ async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
     async def moved() -> bool:
         return bool(await stage.events("Descheduled"))
 
-    await eventually(moved, 60)
+    await until(moved, 60)
     await after_rounds(live, 3)
     (event,) = await stage.events("Descheduled")
     assert event.metadata.name.startswith(planned.pod.partition("/")[2])

@@ -1,0 +1,32 @@
+"""A stage for each test of the descheduler: nodes of its own, a scheduler, usage in a real Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest_asyncio
+
+from kubekit.client import Client
+from lab.controlplane import ControlPlane
+from lab.programs import Program
+from tests.integration.descheduler.stage import Stage, run_prometheus, serve_usage
+
+
+@pytest_asyncio.fixture
+async def stage(
+    client: Client,
+    namespace: str,
+    control_plane: ControlPlane,
+    kwok: Program,
+    prometheus_programs: Mapping[str, Path],
+    tmp_path: Path,
+) -> AsyncIterator[Stage]:
+    async with (
+        serve_usage(client, namespace) as usage,
+        run_prometheus(prometheus_programs, tmp_path, usage.port) as url,
+    ):
+        made = Stage(client, namespace, control_plane, tmp_path, usage, url)
+        yield made
+        for replica in made.replicas:
+            await replica.stop()
