@@ -9,6 +9,7 @@ from controller.cli.command import Command
 from controller.cli.convert import Convert
 from controller.cli.costs import Costs
 from controller.cli.deschedule import Deschedule
+from controller.cli.explain import Explain
 from controller.cli.graph import GraphOf
 from controller.cli.latency import Latency
 from controller.cli.simulate import Simulate
@@ -19,6 +20,7 @@ COMMANDS: Sequence[Command] = (
     Costs(),
     Latency(),
     GraphOf(),
+    Explain(),
     Bandwidth(),
     Simulate(),
     Deschedule(),

@@ -13,42 +13,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Table
+from controller.cli.live_config import live_configuration
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, grid
-from controller.config import ControllerConfiguration, load_config, parse_config
+from controller.config import load_config
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Move, NodeState, Skip
 from controller.descheduler.preview import Preview, preview
-from kubekit.errors import ApiError, ConfigError
-from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, ConfigMap, Object, Wire
+from kubekit.errors import ConfigError
 
-DEPLOYMENT, VOLUME, FILE = "netaware-controller", "config", "config.yaml"
 SHOWN_SKIPS = 20
-
-
-class _ConfigMapVolume(Wire, frozen=True):
-    name: str = ""
-
-
-class _Volume(Wire, frozen=True):
-    name: str = ""
-    config_map: _ConfigMapVolume | None = None
-
-
-class _PodSpec(Wire, frozen=True):
-    volumes: list[_Volume] | None = None
-
-
-class _Template(Wire, frozen=True):
-    spec: _PodSpec = _PodSpec()
-
-
-class _DeploymentSpec(Wire, frozen=True):
-    template: _Template = _Template()
-
-
-class _Deployment(Object, frozen=True):
-    spec: _DeploymentSpec = _DeploymentSpec()
 
 
 class Deschedule(Command):
@@ -73,7 +47,11 @@ class Deschedule(Command):
         """Read the configuration, then the cluster."""
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
-        config = await asyncio.to_thread(load_config, options.config) if options.config else await _live(session)
+        config = (
+            await asyncio.to_thread(load_config, options.config)
+            if options.config
+            else await live_configuration(session)
+        )
         section = config.descheduler
         if options.policy:
             if not await asyncio.to_thread(Path(options.policy).is_file):
@@ -112,23 +90,6 @@ class Deschedule(Command):
     def is_bad(self, answer: Preview) -> bool:
         """A hot node cannot be relieved."""
         return any(node.stuck for node in answer.plan.nodes)
-
-
-async def _live(session: Session) -> ControllerConfiguration:
-    """The running controller's configuration; the defaults, with a note, where it cannot be read."""
-    try:
-        found = await session.client.get(DEPLOYMENTS, DEPLOYMENT, _Deployment, namespace=session.home)
-        volumes = found.spec.template.spec.volumes or ()
-        name = next((v.config_map.name for v in volumes if v.name == VOLUME and v.config_map is not None), "")
-        if name:
-            data = (await session.client.get(CONFIGMAPS, name, ConfigMap, namespace=session.home)).data or {}
-            if FILE in data:
-                return parse_config(data[FILE], f"ConfigMap {session.home}/{name}")
-    except ApiError as error:
-        if not (error.forbidden or error.not_found):
-            raise
-    session.notes["configuration"] = f"the controller's was not found in {session.home}; defaults are used"
-    return ControllerConfiguration()
 
 
 def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:

@@ -101,6 +101,10 @@ class Session:
             readings=read,
         )
 
+    async def list_all(self, resource: Resource, type_: type[T], *, label_selector: str = "") -> list[T]:
+        """Objects of all namespaces; with a note where that is not allowed."""
+        return await self._list(resource, type_, None, label_selector)
+
     async def controllers(self, namespace: str) -> list[Controller]:
         """Deployments and StatefulSets of a namespace."""
         found = await asyncio.gather(

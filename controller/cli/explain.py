@@ -1,0 +1,182 @@
+"""`explain pod NAME`: candidate zones and nodes, what each dependency costs from each, and what decided."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Command, Row, Table
+from controller.cli.live_config import live_configuration
+from controller.cli.session import NotFoundError, Session
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
+from controller.resources import APPGROUP_LABEL
+from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
+from controller.scheduler.pods import GroupPod
+from controller.scheduler.state import State
+from kubekit.errors import ApiError
+from kubekit.wire import PODS
+
+SHOWN_CANDIDATES = 30
+SHOWN_BONDS = 6
+
+
+class Explained(msgspec.Struct, frozen=True, rename="camel"):
+    """What holds now, and what was decided when the pod was released (null where nobody kept it)."""
+
+    now: Explanation
+    decision: Decision | None
+
+
+class Explain(Command):
+    """See `controller.cli.command.Command`."""
+
+    name = "explain"
+    help = "why a pod is where it is, or where it could go"
+    description = (
+        "For a pod of an AppGroup: the zones and nodes it could be on, what each of its dependencies costs from there (✗ beyond "
+        "its maxNetworkCost), the score among those that pass, and what decided. Columns are the workloads it depends on, and "
+        "in brackets those that depend on it, which only weigh in the score. Computed by the scheduler's own rules, with the "
+        "running controller's configuration, from what holds now."
+    )
+    completes = "pods"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        parser.add_argument("kind", choices=("pod",), help="what to explain")
+        parser.add_argument("name", metavar="NAME", help="the pod")
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> Explained:
+        """Read the pod, its group, and everything that the rules look at."""
+        config = await live_configuration(session)
+        namespace = session.namespace or "default"
+        try:
+            pod = await session.client.get(PODS, options.name, GroupPod, namespace=namespace)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            msg = f"there is no pod {options.name!r} in namespace {namespace}"
+            raise NotFoundError(msg) from error
+        session.namespace = None
+        snapshot = await session.snapshot(groups=True)
+        state = State(config.scheduler, session.home)
+        for node in snapshot.nodes:
+            state.take_node(node.metadata.name, None, node)
+        for group in snapshot.groups:
+            state.take_group(group.metadata.key, None, group)
+        for topology in snapshot.topologies:
+            state.take_topology(topology.metadata.key, None, topology)
+        for other in await session.list_all(PODS, GroupPod, label_selector=APPGROUP_LABEL):
+            # The pod itself is to be judged as if it were not there yet.
+            if other.metadata.key != pod.metadata.key:
+                state.take_pod(other.metadata.key, None, other)
+        return Explained(explain(state, pod), decision_of(pod))
+
+    def show(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """What decided, then the table."""
+        now = answer.now
+        parts: list[RenderableType] = [_headline(now), Text(now.decided)]
+        if answer.decision is not None:
+            parts.append(_then(answer.decision))
+        if now.bonds:
+            parts += [Text(), _bonds(now)]
+        if now.candidates:
+            parts += [Text(), _candidates(now)]
+            more = len(now.candidates) - SHOWN_CANDIDATES
+            if more > 0:
+                parts.append(Text(f"and {more} more; -o csv has all", style=FAINT))
+        return Group(*parts)
+
+    def rows(self, answer: Explained, options: argparse.Namespace) -> Table:  # noqa: ARG002
+        """One row per candidate; a column per dependency."""
+        names = _columns(answer.now)
+        header = ("region", "zone", "node", "nodes", "passes", "satisfied", "violated", "cost", "score", *names)
+        return header, [_row(line) for line in answer.now.candidates]
+
+    def is_bad(self, answer: Explained) -> bool:
+        """The pod violates a dependency where it is, or no place would take it."""
+        lines = answer.now.candidates
+        here = [line for line in lines if line.chosen]
+        return any(line.violated for line in here) or bool(lines and not any(line.passes for line in lines))
+
+
+def _row(line: CandidateLine) -> Row:
+    costs = [cell.cost for cell in line.cells]
+    counts = (line.nodes, line.passes, line.satisfied, line.violated, line.cost, line.score)
+    return (line.region, line.zone, line.node, *counts, *costs)
+
+
+def _columns(explanation: Explanation) -> Sequence[str]:
+    return [b.workload if b.direction == "depends-on" else f"({b.workload})" for b in explanation.bonds]
+
+
+def _headline(now: Explanation) -> Text:
+    text = Text.assemble((now.pod, STRONG))
+    if now.group:
+        text.append(f"  {now.workload} of AppGroup {now.group}")
+    if now.topology:
+        text.append(f"  costs: {now.topology} {now.weight}".rstrip(), style=FAINT)
+    return text
+
+
+def _then(decision: Decision) -> Text:
+    text = Text(f"released {decision.at} by the {decision.by}", style=FAINT)
+    if decision.zones:
+        zones = ", ".join(
+            f"{zone} {cost}{'' if passes else ' refused'}" for zone, (cost, passes) in decision.zones.items()
+        )
+        text.append(f"; costs then: {zones}")
+    if decision.refused:
+        text.append(f"; {counted(decision.refused, 'node')} refused")
+    return text
+
+
+def _bonds(now: Explanation) -> RenderableType:
+    table = grid("DEPENDENCY", "", "MAX COST", "ITS PODS ARE IN", right=("MAX COST",))
+    for bond in now.bonds:
+        places = ", ".join(zone if count == 1 else f"{zone} ×{count}" for zone, count in bond.places.items())
+        direction = "needs it" if bond.direction == "depended-on-by" else "needed"
+        table.add_row(
+            bond.workload, Text(direction, style=FAINT), str(bond.max_cost), places or Text("nowhere yet", style=FAINT)
+        )
+    return table
+
+
+def _candidates(now: Explanation) -> RenderableType:
+    names = _columns(now)[:SHOWN_BONDS]
+    hidden = len(now.bonds) - len(names)
+    columns = (*names, *((f"+{hidden}",) if hidden > 0 else ()))
+    table = grid("", "ZONE", "NODES", *columns, "COST", "SCORE", right=(*columns, "COST", "SCORE"))
+    for line in _shown(now.candidates):
+        sign, style = (
+            ("●", GOOD) if line.chosen else ("○", GOOD) if line.planned else ("✗", BAD) if not line.passes else ("", "")
+        )
+        cells = [_cell(cell) for cell in line.cells[: len(names)]]
+        rest = [Text(str(sum(cell.cost for cell in line.cells[len(names) :])), style=FAINT)] if hidden > 0 else []
+        score = "refused" if line.score is None else str(line.score)
+        nodes = line.node or counted(line.nodes, "node")
+        table.add_row(
+            Text(sign, style=style),
+            line.zone or line.region or "-",
+            nodes,
+            *cells,
+            *rest,
+            str(line.cost),
+            Text(score, style=BAD if line.score is None else ""),
+        )
+    return Group(table, Text("● here  ○ planned  ✗ refused by the filter", style=FAINT))
+
+
+def _shown(lines: Sequence[CandidateLine]) -> Iterable[CandidateLine]:
+    """The best ones, and wherever the pod is or is wanted."""
+    return [line for i, line in enumerate(lines) if i < SHOWN_CANDIDATES or line.chosen or line.planned]
+
+
+def _cell(cell: Cell) -> Text:
+    if not cell.satisfied and not cell.violated and not cell.unknown:
+        return Text("-", style=FAINT)
+    sign = "✗" if cell.violated else "?" if cell.unknown else ""
+    return Text(f"{cell.cost}{sign}", style=BAD if cell.violated else "")
