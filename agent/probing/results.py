@@ -1,7 +1,7 @@
 """Hands samples on: a JSON merge patch of our own keys in the results ConfigMap, at most one a round.
 
 While the API server is away the newest sample of each pair waits here. Values that say the same as those already written
-are held back for some rounds, since every write costs every watcher. Waits are jittered, because agents whose probes share a
+are held back for some rounds, since every write costs every watcher; the newest of them go along with the next write. Waits are jittered, because agents whose probes share a
 slot end at the same moment. A key that would bring the object near the API server's limit is not added, and that is said.
 """
 
@@ -26,8 +26,9 @@ log = logs.get("agent.probing")
 
 GATHER_S = 2.0
 """Samples that come within this time, more or less by half at random, go in one write."""
-REFRESH_S = 240.0
-"""A value that does not change is written again after this; the controller calls it stale after 300 s (cost policy)."""
+REFRESH_S = 170.0
+"""A value that does not change is written again in the first round after this. The controller calls it stale after the longer of
+300 s and three rounds (cost policy), and this plus a round stays below that, whatever the round."""
 SAME_RATIO = 0.05
 SAME_US = 50.0
 
@@ -77,6 +78,7 @@ class ResultsWriter:
         self._test: Test = "TCP_RR"
         self._there: Mapping[str, str] | None = None
         self._pending: dict[str, Sample] = {}
+        self._held: dict[str, Sample] = {}
         self._written: dict[str, tuple[Sample, float]] = {}
         self._name: str | None = None
         self._due = asyncio.Event()
@@ -96,6 +98,7 @@ class ResultsWriter:
     def keep(self, keys: set[str]) -> None:
         """Forget everything about other pairs: they are not ours any more."""
         self._pending = {key: value for key, value in self._pending.items() if key in keys}
+        self._held = {key: value for key, value in self._held.items() if key in keys}
         self._written = {key: value for key, value in self._written.items() if key in keys}
 
     def take(self, sample: Sample) -> None:
@@ -105,7 +108,9 @@ class ResultsWriter:
         if key not in self._pending and known is not None:
             before, at = known
             if says_the_same(sample, before) and asyncio.get_running_loop().time() - at < REFRESH_S:
+                self._held[key] = sample
                 return
+        self._held.pop(key, None)
         self._pending[key] = sample
         self._due.set()
 
@@ -116,8 +121,8 @@ class ResultsWriter:
             await self._due.wait()
             await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
             self._due.clear()
-            batch, name = dict(self._pending), self._name
-            if not batch or name is None:
+            batch, name = self._held | self._pending, self._name
+            if not self._pending or name is None:
                 continue
             try:
                 self._there = await self._write(name, self._encode(batch.values()))
@@ -139,8 +144,9 @@ class ResultsWriter:
         now = asyncio.get_running_loop().time()
         for key, sample in batch.items():
             self._written[key] = (sample, now)
-            if self._pending.get(key) is sample:
-                del self._pending[key]
+            for waiting in (self._pending, self._held):
+                if waiting.get(key) is sample:
+                    del waiting[key]
 
     def _encode(self, samples: Collection[Sample]) -> dict[str, str | None]:
         """Upstream's format has no room for a test, so only the usual one is written in it."""

@@ -1,0 +1,190 @@
+"""The writing loop in virtual time: few writes when nothing changes, never stale, jittered retries, and no growth without end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, cast
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.probing.results import REFRESH_S, ResultsWriter
+from kubekit.client import Client
+from kubekit.errors import ApiError, UnreachableError
+from kubekit.wire import ConfigMap, ObjectMeta, Resource
+from netperf.plans import OBJECT_LIMIT_BYTES
+from netperf.results import decode_results, sample_key
+from netperf.sample import Measurement, Place, Sample
+
+pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
+NAME = "netperf-metrics"
+PLACES = {node: Place(node, f"z-{node}") for node in ("here", "n1", "n2", "n3")}
+LIMIT_S = 300.0
+
+
+class Store:
+    """One ConfigMap behind the API server's rules of merge patches, as far as the writer uses them."""
+
+    def __init__(self, data: dict[str, str] | None = None) -> None:
+        self.data, self.reachable = data, True
+        self.writes: list[float] = []
+        self.attempts: list[float] = []
+        self.written: dict[str, list[float]] = {}
+
+    def _found(self) -> ConfigMap:
+        self.attempts.append(asyncio.get_running_loop().time())
+        if not self.reachable:
+            raise UnreachableError("no API server")
+        if self.data is None:
+            raise ApiError(404, "NotFound", f"no ConfigMap {NAME}")
+        return ConfigMap(metadata=ObjectMeta(name=NAME), data=dict(self.data))
+
+    async def get(self, *_: object, **__: object) -> ConfigMap:
+        return self._found()
+
+    async def patch(self, _resource: Resource, _name: str, body: dict[str, Any], *_: object, **__: object) -> ConfigMap:
+        found = self._found()
+        merged = {**(found.data or {}), **body["data"]}
+        self.data = {key: value for key, value in merged.items() if value is not None}
+        self._note(body)
+        return self._found()
+
+    async def create(self, _resource: Resource, body: dict[str, Any], *_: object, **__: object) -> ConfigMap:
+        self.data = dict(body["data"])
+        self._note(body)
+        return self._found()
+
+    def _note(self, body: dict[str, Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        self.writes.append(now)
+        for key in body["data"]:
+            self.written.setdefault(key, []).append(now)
+
+    def sequences(self) -> dict[str, int]:
+        found = decode_results(self.data or {}, PLACES).samples.values()
+        return {sample.destination.node: sample.sequence for sample in found}
+
+
+def sample(node: str = "n1", sequence: int = 1, p50_us: float = 2000.0) -> Sample:
+    measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=p50_us, p90_us=1.2 * p50_us, transactions=500)
+    return Sample(origin=PLACES["here"], destination=PLACES[node], measurement=measurement, sequence=sequence)
+
+
+@asynccontextmanager
+async def writing(store: Store, seed: int = 1) -> AsyncIterator[tuple[ResultsWriter, CollectorRegistry]]:
+    registry = CollectorRegistry()
+    writer = ResultsWriter(cast("Client", store), "ns", registry=registry, rng=random.Random(seed))
+    writer.aim(NAME)
+    task = asyncio.create_task(writer.run())
+    try:
+        yield writer, registry
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def count(registry: CollectorRegistry, outcome: str) -> float:
+    return registry.get_sample_value("netaware_probe_results_writes_total", {"outcome": outcome}) or 0.0
+
+
+@pytest.mark.parametrize("round_s", [8.0, 60.0, 90.0, 100.0, 234.0, 594.0])
+async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(round_s: float) -> None:
+    store, rng = Store(), random.Random(3)
+    async with writing(store) as (writer, _):
+        for sequence in range(1, 1 + int(6000 / round_s)):
+            for node in ("n1", "n2", "n3"):
+                # Turns are jittered within their slots, by up to some seconds.
+                await asyncio.sleep(round_s / 6)
+                writer.take(sample(node, sequence, p50_us=2000.0 + rng.uniform(-40, 40)))
+            await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))
+    assert len(store.written) == 3
+    gaps = [later - earlier for times in store.written.values() for earlier, later in pairwise(times)]
+    assert max(gaps) < max(LIMIT_S, 3 * round_s) - 10
+    assert len(store.writes) <= 3 + (6000 / REFRESH_S if round_s < REFRESH_S else 3 * 6000 / round_s)
+
+
+async def test_what_is_held_back_goes_along_with_the_next_write() -> None:
+    store = Store()
+    async with writing(store) as (writer, _):
+        for node in ("n1", "n2"):
+            writer.take(sample(node, 1))
+        await asyncio.sleep(10)
+        writer.take(sample("n1", 2))
+        await asyncio.sleep(10)
+        assert store.sequences() == {"n1": 1, "n2": 1}
+        writer.take(sample("n2", 2, p50_us=9000.0))
+        await asyncio.sleep(10)
+    assert store.sequences() == {"n1": 2, "n2": 2}
+    assert len(store.writes) == 2
+
+
+async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
+    first, second = Store(), Store()
+    for seed, store in ((1, first), (2, second)):
+        store.reachable = False
+        async with writing(store, seed) as (writer, registry):
+            for sequence in (1, 2, 3):
+                writer.take(sample("n1", sequence))
+                writer.take(sample("n2", sequence))
+                await asyncio.sleep(60)
+            store.reachable = True
+            await asyncio.sleep(60)
+            assert count(registry, "failed") >= 5
+            assert count(registry, "ok") == 1
+        assert store.sequences() == {"n1": 3, "n2": 3}
+    waits = [[b - a for a, b in pairwise(s.attempts)] for s in (first, second)]
+    assert max(waits[0] + waits[1]) <= 30 + 3.1
+    assert waits[0] != waits[1]
+
+
+async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_there() -> None:
+    store = Store()
+    async with writing(store) as (writer, registry):
+        writer.take(sample("n1", 1))
+        await asyncio.sleep(5)
+        assert store.data is not None
+        store.data["theirs"] = "x" * OBJECT_LIMIT_BYTES
+        writer.take(sample("n1", 2, p50_us=5000.0))
+        await asyncio.sleep(5)
+        assert store.sequences() == {"n1": 2}
+        writer.take(sample("n2", 1))
+        await asyncio.sleep(60)
+        assert count(registry, "too-large") >= 3
+        assert store.sequences() == {"n1": 2}
+        del store.data["theirs"]
+        await asyncio.sleep(60)
+        assert store.sequences() == {"n1": 2, "n2": 1}
+
+
+async def test_pairs_that_left_the_plan_are_not_written_any_more() -> None:
+    store = Store()
+    async with writing(store) as (writer, _):
+        writer.take(sample("n1"))
+        writer.take(sample("n2"))
+        writer.keep({sample_key(PLACES["here"], PLACES["n2"], "TCP_RR")})
+        await asyncio.sleep(5)
+    assert store.sequences() == {"n2": 1}
+
+
+async def test_upstreams_format_speaks_of_the_usual_test_only() -> None:
+    store = Store()
+    writer = ResultsWriter(cast("Client", store), "ns", upstream=("p90",), rng=random.Random(1))
+    writer.aim(NAME, "TCP_RR")
+    task = asyncio.create_task(writer.run())
+    usual = sample("n1", p50_us=2000.0)
+    extra = msgspec.structs.replace(
+        usual, measurement=msgspec.structs.replace(usual.measurement, test="UDP_RR", p90_us=9e6)
+    )
+    writer.take(usual)
+    writer.take(extra)
+    await asyncio.sleep(5)
+    task.cancel()
+    assert store.data is not None
+    assert len(store.data) == 3
+    assert store.data["netperf.p90.latency.milliseconds.origin.here.destination.n1"] == "2"
