@@ -6,4 +6,12 @@ from kubekit.errors import KubekitError
 
 
 class KernelError(KubekitError):
-    """The kernel refused a request, or could not be asked."""
+    """The kernel refused a request, or could not be asked.
+
+    Attributes:
+        code: errno, or 0.
+    """
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code

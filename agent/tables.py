@@ -5,7 +5,6 @@ The tool for ``kubectl exec``: it reads the same things by the same rules as the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +58,7 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
     wishes = tuple(wish_of(pod) for pod in pods if not pod.terminal)
     network = config.cni_network or find_network(config.cni_conf_dir)
-    plan = plan_limits(await asyncio.to_thread(take_snapshot, config.proc, network, wishes), Policy())
+    plan = plan_limits(await take_snapshot(config.proc, network, wishes), Policy())
     if as_json:
         _print_json(_bandwidth_document(plan))
     else:

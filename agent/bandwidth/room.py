@@ -33,6 +33,7 @@ log = logs.get("agent.bandwidth")
 FULL_LOOK_S = 300.0
 GATHER_S = 0.3
 LEAST_PAUSE_S = 2.0
+RETRY_S = 5.0
 USAGE_S = 15.0
 _UNTOLD = frozenset({"enforced"})
 """A first verdict that is no news."""
@@ -82,6 +83,7 @@ class BandwidthRoom:
                 await self._look()
             except KernelError as error:
                 log.change("kernel", str(error), "cannot read traffic control", error=error)
+                asyncio.get_running_loop().call_later(RETRY_S, self._wake.set)
             else:
                 log.change("kernel", "", "traffic control can be read again")
             await asyncio.sleep(LEAST_PAUSE_S)
@@ -107,7 +109,7 @@ class BandwidthRoom:
         if not self._policy.enforce and not any(pod.wishes for pod in pods):
             return BandwidthPlan()
         network = self._config.cni_network or find_network(self._config.cni_conf_dir)
-        snapshot: BandwidthSnapshot = await asyncio.to_thread(take_snapshot, self._config.proc, network, pods)
+        snapshot: BandwidthSnapshot = await take_snapshot(self._config.proc, network, pods)
         return plan_limits(snapshot, self._policy)
 
     def _due(self, actions: tuple[Action, ...]) -> list[Action]:
@@ -124,7 +126,7 @@ class BandwidthRoom:
         loop.call_later(wait_s, self._wake.set)
         topic, what = f"repair/{action.name}/{type(action).__name__}", type(action).__name__
         try:
-            await asyncio.to_thread(execute, action)
+            await execute(action)
         except KernelError as error:
             self._metrics.repairs.labels("failed").inc()
             log.change(topic, str(error), "cannot set a limit", device=action.name, what=what, error=error)

@@ -1,17 +1,18 @@
-"""Takes the whole picture at once: processes of the pods, devices, traffic control. Blocking, for a thread."""
+"""Takes the whole picture at once: processes of the pods, devices, traffic control."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.bandwidth.kernel import read_kernel
 from agent.bandwidth.locate import find_processes, own_index
 from agent.bandwidth.state import BandwidthSnapshot, Location
+from agent.bandwidth.traffic_control import read_kernel
 from agent.bandwidth.wanted import PodWish
 
 
-def take_snapshot(proc: Path, network: str, pods: Sequence[PodWish]) -> BandwidthSnapshot:
+async def take_snapshot(proc: Path, network: str, pods: Sequence[PodWish]) -> BandwidthSnapshot:
     """What there is now. A pod that vanishes meanwhile has no location, and a device that vanishes is not in the picture.
 
     Args:
@@ -23,8 +24,10 @@ def take_snapshot(proc: Path, network: str, pods: Sequence[PodWish]) -> Bandwidt
         KernelError: netlink did not answer.
     """
     sought = {pod.cgroup_uid or pod.uid: pod.uid for pod in pods if not pod.host_network and pod.has_address}
-    processes = {sought[uid]: process for uid, process in find_processes(proc, sought).items()}
-    kernel, numbers = read_kernel({uid: process.pid for uid, process in processes.items()})
+    # Reading /proc blocks for some milliseconds per thousand processes.
+    found = await asyncio.to_thread(find_processes, proc, sought)
+    processes = {sought[uid]: process for uid, process in found.items()}
+    kernel, numbers = await read_kernel({uid: process.pid for uid, process in processes.items()})
     locations = {
         uid: Location(
             pid=process.pid,

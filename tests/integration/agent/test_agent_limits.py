@@ -6,11 +6,12 @@ are the kernel's. No container runtime and no API server take part.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from typing import Any
 import pytest
 
 from agent.bandwidth import tbf
-from agent.bandwidth.kernel import execute
+from agent.bandwidth.kernel import execute as execute_action
 from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
-from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import BandwidthPlan, Judgement, LimitEgress, LimitIngress
+from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
+from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, Judgement, LimitEgress, LimitIngress
 from agent.bandwidth.wanted import PodWish
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
 
@@ -34,8 +35,16 @@ CRIO_BURST = 4_294_967_294
 ENFORCE = Policy(enforce=True)
 
 
+def take_snapshot(wishes: Sequence[PodWish]) -> BandwidthSnapshot:
+    return asyncio.run(take_snapshot_of(PROC, NETWORK, wishes))
+
+
+def execute(action: Action) -> None:
+    asyncio.run(execute_action(action))
+
+
 def plan(*wishes: PodWish, policy: Policy = ENFORCE) -> BandwidthPlan:
-    return plan_limits(take_snapshot(PROC, NETWORK, wishes), policy)
+    return plan_limits(take_snapshot(wishes), policy)
 
 
 def of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, Judgement]:
@@ -109,7 +118,7 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
 
 def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     """What the CNI bandwidth plugin sets up when a runtime passes this burst, both directions."""
-    snapshot = take_snapshot(PROC, NETWORK, [pod.wish()])
+    snapshot = take_snapshot([pod.wish()])
     device = next(d for d in snapshot.kernel.devices if d.name == pod.host_device)
     shape = tbf.plugin_shape(rate_bps, burst)
     name = intermediate_name(NETWORK, pod.container)
@@ -265,7 +274,7 @@ def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_
         gone = PodWish(
             namespace="test", name="gone", uid="00000000-0000-4000-8000-00000000dead", wishes=dying_wish.wishes
         )
-        snapshot = take_snapshot(PROC, NETWORK, [good_wish, dying_wish, gone])
+        snapshot = take_snapshot([good_wish, dying_wish, gone])
         run(f"ip link del {dying.host_device}")
         found = plan_limits(snapshot, ENFORCE)
         assert [j.verdict for j in of_pod(found, good).values()] == ["invalid", "missing"]
@@ -308,7 +317,7 @@ def test_a_renamed_device_is_still_the_pods() -> None:
 def test_pods_are_found_in_the_cgroups_of_both_drivers(layout: str) -> None:
     with node_pod(21, layout=layout) as pod:
         wish = pod.wish(ingress="5M")
-        snapshot = take_snapshot(PROC, NETWORK, [wish])
+        snapshot = take_snapshot([wish])
         location = snapshot.locations[pod.uid]
         assert (location.pid, location.sandbox) == (pod.pid, pod.container)
         assert of_pod(plan(wish), pod)["ingress"].device == pod.host_device
