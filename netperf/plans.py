@@ -62,8 +62,9 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         test: the netperf test.
-        extra_tests: tests that take the place of ``test`` in every ``extra_every``-th round, one after the other. Each pair
-            has its own phase, so that streams are spread over the rounds.
+        extra_tests: tests that now and then take the usual one's place, one after the other. Each pair has its own phase,
+            so that streams are spread over the rounds.
+        extra_every: in one of so many rounds, at least 2.
         duration_s: length of a run; latency probes busy-loop, so 1 to 2 s is right.
         port: netserver's control port; data_port: the one its data connection uses, fixed so that it can be let
             through a firewall; echo_port: the built-in echo server, TCP and UDP.
