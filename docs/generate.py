@@ -266,6 +266,7 @@ _CONSTRUCTORS = {
     "CounterMetricFamily": "counter",
     "GaugeMetricFamily": "gauge",
     "HistogramMetricFamily": "histogram",
+    "SummaryMetricFamily": "summary",
 }
 
 

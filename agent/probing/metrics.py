@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 
 from agent.probing.rounds import Outcome
 from netperf.plans import ZonePlan
@@ -96,16 +102,16 @@ class ProbeMetrics:
         return [(pair, sample.measurement, sample) for pair, sample in found if sample is not None]
 
     def _latency(self) -> Iterator[Metric]:
-        latency = GaugeMetricFamily(
-            "netaware_probe_latency_seconds",
-            "Round-trip latency of the newest run, by quantile.",
-            labels=(*PAIR_LABELS, "quantile"),
+        # A summary, since promtool takes the label quantile for nothing else; its count and sum would say nothing here.
+        latency = SummaryMetricFamily(
+            "netaware_probe_latency_seconds", "Round-trip latency of the newest run, by quantile.", labels=PAIR_LABELS
         )
         for pair, measured, _ in self._samples(self._usual_test):
             for percentile in PERCENTILES:
                 value_us = measured.percentile_us(percentile)
                 if value_us is not None:
-                    latency.add_metric((*pair, _QUANTILES[percentile]), value_us / 1e6)
+                    labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
+                    latency.add_sample(latency.name, labels, value_us / 1e6)
         yield latency
         spread = HistogramMetricFamily(
             "netaware_probe_rtt_seconds", "Medians of runs, not single round trips.", labels=PAIR_LABELS

@@ -115,7 +115,8 @@ def _nodes(nodes: Iterable[NodeBandwidthView], *, readings: bool, bar: int) -> R
             share(node.allocated_bps, capacity, bar),
             str(node.pods),
             *flows,
-            Text(node.source, style=FAINT),
+            # The rest of it says which file or flag; -o json has it.
+            Text(node.source.partition(":")[0], style=FAINT),
         )
     return table
 

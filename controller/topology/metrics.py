@@ -134,10 +134,10 @@ class TopologyMetrics(Collector):
 
     def _bandwidths(self) -> Iterator[Metric]:
         capacity = GaugeMetricFamily(
-            "netaware_bandwidth_capacity_bits_per_second", "What a path carries, as far as known.", labels=_PAIR
+            "netaware_bandwidth_capacity_bytes_per_second", "What a path carries, as far as known.", labels=_PAIR
         )
         allocated = GaugeMetricFamily(
-            "netaware_bandwidth_allocated_bits_per_second", "What placed pods have asked of a path.", labels=_PAIR
+            "netaware_bandwidth_allocated_bytes_per_second", "What placed pods have asked of a path.", labels=_PAIR
         )
         for key, view in self._views.items():
             levels = (
@@ -152,5 +152,6 @@ class TopologyMetrics(Collector):
 
 
 def _add(family: GaugeMetricFamily, key: str, level: str, values: Mapping[ZonePair, Quantity]) -> None:
+    """Objects have bits per second, as users write them; metrics have bytes, Prometheus' base unit."""
     for (origin, destination), value in values.items():
-        family.add_metric([key, level, origin, destination], float(quantity.parse(value)))
+        family.add_metric([key, level, origin, destination], float(quantity.parse(value)) / 8)

@@ -424,6 +424,42 @@ APPGROUPS = Dashboard(
             ],
         ),
         (
+            "Gates and plans",
+            [
+                lines(
+                    "Pods behind their gate",
+                    "short",
+                    "Pods of AppGroups that wait for the workloads before theirs.",
+                    Query("sum(netaware_gated_pods)", "gated"),
+                    width=6,
+                ),
+                lines(
+                    "Time behind the gate",
+                    "s",
+                    "p50 and p99 of the time from a pod's creation to its release, over the last 15 minutes.",
+                    Query("histogram_quantile(0.5, sum by (le) (rate(netaware_gate_wait_seconds_bucket[15m])))", "p50"),
+                    Query(
+                        "histogram_quantile(0.99, sum by (le) (rate(netaware_gate_wait_seconds_bucket[15m])))", "p99"
+                    ),
+                    width=6,
+                ),
+                stacked(
+                    "Releases",
+                    "cps",
+                    "Pods released per second. turn: the workloads before theirs are placed. waited: they were not, in time.",
+                    Query("sum by (cause) (rate(netaware_gate_releases_total[15m]))", "{{cause}}"),
+                    width=6,
+                ),
+                stacked(
+                    "Where pods landed",
+                    "cps",
+                    "Placed pods per second, as their group's plan wanted it or elsewhere.",
+                    Query("sum by (how) (rate(netaware_placed_pods_total[15m]))", "{{how}}"),
+                    width=6,
+                ),
+            ],
+        ),
+        (
             "Scheduler extender",
             [
                 stacked(
@@ -545,7 +581,8 @@ BANDWIDTH = Dashboard(
                     "bps",
                     "What placed pods of AppGroups have asked of each path by minBandwidth.",
                     Query(
-                        'netaware_bandwidth_allocated_bits_per_second{level="zone"}', "{{origin}} to {{destination}}"
+                        '8 * netaware_bandwidth_allocated_bytes_per_second{level="zone"}',
+                        "{{origin}} to {{destination}}",
                     ),
                 ),
                 lines(
@@ -553,8 +590,8 @@ BANDWIDTH = Dashboard(
                     "percentunit",
                     "Above 1 more is promised than there is; the alert follows after ten minutes.",
                     Query(
-                        'netaware_bandwidth_allocated_bits_per_second{level="zone"}'
-                        ' / (netaware_bandwidth_capacity_bits_per_second{level="zone"} > 0)',
+                        'netaware_bandwidth_allocated_bytes_per_second{level="zone"}'
+                        ' / (netaware_bandwidth_capacity_bytes_per_second{level="zone"} > 0)',
                         "{{origin}} to {{destination}}",
                     ),
                 ),
@@ -571,7 +608,17 @@ BANDWIDTH = Dashboard(
                         'sum by (direction, verdict) (netaware:pod_bandwidth_verdicts:count{namespace=~"$namespace"})',
                         "{{direction}} {{verdict}}",
                     ),
-                    width=8,
+                    width=6,
+                ),
+                lines(
+                    "In use",
+                    "Bps",
+                    "What pods with limits use, mean of about 15 seconds.",
+                    Query(
+                        'netaware_pod_bandwidth_used_bytes_per_second{namespace=~"$namespace"}',
+                        "{{namespace}}/{{pod}} {{direction}}",
+                    ),
+                    width=6,
                 ),
                 lines(
                     "Limit in force",
@@ -581,7 +628,7 @@ BANDWIDTH = Dashboard(
                         'netaware_pod_bandwidth_effective_rate_bytes_per_second{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
                     ),
-                    width=8,
+                    width=6,
                 ),
                 lines(
                     "Worst queueing time",
@@ -591,7 +638,7 @@ BANDWIDTH = Dashboard(
                         'netaware_pod_bandwidth_queue_seconds{namespace=~"$namespace"}',
                         "{{namespace}}/{{pod}} {{direction}}",
                     ),
-                    width=8,
+                    width=6,
                 ),
                 table(
                     "Limits that do not hold",
