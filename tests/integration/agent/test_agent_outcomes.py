@@ -292,9 +292,12 @@ async def test_a_plan_that_makes_no_sense_is_refused_by_name_and_the_one_in_forc
 async def test_results_that_somebody_else_filled_are_refused_loudly_and_written_once_there_is_room(
     home: Home, netperf_programs: Netperf
 ) -> None:
-    filler = {f"theirs-{i}": "x" * 100_000 for i in range(10)}
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RESULTS}, "data": filler}
+    filler = {f"theirs-{i}": "x" * 2**16 for i in range(16)}  # all that the API server takes
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RESULTS}}
     await home.client.create(CONFIGMAPS, body, Object, namespace=home.namespace)
+    for half in (list(filler)[:8], list(filler)[8:]):
+        part = {"data": {key: filler[key] for key in half}}
+        await home.client.patch(CONFIGMAPS, RESULTS, part, Object, kind=MERGE_PATCH, namespace=home.namespace)
     plan = home.plan({"healthy": "127.66.0.16"})
     await home.write(plan)
     async with (
@@ -306,7 +309,7 @@ async def test_results_that_somebody_else_filled_are_refused_loudly_and_written_
         assert await home.samples(["healthy"]) == {}
         # The agent goes on measuring and tells Prometheus.
         assert set(await series(agent, "netaware_probe_sample_age_seconds")) == {("healthy",)}
-        room = {"data": {"theirs-0": None}}
+        room = {"data": {"theirs-0": None, "theirs-1": None}}
         await home.client.patch(CONFIGMAPS, RESULTS, room, Object, kind=MERGE_PATCH, namespace=home.namespace)
 
         async def written() -> bool:

@@ -125,6 +125,15 @@ async def read_results(client: Client, namespace: str, shards: Iterable[str]) ->
     }
 
 
+def plans_with(node: str, plans: Iterable[ZonePlan]) -> set[str]:
+    """Names of the plan objects in which a node occurs."""
+    return {
+        plan_object_name(plan.zone)
+        for plan in plans
+        if any(node in (probe.origin.node, probe.destination.node) for probe in plan.probes)
+    }
+
+
 def filled(shard: str, plans: Iterable[ZonePlan]) -> dict[str, str]:
     rng = random.Random(1)
     samples = [sample_of(probe, 1, rng) for plan in plans if plan.results == shard for probe in plan.probes]
@@ -184,7 +193,15 @@ async def test_a_hundred_zones_share_the_results_without_loss(
     largest_results = max(size_bytes(part) for part in results.values())
     assert largest_results < MIB
 
+    victim = plans["zone-050"].probes[0].origin.node
+    after = plan_pairs([node for node in nodes if node.name != victim], PlanOptions(), plans, NOW_S)
+    rewritten = await write_plans(client, namespace, before, after)
+    assert set(rewritten) == plans_with(victim, plans.values())
+    moved = {p for zone in after.zones for p in set(plans[zone].probes) ^ set(after.zones[zone].probes)}
+    assert all(p.origin.zone == "zone-050" or p.destination.zone == "zone-050" for p in moved)
+
     figures = {
+        "plans_rewritten_when_a_node_dies": len(rewritten),
         "writers": writers,
         "largest_plan_bytes": largest,
         "largest_results_bytes": largest_results,
@@ -208,11 +225,7 @@ async def test_a_node_that_dies_touches_only_its_own_pairs_while_others_write(cl
 
     victim = before.zones["zone-005"].probes[0].origin.node
     after = plan_pairs([n for n in nodes if n.name != victim], PlanOptions(), before.zones, NOW_S)
-    touched = {
-        plan_object_name(zone)
-        for zone, plan in before.zones.items()
-        if any(victim in (p.origin.node, p.destination.node) for p in plan.probes)
-    }
+    touched = plans_with(victim, before.zones.values())
     assert set(await write_plans(client, namespace, before, after)) == touched
     assert 1 <= len(touched) <= 4
 
