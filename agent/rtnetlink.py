@@ -73,7 +73,7 @@ def attributes(data: bytes, begin: int, end: int) -> Spans:
     found: Spans = {}
     while begin + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, begin)
-        if length < 4:
+        if length < 4 or begin + length > end:
             break
         found[kind & _TYPE_MASK] = (begin + 4, begin + length)
         begin += (length + 3) & ~3

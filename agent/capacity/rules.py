@@ -62,7 +62,8 @@ def find_capacity(snapshot: LinkSnapshot) -> Finding:
     """The capacity of a node's uplinks.
 
     Several default routes of the same metric are used together, so their devices add up; those of a greater metric wait
-    for a failure and do not count. A device that is reached twice, as two VLANs of one bond, counts once.
+    for a failure and do not count, nor do those that are down while others are up. A device that is reached twice, as two
+    VLANs of one bond, counts once.
     """
     links = snapshot.by_index()
     uplinks, standby = pick_uplinks(snapshot)
@@ -71,6 +72,11 @@ def find_capacity(snapshot: LinkSnapshot) -> Finding:
     total_mbps = 0
     counted: set[str] = set()
     parts: list[str] = []
+    down = [index for index in uplinks if index in links and not links[index].up]
+    if len(down) < len(uplinks):
+        uplinks = [index for index in uplinks if index not in down]
+    else:
+        down = []
     try:
         for index in uplinks:
             if index not in links:
@@ -87,8 +93,9 @@ def find_capacity(snapshot: LinkSnapshot) -> Finding:
     except _Unknown as reason:
         return Finding(None, str(reason), _physical_names(uplinks, links))
     how = " + ".join(parts)
-    if standby:
-        how += "; standby: " + ", ".join(links[i].name if i in links else str(i) for i in standby)
+    for state, indexes in (("standby", standby), ("down", down)):
+        if indexes:
+            how += f"; {state}: " + ", ".join(links[i].name if i in links else str(i) for i in indexes)
     return Finding(total_mbps * 1_000_000, how, tuple(sorted(counted)))
 
 

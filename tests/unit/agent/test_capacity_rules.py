@@ -106,6 +106,12 @@ def test_a_link_that_is_down_has_no_capacity() -> None:
     assert find_capacity(snapshot(nic(2, "eno1", 10_000, up=False))).explanation == "eno1 is down"
 
 
+def test_of_two_uplinks_the_one_that_is_down_does_not_count() -> None:
+    routes = Route(device=2), Route(device=3)
+    found = find_capacity(snapshot(nic(2, "a", 10_000), nic(3, "b", -1, up=False), routes=routes))
+    assert found == Finding(10 * G, "a 10G by ethtool; down: b", ("a",))
+
+
 def test_a_vlan_whose_device_is_in_another_namespace_is_unknown() -> None:
     vlan = Link(index=2, name="eth0.5", kind="vlan", parent=9, parent_elsewhere=True)
     assert find_capacity(snapshot(vlan)).explanation == "eth0.5: the device below is in another network namespace"
