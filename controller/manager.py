@@ -26,6 +26,7 @@ from controller.capabilities import Capabilities
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.page.server import Page
+from controller.scheduler.gates import SchedulingController
 from controller.topology.reconciler import TopologyController
 from kubekit import logs
 from kubekit.client import Client
@@ -108,6 +109,14 @@ class Manager:
             namespace=config.namespace,
             scheduler=config.scheduler,
         )
+        self._scheduling = SchedulingController(
+            fenced,
+            self.caches,
+            config.scheduler,
+            self._recorder,
+            registry,
+            namespace=config.namespace,
+        )
         self._bootstrap = Bootstrap(
             fenced,
             self.caches.topologies,
@@ -137,6 +146,7 @@ class Manager:
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
             **self.caches.tasks(),
+            **self._scheduling.mirrors(),
             "http": server.serve(),
             "page": self._page.run(),
             "events": self._recorder.run(),
@@ -158,6 +168,7 @@ class Manager:
                 "topology": self._topology.run(),
                 "appgroup": self._app_group.run(),
                 "descheduler": self._descheduler.run(),
+                "scheduling": self._scheduling.run(),
                 "bootstrap": self._bootstrap.run(),
             }
         )
