@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from agent import VERSION
-from agent.bandwidth.room import BandwidthRoom
+from agent.bandwidth.room import BandwidthRoom, remove_limits
 from agent.capacity.kernel import read_links
 from agent.capacity.offer import Finding
 from agent.capacity.publication import plan_withdrawal
@@ -42,6 +42,7 @@ async def run_agent(config: AgentConfig) -> None:
         BaseExceptionGroup: a task ended that should not.
     """
     cluster = load_cluster(config.kubeconfig)
+    disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which nobody reads
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     checks = Checks()
@@ -92,7 +93,7 @@ async def find_hardware(config: AgentConfig) -> Finding:
 
 
 async def clean_up(config: AgentConfig) -> None:
-    """Take back what the agent wrote on its node: ``--cleanup``.
+    """Take back what the agent wrote on its node, and in ``enforce`` the limits that it set: ``--cleanup``.
 
     Raises:
         ConfigError: the cluster's configuration cannot be used.
@@ -109,3 +110,5 @@ async def clean_up(config: AgentConfig) -> None:
         writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
         await execute_writes(client, config.node, writes)
         log.info("taken back" if writes else "nothing to take back", node=config.node)
+        if config.bandwidth == "enforce":
+            log.info("limits removed", count=await remove_limits(client, config))

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.cni import find_network
@@ -60,6 +61,7 @@ class BandwidthRoom:
         self._wake = asyncio.Event()
         self._verdicts: dict[tuple[str, Direction], Judgement] = {}
         self._mismatches: dict[str, str] = {}
+        self._unlocated = False
         self._patience: dict[Action, tuple[Backoff, float]] = {}
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -68,7 +70,7 @@ class BandwidthRoom:
 
     def note_kernel_change(self) -> None:
         """Devices or traffic control changed."""
-        if self._verdicts or self._policy.enforce:
+        if self._verdicts or self._unlocated or self._policy.enforce:
             self._wake.set()
 
     def _note_pod(self, _key: str, old: Pod | None, new: Pod | None) -> None:
@@ -154,6 +156,7 @@ class BandwidthRoom:
                 log.warning("scheduled and enforced bandwidth differ", pod=pod.key, why=pod.mismatch)
                 self._recorder.warning(_reference(pod), "BandwidthMismatch", pod.mismatch, action="Compare")
         self._mismatches = {pod.uid: pod.mismatch for pod in pods if pod.mismatch}
+        self._unlocated = bool(plan.unlocated)
         waiting = ", ".join(f"{key}: {why}" for key, why in sorted(plan.unlocated.items())[:5])
         log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
 
@@ -169,6 +172,21 @@ class BandwidthRoom:
         send = self._recorder.normal if fine else self._recorder.warning
         reason = "Bandwidth" + "".join(part.capitalize() for part in now.verdict.split("-"))
         send(_reference(now.pod), reason, describe(now), action="CheckBandwidth")
+
+
+async def remove_limits(client: Client, config: AgentConfig) -> int:
+    """Take off every limit that an agent in ``enforce`` set on this node, and its devices; the number of removals.
+
+    Raises:
+        KubekitError: the pods cannot be listed, or the kernel refused.
+    """
+    pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+    unlimited = tuple(msgspec.structs.replace(wish_of(pod), wishes={}) for pod in pods if not pod.terminal)
+    snapshot = await take_snapshot(config.proc, config.cni_network or find_network(config.cni_conf_dir), unlimited)
+    actions = plan_limits(snapshot, Policy(enforce=True)).actions
+    for action in actions:
+        await execute(action)
+    return len(actions)
 
 
 def describe(judgement: Judgement) -> str:

@@ -316,6 +316,10 @@ async def test_a_pods_whole_life_under_enforcement(
             run(f"tc qdisc del dev {kernel_pod.host_device} root")
             await eventually(limit_follows)
 
+            code, _, stderr = await call_agent("run", *flags, "--cleanup")
+            assert (code, "limits removed count=2" in stderr) == (0, True), stderr
+            await eventually(limit_follows)  # the running agent sets them again
+
             broken = {"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "10m"}}}
             await client.patch(PODS, pod.metadata.name, broken, Pod, namespace=namespace)
 
