@@ -94,6 +94,8 @@ class Demo:
             if item.metadata.name != base and not item.metadata.name.startswith(f"{base}-"):
                 continue
             for sample in decode_results(item.data or {}, places).samples.values():
+                if sample.measurement.test == "TCP_STREAM":
+                    continue
                 pair = (sample.origin.zone, sample.destination.zone)
                 found[pair] = sample.measurement
                 found.setdefault(pair[::-1], sample.measurement)
