@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,12 +28,6 @@ class PodIndex:
         self._by_namespace: dict[str, dict[str, PodInfo]] = defaultdict(dict)
         for pod in pods:
             self.put(pod)
-
-    def __iter__(self) -> Iterator[PodInfo]:
-        return iter(self.by_key.values())
-
-    def __len__(self) -> int:
-        return len(self.by_key)
 
     def put(self, pod: PodInfo) -> None:
         """Add or replace one pod."""

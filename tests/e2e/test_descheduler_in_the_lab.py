@@ -1,0 +1,155 @@
+"""In the lab, with real agents and probes: a zone becomes distant, the AppGroup's pod follows its peer, and stays there.
+
+The wide-area network is emulated and kwok plays the kubelets; agents, netperf, controller, extender and scheduler are real, under
+the rights of the descheduler overlay. Latency between the two pods' nodes is measured before and after, by probes of the test's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from controller.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.topology.weights import written_costs
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
+from lab.cluster import Lab
+from lab.demo import COMPONENTS, Demo
+from lab.installation import MANIFESTS, NAMESPACE, install
+from lab.topology import load
+from tests.integration.descheduler.stage import place
+from tests.integration.descheduler.test_descheduler_misplaced import member
+
+POLICY = {"percentile": "p50", "hysteresis": 0.4}
+HOLD_S = 10.0
+PAIR = ("z1", "z2")
+SHOP = "shop"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def until(check: Callable[[], Awaitable[bool]], deadline_s: float) -> float:
+    """Wait until ``check`` holds; how long it took."""
+    started = time.monotonic()
+    async with asyncio.timeout(deadline_s):
+        while not await check():
+            await asyncio.sleep(0.2)
+    return time.monotonic() - started
+
+
+async def cost(client: Client) -> int:
+    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
+    return written_costs(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
+
+
+async def node_of(client: Client, app: str) -> str:
+    """Where the workload's only running pod is; empty while there is none, or one too many."""
+    pods = await client.list(PODS, Pod, namespace=SHOP, label_selector=f"app={app}")
+    running = [p for p in pods if p.status.phase == "Running" and p.metadata.deletion_timestamp is None]
+    return running[0].spec.node_name if len(running) == 1 else ""
+
+
+async def has_account(client: Client) -> bool:
+    try:
+        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=SHOP)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return False
+    return True
+
+
+def _fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+async def evictions(controller_url: str) -> float:
+    text = await asyncio.to_thread(_fetch, f"{controller_url}/metrics")
+    lines = [line for line in text.splitlines() if line.startswith("netaware_descheduler_evictions_total")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+async def deploy(client: Client) -> None:
+    """The AppGroup: web in z2 depends on db, which stays in z1."""
+    await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
+    await until(lambda: has_account(client), 30)
+    web = {"kind": "ReplicaSet", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": SHOP}
+    db = {**web, "name": "db", "selector": "db"}
+    spec = {
+        "numMembers": 2,
+        "topologySortingAlgorithm": "KahnSort",
+        "workloads": [{"workload": web, "dependencies": [{"workload": db, "maxNetworkCost": 15}]}, {"workload": db}],
+    }
+    group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
+    await client.create(APPGROUPS, group, Object, namespace=SHOP)
+    profile = {"schedulerName": "network-aware-scheduler"}
+    tied = {**profile, "nodeSelector": {"topology.kubernetes.io/zone": PAIR[0]}}
+    await place(client, SHOP, "db", 0.2, ["n1"], labels=member("db"), **tied)
+    await place(client, SHOP, "web", 0.2, ["n3"], labels=member("web"), **profile)
+
+
+@pytest.mark.usefixtures("privileges")
+async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency_returns(
+    record_property: Callable[[str, object], None],
+) -> None:
+    topology = load("four-zones")
+    section = {
+        "dryRun": False,
+        "intervalS": 1,
+        "policy": {"paused": True},
+        "misplacement": {"enabled": True, "holdS": HOLD_S},
+        "limits": {"judgeS": 10, "settleS": 5},
+        "enabled": True,
+    }
+    config = {"topology": {"costPolicy": POLICY}, "descheduler": section}
+    with tempfile.TemporaryDirectory() as folder:
+        async with Lab.start(topology, name="e2e-descheduler", components=COMPONENTS, folder=Path(folder)) as lab:
+            installed = await install(lab, controller_config=config, overlay=MANIFESTS / "overlays" / "descheduler")
+            async with Client(lab.client_config) as client:
+                demo = Demo(lab, installed, client, topology, lambda _: None)
+                await demo.measured()
+                await deploy(client)
+
+                async def web_runs() -> bool:
+                    return bool(await node_of(client, "web") and await node_of(client, "db"))
+
+                await until(web_runs, 30)
+                await asyncio.sleep(HOLD_S + 5)
+                assert await evictions(installed.controller_url) == 0, "near enough"
+
+                lab.wan.change_link(*PAIR, rtt_us=60_000.0)
+                assert await node_of(client, "web") == "n3"
+                async with demo._servers({"n1"}):
+                    before_us = await demo._measure("n3", "n1")
+
+                async def followed() -> bool:
+                    return await node_of(client, "web") in {"n1", "n2"}
+
+                # Two rounds of probes, the time that the gain must last, and the pod's own move.
+                took_s = await until(followed, 2 * 8 + HOLD_S + 15)
+                where = await node_of(client, "web")
+                async with demo._servers({"n1"}):
+                    after_us = await demo._measure(where, "n1")
+                assert before_us > 55_000
+                assert after_us < before_us / 10, "measured dependency latency falls"
+                assert await evictions(installed.controller_url) == 1
+                record_property("seconds_until_the_pod_followed", round(took_s, 1))
+                record_property("dependency_p50_us", [round(before_us), round(after_us)])
+
+                lab.wan.change_link(*PAIR, rtt_us=topology.link(*PAIR).rtt_us)
+
+                async def near_again() -> bool:
+                    return 0 <= await cost(client) <= 15
+
+                await until(near_again, 60)
+                await asyncio.sleep(2 * HOLD_S)
+                assert await evictions(installed.controller_url) == 1, "flapping"
+                assert await node_of(client, "web") == where
