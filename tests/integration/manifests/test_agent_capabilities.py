@@ -20,29 +20,33 @@ ROOT = MANIFESTS.parent
 DEVICE = "nawcap0"
 # Runs with the capabilities of the DaemonSet: limits a pod's device both ways, reads it back, takes the limits off.
 SCRIPT = """
-import json, sys
+import asyncio, json, sys
 from pathlib import Path
-from agent.bandwidth import kernel, locate
+from agent.bandwidth import locate
+from agent.bandwidth.kernel import execute
 from agent.bandwidth.state import LimitEgress, LimitIngress, Unlimit
 from agent.bandwidth.tbf import Shape
+from agent.bandwidth.traffic_control import read_kernel
 
-pid, name = int(sys.argv[1]), sys.argv[2]
-shape = Shape(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
-state, numbers = kernel.read_kernel({"uid": pid})
-device = next(d for d in state.devices if d.name == name)
-kernel.execute(LimitIngress(device.index, name, shape))
-kernel.execute(LimitEgress(device.index, name, "nawcapifb0", 1500, shape, "netaware:test"))
-after, _ = kernel.read_kernel({})
-through = next(d for d in after.devices if d.name == "nawcapifb0")
-print(json.dumps({
-    "same namespace": device.namespace_id == numbers["uid"],
-    "own index": locate.own_index(Path("/proc"), pid) == device.peer,
-    "ingress": any(q.device == device.index and q.shape == shape for q in after.qdiscs),
-    "egress": any(q.device == through.index and q.shape == shape for q in after.qdiscs),
-    "redirect": any(f.device == device.index and f.redirects_to == through.index for f in after.filters),
-}))
-kernel.execute(Unlimit(device.index, name, "ingress"))
-kernel.execute(Unlimit(device.index, name, "egress", "nawcapifb0"))
+async def main(pid, name):
+    shape = Shape(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
+    state, numbers = await read_kernel({"uid": pid})
+    device = next(d for d in state.devices if d.name == name)
+    await execute(LimitIngress(device.index, name, shape))
+    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, shape, "netaware:test"))
+    after, _ = await read_kernel({})
+    through = next(d for d in after.devices if d.name == "nawcapifb0")
+    print(json.dumps({
+        "same namespace": device.namespace_id == numbers["uid"],
+        "own index": locate.own_index(Path("/proc"), pid) == device.peer,
+        "ingress": any(q.device == device.index and q.shape == shape for q in after.qdiscs),
+        "egress": any(q.device == through.index and q.shape == shape for q in after.qdiscs),
+        "redirect": any(f.device == device.index and f.redirects_to == through.index for f in after.filters),
+    }))
+    await execute(Unlimit(device.index, name, "ingress"))
+    await execute(Unlimit(device.index, name, "egress", "nawcapifb0"))
+
+asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 """
 
 
