@@ -27,6 +27,10 @@ HOST_WEIGHT, ZONE_WEIGHT, RULE_SHARE = 100, 60, 3
 MOST_WISHES = 20
 
 
+NARROWED_ANNOTATION = "netaware.io/narrowed"
+"""On a pod: the requirement that was added to its node affinity, as JSON, so that it can be told from the user's own."""
+
+
 class Verdicts(msgspec.Struct, frozen=True):
     """What the rules say of zones.
 
@@ -71,19 +75,17 @@ def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Seq
     return Verdicts(tuple(good), tuple(bad), unlabelled, scores)
 
 
-def tighten(pod: GroupPod, verdicts: Verdicts, target: Target | None) -> NodeAffinity:
+def tighten(pod: GroupPod, ours: SelectorRequirement | None, wishes: Sequence[PreferredTerm]) -> NodeAffinity:
     """The node affinity to give to a gated pod: the user's, narrowed, with our wishes beside the user's.
 
     Args:
         pod: as it is.
-        verdicts: what the rules say.
-        target: where the plan wants it. Its zone is required of pods that an owner would make anew if that zone turned
-            out to be full; others are only held to what the filter lets through.
+        ours: from `requirement`.
+        wishes: from `wishes_of`.
     """
     own = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = own.required_during_scheduling_ignored_during_execution if own else None
-    wishes = list(own.preferred_during_scheduling_ignored_during_execution or ()) if own else []
-    ours = requirement(verdicts, target if owner_of(pod) else None)
+    theirs = own.preferred_during_scheduling_ignored_during_execution or () if own else ()
     if ours is not None:
         terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
         narrowed = [
@@ -93,11 +95,17 @@ def tighten(pod: GroupPod, verdicts: Verdicts, target: Target | None) -> NodeAff
             if required is None or term.match_expressions or term.match_fields
         ]
         required = NodeSelector(narrowed) if narrowed else required
-    return NodeAffinity(required, [*wishes, *_wishes(verdicts, target)] or None)
+    return NodeAffinity(required, [*theirs, *wishes] or None)
 
 
 def requirement(verdicts: Verdicts, target: Target | None) -> SelectorRequirement | None:
-    """The one requirement on zones that stands for the filter; None when it would exclude nothing."""
+    """The one requirement on zones that stands for the filter; None when it would exclude nothing.
+
+    Args:
+        verdicts: what the rules say.
+        target: where the plan wants the pod, whose zone is then required. Only for pods that an owner would make anew if
+            that zone turned out to be full.
+    """
     if target is not None and target.zone:
         return SelectorRequirement(ZONE_LABEL, "In", [target.zone])
     if verdicts.unlabelled_passes is False and verdicts.passing:
@@ -107,7 +115,32 @@ def requirement(verdicts: Verdicts, target: Target | None) -> SelectorRequiremen
     return None
 
 
-def _wishes(verdicts: Verdicts, target: Target | None) -> list[PreferredTerm]:
+def as_asked(pod: GroupPod) -> GroupPod:
+    """The pod with the required node affinity that its user asked for, ours taken out."""
+    text = pod.metadata.annotation(NARROWED_ANNOTATION)
+    before = pod.spec.affinity
+    own = before.node_affinity if before else None
+    required = own.required_during_scheduling_ignored_during_execution if own else None
+    if not text or before is None or own is None or required is None:
+        return pod
+    try:
+        ours = msgspec.json.decode(text, type=SelectorRequirement)
+    except msgspec.MsgspecError:
+        return pod
+    terms = [
+        NodeSelectorTerm([r for r in term.match_expressions or () if r != ours], term.match_fields)
+        for term in required.node_selector_terms or ()
+    ]
+    kept = [term for term in terms if term.match_expressions or term.match_fields]
+    asked = msgspec.structs.replace(
+        own, required_during_scheduling_ignored_during_execution=NodeSelector(kept) if kept else None
+    )
+    affinity = msgspec.structs.replace(before, node_affinity=asked)
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=affinity))
+
+
+def wishes_of(verdicts: Verdicts, target: Target | None) -> list[PreferredTerm]:
+    """What score would prefer, as weights: the planned host, its zone, and other zones by the rule."""
     found: list[PreferredTerm] = []
     if target is not None:
         host = SelectorRequirement("metadata.name", "In", [target.node])

@@ -91,9 +91,9 @@ class Fleet:
             for name, value in wanted.items():
                 taken[name] = taken.get(name, 0) + value
 
-    def holds(self, pod_key: str) -> bool:
-        """Whether a pod's requests are counted already."""
-        return pod_key in self._held
+    def seat_of(self, pod_key: str) -> str:
+        """The node on which a pod's requests are counted; empty when they are not."""
+        return self._held[pod_key][0] if pod_key in self._held else ""
 
 
 def host_of(node: Node) -> Host:

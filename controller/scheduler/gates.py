@@ -234,6 +234,7 @@ class SchedulingController:
             used=self.fleet.used,
             released=self._about_to_bind(pods),
             previous=before.targets if before else {},
+            seats={key: seat for key in (p.metadata.key for p in pods) if (seat := self.fleet.seat_of(key))},
         )
         with self.metrics.planning.time():
             plan = plan_group(snapshot, most_sites=self._config.planning.most_sites)

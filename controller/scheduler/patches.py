@@ -9,7 +9,16 @@ from typing import Any
 
 import msgspec
 
-from controller.scheduler.affinity import populated_places, tighten, zone_verdicts
+from controller.scheduler.affinity import (
+    NARROWED_ANNOTATION,
+    Verdicts,
+    owner_of,
+    populated_places,
+    requirement,
+    tighten,
+    wishes_of,
+    zone_verdicts,
+)
 from controller.scheduler.config import Placement, SchedulerConfig
 from controller.scheduler.explain import DECISION_ANNOTATION, decide, explain
 from controller.scheduler.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Target, placement_of
@@ -42,11 +51,15 @@ def release_patch(
         now: wall clock.
     """
     spec: dict[str, Any] = {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
+    annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
     if mode_of(pod, config) == "affinity":
-        affinity = _affinity(state, pod, target)
+        verdicts = _verdicts(state, pod)
+        ours = requirement(verdicts, target if owner_of(pod) else None)
+        affinity = tighten(pod, ours, wishes_of(verdicts, target))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
-    annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
+        if ours is not None:
+            annotations[NARROWED_ANNOTATION] = msgspec.json.encode(ours).decode()
     return _patch(pod, annotations, spec)
 
 
@@ -64,13 +77,12 @@ def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> ReleasePat
     return _patch(pod, annotations, {})
 
 
-def _affinity(state: State, pod: GroupPod, target: Target | None) -> NodeAffinity:
+def _verdicts(state: State, pod: GroupPod) -> Verdicts:
     try:
         weighing = state.weigh(pod.metadata.namespace, pod.group, pod.workload)
     except DeletedNodeError as error:
         weighing = Weighing(str(error))
-    verdicts = zone_verdicts(weighing, state.places, populated_places(state.place_of))
-    return tighten(pod, verdicts, target)
+    return zone_verdicts(weighing, state.places, populated_places(state.place_of))
 
 
 def _annotations(state: State, pod: GroupPod, target: Target | None, now: float) -> dict[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.appgroup.graph import Graph
+from controller.scheduler.affinity import as_asked
 from controller.scheduler.eligibility import may_run_on, tolerated
 from controller.scheduler.fleet import Host
 from controller.scheduler.placement import Link, Problem
@@ -44,6 +45,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         used: node -> requests of the pods on it.
         released: pod key -> target of pods that the scheduler may be placing right now; these stay.
         previous: pod key -> target of an earlier plan, which wins over equally good ones.
+        seats: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
+            either may be ahead; None when they agree.
     """
 
     graph: Graph
@@ -54,6 +57,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     used: Mapping[str, Amounts]
     released: Mapping[str, Target] = {}
     previous: Mapping[str, Target] = {}
+    seats: Mapping[str, str] | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -122,9 +126,13 @@ class _Draft:
                 continue
             live[position] += 1
             key = pod.metadata.key
-            self._models[position] = self._models[position] or pod
-            if pod.spec.node_name:
-                self._fixed[position][pod.spec.node_name] += 1
+            self._models[position] = self._models[position] or as_asked(pod)
+            seats = self.snapshot.seats
+            node = pod.spec.node_name or (seats or {}).get(key, "")
+            if node:
+                self._fixed[position][node] += 1
+                if seats is not None and key not in seats:
+                    self._take(node, pod)
                 continue
             target = self.snapshot.released.get(key)
             if target is not None and target.node in self.snapshot.hosts:
@@ -140,7 +148,10 @@ class _Draft:
         """A pod that may be bound at any moment: its target is as good as taken."""
         self.kept[pod.metadata.key] = target
         self._fixed[position][target.node] += 1
-        taken = self._taken[target.node]
+        self._take(target.node, pod)
+
+    def _take(self, node: str, pod: GroupPod) -> None:
+        taken = self._taken[node]
         for name, value in _requests(pod).items():
             taken[name] = taken.get(name, 0) + value
 

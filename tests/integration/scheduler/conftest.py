@@ -30,7 +30,9 @@ from controller.scheduler.program import Service
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
-from kubekit.wire import PODS, Object, Resource
+from kubekit.wire import NODES, PODS, Node, Object, Resource
+from lab.programs import Program
+from tests.integration.conftest import MakeNode
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
 POLICIES = Resource(
@@ -48,6 +50,27 @@ DEADLINE_S = 20.0
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]
 Lead = Callable[..., AbstractAsyncContextManager[SchedulingController]]
+
+
+@pytest.fixture
+def ready_node(client: Client, make_node: MakeNode, kwok: Program) -> MakeNode:
+    """``make_node``, but the node is empty, Ready and without taints when it returns.
+
+    Plans leave out what cannot take pods, and pods of an earlier test may still be leaving a node of the same name.
+    """
+
+    async def make(name: str, **fields: Any) -> Node:
+        async with asyncio.timeout(DEADLINE_S):
+            while await client.list(PODS, Object, field_selector=f"spec.nodeName={name}"):
+                await asyncio.sleep(0.05)
+            await make_node(name, **fields)
+            while True:
+                node = await client.get(NODES, name, Node)
+                if node.ready and not node.spec.taints:
+                    return node
+                await asyncio.sleep(0.05)
+
+    return make
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ ZONES = {("z1", "z2"): 5, ("z2", "z1"): 5, ("z3", "z4"): 10, ("z4", "z3"): 10}
 REGIONS = {("us-west-1", "us-east-1"): 20, ("us-east-1", "us-west-1"): 20}
 
 
-async def eight_nodes(make_node: MakeNode, client: Client, namespace: str, most: int = 15) -> None:
+async def eight_nodes(ready_node: MakeNode, client: Client, namespace: str, most: int = 15) -> None:
     """Seed 001: eight nodes in four zones of two regions; P1 depends on P2."""
     for i in range(1, 9):
         region = "us-west-1" if i <= 4 else "us-east-1"
-        await make_node(f"n{i}", zone=f"z{(i + 1) // 2}", region=region, capacity={"cpu": "2"})
+        await ready_node(f"n{i}", zone=f"z{(i + 1) // 2}", region=region, capacity={"cpu": "2"})
     await set_costs(client, namespace, ZONES, REGIONS)
     await create_group(client, namespace, {"P1": [("P2", most)], "P2": []})
 
@@ -42,9 +42,9 @@ async def pin(client: Client, namespace: str, name: str, workload: str, node: st
 
 
 async def test_the_pod_lands_with_its_dependency(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
-    await eight_nodes(make_node, client, namespace)
+    await eight_nodes(ready_node, client, namespace)
     async with extender() as url:
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "n1")
@@ -54,9 +54,9 @@ async def test_the_pod_lands_with_its_dependency(
 
 
 async def test_when_near_nodes_are_cordoned_or_full_the_pod_stays_pending_and_says_why(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
-    await eight_nodes(make_node, client, namespace)
+    await eight_nodes(ready_node, client, namespace)
     async with extender() as url:
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "n1")
@@ -78,10 +78,10 @@ async def test_when_near_nodes_are_cordoned_or_full_the_pod_stays_pending_and_sa
 
 
 async def test_seed_000_scores_the_near_nodes(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
     """N1 is full, so P1 lands on N2, which costs 1 (score 80), and not on N3 or N4, which cost 5 (score 0)."""
-    await eight_nodes(make_node, client, namespace)
+    await eight_nodes(ready_node, client, namespace)
     async with extender() as url:
         await scheduler(extender_url=url)
         await pin(client, namespace, "p2-one", "P2", "n1")
@@ -94,11 +94,11 @@ async def test_seed_000_scores_the_near_nodes(
 
 @pytest.mark.parametrize("parity", ["none", "upstream"])
 async def test_allocatable_least_fits_the_large_pods_too(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve, parity: Any
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, parity: Any
 ) -> None:
     """Seed 002: nodes of 10 and 200, pods of 5, 5, 100 and 100."""
-    await make_node("small", capacity={"cpu": "10", "memory": "10Gi"})
-    await make_node("large", capacity={"cpu": "200", "memory": "200Gi"})
+    await ready_node("small", capacity={"cpu": "10", "memory": "10Gi"})
+    await ready_node("large", capacity={"cpu": "200", "memory": "200Gi"})
     config = SchedulerConfig(parity=parity, allocatable=AllocatableArgs(weight=1))
     async with extender(config) as url:
         await scheduler(extender_url=url)
@@ -110,11 +110,11 @@ async def test_allocatable_least_fits_the_large_pods_too(
 
 
 async def test_the_default_profile_leaves_a_large_pod_pending(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
     """The same pods without us: what seed 002 sets out to mend. The extender is there, but does not touch this profile."""
-    await make_node("small", capacity={"cpu": "10", "memory": "10Gi"})
-    await make_node("large", capacity={"cpu": "200", "memory": "200Gi"})
+    await ready_node("small", capacity={"cpu": "10", "memory": "10Gi"})
+    await ready_node("large", capacity={"cpu": "200", "memory": "200Gi"})
     config = SchedulerConfig(allocatable=AllocatableArgs(weight=1))
     async with extender(config) as url:
         await scheduler(extender_url=url)
@@ -128,11 +128,11 @@ async def test_the_default_profile_leaves_a_large_pod_pending(
 
 
 async def test_seed_002s_churn_leaves_room_for_the_large_pod(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
     """Nodes of 20 and 100 with 10 and 90 taken; a pod of 10 comes, one of 40 goes, one of 50 comes: all fit."""
-    await make_node("small", capacity={"cpu": "20", "memory": "20Gi"})
-    await make_node("large", capacity={"cpu": "100", "memory": "100Gi"})
+    await ready_node("small", capacity={"cpu": "20", "memory": "20Gi"})
+    await ready_node("large", capacity={"cpu": "100", "memory": "100Gi"})
     async with extender(SchedulerConfig(allocatable=AllocatableArgs(weight=1))) as url:
         await scheduler(extender_url=url)
         for name, cpu, node in (("a", "10", "small"), ("b", "50", "large"), ("c", "40", "large")):
@@ -146,11 +146,11 @@ async def test_seed_002s_churn_leaves_room_for_the_large_pod(
 
 
 async def test_a_change_of_costs_brings_a_refused_pod_back_within_seconds(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
 ) -> None:
-    await make_node("far", zone="z3", region="us-east-1", capacity={"cpu": "2"})
+    await ready_node("far", zone="z3", region="us-east-1", capacity={"cpu": "2"})
     await set_costs(client, namespace, {}, REGIONS)
-    await make_node("near", zone="z1", region="us-west-1", capacity={"cpu": "2"})
+    await ready_node("near", zone="z1", region="us-west-1", capacity={"cpu": "2"})
     await create_group(client, namespace, {"P1": [("P2", 15)], "P2": []})
     async with extender() as url, lead():
         await scheduler(extender_url=url)
@@ -167,9 +167,9 @@ async def test_a_change_of_costs_brings_a_refused_pod_back_within_seconds(
 
 
 async def test_pods_are_scheduled_while_the_extender_is_away(
-    client: Client, namespace: str, make_node: MakeNode, scheduler: StartScheduler, extender: Serve
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
-    await eight_nodes(make_node, client, namespace)
+    await eight_nodes(ready_node, client, namespace)
     async with extender() as url:
         await scheduler(extender_url=url)
         await create_pod(client, namespace, "before", group="a1", workload="P2")

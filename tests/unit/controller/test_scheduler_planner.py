@@ -109,6 +109,22 @@ def test_targets_of_released_pods_stay_and_hold_their_room() -> None:
     assert zones_of(plan) == {"w0-0": "z0", "w1-0": "z1", "w2-0": "z1"}
 
 
+def test_two_watches_that_disagree_count_nothing_twice_and_nothing_never() -> None:
+    case, nodes = line((1, 1)), [node("a", "z0", "1"), node("b", "z1", "2")]
+    first, second = groups.pods_of(case)
+    bound = msgspec.structs.replace(
+        first, spec=msgspec.structs.replace(first.spec, node_name="b", scheduling_gates=None)
+    )
+    # The pod is known to be bound, but nobody has counted what it uses.
+    ahead = plan_group(snapshot(case, nodes, pods=[bound, second], seats={}))
+    # What it uses is counted, but the pod itself still looks as if it waited.
+    used = {"b": {"cpu": 1000, "pods": 1}}
+    behind = plan_group(snapshot(case, nodes, pods=[first, second], used=used, seats={"default/w0-0": "b"}))
+    assert zones_of(ahead) == zones_of(behind) == {"w1-0": "z1"}
+    small = [node("a", "z0", "1"), node("b", "z1", "1")]
+    assert zones_of(plan_group(snapshot(case, small, pods=[bound, second], seats={}))) == {"w1-0": "z0"}
+
+
 def test_a_released_pod_whose_host_is_gone_is_planned_anew() -> None:
     released = {"default/w0-0": Target("z9", "r", "gone")}
     plan = plan_group(snapshot(line(), [node("a", "z0")], released=released))

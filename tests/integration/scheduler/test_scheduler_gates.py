@@ -1,0 +1,321 @@
+"""Gates, plans and affinity on the real API server and the stock kube-scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from controller.resources import APPGROUPS, AppGroup
+from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.explain import decision_of, target_of
+from controller.scheduler.pods import GATE, GroupPod
+from kubekit.client import Client
+from kubekit.reflector import Reflector
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.scheduler.conftest import (
+    Lead,
+    Serve,
+    create_group,
+    create_pod,
+    events_of,
+    read_pod,
+    set_costs,
+    until_bound,
+    until_unschedulable,
+)
+
+pytestmark = pytest.mark.usefixtures("kwok", "crds", "gate_policy")
+
+BOUTIQUE = Path(__file__).parents[3] / "manifests" / "examples" / "online-boutique" / "appgroup.yaml"
+ORDERS = {
+    "KahnSort": "P1 P10 P9 P8 P7 P6 P5 P4 P3 P2 P11",
+    "AlternateKahn": "P1 P11 P10 P2 P9 P3 P8 P4 P7 P5 P6",
+    "ReverseKahn": "P11 P2 P3 P4 P5 P6 P7 P8 P9 P10 P1",
+    "TarjanSort": "P1 P10 P9 P8 P7 P5 P6 P4 P3 P2 P11",
+    "AlternateTarjan": "P1 P11 P10 P2 P9 P3 P8 P4 P7 P6 P5",
+    "ReverseTarjan": "P11 P2 P3 P4 P6 P5 P7 P8 P9 P10 P1",
+}
+FAR = {("a", "b"): 40, ("b", "a"): 40, ("a", "c"): 5, ("c", "a"): 5, ("b", "c"): 40, ("c", "b"): 40}
+
+
+@asynccontextmanager
+async def watched(client: Client, namespace: str) -> AsyncIterator[list[str]]:
+    """Names of pods in the order in which they are bound."""
+    bound: list[str] = []
+
+    def note(_: str, old: GroupPod | None, new: GroupPod | None) -> None:
+        if new is not None and new.spec.node_name and (old is None or not old.spec.node_name):
+            bound.append(new.metadata.name)
+
+    mirror: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, namespace=namespace)
+    mirror.subscribe(note)
+    running = asyncio.create_task(mirror.run())
+    try:
+        await mirror.synced.wait()
+        yield bound
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def create_boutique(client: Client, namespace: str, algorithm: str) -> list[str]:
+    """The Online Boutique's AppGroup; its workloads' selectors."""
+    group: dict[str, Any] = yaml.safe_load(BOUTIQUE.read_text())
+    group["spec"]["topologySortingAlgorithm"] = algorithm
+    await client.create(APPGROUPS, group, AppGroup, namespace=namespace)
+    return [w["workload"]["selector"] for w in group["spec"]["workloads"]]
+
+
+@pytest.mark.parametrize("algorithm", list(ORDERS))
+async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
+    client: Client,
+    namespace: str,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    extender: Serve,
+    lead: Lead,
+    algorithm: str,
+) -> None:
+    for zone in ("a", "b", "c"):
+        await ready_node(f"n-{zone}", zone=zone, region="r")
+    await set_costs(client, namespace, FAR)
+    async with extender() as url, lead(), watched(client, namespace) as bound:
+        await scheduler(extender_url=url)
+        selectors = await create_boutique(client, namespace, algorithm)
+        for selector in selectors:
+            await create_pod(client, namespace, selector.lower(), group="online-boutique", workload=selector)
+        await until_bound(client, namespace, *(s.lower() for s in selectors))
+        await asyncio.sleep(0.2)
+    assert " ".join(name.upper() for name in bound) == ORDERS[algorithm]
+
+
+@pytest.mark.parametrize("mode", ["extender", "affinity"])
+async def test_a_group_that_needs_two_zones_is_split_where_it_costs_least(
+    client: Client,
+    namespace: str,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    extender: Serve,
+    lead: Lead,
+    mode: Any,
+) -> None:
+    """Two chains of two pods; each node holds two. Zone b is far from all: a and c get a chain each."""
+    for zone in ("a", "b", "c"):
+        await ready_node(f"n-{zone}", zone=zone, region="r", capacity={"cpu": "2"})
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"W": [("X", 10)], "X": [], "Y": [("Z", 10)], "Z": [("X", 30)]})
+    config = SchedulerConfig(placement=mode)
+    async with extender(config) as url, lead(config):
+        await scheduler(extender_url=url)
+        for workload in "WXYZ":
+            await create_pod(client, namespace, workload.lower(), group="a1", workload=workload, requests={"cpu": "1"})
+        placed = await until_bound(client, namespace, "w", "x", "y", "z")
+        assert placed["w"] == placed["x"]
+        assert placed["y"] == placed["z"]
+        assert {placed["w"], placed["y"]} == {"n-a", "n-c"}
+        pod = await read_pod(client, namespace, "w")
+        target, decision = target_of(pod), decision_of(pod)
+        assert target is not None
+        assert target.node == placed["w"]
+        assert decision is not None
+        assert decision.by == "plan"
+        has_affinity = pod.spec.affinity is not None and pod.spec.affinity.node_affinity is not None
+        assert has_affinity == (mode == "affinity")
+        async with asyncio.timeout(10):
+            while not (found := await events_of(client, namespace, "w")) or not any(
+                e["reason"] == "NetworkPlacement" for e in found
+            ):
+                await asyncio.sleep(0.1)
+        note = next(e["note"] for e in found if e["reason"] == "NetworkPlacement")
+        assert f"on {placed['w']} as planned with its group" in note
+
+
+async def test_affinity_serves_the_stock_scheduler_for_pods_that_opt_in(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    """No extender at all, the default profile; pods are made by a Deployment, whose zone is then required."""
+    for zone in ("a", "b"):
+        await ready_node(f"n-{zone}", zone=zone, region="r")
+    await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
+    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []}, members=4)
+    async with lead():
+        await scheduler()
+        await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
+        labels = {
+            "appgroup.diktyo.x-k8s.io": "a1",
+            "appgroup.diktyo.x-k8s.io.workload": "P1",
+            "netaware.io/placement": "affinity",
+        }
+        spec = {"terminationGracePeriodSeconds": 0, "containers": [{"name": "main", "image": "none"}]}
+        template = {"metadata": {"labels": labels}, "spec": spec}
+        deployment = {
+            "metadata": {"name": "p1"},
+            "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template},
+        }
+        await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
+        async with asyncio.timeout(20):
+            while True:
+                pods = await client.list(PODS, GroupPod, namespace=namespace)
+                if len(pods) == 4 and all(p.spec.node_name for p in pods):
+                    break
+                await asyncio.sleep(0.1)
+    assert {p.spec.node_name for p in pods} == {"n-b"}
+    one = next(p for p in pods if p.workload == "P1")
+    assert one.spec.affinity is not None
+    assert one.spec.affinity.node_affinity is not None
+    required = one.spec.affinity.node_affinity.required_during_scheduling_ignored_during_execution
+    terms = msgspec.to_builtins(required)["nodeSelectorTerms"]
+    zone = "topology.kubernetes.io/zone"
+    assert terms == [{"matchExpressions": [{"key": zone, "operator": "In", "values": ["b"]}]}]
+
+
+async def test_a_users_own_affinity_is_kept_and_only_narrowed(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    for zone, disk in (("a", "ssd"), ("b", "ssd"), ("b", "hdd")):
+        await ready_node(f"n-{zone}-{disk}", zone=zone, region="r", labels={"disk": disk})
+    await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
+    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []})
+    own: dict[str, Any] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]}]
+        },
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 3, "preference": {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}}
+        ],
+    }
+    async with lead(SchedulerConfig(placement="affinity")):
+        await scheduler()
+        await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b-hdd")
+        await asyncio.sleep(0.3)
+        await create_pod(client, namespace, "p1", group="a1", workload="P1", affinity={"nodeAffinity": own})
+        assert await until_bound(client, namespace, "p1") == {"p1": "n-b-ssd"}
+    pod = await read_pod(client, namespace, "p1")
+    assert pod.spec.affinity is not None
+    kept = msgspec.to_builtins(pod.spec.affinity.node_affinity)
+    term = kept["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"]
+    assert term[0] == {"key": "disk", "operator": "In", "values": ["ssd"]}
+    assert term[1] == {"key": "topology.kubernetes.io/zone", "operator": "NotIn", "values": ["a"]}
+    assert (
+        kept["preferredDuringSchedulingIgnoredDuringExecution"][0]
+        == own["preferredDuringSchedulingIgnoredDuringExecution"][0]
+    )
+
+
+async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    """No such group, no such workload, a cycle, workloads that never come, an earlier pod that never fits."""
+    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
+    config = SchedulerConfig(gates=GatesConfig(max_wait_s=6, absent_wait_s=2, settle_s=0.1))
+    await create_group(client, namespace, {"A": [("B", 5)], "B": [("A", 5)]}, name="cycle")
+    await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="absent", algorithm="ReverseKahn")
+    await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="huge", algorithm="ReverseKahn")
+    async with lead(config):
+        await scheduler()
+        started = time.monotonic()
+        await create_pod(client, namespace, "orphan", group="unknown", workload="A")
+        await create_pod(client, namespace, "stranger", group="absent", workload="C")
+        await create_pod(client, namespace, "lonely", group="absent", workload="A")
+        for workload in "AB":
+            await create_pod(client, namespace, f"cycle-{workload.lower()}", group="cycle", workload=workload)
+        await create_pod(client, namespace, "huge-b", group="huge", workload="B", requests={"cpu": "64"})
+        await create_pod(client, namespace, "huge-a", group="huge", workload="A")
+        names = ("orphan", "stranger", "lonely", "cycle-a", "cycle-b", "huge-a")
+        await until_bound(client, namespace, *names, deadline_s=config.gates.max_wait_s + 4)
+        assert time.monotonic() - started < config.gates.max_wait_s + 4
+        async with asyncio.timeout(10):
+            while not any(e["reason"] == "GateOpened" for e in await events_of(client, namespace, "orphan")):
+                await asyncio.sleep(0.1)
+    assert not (await read_pod(client, namespace, "huge-b")).gated
+
+
+async def test_a_gate_that_was_set_while_no_controller_ran_is_opened_when_one_comes(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    await ready_node("n-a", zone="a", region="r")
+    await scheduler()
+    await create_group(client, namespace, {"A": []})
+    await create_pod(client, namespace, "early", group="a1", workload="A")
+    await asyncio.sleep(1)
+    assert (await read_pod(client, namespace, "early")).gated
+    async with lead():
+        await until_bound(client, namespace, "early")
+
+
+async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: str, ready_node: MakeNode) -> None:
+    await ready_node("n-a", zone="a", region="r")
+    opt_in = {"netaware.io/placement": "affinity"}
+    stock = "default-scheduler"
+    gated = {
+        "ours": await create_pod(client, namespace, "ours", group="g", workload="A"),
+        "opted": await create_pod(client, namespace, "opted", group="g", workload="A", scheduler=stock, labels=opt_in),
+    }
+    free = {
+        "no-group": await create_pod(client, namespace, "no-group"),
+        "stock": await create_pod(client, namespace, "stock", group="g", workload="A", scheduler=stock),
+        "no-group-opted": await create_pod(client, namespace, "no-group-opted", scheduler=stock, labels=opt_in),
+        "placed": await create_pod(client, namespace, "placed", group="g", workload="A", nodeName="n-a"),
+    }
+    assert {name: pod.gated for name, pod in (gated | free).items()} == {
+        **dict.fromkeys(gated, True),
+        **dict.fromkeys(free, False),
+    }
+    whole = {"metadata": {"labels": opt_in}}
+    await client.patch(NAMESPACES, namespace, whole, Object)
+    later = await create_pod(client, namespace, "later", group="g", workload="A", scheduler=stock)
+    out = {"netaware.io/placement": "extender"}
+    opted_out = await create_pod(client, namespace, "out", group="g", workload="A", scheduler=stock, labels=out)
+    assert (later.gated, opted_out.gated) == (True, False)
+    other = {"name": "example.com/mine"}
+    both = await create_pod(client, namespace, "both", group="g", workload="A", schedulingGates=[other])
+    assert sorted(g.name for g in both.spec.scheduling_gates or ()) == sorted([GATE, "example.com/mine"])
+
+
+async def test_a_frozen_pod_is_replaced_through_its_owner_when_its_zone_is_no_longer_good(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    """The planned zone vanishes before the scheduler gets to the pod; a new pod is made, for the zone that is left."""
+    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
+    await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
+    await create_group(client, namespace, {"P1": [], "P2": []}, members=1)
+    config = SchedulerConfig(placement="affinity", gates=GatesConfig(replace_after_s=1, absent_wait_s=1))
+    labels = {"appgroup.diktyo.x-k8s.io": "a1", "appgroup.diktyo.x-k8s.io.workload": "P1"}
+    spec = {
+        "schedulerName": "network-aware-scheduler",
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "2"}}}],
+    }
+    body = {
+        "metadata": {"name": "p1"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+    async with lead(config):
+        await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
+        async with asyncio.timeout(20):
+            while True:
+                pods = await client.list(PODS, GroupPod, namespace=namespace)
+                if pods and not pods[0].gated:
+                    break
+                await asyncio.sleep(0.05)
+        first = pods[0].metadata.name
+        await create_pod(client, namespace, "intruder", requests={"cpu": "1"}, nodeName="n-a")
+        await scheduler()
+        await until_unschedulable(client, namespace, first)
+        await ready_node("n-b", zone="b", region="r", capacity={"cpu": "2"})
+        async with asyncio.timeout(30):
+            while True:
+                pods = [p for p in await client.list(PODS, GroupPod, namespace=namespace) if p.group]
+                if pods and all(p.spec.node_name == "n-b" for p in pods):
+                    break
+                await asyncio.sleep(0.1)
+    assert [p.metadata.name for p in pods] != [first]
