@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from pathlib import Path
 from typing import Any
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from kubekit.runtime import run_program
@@ -59,9 +61,14 @@ def run(args: argparse.Namespace) -> int:
         print_all(console, found, topology)
         if args.picture is not None:
             args.picture.parent.mkdir(parents=True, exist_ok=True)
-            args.picture.write_text(console.export_svg(title="make demo"))
+            args.picture.write_text(console.export_svg(title="make demo", code_format=_without_outside_fonts()))
 
     return run_program(main)
+
+
+def _without_outside_fonts() -> str:
+    """Rich's picture format, less the fonts that it would have the viewer's browser fetch from a public server."""
+    return re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def print_all(console: Console, found: report.DemoReport, topology: Topology) -> None:
