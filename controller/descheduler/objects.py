@@ -92,7 +92,7 @@ class Budget(Object, frozen=True):
     status: BudgetStatus = BudgetStatus()
 
 
-class NodeInfo(msgspec.Struct, frozen=True):
+class NodeInfo(msgspec.Struct, frozen=True, gc=False):
     """A node.
 
     Attributes:
@@ -108,7 +108,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     allocatable: Mapping[str, int]
 
 
-class PodInfo(msgspec.Struct, frozen=True):
+class PodInfo(msgspec.Struct, frozen=True, gc=False):
     """A pod.
 
     Attributes:
