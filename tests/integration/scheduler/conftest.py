@@ -151,8 +151,9 @@ async def gate_policy(client: Client, namespace: str) -> AsyncIterator[None]:
     else:
         pytest.fail("the admission policy does not gate pods")
     yield
-    for resource in (BINDINGS, POLICIES):
-        await client.delete(resource, "netaware-appgroup-gate")
+    for document in reversed(documents):
+        resource = POLICIES if document["kind"] == POLICIES.kind else BINDINGS
+        await client.delete(resource, document["metadata"]["name"])
 
 
 async def create_pod(

@@ -272,7 +272,11 @@ async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: st
     }
     whole = {"metadata": {"labels": opt_in}}
     await client.patch(NAMESPACES, namespace, whole, Object)
-    later = await create_pod(client, namespace, "later", group="g", workload="A", scheduler=stock)
+    for turn in range(100):  # admission sees namespaces through a cache
+        later = await create_pod(client, namespace, f"later-{turn}", group="g", workload="A", scheduler=stock)
+        if later.gated:
+            break
+        await asyncio.sleep(0.05)
     out = {"netaware.io/placement": "extender"}
     opted_out = await create_pod(client, namespace, "out", group="g", workload="A", scheduler=stock, labels=out)
     assert (later.gated, opted_out.gated) == (True, False)
