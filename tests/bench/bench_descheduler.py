@@ -58,7 +58,7 @@ def measure() -> dict[str, dict[str, object]]:
             "unit": "times",
             "budget": 20.0,
             "ok": growth <= 20.0,
-            "reference": f"linear is 10, quadratic 100; the processor's caches hold the small cluster and not the large. The small round takes {small.seconds:.4f} s and plans {small.moves} moves",
+            "reference": f"linear is 10, quadratic 100; the small round takes {small.seconds:.4f} s and plans {small.moves} moves",
         },
         "descheduler: memory of nodes, pods and their indexes": {
             "value": large_bytes / 2**20,
