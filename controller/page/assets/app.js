@@ -33,10 +33,15 @@ function change(told) {
   clockOffset = told.at - Date.now() / 1000;
   const touched = new Set();
   if (told.matrix) { accept({ ...page, ...told }); return; }
-  for (const section of ["prometheus", "network", "agents", "groups", "bandwidth", "problems"]) {
+  const shownIn = { network: ["matrix", "map", "agents"], agents: ["agents"], bandwidth: ["bandwidth"], prometheus: ["bandwidth"], agentRows: ["agents"], groups: ["groups"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
+  for (const section of ["prometheus", "network", "agents", "bandwidth", "problems"]) {
     if (!(section in told)) continue;
     page[section] = told[section];
-    for (const tab of { network: ["matrix", "map", "agents"], agents: ["agents"], groups: ["groups"], bandwidth: ["bandwidth"], prometheus: ["bandwidth"] }[section] || []) touched.add(tab);
+    for (const tab of shownIn[section] || []) touched.add(tab);
+  }
+  for (const [list, rows] of Object.entries(told.rows || {})) {
+    page[list] = withRows(page[list], rows, ROW_NAMES[list]);
+    for (const tab of shownIn[list]) touched.add(tab);
   }
   for (const [k, ...fields] of told.cells || []) {
     fields.forEach((value, i) => { page.matrix[CELL_FIELDS[i]][k] = value; });
@@ -44,6 +49,15 @@ function change(told) {
     touched.add("matrix").add("map");
   }
   repaint([...touched]);
+}
+
+const ROW_NAMES = { agentRows: ["node"], groups: ["namespace", "name"], nodeRows: ["node"], podRows: ["namespace", "name"] };
+
+function withRows(list, told, fields) {
+  const nameOf = (row) => fields.map((field) => row[field]).join("/");
+  const rows = new Map(list.map((row) => [nameOf(row), row]));
+  for (const row of told.changed || []) rows.set(nameOf(row), row);
+  return (told.order || [...rows.keys()]).map((name) => rows.get(name));
 }
 
 function remember(k) {

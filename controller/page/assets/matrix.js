@@ -275,7 +275,7 @@ function drawPairDetail() {
       m.loss[k] ? ["Loss", `${number(m.loss[k] * 100)} %`] : null,
       ["Measured", m.at[k] === null ? "not yet" : `${age(since(m.at[k]))} ago`],
       m.prober[k] ? ["By", m.prober[k]] : null,
-      m.nodes[k] ? ["Between", m.nodes[k].replace(" ", " and ")] : null,
+      m.nodes[k] || m.nodes[back] ? ["Between", (m.nodes[k] || m.nodes[back]).replace(" ", " and ")] : null,
       m.capacity[k] === null ? null : ["Bandwidth", rate(m.capacity[k])],
       m.allocated[k] === null ? null : ["Allocated", rate(m.allocated[k])],
     ].filter(Boolean);

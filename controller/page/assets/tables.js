@@ -16,8 +16,8 @@ function drawAgents() {
   const short = zones.filter((zone) => zone.agents < zone.ready);
   const head = h("p", { class: "note" }, `${agents.states.up} up, ${agents.states.down} down, ${agents.states.away} nodes not in use`,
     short.length ? `; zones with missing agents: ${short.map((zone) => `${zone.name} (${zone.agents} of ${zone.ready})`).join(", ")}` : "",
-    agents.nodes.length < agents.total ? `; ${agents.nodes.length} of ${agents.total} nodes shown, those that need attention first` : "");
-  const rows = agents.nodes.map((agent) => [
+    state.page.agentRows.length < agents.total ? `; ${state.page.agentRows.length} of ${agents.total} nodes shown, those that need attention first` : "");
+  const rows = state.page.agentRows.map((agent) => [
     [agent.node, "name"], agent.zone || "–", agent.region || "–", STATES[agent.state], agent.reason || "", agent.prober || "–", agent.version || "–", agent.address || "–", [String(agent.probes), "n"],
     [agent.newestAt === null ? "–" : `${age(since(agent.newestAt))} ago`, "n"],
   ]);
@@ -45,8 +45,8 @@ function drawBandwidth() {
   const bandwidth = state.page.bandwidth;
   const url = state.page.prometheus.url;
   const source = url ? (state.page.prometheus.error ? `Prometheus does not answer: ${state.page.prometheus.error}` : `Rates and verdicts by ${url}.`) : "What flows and what is enforced comes from Prometheus, which is not configured (page.prometheusUrl).";
-  const shown = bandwidth.nodes.length < bandwidth.totalNodes ? ` The fullest ${bandwidth.nodes.length} of ${bandwidth.totalNodes} nodes are shown.` : "";
-  const nodes = bandwidth.nodes.map((node) => {
+  const shown = state.page.nodeRows.length < bandwidth.totalNodes ? ` The fullest ${state.page.nodeRows.length} of ${bandwidth.totalNodes} nodes are shown.` : "";
+  const nodes = state.page.nodeRows.map((node) => {
     const whole = node.allocatableBps === null ? node.capacityBps : node.allocatableBps;
     const line = [[node.node, "name"], node.zone || "–", [whole === null ? "unknown" : rate(whole), whole === null ? "n soft" : "n"], [node.allocatedBps ? rate(node.allocatedBps) : "0", "n"],
       bar(node.allocatedBps, whole), [percent(node.allocatedBps, whole), `n${whole !== null && node.allocatedBps > whole ? " bad" : ""}`], [String(node.pods), "n"]];
@@ -54,14 +54,14 @@ function drawBandwidth() {
     return [...line, [node.source, "soft"]];
   });
   const flows = url ? [["Sent", "n"], ["Received", "n"]] : [];
-  const pods = bandwidth.pods.map((pod) => [pod.namespace, [pod.name, "name"], pod.node || "pending", [pod.requestedBps ? rate(pod.requestedBps) : "–", "n"],
+  const pods = state.page.podRows.map((pod) => [pod.namespace, [pod.name, "name"], pod.node || "pending", [pod.requestedBps ? rate(pod.requestedBps) : "–", "n"],
     [limit(pod.ingressAsked, pod.ingressAskedBps), "n"], [limit(pod.egressAsked, pod.egressAskedBps), "n"], ...(url ? [[rate(pod.ingressUsedBps), "n"], [rate(pod.egressUsedBps), "n"]] : []), verdictText(pod)]);
   byId("panel-bandwidth").replaceChildren(
     h("p", { class: "note" }, source + shown),
     h("h2", {}, "Nodes"),
     table(["Node", "Zone", ["Capacity", "n"], ["Allocated", "n"], "", "", ["Pods", "n"], ...flows, "Source"], nodes),
-    h("h3", {}, `Pods that ask for bandwidth${bandwidth.pods.length < bandwidth.totalPods ? ` (${bandwidth.pods.length} of ${bandwidth.totalPods})` : ""}`),
-    bandwidth.pods.length
+    h("h3", {}, `Pods that ask for bandwidth${pods.length < bandwidth.totalPods ? ` (${pods.length} of ${bandwidth.totalPods})` : ""}`),
+    pods.length
       ? table(["Namespace", "Pod", "Node", ["Requests", "n"], ["Ingress limit", "n"], ["Egress limit", "n"], ...(url ? [["In use, in", "n"], ["In use, out", "n"]] : []), "Enforced"], pods)
       : h("p", { class: "note" }, "None."));
 }
