@@ -89,12 +89,13 @@ def tighten(pod: GroupPod, ours: SelectorRequirement | None, wishes: Sequence[Pr
     if ours is not None:
         terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
         narrowed = [
-            NodeSelectorTerm([*(term.match_expressions or ()), ours], term.match_fields)
-            for term in terms
             # A term that says nothing matches nothing, and with a requirement it would match something.
-            if required is None or term.match_expressions or term.match_fields
+            NodeSelectorTerm([*(term.match_expressions or ()), ours], term.match_fields)
+            if required is None or _says_something(term)
+            else term
+            for term in terms
         ]
-        required = NodeSelector(narrowed) if narrowed else required
+        required = NodeSelector(narrowed)
     return NodeAffinity(required, [*theirs, *wishes] or None)
 
 
@@ -118,25 +119,30 @@ def requirement(verdicts: Verdicts, target: Target | None) -> SelectorRequiremen
 def as_asked(pod: GroupPod) -> GroupPod:
     """The pod with the required node affinity that its user asked for, ours taken out."""
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
-    before = pod.spec.affinity
-    own = before.node_affinity if before else None
+    affinity = pod.spec.affinity
+    own = affinity.node_affinity if affinity else None
     required = own.required_during_scheduling_ignored_during_execution if own else None
-    if not text or before is None or own is None or required is None:
+    if not text or affinity is None or own is None or required is None:
         return pod
     try:
         ours = msgspec.json.decode(text, type=SelectorRequirement)
     except msgspec.MsgspecError:
         return pod
     terms = [
-        NodeSelectorTerm([r for r in term.match_expressions or () if r != ours], term.match_fields)
+        (term, NodeSelectorTerm([r for r in term.match_expressions or () if r != ours], term.match_fields))
         for term in required.node_selector_terms or ()
     ]
-    kept = [term for term in terms if term.match_expressions or term.match_fields]
+    # A term that says nothing without ours is ours alone; one that said nothing before was the user's.
+    kept = [after for before, after in terms if _says_something(after) or not _says_something(before)]
     asked = msgspec.structs.replace(
         own, required_during_scheduling_ignored_during_execution=NodeSelector(kept) if kept else None
     )
-    affinity = msgspec.structs.replace(before, node_affinity=asked)
-    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=affinity))
+    stripped = msgspec.structs.replace(affinity, node_affinity=asked)
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, affinity=stripped))
+
+
+def _says_something(term: NodeSelectorTerm) -> bool:
+    return bool(term.match_expressions or term.match_fields)
 
 
 def wishes_of(verdicts: Verdicts, target: Target | None) -> list[PreferredTerm]:

@@ -301,7 +301,7 @@ def decide(explanation: Explanation, target: Target | None, now: float) -> Decis
     """What to keep on a pod that is released now; the cheapest places only."""
     zones: dict[str, tuple[int, bool]] = {}
     for line in explanation.candidates:
-        if line.zone and not line.node and len(zones) < SHOWN * 2:
+        if line.zone and len(zones) < SHOWN * 2:
             zones.setdefault(line.zone, (line.cost, line.passes))
     return Decision(
         at=format_time(now),

@@ -1,0 +1,222 @@
+"""Why there: tables and sentences that agree with the rules; and what is done about pods that got stuck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.resources import AppGroup, NetworkTopology
+from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.explain import explain
+from controller.scheduler.planner import Plan
+from controller.scheduler.pods import GroupPod, Target
+from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
+from controller.scheduler.stuck import Replace, Retry, StuckPods
+from kubekit.wire import Node, format_time
+
+GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
+REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
+NOW = 1_700_000_000.0
+
+
+def topology(cost: int) -> NetworkTopology:
+    origins = [
+        {"origin": a, "costList": [{"destination": b, "networkCost": cost}]} for a, b in (("z1", "z2"), ("z2", "z1"))
+    ]
+    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE, "originList": origins}]}]
+    return msgspec.convert(
+        {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}, NetworkTopology
+    )
+
+
+def example(*placed: tuple[str, str]) -> State:
+    """n1, n2 in z1 and n3, n4 in z2, 20 apart; P1 depends on P2 (at most 15), P0 on P1 (at most 5)."""
+    state = State(SchedulerConfig(), "netaware-system")
+    for i in range(1, 5):
+        body = {"metadata": {"name": f"n{i}", "labels": {REGION: "r", ZONE: f"z{(i + 1) // 2}"}}}
+        state.take_node(f"n{i}", None, msgspec.convert(body, Node))
+    state.take_topology("default/nt-default", None, topology(20))
+    references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in ("P0", "P1", "P2")}
+    workloads = [
+        {"workload": references["P0"], "dependencies": [{"workload": references["P1"], "maxNetworkCost": 5}]},
+        {"workload": references["P1"], "dependencies": [{"workload": references["P2"], "maxNetworkCost": 15}]},
+        {"workload": references["P2"]},
+    ]
+    group = {"metadata": {"name": "a1", "namespace": "default"}, "spec": {"workloads": workloads}}
+    state.take_group("default/a1", None, msgspec.convert(group, AppGroup))
+    for workload, node in placed:
+        state.take_pod(f"default/{workload}-{node}", None, pod(workload, node, name=f"{workload}-{node}"))
+    return state
+
+
+def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", **fields: Any) -> GroupPod:
+    labels = {GROUP: group, WORKLOAD: workload} if group else {}
+    metadata = {
+        "name": name,
+        "namespace": "default",
+        "uid": f"u-{name}",
+        "labels": labels,
+        **fields.pop("metadata", {}),
+    }
+    status = {"phase": "Running" if node else "Pending", **fields.pop("status", {})}
+    spec = {"nodeName": node, "schedulerName": "network-aware-scheduler", **fields}
+    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, GroupPod)
+
+
+def planned(target: Target) -> dict[str, Any]:
+    return {"annotations": {"netaware.io/target": msgspec.json.encode(target).decode()}}
+
+
+def test_the_table_lists_candidates_with_each_dependencys_cost_and_verdict() -> None:
+    found = explain(example(("P2", "n1"), ("P0", "n3")), pod("P1"))
+    assert [(b.workload, b.direction, b.max_cost, b.places) for b in found.bonds] == [
+        ("P2", "depends-on", 15, {"z1": 1}),
+        ("P0", "depended-on-by", 5, {"z2": 1}),
+    ]
+    rows = {line.node or line.zone: line for line in found.candidates}
+    assert list(rows) == ["n1", "z1", "n3", "z2"]
+    assert [(line.nodes, line.passes, line.cost, line.score) for line in rows.values()] == [
+        (1, True, 20, 100),
+        (1, True, 21, 0),
+        (1, False, 20, None),
+        (1, False, 21, None),
+    ]
+    assert [(c.cost, c.satisfied, c.violated) for c in rows["z2"].cells] == [(20, 0, 1), (1, 1, 0)]
+    assert found.decided == "best place n1: cost 20 (P2 0 of 15, P0 20 of 5)"
+    assert (found.group, found.topology, found.weight) == ("default/a1", "default/nt-default", "UserDefined")
+
+
+def test_costs_of_cells_add_up_to_the_tally_that_decided() -> None:
+    state = example(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
+    for line in explain(state, pod("P1")).candidates:
+        assert sum(cell.cost for cell in line.cells) == line.cost
+        depends = [
+            cell
+            for cell, bond in zip(line.cells, explain(state, pod("P1")).bonds, strict=True)
+            if bond.direction == "depends-on"
+        ]
+        assert sum(c.satisfied for c in depends) == line.satisfied
+        assert sum(c.violated for c in depends) == line.violated
+
+
+@pytest.mark.parametrize(
+    ("asked", "placed", "sentence"),
+    [
+        (pod("P1", "n2"), [("P2", "n1")], "on n2 by the rule: cost 1 (P2 1 of 15); 2 nodes refused"),
+        (
+            pod("P1", "n1", metadata=planned(Target("z1", "r", "n1"))),
+            [("P2", "n1")],
+            "on n1 as planned with its group: cost 0 (P2 0 of 15); 2 nodes refused",
+        ),
+        (
+            pod("P1", "n2", metadata=planned(Target("z1", "r", "n1"))),
+            [("P2", "n1")],
+            "on n2 in the planned zone: cost 1 (P2 1 of 15); 2 nodes refused",
+        ),
+        (
+            pod("P1", "n3", metadata=planned(Target("z1", "r", "n1"))),
+            [("P2", "n1")],
+            (
+                "on n3, though n1 was planned: cost 20 (P2 20 of 15, 1 beyond their maximum); "
+                "next best zone n1 costs 0; 2 nodes refused"
+            ),
+        ),
+        (
+            pod("P1", metadata=planned(Target("z2", "r", "n3"))),
+            [],
+            "waits for n3, planned with its group",
+        ),
+        (pod("P1"), [], f"any node: {NOTHING_PLACED}"),
+        (pod("P1", group="unknown"), [], f"any node: {NO_GROUP}"),
+        (pod("P1", group=""), [], f"any node: {NO_GROUP_LABEL}"),
+    ],
+)
+def test_one_sentence_says_what_decided(asked: GroupPod, placed: list[tuple[str, str]], sentence: str) -> None:
+    assert explain(example(*placed), asked).decided == sentence
+
+
+def test_nodes_without_labels_have_a_row_and_the_one_that_holds_the_dependency_is_good() -> None:
+    state = example(("P2", "bare"))
+    state.take_node("bare", None, msgspec.convert({"metadata": {"name": "bare"}}, Node))
+    found = explain(state, pod("P1"))
+    assert [(line.zone, line.node, line.passes) for line in found.candidates] == [
+        ("", "bare", True),
+        ("z1", "", False),
+        ("z2", "", False),
+    ]
+
+
+def stuck(message: str = "0/4 nodes: Workload dependencies", *, since_s: float = 60, **fields: Any) -> GroupPod:
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+        "lastTransitionTime": format_time(NOW - since_s),
+    }
+    return pod("P1", status={"phase": "Pending", "conditions": [condition]}, **fields)
+
+
+def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> None:
+    state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
+    first, _ = keeper.plan([stuck()], None, state, NOW)
+    assert [type(a) for a in first] == [Retry]  # what it was refused by is not known yet
+    assert keeper.plan([stuck()], None, state, NOW + 10) == ([], None)
+    state.take_topology("default/nt-default", topology(20), topology(10))
+    again, _ = keeper.plan([stuck()], None, state, NOW + 20)
+    assert [(a.cause, type(a)) for a in again if isinstance(a, Retry)] == [("costs", Retry)]
+    assert keeper.plan([stuck()], None, state, NOW + 30) == ([], None)
+
+
+def test_tries_are_not_closer_than_a_second() -> None:
+    state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
+    keeper.plan([stuck()], None, state, NOW)
+    state.take_topology("default/nt-default", topology(20), topology(10))
+    assert keeper.plan([stuck()], None, state, NOW + 0.25) == ([], 0.75)
+
+
+def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
+    keeper = StuckPods(SchedulerConfig())
+    assert keeper.plan([stuck("0/4 nodes are available: 4 Insufficient cpu")], None, example(), NOW) == ([], None)
+
+
+def test_a_stuck_pods_new_target_is_written_to_it() -> None:
+    keeper, target = StuckPods(SchedulerConfig()), Target("z2", "r", "n3")
+    plan = Plan({"default/p1": target})
+    waiting = stuck("4 Insufficient cpu", metadata=planned(Target("z1", "r", "n1")))
+    actions, _ = keeper.plan([waiting], plan, example(), NOW)
+    assert isinstance(actions[0], Retry)
+    assert actions[0].cause == "plan"
+    assert msgspec.json.decode(actions[0].patch["metadata"]["annotations"]["netaware.io/target"])["node"] == "n3"
+    moved = stuck("4 Insufficient cpu", metadata=planned(target))
+    assert keeper.plan([moved], plan, example(), NOW + 5) == ([], None)
+
+
+OWNED = {
+    "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}]
+}
+AFFINITY = SchedulerConfig(placement="affinity", gates=GatesConfig(replace_after_s=10))
+
+
+def frozen(since_s: float = 60, *, owned: bool = True, name: str = "p1") -> GroupPod:
+    metadata = {**planned(Target("z1", "r", "n1")), **(OWNED if owned else {})}
+    return stuck("4 node(s) didn't match Pod's node affinity", since_s=since_s, name=name, metadata=metadata)
+
+
+def test_a_frozen_pod_is_replaced_with_growing_pauses_when_another_zone_is_better() -> None:
+    keeper, plan = StuckPods(AFFINITY), Plan({"default/p1": Target("z2", "r", "n3")})
+    assert keeper.plan([frozen(since_s=4)], plan, example(), NOW) == ([], 6)
+    assert [type(a) for a in keeper.plan([frozen()], plan, example(), NOW)[0]] == [Replace]
+    assert keeper.plan([frozen()], plan, example(), NOW + 5) == ([], 15)  # the second pause is twice as long
+    assert [type(a) for a in keeper.plan([frozen()], plan, example(), NOW + 20)[0]] == [Replace]
+    assert keeper.plan([frozen()], plan, example(), NOW + 25) == ([], 35)
+
+
+def test_a_frozen_pod_stays_when_nobody_would_make_it_anew_or_nothing_is_better() -> None:
+    keeper, plan = StuckPods(AFFINITY), Plan({"default/p1": Target("z2", "r", "n3")})
+    assert keeper.plan([frozen(owned=False)], plan, example(), NOW) == ([], None)
+    same = Plan({"default/p1": Target("z1", "r", "n2")})
+    assert keeper.plan([frozen()], same, example(), NOW) == ([], None)
+    assert keeper.plan([frozen()], Plan(unplaced=("default/p1",)), example(), NOW) == ([], None)
