@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.scheduler.allocatable import bounds, raw_score
 from controller.scheduler.allocatable import normalise as normalise_allocatable
 from controller.scheduler.config import AllocatableArgs, NetworkOverheadArgs
+from controller.scheduler.names import NameTable
 from controller.scheduler.pods import Target
 from controller.scheduler.rules import MAX_SCORE, NOWHERE, Tally, Weighing, normalise, refusal
 from controller.scheduler.state import State
@@ -41,13 +43,6 @@ class Names(msgspec.Struct, frozen=True):
     count: int
 
 
-class _Numbers(dict[str, int]):
-    """Node name -> number; names that nobody knows have the number 0."""
-
-    def __missing__(self, _: str) -> int:
-        return 0
-
-
 class NodeIndex:
     """Every node's name in the pieces that answers need, numbered, and grouped by place."""
 
@@ -56,9 +51,9 @@ class NodeIndex:
         self._version = -1
         self._hosts: dict[str, bytes] = {}
         self._raw_scores: dict[str, int] = {}
-        self._numbers = _Numbers()
+        self._table = NameTable(())
         self._names: list[str] = []
-        self._places = np.zeros(1, np.int32)
+        self._places = np.zeros(0, np.int64)
         self._sizes = np.zeros(1, np.int64)
         self._members: list[list[str]] = []
         self._member_hosts: list[list[bytes]] = []
@@ -70,10 +65,10 @@ class NodeIndex:
         if self._version == state.node_version:
             return
         self._version = state.node_version
-        self._names = ["", *state.place_of]
-        self._numbers = _Numbers(zip(state.place_of, range(1, len(self._names)), strict=True))
-        self._places = np.fromiter((-1, *state.place_of.values()), np.int32, count=len(self._names))
-        self._sizes = np.bincount(self._places[1:], minlength=len(state.places))
+        self._names = list(state.place_of)
+        self._table = NameTable(self._names)
+        self._places = np.fromiter(state.place_of.values(), np.int64, count=len(self._names))
+        self._sizes = np.bincount(self._places, minlength=len(state.places))
         self._members = [[] for _ in state.places]
         for name, place in state.place_of.items():
             self._members[place].append(name)
@@ -89,13 +84,11 @@ class NodeIndex:
         Raises:
             msgspec.MsgspecError: it is no list of texts.
         """
-        names = _decode_names(raw)
-        # The one pass over all names; everything after it is arithmetic on whole arrays.
-        numbers = np.fromiter(map(self._numbers.__getitem__, names), np.int32, count=len(names))
-        times = np.bincount(numbers, minlength=len(self._names))
-        unknown = list(dict.fromkeys(n for n in names if n not in self._numbers)) if times[0] else []
-        times[0] = 0
-        named = np.flatnonzero(times)
+        unknown: list[str] = []
+        numbers = self._table.numbers(raw)
+        if numbers is None:
+            numbers, unknown = self._one_by_one(raw)
+        named = np.flatnonzero(np.bincount(numbers, minlength=len(self._names)))
         places = self._places[named]
         counts = np.bincount(places, minlength=len(self._sizes))
         by_place: dict[int, Sequence[str]] = {}
@@ -107,6 +100,13 @@ class NodeIndex:
         if unknown:
             by_place[0] = [*by_place.get(0, ()), *unknown]
         return Names(raw, by_place, len(named) + len(unknown))
+
+    def _one_by_one(self, raw: bytes) -> tuple[NDArray[np.int64], list[str]]:
+        """Numbers of known names, and the unknown names; for lists that are not plain."""
+        number_of = {name: number for number, name in enumerate(self._names)}
+        names = dict.fromkeys(_decode_names(raw))
+        known = np.array([number_of[name] for name in names if name in number_of], np.int64)
+        return known, [name for name in names if name not in number_of]
 
     def is_whole(self, place: int, names: Sequence[str]) -> bool:
         """Whether a group is all of its place."""

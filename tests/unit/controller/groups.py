@@ -68,8 +68,13 @@ def price(case: Case, counts: list[tuple[int, ...]]) -> tuple[int, int]:
     return violations, total
 
 
-def optimum(case: Case) -> tuple[int, int]:
-    """Fewest violations, then the lowest cost, over all placements that fit (branch and bound)."""
+def optimum(case: Case, known: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Fewest violations, then the lowest cost, over all placements that fit (branch and bound).
+
+    Args:
+        case: the group.
+        known: violations and cost of some placement that fits; the search is then for better ones only, which is faster.
+    """
     zones, workloads = len(case.slots), len(case.replicas)
     options = [
         [tuple(Counter(chosen)[z] for z in range(zones)) for chosen in combinations_with_replacement(range(zones), n)]
@@ -93,7 +98,7 @@ def optimum(case: Case) -> tuple[int, int]:
             if j == w and i in order[:at]:
                 links.append((i, [list(column) for column in zip(*table, strict=True)]))
         near.append(links)
-    best = [10**18]
+    best = [known[0] * penalty + known[1] if known else 10**18]
     place: list[tuple[int, ...]] = [()] * workloads
 
     def extend(at: int, free: tuple[int, ...], so_far: int) -> None:
