@@ -17,7 +17,9 @@ import yaml
 HERE = Path(__file__).resolve().parent
 SOURCES = ("recording.rules.yaml", "alerts.rules.yaml")
 TARGET = HERE / "prometheusrule.yaml"
-HEAD = "# Written by generate.py from ../recording.rules.yaml and ../alerts.rules.yaml. Change those, then run it again.\n"
+HEAD = (
+    "# Written by generate.py from ../recording.rules.yaml and ../alerts.rules.yaml. Change those, then run it again.\n"
+)
 
 
 def build() -> str:
