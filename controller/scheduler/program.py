@@ -99,16 +99,18 @@ class Service:
         missing = [name for name, settled in mirrors.items() if not settled.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
-    def tasks(self) -> dict[str, Awaitable[None]]:
-        """Everything that runs, for `kubekit.runtime.supervise`."""
+    def mirrors(self) -> dict[str, Awaitable[None]]:
+        """The endless tasks that keep the state true."""
         return {
             "nodes": self._nodes.run(),
             "pods": self._pods.run(),
             "app groups": self._groups.run(),
             "network topologies": self._topologies.run(),
-            "http": self.server.serve(),
-            "memory": self._settle(),
         }
+
+    def tasks(self) -> dict[str, Awaitable[None]]:
+        """Everything that runs, for `kubekit.runtime.supervise`."""
+        return {**self.mirrors(), "http": self.server.serve(), "memory": self._settle()}
 
     async def _settle(self) -> None:
         for mirror in (self._nodes, self._pods, self._groups, self._topologies):

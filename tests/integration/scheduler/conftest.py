@@ -86,10 +86,8 @@ def extender(client: Client) -> Serve:
             namespace="netaware-system",
             registry=CollectorRegistry(),
         )
-        tasks = service.tasks()
-        del tasks["http"], tasks["memory"]
         async with service.server.running() as address:
-            running = asyncio.create_task(supervise(tasks))
+            running = asyncio.create_task(supervise(service.mirrors()))
             try:
                 async with asyncio.timeout(DEADLINE_S):
                     while service.unready():

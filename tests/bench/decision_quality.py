@@ -1,0 +1,333 @@
+"""How good placements of whole groups are, end to end through the real kube-scheduler, against the brute-force optimum.
+
+Run by hand (minutes): ``python tests/bench/decision_quality.py --cases 200``. Random groups of 5 to 9 workloads with 1 to 3
+replicas, each in a cluster of its own: 3 to 6 zones of one node, told apart by a label that its pods select. All cases are
+scheduled at once, by the default scheduler, by upstream's rule in each of the six orders, and by ours in both modes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from prometheus_client import CollectorRegistry
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from controller.appgroup.order import ALGORITHMS
+from controller.caches import Caches
+from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL, ZONE_LABEL
+from controller.scheduler.config import NetworkOverheadArgs, SchedulerConfig
+from controller.scheduler.gates import SchedulingController
+from controller.scheduler.planner import plan_group
+from controller.scheduler.pods import GATE, GroupPod
+from controller.scheduler.program import Service
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.events import EventRecorder
+from kubekit.runtime import supervise
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
+from lab.controlplane import KWOK_ANNOTATION, ControlPlane
+from tests.unit.controller import groups
+
+CRDS = Path(__file__).parents[2] / "manifests" / "crds"
+NAMESPACE, CASE_LABEL = "quality", "netaware.io/case"
+AT_ONCE = 12
+QUIET_S, LONGEST_S = 12.0, 600.0
+
+
+class Mode(msgspec.Struct, frozen=True):
+    """One way to place pods."""
+
+    name: str
+    algorithm: str = "KahnSort"
+    config: SchedulerConfig | None = None
+
+
+def modes() -> list[Mode]:
+    """The default scheduler, upstream's rule in six orders, ours in both deliveries."""
+    rules = NetworkOverheadArgs(namespaces=(NAMESPACE,))
+    parity = SchedulerConfig(parity="upstream", network_overhead=rules)
+    found = [Mode("default scheduler")]
+    found += [Mode(f"upstream's rule, {algorithm}", algorithm, parity) for algorithm in ALGORITHMS]
+    for placement in ("extender", "affinity"):
+        config = msgspec.convert({"placement": placement}, SchedulerConfig)
+        found.append(Mode(f"ours, by {placement}", "KahnSort", msgspec.structs.replace(config, network_overhead=rules)))
+    return found
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One mode over all cases.
+
+    Attributes:
+        ratios: cost over the optimum, for cases that were placed whole and whose optimum has no violation.
+        violations: cases with a violation though the optimum has none.
+        pending: cases with a pod that was not placed.
+        seconds: until nothing moved any more.
+    """
+
+    ratios: list[float]
+    violations: int
+    pending: int
+    seconds: float
+
+
+@asynccontextmanager
+async def cluster(cases: list[groups.Case]) -> AsyncIterator[tuple[ControlPlane, Client]]:
+    """A control plane with every case's nodes and costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with AsyncExitStack() as stack:
+            plane = await stack.enter_async_context(ControlPlane.start("quality", state_dir=Path(folder) / "state"))
+            await plane.start_kwok()
+            client = await stack.enter_async_context(Client(plane.client_config))
+            for path in CRDS.glob("appgroups.yaml"), CRDS.glob("networktopologies.yaml"):
+                for document in yaml.safe_load_all(next(path).read_text()):
+                    name = document["metadata"]["name"]
+                    await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, document, Object, field_manager="quality")
+            await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
+            await until(lambda: exists(client))
+            await in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
+            await until(lambda: all_ready(client))
+            await until(lambda: make_costs(client, cases))
+            yield plane, client
+
+
+async def exists(client: Client) -> bool:
+    try:
+        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=NAMESPACE)
+        await client.list(APPGROUPS, Object, namespace=NAMESPACE)
+    except ApiError:
+        return False
+    return True
+
+
+async def all_ready(client: Client) -> bool:
+    return all(node.ready and not node.spec.taints for node in await client.list(NODES, Node))
+
+
+async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
+    for zone, slots in enumerate(case.slots):
+        name = f"c{number}-z{zone}"
+        labels = {ZONE_LABEL: name, "topology.kubernetes.io/region": "r", CASE_LABEL: str(number)}
+        amounts = {"cpu": str(slots), "memory": "64Gi", "pods": "110"}
+        metadata = {"name": name, "labels": labels, "annotations": dict([KWOK_ANNOTATION])}
+        await client.create(
+            NODES, {"metadata": metadata, "status": {"capacity": amounts, "allocatable": amounts}}, Node
+        )
+
+
+async def make_costs(client: Client, cases: list[groups.Case]) -> bool:
+    origins = [
+        {
+            "origin": f"c{number}-z{a}",
+            "costList": [
+                {"destination": f"c{number}-z{b}", "networkCost": cost} for b, cost in enumerate(row) if a != b
+            ],
+        }
+        for number, case in enumerate(cases)
+        for a, row in enumerate(case.cost)
+    ]
+    origins.sort(key=lambda entry: str(entry["origin"]))
+    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE_LABEL, "originList": origins}]}]
+    body = {
+        "apiVersion": NETWORK_TOPOLOGIES.api_version,
+        "kind": NETWORK_TOPOLOGIES.kind,
+        "metadata": {"name": "nt-default"},
+        "spec": {"configmapName": "netperf-metrics", "weights": weights},
+    }
+    try:
+        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return False
+    return True
+
+
+async def until(check: Any) -> None:
+    async with asyncio.timeout(120):
+        while not await check():
+            await asyncio.sleep(0.1)
+
+
+async def in_batches(work: list[Any]) -> None:
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(task: Any) -> None:
+        async with limit:
+            await task
+
+    await asyncio.gather(*(one(task) for task in work))
+
+
+async def make_group(client: Client, mode: Mode, number: int, case: groups.Case) -> None:
+    group = msgspec.to_builtins(groups.group_of(case, mode.algorithm, f"g{number}", NAMESPACE))
+    body = {"apiVersion": APPGROUPS.api_version, "kind": APPGROUPS.kind, "metadata": {"name": f"g{number}"}}
+    await client.create(APPGROUPS, {**body, "spec": group["spec"]}, Object, namespace=NAMESPACE)
+    ours = mode.config is not None
+    for workload, count in enumerate(case.replicas):
+        for replica in range(count):
+            labels = {APPGROUP_LABEL: f"g{number}", WORKLOAD_LABEL: f"w{workload}"}
+            requests = {"cpu": "1"}
+            spec: dict[str, Any] = {
+                "schedulerName": "network-aware-scheduler" if ours else "default-scheduler",
+                "nodeSelector": {CASE_LABEL: str(number)},
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{"name": "main", "image": "none", "resources": {"requests": requests}}],
+            }
+            if ours:
+                spec["schedulingGates"] = [{"name": GATE}]
+            metadata = {"name": f"g{number}-w{workload}-{replica}", "labels": labels}
+            await client.create(PODS, {"metadata": metadata, "spec": spec}, Object, namespace=NAMESPACE)
+
+
+async def run_mode(
+    plane: ControlPlane, client: Client, mode: Mode, cases: list[groups.Case]
+) -> dict[int, list[GroupPod]]:
+    """Place every case; its pods at the end."""
+    async with AsyncExitStack() as stack:
+        tasks: dict[str, Any] = {}
+        url = None
+        if mode.config is not None:
+            registry = CollectorRegistry()
+            service = Service(client, mode.config, listen="127.0.0.1:0", namespace=NAMESPACE, registry=registry)
+            url = "http://" + await stack.enter_async_context(service.server.running())
+            caches = Caches(client, NAMESPACE)
+            recorder = EventRecorder(client, component="quality", instance="quality", registry=registry)
+            leader = SchedulingController(client, caches, mode.config, recorder, registry, namespace=NAMESPACE)
+            tasks = {**service.mirrors(), **caches.tasks(), **leader.mirrors()}
+            tasks |= {"lead": lead(caches, leader), "events": recorder.run()}
+        running = asyncio.create_task(supervise(tasks)) if tasks else None
+        scheduler = await plane.start_scheduler(name=f"scheduler-{time.time_ns()}", extender_url=url)
+        try:
+            await in_batches([make_group(client, mode, number, case) for number, case in enumerate(cases)])
+            return await settled(client, running)
+        finally:
+            await plane.programs.stop(scheduler)
+            if running is not None:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+async def lead(caches: Caches, leader: SchedulingController) -> None:
+    await caches.settle()
+    await leader.run()
+
+
+async def settled(client: Client, running: asyncio.Task[None] | None) -> dict[int, list[GroupPod]]:
+    """Wait until all pods are bound, or nothing has been bound for a while."""
+    began = moved = time.monotonic()
+    bound = -1
+    while True:
+        if running is not None and running.done():
+            running.result()
+        pods = await client.list(PODS, GroupPod, namespace=NAMESPACE)
+        now = sum(bool(pod.spec.node_name) for pod in pods)
+        if now != bound:
+            bound, moved = now, time.monotonic()
+        if bound == len(pods) or time.monotonic() - moved > QUIET_S or time.monotonic() - began > LONGEST_S:
+            break
+        await asyncio.sleep(0.5)
+    by_case: dict[int, list[GroupPod]] = {}
+    for pod in pods:
+        by_case.setdefault(int(pod.group.removeprefix("g")), []).append(pod)
+    return by_case
+
+
+async def clean(client: Client) -> None:
+    for resource in (PODS, APPGROUPS):
+        path = resource.path(NAMESPACE)
+        await client.request("DELETE", path, body={"gracePeriodSeconds": 0}, timeout_s=120)
+    await until(lambda: is_empty(client))
+
+
+async def is_empty(client: Client) -> bool:
+    return not await client.list(PODS, Object, namespace=NAMESPACE)
+
+
+def judge(
+    cases: list[groups.Case], best: list[tuple[int, int]], found: dict[int, list[GroupPod]], took_s: float
+) -> Outcome:
+    """Compare placements with the optimum."""
+    ratios: list[float] = []
+    violated = pending = 0
+    for number, case in enumerate(cases):
+        pods = found.get(number, [])
+        if len(pods) < sum(case.replicas) or not all(pod.spec.node_name for pod in pods):
+            pending += 1
+            continue
+        counts = []
+        for workload in range(len(case.replicas)):
+            where = Counter(p.spec.node_name for p in pods if p.workload == f"w{workload}")
+            counts.append(tuple(where[f"c{number}-z{zone}"] for zone in range(len(case.slots))))
+        violations, cost = groups.price(case, counts)
+        if best[number][0] == 0:
+            violated += violations > 0
+            ratios.append(cost / max(best[number][1], 1))
+    return Outcome(ratios, violated, pending, took_s)
+
+
+def table(cases: int, clean_cases: int, outcomes: dict[str, Outcome]) -> str:
+    """The outcome as Markdown."""
+    lines = [
+        f"{cases} random groups; {clean_cases} of them can be placed without a violation, and figures are for those.",
+        "",
+        "| placed by | cost / optimum, median | p95 | groups with a violation | groups left with pending pods | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, outcome in outcomes.items():
+        ratios = sorted(outcome.ratios) or [float("nan")]
+        p95 = ratios[min(int(len(ratios) * 0.95), len(ratios) - 1)]
+        lines.append(
+            f"| {name} | {statistics.median(ratios):.2f} | {p95:.2f} | {outcome.violations} | "
+            f"{outcome.pending} | {outcome.seconds:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--only", default="", help="only modes whose name contains this")
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    cases, best = [], []
+    for number in range(args.cases):
+        case = groups.random_case(rng)
+        plan = plan_group(groups.snapshot_of(case))
+        cases.append(case)
+        best.append(groups.optimum(case, (plan.violations, plan.cost)))
+        print(f"\roptimum {number + 1} of {args.cases}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    outcomes: dict[str, Outcome] = {}
+    async with cluster(cases) as (plane, client):
+        for mode in modes():
+            if args.only in mode.name:
+                started = time.monotonic()
+                found = await run_mode(plane, client, mode, cases)
+                outcomes[mode.name] = judge(cases, best, found, time.monotonic() - started)
+                print(
+                    mode.name,
+                    table(0, 0, {mode.name: outcomes[mode.name]}).splitlines()[-1],
+                    file=sys.stderr,
+                    flush=True,
+                )
+                await clean(client)
+    print(table(len(cases), sum(b[0] == 0 for b in best), outcomes))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
