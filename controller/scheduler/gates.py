@@ -25,6 +25,7 @@ from controller.scheduler.patches import ReleasePatch, release_patch
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.pods import GroupPod, Target
 from controller.scheduler.release import GroupQueue, Release, Turns, plan_release
+from controller.scheduler.standing import StandingPlan
 from controller.scheduler.state import DeletedNodeError, State
 from controller.scheduler.stuck import Replace, Retry, StuckPods
 from kubekit import logs
@@ -40,7 +41,7 @@ log = logs.get("controller.scheduler.gates")
 
 BURST_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are looked at once per this time."""
-_AT_ONCE = 16
+WORKERS, _AT_ONCE = 4, 16
 
 RELEASE_NOTES = {
     "no-group": "gate opened without an order: no AppGroup {group} came up in time",
@@ -85,7 +86,7 @@ class SchedulingController:
         self._waiting: set[str] = set()
         self._seen_at: dict[str, float] = {}
         self._just_placed: dict[str, set[str]] = defaultdict(set)
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, StandingPlan] = {}
         self._stuck = StuckPods(config)
         self._burst: asyncio.TimerHandle | None = None
         self._leading = False
@@ -117,9 +118,13 @@ class SchedulingController:
         self._leading = True
         self._wake_waiting()
         try:
-            await supervise({"gates": self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)})
+            workers = {f"gates {i}": self._work() for i in range(WORKERS)}
+            await supervise(workers)
         finally:
             self._leading = False
+
+    async def _work(self) -> None:
+        await self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
 
     def _on_pod(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         pod = new or old
@@ -221,24 +226,17 @@ class SchedulingController:
         return self._declared.replicas(group.metadata.namespace, self.state.graph(key).workloads)
 
     def _plan(self, group: str, pods: list[GroupPod]) -> Plan | None:
+        """The group's plan: the one there is while nothing has come in its way, or a new one."""
         known = self.state.groups.get(group)
         if not self._config.plans or known is None:
             return None
-        before = self._plans.get(group)
-        snapshot = GroupSnapshot(
-            graph=self.state.graph(group),
-            pods=pods,
-            replicas=self._replicas(group, known),
-            costs=self.state.costs(known.metadata.namespace).table,
-            hosts=self.fleet.hosts,
-            used=self.fleet.used,
-            released=self._about_to_bind(pods),
-            previous=before.targets if before else {},
-            seats={key: seat for key in (p.metadata.key for p in pods) if (seat := self.fleet.seat_of(key))},
-        )
+        snapshot = self._snapshot(group, known, pods)
+        standing = self._plans.get(group)
+        if standing is not None and standing.holds(snapshot, self.fleet.version):
+            return standing.plan
         with self.metrics.planning.time():
             plan = plan_group(snapshot, most_sites=self._config.planning.most_sites)
-        self._plans[group] = plan
+        self._plans[group] = StandingPlan.of(snapshot, self.fleet.version, plan)
         result = "unplaced" if plan.unplaced else "violations" if plan.violations else "complete"
         self.metrics.plans.labels(result).inc()
         log.change(
@@ -251,6 +249,20 @@ class SchedulingController:
             unplaced=len(plan.unplaced),
         )
         return plan
+
+    def _snapshot(self, group: str, known: AppGroup, pods: list[GroupPod]) -> GroupSnapshot:
+        before = self._plans.get(group)
+        return GroupSnapshot(
+            graph=self.state.graph(group),
+            pods=pods,
+            replicas=self._replicas(group, known),
+            costs=self.state.costs(known.metadata.namespace).table,
+            hosts=self.fleet.hosts,
+            used=self.fleet.used,
+            released=self._about_to_bind(pods),
+            previous=before.plan.targets if before else {},
+            seats={key: seat for key in (p.metadata.key for p in pods) if (seat := self.fleet.seat_of(key))},
+        )
 
     def _about_to_bind(self, pods: Iterable[GroupPod]) -> dict[str, Target]:
         """Targets of pods that the scheduler has in hand; a pod that it found no node for is not among them."""

@@ -1,0 +1,245 @@
+"""Pods per second of the real kube-scheduler over thousands of nodes: stock, asking our extender, and told by affinity.
+
+Run by hand (minutes): ``python tests/bench/throughput.py --nodes 5000 --pods 1000``. Nodes are API objects without a kubelet.
+Pods exist before the clock starts; it runs from the start of the scheduler (by affinity, from the opening of the first gate)
+to the last binding. Extender and leader run in processes of their own, as they would beside a scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL
+from controller.scheduler.pods import GATE
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import ApiError
+from kubekit.reflector import Reflector
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
+from lab.controlplane import ControlPlane, free_ports
+from lab.scheduling import build_config
+from tests.bench.decision_quality import CRDS, in_batches, until
+
+NAMESPACE = "throughput"
+ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
+LONGEST_S = 600.0
+
+
+class BoundSpec(Wire, frozen=True):
+    node_name: str = ""
+    scheduling_gates: list[Any] | None = None
+
+
+class Bound(Object, frozen=True):
+    """A pod, of which only the binding matters here."""
+
+    spec: BoundSpec = BoundSpec()
+
+
+@asynccontextmanager
+async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with AsyncExitStack() as stack:
+            start = ControlPlane.start("throughput", state_dir=Path(folder) / "state", components=())
+            plane = await stack.enter_async_context(start)
+            client = await stack.enter_async_context(Client(plane.client_config))
+            for name in ("appgroups.yaml", "networktopologies.yaml"):
+                for document in yaml.safe_load_all((CRDS / name).read_text()):
+                    crd = document["metadata"]["name"]
+                    await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, document, Object, field_manager="throughput")
+            for name in (NAMESPACE, "netaware-system"):
+                await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
+            account = {"metadata": {"name": "default"}}
+            await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
+            await in_batches([make_node(client, i) for i in range(nodes)])
+            await until(lambda: make_costs(client))
+            yield plane, client
+
+
+async def make_node(client: Client, number: int) -> None:
+    zone, name = number % ZONES, f"node-{number:05d}"
+    labels = {ZONE_LABEL: f"z{zone:02d}", REGION_LABEL: f"r{zone % REGIONS}", "kubernetes.io/hostname": name}
+    amounts = {"cpu": "32", "memory": "128Gi", "pods": "110"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
+    # Admission taints every new node; there is no node controller here to take that away.
+    await client.patch(NODES, name, {"spec": {"taints": None}}, Node, kind=MERGE_PATCH)
+
+
+async def make_costs(client: Client) -> bool:
+    rng = random.Random(1)
+    levels = []
+    for key, names in (
+        (REGION_LABEL, [f"r{r}" for r in range(REGIONS)]),
+        (ZONE_LABEL, [f"z{z:02d}" for z in range(ZONES)]),
+    ):
+        origins = [
+            {
+                "origin": a,
+                "costList": [{"destination": b, "networkCost": rng.randint(2, 20)} for b in names if a != b],
+            }
+            for a in names
+        ]
+        levels.append({"topologyKey": key, "originList": origins})
+    spec = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": levels}]}
+    head = {"apiVersion": NETWORK_TOPOLOGIES.api_version, "kind": NETWORK_TOPOLOGIES.kind}
+    body = {**head, "metadata": {"name": "nt-default"}, "spec": spec}
+    try:
+        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return False
+    return True
+
+
+async def make_groups(client: Client, count: int, *, scheduler: str, gated: bool) -> None:
+    await in_batches([make_group(client, number, scheduler, gated=gated) for number in range(count // GROUP_SIZE)])
+
+
+async def make_group(client: Client, number: int, scheduler: str, *, gated: bool) -> None:
+    rng = random.Random(number)
+    references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(GROUP_SIZE)]
+    workloads = [
+        {
+            "workload": reference,
+            "dependencies": [
+                {"workload": references[j], "maxNetworkCost": 20}
+                for j in range(i + 1, GROUP_SIZE)
+                if rng.random() < 0.3
+            ],
+        }
+        for i, reference in enumerate(references)
+    ]
+    spec = {"numMembers": GROUP_SIZE, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
+    head = {"apiVersion": APPGROUPS.api_version, "kind": APPGROUPS.kind, "metadata": {"name": f"g{number}"}}
+    await client.create(APPGROUPS, {**head, "spec": spec}, Object, namespace=NAMESPACE)
+    for i in range(GROUP_SIZE):
+        labels = {APPGROUP_LABEL: f"g{number}", WORKLOAD_LABEL: f"w{i}"}
+        container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}
+        pod_spec: dict[str, Any] = {
+            "schedulerName": scheduler,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        }
+        if gated:
+            pod_spec["schedulingGates"] = [{"name": GATE}]
+        metadata = {"name": f"g{number}-w{i}", "labels": labels}
+        await client.create(PODS, {"metadata": metadata, "spec": pod_spec}, Object, namespace=NAMESPACE)
+
+
+@asynccontextmanager
+async def counted(client: Client) -> AsyncIterator[Reflector[Bound]]:
+    mirror: Reflector[Bound] = Reflector(client, PODS, Bound, namespace=NAMESPACE)
+    running = asyncio.create_task(mirror.run())
+    try:
+        await mirror.synced.wait()
+        yield mirror
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def program(plane: ControlPlane, verb: str, placement: str) -> AsyncIterator[str]:
+    """``python -m controller <verb>``, ready; its address."""
+    port = free_ports(1)[0]
+    config = plane.state_dir / f"{verb}.yaml"
+    document: dict[str, Any] = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
+    config.write_text(yaml.safe_dump({**document, "scheduler": {"placement": placement}}))
+    argv: list[str | Path] = [sys.executable, "-m", "controller", verb, f"--kubeconfig={plane.kubeconfig}"]
+    argv += [f"--config={config}", f"--listen=127.0.0.1:{port}", "--log-level=warning"]
+    if verb == "manager":
+        argv.append("--no-leader-elect")
+    started = plane.programs.start(f"{verb}-{time.time_ns()}", argv)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await plane.programs.stop(started)
+
+
+async def ready(url: str) -> None:
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+        while True:
+            try:
+                async with session.get(f"{url}/readyz") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def run_mode(plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int) -> float:
+    """Pods per second."""
+    scheduler = "default-scheduler" if mode == "stock" else "network-aware-scheduler"
+    await make_groups(client, pods, scheduler=scheduler, gated=mode == "affinity")
+    async with AsyncExitStack() as stack:
+        mirror = await stack.enter_async_context(counted(client))
+        url = None
+        if mode == "extender":
+            url = await stack.enter_async_context(program(plane, "extender", "extender"))
+            await ready(url)
+        data = build_config(Path("unused"), extender_url=url, percentage_of_nodes_to_score=percentage)
+        data["clientConnection"] = {"qps": 2000, "burst": 4000}
+        running = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
+        started = time.monotonic()
+        try:
+            if mode == "affinity":
+                await stack.enter_async_context(program(plane, "manager", "affinity"))
+                while all(p.spec.scheduling_gates for p in mirror):
+                    await asyncio.sleep(0.01)
+                started = time.monotonic()
+            async with asyncio.timeout(LONGEST_S):
+                while (bound := sum(bool(p.spec.node_name) for p in mirror)) < pods:
+                    await asyncio.sleep(0.1)
+            return bound / (time.monotonic() - started)
+        finally:
+            await plane.programs.stop(running)
+            await clean(client)
+
+
+async def clean(client: Client) -> None:
+    for resource in (PODS, APPGROUPS):
+        await client.request("DELETE", resource.path(NAMESPACE), body={"gracePeriodSeconds": 0}, timeout_s=120)
+    await until(lambda: is_empty(client))
+
+
+async def is_empty(client: Client) -> bool:
+    return not await client.list(PODS, Object, namespace=NAMESPACE)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--pods", type=int, default=1000)
+    parser.add_argument("--modes", default="stock,extender,affinity")
+    args = parser.parse_args()
+    figures: dict[str, Any] = {}
+    async with cluster(args.nodes) as (plane, client):
+        for percentage, label in ((0, "default"), (100, "100 %")):
+            for mode in args.modes.split(","):
+                rate = await run_mode(plane, client, mode, percentage, args.pods)
+                figures[f"{mode}, {label} of nodes scored"] = round(rate, 1)
+                print(f"{mode}, {label} of nodes scored: {rate:.1f} pods/s", file=sys.stderr, flush=True)
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
