@@ -18,10 +18,10 @@ from controller.caches import Caches, OwnWrites
 from controller.resources import APPGROUP_LABEL, AppGroup
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.declared import Declared
-from controller.scheduler.explain import explain
+from controller.scheduler.explain import decide, decision_of, explain
 from controller.scheduler.fleet import BOUND_PODS, BoundPod, Fleet
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.patches import ReleasePatch, release_patch
+from controller.scheduler.patches import ReleasePatch, decision_patch, release_patch
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.pods import GroupPod, Target
 from controller.scheduler.release import GroupQueue, Release, Turns, plan_release
@@ -189,7 +189,7 @@ class SchedulingController:
 
     async def _reconcile(self, group: str) -> float | None:
         pods, now = self._pods_of(group), self._clock()
-        self._tell_placed(group, pods)
+        await self._tell_placed(group, pods)
         if not any(pod.waiting for pod in pods):
             self._plans.pop(group, None)
             return None
@@ -347,7 +347,7 @@ class SchedulingController:
         self.metrics.replaced.labels("evicted").inc()
         self._recorder.normal(reference(PODS, metadata), "Replaced", action.note)
 
-    def _tell_placed(self, group: str, pods: list[GroupPod]) -> None:
+    async def _tell_placed(self, group: str, pods: list[GroupPod]) -> None:
         """One event on each pod that was just placed: why it landed there."""
         placed = self._just_placed.pop(group, set())
         for pod in pods:
@@ -363,6 +363,9 @@ class SchedulingController:
                 self.metrics.dependencies.labels("satisfied").inc(chosen.satisfied)
                 self.metrics.dependencies.labels("violated").inc(chosen.violated)
             self.metrics.placed.labels(self._how(pod)).inc()
+            if self._config.parity != "upstream" and decision_of(pod) is None:
+                # Nobody opened a gate for it, so nobody has kept the decision yet.
+                await self._patch(pod, decision_patch(pod, decide(explanation, None, self._clock())))
 
     def _how(self, pod: GroupPod) -> str:
         target = self._stuck.target_of(pod)

@@ -20,7 +20,7 @@ from controller.scheduler.affinity import (
     zone_verdicts,
 )
 from controller.scheduler.config import Placement, SchedulerConfig
-from controller.scheduler.explain import DECISION_ANNOTATION, decide, explain
+from controller.scheduler.explain import DECISION_ANNOTATION, Decision, decide, explain
 from controller.scheduler.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Target, placement_of
 from controller.scheduler.rules import Weighing
 from controller.scheduler.state import DeletedNodeError, State
@@ -75,6 +75,11 @@ def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> ReleasePat
     if target is not None:
         annotations[TARGET_ANNOTATION] = msgspec.json.encode(target).decode()
     return _patch(pod, annotations, {})
+
+
+def decision_patch(pod: GroupPod, decision: Decision) -> ReleasePatch:
+    """Keep a decision on a pod that was placed without us opening a gate."""
+    return _patch(pod, {DECISION_ANNOTATION: msgspec.json.encode(decision).decode()}, {})
 
 
 def _verdicts(state: State, pod: GroupPod) -> Verdicts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import ssl
 from collections.abc import Awaitable
 
@@ -18,7 +19,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
-from kubekit.http import Checks, Server
+from kubekit.http import Checks, Server, parse_listen
 from kubekit.reflector import Reflector
 from kubekit.runtime import settle_memory, supervise
 from kubekit.wire import NODES, PODS, Node
@@ -85,7 +86,10 @@ class Service:
         self.state.follow(self._nodes, self._pods, self._groups, self._topologies)
         checks = Checks()
         checks.ready["mirrors"] = self.unready
-        self.server = Server(listen, checks=checks, registry=registry, tls=_tls(config.extender))
+        tls = _tls(config.extender)
+        if tls is None and not _is_loopback(listen):
+            log.warning("serving without TLS beyond this machine: set scheduler.extender.tlsCertFile", listen=listen)
+        self.server = Server(listen, checks=checks, registry=registry, tls=tls)
         Extender(self.state, config, ExtenderMetrics(registry), self.unready).add_routes(self.server.app)
 
     def unready(self) -> str:
@@ -124,6 +128,11 @@ class Service:
             network_topologies=len(self._topologies),
         )
         await asyncio.Event().wait()
+
+
+def _is_loopback(listen: str) -> bool:
+    host, _ = parse_listen(listen)
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
 def _tls(config: ExtenderConfig) -> ssl.SSLContext | None:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from controller.appgroup.order import ALGORITHMS
 from controller.caches import Caches
 from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL, ZONE_LABEL
-from controller.scheduler.config import NetworkOverheadArgs, SchedulerConfig
+from controller.scheduler.config import GatesConfig, NetworkOverheadArgs, SchedulerConfig
 from controller.scheduler.gates import SchedulingController
 from controller.scheduler.planner import plan_group
 from controller.scheduler.pods import GATE, GroupPod
@@ -59,12 +59,15 @@ class Mode(msgspec.Struct, frozen=True):
 def modes() -> list[Mode]:
     """The default scheduler, upstream's rule in six orders, ours in both deliveries."""
     rules = NetworkOverheadArgs(namespaces=(NAMESPACE,))
-    parity = SchedulerConfig(parity="upstream", network_overhead=rules)
+    # A pod that upstream's rule finds no node for holds up the rest of its group for this long only.
+    gates = GatesConfig(absent_wait_s=3.0)
+    parity = SchedulerConfig(parity="upstream", network_overhead=rules, gates=gates)
     found = [Mode("default scheduler")]
     found += [Mode(f"upstream's rule, {algorithm}", algorithm, parity) for algorithm in ALGORITHMS]
     for placement in ("extender", "affinity"):
         config = msgspec.convert({"placement": placement}, SchedulerConfig)
-        found.append(Mode(f"ours, by {placement}", "KahnSort", msgspec.structs.replace(config, network_overhead=rules)))
+        config = msgspec.structs.replace(config, network_overhead=rules, gates=gates)
+        found.append(Mode(f"ours, by {placement}", "KahnSort", config))
     return found
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,10 +19,14 @@ from controller.scheduler.config import AllocatableArgs, ExtenderConfig, Schedul
 from controller.scheduler.extender import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.pods import GroupPod
+from controller.scheduler.program import Service as Program
 from controller.scheduler.state import State
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 from kubekit.http import Server
 from kubekit.wire import Node
+from lab.certificates import Authority
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
@@ -318,3 +324,22 @@ def test_the_defaults_are_valid_and_upstreams() -> None:
     config.validate()
     assert config.rules.namespaces == ("default",)
     assert (config.rules.weights_name, config.rules.network_topology_name) == ("UserDefined", "nt-default")
+
+
+async def test_beyond_the_machine_it_speaks_tls_with_the_certificate_it_is_given(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "pki", "tests")
+    pair = authority.issue("extender", "extender", hosts=("127.0.0.1",))
+    files = ExtenderConfig(tls_cert_file=str(pair.certificate), tls_key_file=str(pair.key))
+    nowhere = ClusterConfig("http://127.0.0.1:9")
+    async with Client(nowhere) as client:
+        config, registry = SchedulerConfig(extender=files), CollectorRegistry()
+        service = Program(client, config, listen="127.0.0.1:0", namespace="netaware-system", registry=registry)
+        trust = ssl.create_default_context(cafile=str(authority.certificate))
+        async with service.server.running() as address, aiohttp.ClientSession() as session:
+            async with session.post(f"https://{address}/filter", data=b"{}", ssl=trust) as answer:
+                assert answer.status == 503  # nothing is mirrored yet
+            async with session.get(f"https://{address}/readyz", ssl=trust) as answer:
+                assert "not listed yet: nodes, pods, app groups, network topologies" in await answer.text()
+        broken = SchedulerConfig(extender=ExtenderConfig(tls_cert_file=str(pair.key), tls_key_file=str(pair.key)))
+        with pytest.raises(ConfigError, match="tlsCertFile"):
+            Program(client, broken, listen="127.0.0.1:0", namespace="n", registry=CollectorRegistry())
