@@ -12,10 +12,21 @@ from controller.scheduler.pods import Container
 from controller.scheduler.requests import Amounts, amounts, requests_of
 from controller.scheduler.rules import Location
 from kubekit.reflector import Reflector
-from kubekit.wire import Node, Object, Taint, Wire
+from kubekit.wire import Node, Object, ObjectMeta, OwnerReference, Taint, Wire
 
 BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that hold room."""
+
+
+class BareMeta(ObjectMeta, frozen=True):
+    """Metadata without its maps: those of a hundred thousand pods would fill the memory, and nobody reads them here.
+
+    The fields are there for whoever takes this for an `ObjectMeta`; under these names the API server has none.
+    """
+
+    labels: dict[str, str] | None = msgspec.field(default=None, name="netaware.io/unread-labels")
+    annotations: dict[str, str] | None = msgspec.field(default=None, name="netaware.io/unread-annotations")
+    owner_references: list[OwnerReference] | None = msgspec.field(default=None, name="netaware.io/unread-owners")
 
 
 class BoundPodSpec(Wire, frozen=True):
@@ -30,6 +41,7 @@ class BoundPodSpec(Wire, frozen=True):
 class BoundPod(Object, frozen=True):
     """A pod on a node; nothing else of it is read, since there may be a hundred thousand."""
 
+    metadata: BareMeta = BareMeta()
     spec: BoundPodSpec = BoundPodSpec()
 
 

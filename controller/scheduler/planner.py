@@ -19,18 +19,16 @@ from controller.appgroup.graph import Graph
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.eligibility import may_run_on, tolerated
 from controller.scheduler.fleet import Host
-from controller.scheduler.placement import Link, Problem
+from controller.scheduler.placement import Problem
 from controller.scheduler.pods import GroupPod, GroupPodSpec, Target
 from controller.scheduler.requests import PODS_RESOURCE, Amounts, requests_of
 from controller.scheduler.rules import SAME_HOST_COST, CostTable, Location
 from controller.scheduler.search import Solution, solve
 from controller.scheduler.spreading import Spreading
 from controller.scheduler.spreading_rules import spreading_of
+from controller.scheduler.tables import CostTables
 
 Ints = NDArray[np.int64]
-
-VIOLATION_COST = 10**6
-"""Added for each violated pair of pods: no saving elsewhere makes up for one."""
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True):
@@ -114,7 +112,7 @@ class _Draft:
         self._resources = sorted({name for wanted in self._wanted for name, value in wanted.items() if value})
         self._eligible = self._eligible_hosts()
         self._sites = self._choose_sites(most_sites)
-        self._tables = _Tables(self.graph, snapshot.costs, [host.location for host in self._sites])
+        self._tables = CostTables(self.graph, snapshot.costs, [host.location for host in self._sites])
 
     def _read_pods(self) -> list[_Slot]:
         """Sort pods into what stays and what is to be placed."""
@@ -336,40 +334,6 @@ class _Draft:
             return 0, False
         verdict, cost = self.snapshot.costs.judge(hosts[origin].location, hosts[destination].location, max_cost)
         return cost, verdict == "violated"
-
-
-class _Tables:
-    """Costs between zones for every maxNetworkCost in use, violations priced in."""
-
-    def __init__(self, graph: Graph, costs: CostTable, locations: Sequence[Location]) -> None:
-        self._costs = costs
-        self._zones = list(dict.fromkeys(locations))
-        index = {zone: i for i, zone in enumerate(self._zones)}
-        self.zone_of = [index[location] for location in locations]
-        self._limits = list(dict.fromkeys(edge.max_network_cost for edge in graph.edges)) or [0]
-        self.links = tuple(
-            Link(edge.dependant, edge.dependency, self._limits.index(edge.max_network_cost)) for edge in graph.edges
-        )
-        shape = (len(self._limits), len(self._zones), len(self._zones))
-        flat = [self._price(a, b, limit) for limit in self._limits for a in self._zones for b in self._zones]
-        self.tables = np.array(flat, np.int64).reshape(shape)
-        self._towards: dict[tuple[int, Location, bool], Ints] = {}
-
-    def _price(self, origin: Location, destination: Location, limit: int) -> int:
-        verdict, cost = self._costs.judge(origin, destination, limit)
-        return cost + (VIOLATION_COST if verdict == "violated" else 0)
-
-    def towards(self, table: int, location: Location, *, outward: bool) -> Ints:
-        """[site] cost between each site and one location; outward: the site depends."""
-        key = (table, location, outward)
-        if key not in self._towards:
-            limit = self._limits[table]
-            by_zone = [
-                self._price(zone, location, limit) if outward else self._price(location, zone, limit)
-                for zone in self._zones
-            ]
-            self._towards[key] = np.array(by_zone, np.int64)[self.zone_of] if by_zone else np.zeros(0, np.int64)
-        return self._towards[key]
 
 
 def _requests(pod: GroupPod | None) -> Amounts:
