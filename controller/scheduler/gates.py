@@ -21,7 +21,7 @@ from controller.scheduler.declared import Declared
 from controller.scheduler.explain import decide, decision_of, explain
 from controller.scheduler.fleet import BOUND_PODS, BoundPod, Fleet
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.patches import ReleasePatch, decision_patch, release_patch
+from controller.scheduler.patches import ReleasePatch, decision_patch, opening_patch, release_patch
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.pods import GroupPod, Target
 from controller.scheduler.release import GroupQueue, Release, Turns, plan_release
@@ -42,6 +42,7 @@ log = logs.get("controller.scheduler.gates")
 BURST_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are looked at once per this time."""
 WORKERS, _AT_ONCE = 4, 16
+UNPROCESSABLE = 422
 
 RELEASE_NOTES = {
     "no-group": "gate opened without an order: no AppGroup {group} came up in time",
@@ -276,14 +277,23 @@ class SchedulingController:
     async def _release_all(self, group: str, turns: Turns, plan: Plan | None) -> None:
         for begin in range(0, len(turns.releases), _AT_ONCE):
             batch = turns.releases[begin : begin + _AT_ONCE]
-            await asyncio.gather(*(self._release(group, release, plan) for release in batch))
+            work = (self._release(group, release, plan) for release in batch)
+            failed = [e for e in await asyncio.gather(*work, return_exceptions=True) if e is not None]
+            if failed:
+                raise failed[0]
 
     async def _release(self, group: str, release: Release, plan: Plan | None) -> None:
         pod = release.pod
         key = pod.metadata.key
         target = plan.targets.get(key) if plan is not None else None
-        patch = release_patch(self.state, self._config, pod, target, self._clock())
-        after = await self._patch(pod, patch)
+        try:
+            after = await self._patch(pod, release_patch(self.state, self._config, pod, target, self._clock()))
+        except ApiError as error:
+            if error.status != UNPROCESSABLE:
+                raise
+            # Whatever it is that may not be written: the gate opens all the same.
+            log.change(f"release/{group}", error.message, "decision refused by the API server", error=error, pod=key)
+            target, after = None, await self._patch(pod, opening_patch(pod))
         if after is None:
             return
         if target is None:

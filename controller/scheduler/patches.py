@@ -29,6 +29,7 @@ RETRY_ANNOTATION = "netaware.io/retry"
 """On a pod: changes when the pod is worth another try, which puts it back into the scheduler's queue."""
 
 ReleasePatch = dict[str, Any]
+_OPEN = {"$patch": "delete", "name": GATE}
 
 
 def mode_of(pod: GroupPod, config: SchedulerConfig) -> Placement:
@@ -50,7 +51,7 @@ def release_patch(
         target: where the plan wants it, None without a plan.
         now: wall clock.
     """
-    spec: dict[str, Any] = {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
+    spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
     if mode_of(pod, config) == "affinity":
         verdicts = _verdicts(state, pod)
@@ -61,6 +62,11 @@ def release_patch(
         if ours is not None:
             annotations[NARROWED_ANNOTATION] = msgspec.json.encode(ours).decode()
     return _patch(pod, annotations, spec)
+
+
+def opening_patch(pod: GroupPod) -> ReleasePatch:
+    """Open the gate and do nothing else."""
+    return _patch(pod, {}, {"schedulingGates": [dict(_OPEN)]})
 
 
 def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> ReleasePatch:

@@ -18,8 +18,9 @@ from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.explain import decision_of, target_of
 from controller.scheduler.pods import GATE, GroupPod
 from kubekit.client import Client
+from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
-from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Resource
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     Lead,
@@ -325,3 +326,60 @@ async def test_a_frozen_pod_is_replaced_through_its_owner_when_its_zone_is_no_lo
                     break
                 await asyncio.sleep(0.1)
     assert [p.metadata.name for p in pods] != [first]
+
+
+async def annotate_for_ever(client: Client, namespace: str, name: str, annotated: dict[str, Any]) -> None:
+    """Write an annotation and take it away again, until that is refused."""
+    while True:
+        await client.patch(PODS, name, annotated, Object, namespace=namespace)
+        await client.patch(PODS, name, {"metadata": {"annotations": None}}, Object, namespace=namespace)
+        await asyncio.sleep(0.05)
+
+
+async def until_denied(client: Client, namespace: str, pod: str) -> None:
+    """Wait until the policy is in force, which the API server does not say otherwise."""
+    for turn in range(400):
+        annotated = {"metadata": {"annotations": {"netaware.io/decision": f"x{turn}"}}}
+        try:
+            await client.patch(PODS, pod, annotated, Object, namespace=namespace)
+        except ApiError as error:
+            if error.status == 422 and "not here" in error.message:
+                return
+            raise
+        cleared = {"metadata": {"annotations": {"netaware.io/decision": None}}}
+        await client.patch(PODS, pod, cleared, Object, namespace=namespace)
+        await asyncio.sleep(0.05)
+    pytest.fail("the policy never denied")
+
+
+async def test_a_gate_opens_even_if_the_api_server_will_not_take_the_decision(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    """Somebody's own policy forbids the annotation; the pod is released without it rather than held."""
+    name = f"deny-{namespace}"
+    policies = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "", namespaced=False)
+    bindings = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", "", namespaced=False)
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
+    here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    expression = "!has(object.metadata.annotations) || !('netaware.io/decision' in object.metadata.annotations)"
+    spec = {
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
+        "validations": [{"expression": expression, "message": "not here"}],
+    }
+    await client.create(policies, {"metadata": {"name": name}, "spec": spec}, Object)
+    bound = {"policyName": name, "validationActions": ["Deny"]}
+    await client.create(bindings, {"metadata": {"name": name}, "spec": bound}, Object)
+    try:
+        await ready_node("n-a", zone="a", region="r")
+        await create_pod(client, namespace, "probe", nodeName="n-a")
+        annotated = {"metadata": {"annotations": {"netaware.io/decision": "x"}}}
+        with pytest.raises(ApiError, match=r"^422 .*not here"):
+            await asyncio.wait_for(annotate_for_ever(client, namespace, "probe", annotated), 20)
+        await create_group(client, namespace, {"A": []})
+        async with lead():
+            await scheduler()
+            await create_pod(client, namespace, "a", group="a1", workload="A")
+            await until_bound(client, namespace, "a")
+    finally:
+        for resource in (bindings, policies):
+            await client.delete(resource, name)
