@@ -13,8 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 import psutil
+import pytest
 
+from kubekit.backoff import Backoff
 from kubekit.client import Client
+from kubekit.errors import UnreachableError
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.controlplane import ControlPlane
 from netperf.pairs import NodeFacts, PairPlan, PlanOptions, plan_pairs
@@ -32,6 +35,9 @@ from netperf.sample import Measurement, Place, Sample
 
 NOW_S = 1.7e9
 MIB = 2**20
+
+# Thousands of real writes: minutes on a machine that does other things as well.
+pytestmark = pytest.mark.timeout(400)
 
 
 def cluster(zones: int, nodes_per_zone: int) -> list[NodeFacts]:
@@ -147,7 +153,15 @@ async def one_round(client: Client, namespace: str, plans: Iterable[ZonePlan], s
     async def write(shard: str, probes: list[Probe]) -> None:
         samples = [sample_of(probe, sequence, rng) for probe in probes]
         written.update({sample_key(s.origin, s.destination, "TCP_RR"): s for s in samples})
-        await client.patch(CONFIGMAPS, shard, merge_patch(encode_samples(samples)), Object, namespace=namespace)
+        patch, backoff = merge_patch(encode_samples(samples)), Backoff(rng=rng)
+        while True:
+            # As agents do: an answer that does not come in time on a starved machine is asked for again, jittered.
+            try:
+                await client.patch(CONFIGMAPS, shard, patch, Object, namespace=namespace)
+            except UnreachableError:
+                await asyncio.sleep(backoff.next())
+            else:
+                return
 
     limit = asyncio.Semaphore(100)
 
