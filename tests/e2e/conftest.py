@@ -33,6 +33,8 @@ class LabCommand:
         if "--name" in args:
             self._names.add(args[args.index("--name") + 1])
         argv = [sys.executable, "-m", "lab", *args]
+        # A test run that was started in the background ignores Ctrl-C, and so would its children.
+        argv = ["env", "--default-signal=INT", *argv]
         return subprocess.Popen(argv, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
 
     def __call__(self, *args: str, code: int = 0) -> str:
