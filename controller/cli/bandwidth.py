@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -11,10 +11,13 @@ from rich.text import Text
 
 from controller.cli.command import Command, Table
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, grid, rate, share
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, rate, share, short_rate
 from controller.views.bandwidth import build_bandwidth
 from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView, View
 from controller.views.problems import ENFORCED_VERDICTS
+
+WIDE, BAR = 110, 16
+"""Columns from which on everything has room; width of a bar."""
 
 
 class BandwidthAnswer(View, frozen=True):
@@ -63,18 +66,15 @@ class Bandwidth(Command):
         return BandwidthAnswer(bandwidth=BandwidthView(nodes=nodes, pods=pods), readings=known)
 
     def show(self, answer: BandwidthAnswer, options: argparse.Namespace, width: int) -> RenderableType:
-        """One table, or a node and its pods."""
+        """One table, or a node and its pods; with fewer and shorter columns where the terminal is narrow."""
+        nodes, pods = answer.bandwidth.nodes, answer.bandwidth.pods
+        draw_nodes, draw_pods = (_nodes, _pods) if width >= WIDE else (_narrow_nodes, _narrow_pods)
         parts: list[RenderableType] = []
-        if answer.bandwidth.nodes:
-            parts.append(
-                _nodes(answer.bandwidth.nodes, readings=answer.readings, bar=min(16, max(6, (width - 76) // 4)))
-            )
-        if answer.bandwidth.pods or options.kind == "pod":
+        if nodes:
+            parts.append(draw_nodes(nodes, answer.readings))
+        if pods or options.kind == "pod":
             parts += [Text()] if parts else []
-            pods = answer.bandwidth.pods
-            parts.append(
-                _pods(pods, readings=answer.readings) if pods else Text("no pod asks for bandwidth", style=FAINT)
-            )
+            parts.append(draw_pods(pods, answer.readings) if pods else Text("no pod asks for bandwidth", style=FAINT))
         return Group(*parts)
 
     def rows(self, answer: BandwidthAnswer, options: argparse.Namespace) -> Table:
@@ -99,20 +99,19 @@ def _must(found: object, message: str) -> None:
         raise NotFoundError(message)
 
 
-def _nodes(nodes: Iterable[NodeBandwidthView], *, readings: bool, bar: int) -> RenderableType:
+def _nodes(nodes: Iterable[NodeBandwidthView], readings: bool) -> RenderableType:
     numbers = ("CAPACITY", "ALLOCATED", "SENT", "RECEIVED", "PODS")
     used = ("SENT", "RECEIVED") if readings else ()
     table = grid("NODE", "ZONE", "CAPACITY", "ALLOCATED", "", "PODS", *used, "SOURCE", right=numbers)
     for node in nodes:
         flows = (rate(node.transmit_bps), rate(node.receive_bps)) if readings else ()
-        capacity = node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
-        booked = rate(node.allocated_bps) if node.allocated_bps else "0"
+        capacity = _capacity(node)
         table.add_row(
             node.node,
             node.zone or "-",
             rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
-            booked,
-            share(node.allocated_bps, capacity, bar),
+            rate(node.allocated_bps) if node.allocated_bps else "0",
+            share(node.allocated_bps, capacity, BAR),
             str(node.pods),
             *flows,
             # The rest of it says which file or flag; -o json has it.
@@ -121,7 +120,30 @@ def _nodes(nodes: Iterable[NodeBandwidthView], *, readings: bool, bar: int) -> R
     return table
 
 
-def _pods(pods: Iterable[PodBandwidthView], *, readings: bool) -> RenderableType:
+def _narrow_nodes(nodes: Iterable[NodeBandwidthView], readings: bool) -> RenderableType:
+    numbers = ("CAPACITY", "ALLOCATED", "SENT", "RECEIVED", "PODS", "")
+    used = ("SENT", "RECEIVED") if readings else ()
+    table = grid("NODE", "ZONE", "CAPACITY", "ALLOCATED", "", "PODS", *used, right=numbers)
+    for node in nodes:
+        flows = (short_rate(node.transmit_bps), short_rate(node.receive_bps)) if readings else ()
+        capacity = _capacity(node)
+        table.add_row(
+            node.node,
+            node.zone or "-",
+            short_rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
+            short_rate(node.allocated_bps) if node.allocated_bps else "0",
+            share(node.allocated_bps, capacity, 0),
+            str(node.pods),
+            *flows,
+        )
+    return Group(table, Text("rates in bit/s", style=FAINT))
+
+
+def _capacity(node: NodeBandwidthView) -> int | None:
+    return node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
+
+
+def _pods(pods: Iterable[PodBandwidthView], readings: bool) -> RenderableType:
     used = ("USED IN", "USED OUT") if readings else ()
     numbers = ("REQUESTS", "INGRESS", "EGRESS", *used)
     table = grid("NAMESPACE", "POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", *used, "ENFORCED", right=numbers)
@@ -140,10 +162,42 @@ def _pods(pods: Iterable[PodBandwidthView], *, readings: bool) -> RenderableType
     return table
 
 
-def _limit(text: str | None, rate_bps: int | None) -> Text:
+def _narrow_pods(pods: Sequence[PodBandwidthView], readings: bool) -> RenderableType:
+    """Without the namespace where all have the same; what is wrong in lines below the table."""
+    everywhere = len({pod.namespace for pod in pods}) > 1
+    lead = ("NAMESPACE",) if everywhere else ()
+    table = grid(*lead, "POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", right=("REQUESTS", "INGRESS", "EGRESS"))
+    remarks: list[RenderableType] = []
+    for pod in pods:
+        verdict = _verdict(pod)
+        bad = "✗" in verdict.plain
+        if bad:
+            remarks.append(Text.assemble((pod.name, STRONG), "  ", verdict))
+        table.add_row(
+            *((pod.namespace,) if everywhere else ()),
+            pod.name,
+            pod.node or Text("pending", style="italic"),
+            short_rate(pod.requested_bps) if pod.requested_bps else "-",
+            _of_limit(
+                pod.ingress_used_bps if readings else None, _limit(pod.ingress_asked, pod.ingress_asked_bps, short_rate)
+            ),
+            _of_limit(
+                pod.egress_used_bps if readings else None, _limit(pod.egress_asked, pod.egress_asked_bps, short_rate)
+            ),
+            Text("✗", style=BAD) if bad else Text(verdict.plain[:1], style=GOOD),
+        )
+    unit = "rates in bit/s" + ("; used of limit" if readings else "")
+    return Group(table, Text(unit, style=FAINT), *([Text(), *remarks] if remarks else []))
+
+
+def _of_limit(used_bps: float | None, limit: Text) -> Text:
+    return limit if used_bps is None else Text.assemble(f"{short_rate(used_bps)} of ", limit)
+
+
+def _limit(text: str | None, rate_bps: int | None, write: Callable[[float | None], str] = rate) -> Text:
     if text is None:
         return Text("-", style=FAINT)
-    return Text(rate(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)
+    return Text(write(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)
 
 
 def _verdict(pod: PodBandwidthView) -> Text:

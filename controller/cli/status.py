@@ -155,16 +155,19 @@ def _bandwidth(answer: Overview) -> Text:
 def _problems(problems: Sequence[ProblemView]) -> RenderableType:
     if not problems:
         return Text("✓ no problems", style=GOOD)
-    parts: list[RenderableType] = []
+    # A column of its own for the sign, so that what does not fit stands below the text and not below the sign.
+    lines = Lines.grid(padding=(0, 1, 0, 0))
     for problem in problems:
-        head = Text.assemble(("✗ " if problem.severity != "info" else "· "), (problem.summary, STRONG))
+        head = Text.assemble((problem.summary, STRONG))
         head.stylize(BAD if problem.severity == "critical" else "")
         head.append(f"  {problem.alert}", style=FAINT)
         if problem.firing is not None:
             head.append(" firing" if problem.firing else " not firing yet", style=BAD if problem.firing else FAINT)
-        parts.append(head)
-        parts += [Padding(Text(example, style=FAINT), (0, 0, 0, 4)) for example in problem.examples]
+        sign = "✗" if problem.severity != "info" else "·"
+        lines.add_row(Text(sign, style=BAD if problem.severity == "critical" else ""), head)
+        for example in problem.examples:
+            lines.add_row("", Padding(Text(example, style=FAINT), (0, 0, 0, 2)))
         more = problem.count - len(problem.examples)
         if more > 0 and problem.examples:
-            parts.append(Padding(Text(f"and {more} more", style=FAINT), (0, 0, 0, 4)))
-    return Group(*parts)
+            lines.add_row("", Padding(Text(f"and {more} more", style=FAINT), (0, 0, 0, 2)))
+    return lines

@@ -31,7 +31,9 @@ def grid(*columns: str, right: Iterable[str] = (), title: str = "") -> Table:
         table.title, table.title_style, table.title_justify = title, STRONG, "left"
     numbers = set(right)
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        number = column in numbers
+        # Names may be folded in a narrow terminal; a number that is cut in two is no number.
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
     return table
 
 
@@ -94,6 +96,11 @@ def rate(value_bps: float | None) -> str:
             text = f"{value_bps / size:.3g}"
             return f"{text} {unit}"
     return f"{value_bps:.0f} bit/s"
+
+
+def short_rate(value_bps: float | None) -> str:
+    """Bits per second as ``1.2G``, as quantities are written; a dash for None."""
+    return rate(value_bps).removesuffix("bit/s").replace(" ", "")
 
 
 def age(seconds: float | None) -> str:

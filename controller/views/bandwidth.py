@@ -82,7 +82,7 @@ def _problem(requested: int, asked: dict[str, str | None], host_network: bool) -
         return "limits do not apply to hostNetwork pods"
     egress_bps = rate_of(asked["egress"])
     if requested and egress_bps and requested != egress_bps:
-        return f"requests {requested} bit/s but is limited to {egress_bps}"
+        return f"requests {requested / 1e6:g} Mbit/s but is limited to {egress_bps / 1e6:g} Mbit/s"
     return ""
 
 

@@ -1,0 +1,256 @@
+"""What the command prints of a made-up cluster, letter by letter, in terminals of 80 and of 200 columns.
+
+The texts are files beside this one, to be read by a person when they change: ``NETAWARE_WRITE_TEXTS=1`` writes them anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from controller.cli.command import Command
+from controller.cli.commands import COMMANDS
+from controller.cli.latency import LatencyView
+from controller.cli.output import open_screen
+from controller.cli.parser import build_parser, fill_defaults
+from controller.cli.run import _print, run
+from controller.cli.session import NotFoundError, Session
+from controller.views.network import build_network, by_pair
+from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from netperf.results import encode_samples
+from netperf.sample import Sample
+from tests.unit.controller.made_up import HOME, make_pod, make_snapshot
+from tests.unit.controller.test_views_of_a_cluster import bandwidth_pod
+
+TEXTS = Path(__file__).with_name("cli_texts")
+OLD_SPELLING = """\
+apiVersion: diktyo.k8s.io/v1alpha1
+kind: AppGroup
+metadata: {name: a1, namespace: default}
+spec:
+  numMembers: 1
+  topologySortingAlgorithm: KahnSort
+  Workloads:
+    - workload: {kind: Deployment, apiVersion: apps/v1, namespace: default, name: p1, selector: P1}
+"""
+
+
+class Terminal(io.StringIO):
+    """Where a person reads."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class MadeUpSession(Session):
+    """A connection to a cluster that is made up."""
+
+    made_up: Snapshot
+
+    async def snapshot(
+        self, *, groups: bool = False, bandwidth: bool = False, agents: bool = False, readings: bool = False
+    ) -> Snapshot:
+        return self.made_up
+
+
+def healthy() -> Snapshot:
+    """Six zones, pods with limits, and a Prometheus that answers."""
+    snapshot = make_snapshot(6)
+    nodes = [node.metadata.name for node in snapshot.nodes]
+    limited = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "1G"}
+    pods = [
+        make_pod("frontend-1", node=nodes[0], annotations=limited, request="8G"),
+        make_pod("frontend-2", node=nodes[0], annotations=limited, request="4G"),
+        make_pod("cache-1", node=nodes[3], annotations={"kubernetes.io/egress-bandwidth": "10M"}),
+        make_pod("typo", node=nodes[4], annotations={"kubernetes.io/egress-bandwidth": "ten"}),
+        make_pod("waits", request="1G"),
+    ]
+    enforced = PodReading(ingress_verdict="enforced", egress_verdict="enforced", egress_used_bps=9e8)
+    readings = Readings(
+        source="http://prometheus:9090",
+        nodes={node: NodeReading(transmit_bps=1e9 / (i + 1), receive_bps=2e8) for i, node in enumerate(nodes)},
+        pods={
+            "default/frontend-1": enforced,
+            "default/frontend-2": msgspec.structs.replace(enforced, egress_verdict="no-limit"),
+        },
+    )
+    return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), readings=readings)
+
+
+def sick() -> Snapshot:
+    """The same after a bad day: agents gone, old samples, one pair never measured."""
+    snapshot = healthy()
+    name = f"{HOME}/netperf-metrics"
+    samples = [msgspec.json.decode(text, type=Sample) for text in snapshot.results[name].values()]
+    old = [msgspec.structs.replace(sample, taken_at=sample.taken_at - 20_000) for sample in samples[:4]]
+    texts = encode_samples([*old, *samples[5:]])
+    bare = msgspec.structs.replace(
+        snapshot.nodes[2], metadata=msgspec.structs.replace(snapshot.nodes[2].metadata, annotations={})
+    )
+    nodes = (*snapshot.nodes[:2], bare, *snapshot.nodes[3:])
+    data = {key: text for key, text in texts.items() if text is not None}
+    return msgspec.structs.replace(snapshot, nodes=nodes, results={name: data})
+
+
+def parsed(*argv: str) -> tuple[Command, argparse.Namespace]:
+    options = build_parser(COMMANDS).parse_args(argv)
+    fill_defaults(options)
+    return next(command for command in COMMANDS if command.name == options.command), options
+
+
+async def printed(snapshot: Snapshot, *argv: str, stream: io.StringIO | None = None) -> str:
+    """What a command writes to its stream."""
+    command, options = parsed(*argv)
+    out = Terminal() if stream is None else stream
+    async with Client(ClusterConfig("http://offline.invalid")) as client:
+        session = MadeUpSession(client, None, options.namespace or None, HOME)
+        session.made_up = snapshot
+        answer = await command.ask(session, options)
+    _print(open_screen(options, out), command, answer, options)
+    return out.getvalue()
+
+
+def hold(name: str, text: str) -> None:
+    """The text is the one that was read and found good."""
+    path = TEXTS / f"{name}.txt"
+    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    if os.environ.get("NETAWARE_WRITE_TEXTS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs; read it, and write it anew with NETAWARE_WRITE_TEXTS=1"
+
+
+SCREENS = {
+    "status": ("status",),
+    "costs": ("costs",),
+    "costs-p90": ("costs", "--percentile", "p90"),
+    "costs-regions": ("costs", "--level", "region"),
+    "graph": ("graph", "online-boutique", "-n", "default"),
+    "bandwidth": ("bandwidth",),
+    "bandwidth-node": ("bandwidth", "node", "ap-south-1-n1"),
+    "bandwidth-pod": ("bandwidth", "pod"),
+    "latency": ("latency", "ap-south-1", "eu-west-6"),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("state", ["healthy", "sick"])
+@pytest.mark.parametrize("name", SCREENS)
+async def test_the_screen_of_a_command_is_the_one_that_was_read(
+    name: str, state: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    snapshot = healthy() if state == "healthy" else sick()
+    text = await printed(snapshot, *SCREENS[name], "--color", "never")
+    assert max(map(len, text.splitlines())) <= columns
+    hold(f"{name}-{state}-{columns}", text)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+async def test_forty_zones_are_drawn_in_blocks_that_fit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = await printed(make_snapshot(40), "costs", "--color", "never")
+    assert max(map(len, text.splitlines())) <= columns
+    assert text.count("from \\ to") == (3 if columns == 80 else 1)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_history_is_a_line_of_bars_per_percentile(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    snapshot = healthy()
+    pairs = by_pair(build_network(snapshot).pairs)
+    ends = ("ap-south-1", "eu-west-6")
+    history = {
+        name: [
+            (snapshot.now_s - 21_600 + 90 * i, base + (40_000 if 100 < i < 120 else 50 * (i % 7))) for i in range(240)
+        ]
+        for name, base in (("p50", 20e3), ("p90", 21e3), ("p99", 26e3))
+    }
+    view = LatencyView(at=snapshot.now_s, there=pairs[ends], back=pairs[ends[::-1]], history=history, since_s=21_600)
+    command, options = parsed("latency", *ends, "--color", "never")
+    out = Terminal()
+    _print(open_screen(options, out), command, view, options)
+    assert max(map(len, out.getvalue().splitlines())) <= columns
+    hold(f"latency-history-{columns}", out.getvalue())
+
+
+@pytest.mark.parametrize("name", SCREENS)
+async def test_a_pipe_gets_neither_colours_nor_broken_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = await printed(healthy(), *SCREENS[name], stream=io.StringIO())
+    assert "\x1b" not in text
+
+
+async def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in await printed(healthy(), "costs")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in await printed(healthy(), "costs")
+
+
+@pytest.mark.parametrize("name", SCREENS)
+async def test_json_yaml_and_csv_are_what_they_say(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    await printed(healthy(), *SCREENS[name], "-o", "json")
+    as_json = json.loads(capsys.readouterr().out)
+    await printed(healthy(), *SCREENS[name], "-o", "yaml")
+    assert yaml.safe_load(capsys.readouterr().out) == as_json
+    await printed(healthy(), *SCREENS[name], "-o", "csv")
+    header, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert rows
+    assert {len(row) for row in rows} == {len(header)}
+
+
+async def test_a_zone_or_group_that_is_not_there_is_named_and_so_are_those_that_are() -> None:
+    with pytest.raises(NotFoundError, match="no zone or node 'atlantis'; zones: ap-south-1"):
+        await printed(healthy(), "latency", "atlantis", "eu-west-6")
+    with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):
+        await printed(healthy(), "graph", "x", "-n", "default")
+
+
+def test_convert_prints_what_kubectl_takes_and_says_what_it_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text(OLD_SPELLING)
+    assert run(["convert", "-f", str(path), "--exit-code"]) == 3
+    out, errors = capsys.readouterr()
+    assert yaml.safe_load(out)["apiVersion"] == "appgroup.diktyo.x-k8s.io/v1alpha1"
+    assert "changed:" in errors
+
+
+def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as wrong:
+        run(["costs", "--percentile", "p42"])
+    assert wrong.value.code == 2
+    assert run(["status", "--kubeconfig", str(tmp_path / "none")]) == 2
+    assert str(tmp_path / "none") in capsys.readouterr().err
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    assert run(["status", "--kubeconfig", str(path), "--timeout", "2"]) == 1
+    error = capsys.readouterr().err
+    assert "127.0.0.1:9" in error
+    assert len(error.splitlines()) == 1
+    assert run(["status", "--kubeconfig", str(path), "--context", "nope"]) == 2
+    assert "nope" in capsys.readouterr().err
