@@ -248,8 +248,11 @@ def _choose(
     chooser = _Chooser(links, usable)
     chosen: dict[_Link, _Ends] = {}
     for link in links:
-        rotation = _rotation(link, options, now_s)
         old = before.get(link)
+        rotation = _rotation(link, options, now_s)
+        if old is not None and _no_choice(link, usable):
+            # Its rotation would write a plan that says the same; it is made up for once there is a second node.
+            rotation = old.rotation
         if old is None or old.rotation != rotation:
             chosen[link] = _Ends(None, None, rotation)
             continue
@@ -262,6 +265,11 @@ def _choose(
         b = ends.b or chooser.pick(link, link.b, ends.rotation, avoid=(other.b if other else None, _same(link, a)))
         chosen[link] = _Ends(a, b, ends.rotation)
     return chosen
+
+
+def _no_choice(link: _Link, usable: Mapping[str, Mapping[str, Peer]]) -> bool:
+    """Whether only one pair of nodes can measure the link."""
+    return len(usable[link.a]) == len(usable[link.b]) == (2 if link.a == link.b else 1)
 
 
 def _same(link: _Link, node: str | None) -> str | None:

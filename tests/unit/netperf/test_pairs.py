@@ -130,6 +130,23 @@ def test_nodes_rotate_slowly_each_link_at_its_own_moment() -> None:
     assert len(seen) > 80  # of 45 links most have had two pairs of nodes within the hour
 
 
+@given(st.integers(2, 12), options, st.floats(0, 1e7))
+def test_zones_of_one_node_have_nothing_to_rotate_and_their_plan_stands(
+    zones: int, options: PlanOptions, later_s: float
+) -> None:
+    nodes = cluster([1] * zones)
+    plan = plan_pairs(nodes, options, None, NOW_S)
+    assert plan_pairs(nodes, options, plan.zones, NOW_S + later_s).zones == plan.zones
+
+
+def test_a_rotation_that_had_no_choice_is_made_up_for_when_there_is_one() -> None:
+    plan = plan_pairs(cluster([1] * 6), PlanOptions(), None, NOW_S)
+    before = {frozenset((p.origin.zone, p.destination.zone)): p.rotation for p in all_probes(plan)}
+    grown = plan_pairs(cluster([4] * 6), PlanOptions(), plan.zones, NOW_S + 3600)
+    after = {frozenset((p.origin.zone, p.destination.zone)): p.rotation for p in all_probes(grown)}
+    assert after == {zones: rotation + 1 for zones, rotation in before.items()}
+
+
 def test_a_second_pair_shares_no_node_with_the_first_where_the_zones_allow_it() -> None:
     plan = plan_pairs(cluster([3, 3, 1]), PlanOptions(second_pair=True), None, NOW_S)
     by_zones: dict[frozenset[str], list[Probe]] = {}
