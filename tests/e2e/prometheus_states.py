@@ -1,0 +1,298 @@
+"""States of a lab that alerts are for: each is entered by what really causes it, and left again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+
+from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL
+from controller.scheduler.pods import GATE
+from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
+from kubekit.errors import ApiError
+from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Resource
+from lab.cluster import Lab
+from lab.controlplane import KWOK_ANNOTATION
+from lab.installation import CAPACITY_ANNOTATION, NAMESPACE, Installation
+from lab.programs import Program
+from tests.integration.descheduler.stage import place
+
+SHOP, QUEUE = "shop", "queue"
+ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+NETWORK_AWARE = "network-aware-scheduler"
+
+
+def program(lab: Lab, name: str) -> Program:
+    """A running program of the lab."""
+    return next(p for p in lab.programs if p.name == name)
+
+
+@asynccontextmanager
+async def frozen(lab: Lab, name: str) -> AsyncIterator[None]:
+    """A program that hangs: it holds its port and answers nothing."""
+    pid = program(lab, name).pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@asynccontextmanager
+async def second_leader(lab: Lab, listen: str) -> AsyncIterator[None]:
+    """A manager that leads without asking."""
+    argv = [sys.executable, "-m", "controller", "manager", f"--listen={listen}", f"--namespace={NAMESPACE}"]
+    argv += [f"--kubeconfig={lab.control_plane.kubeconfig}", "--no-leader-elect"]
+    running = lab.spawn(None, argv, "controller-2", essential=False)
+    try:
+        yield
+    finally:
+        await lab.programs.stop(running)
+
+
+@asynccontextmanager
+async def group_in_trouble(client: Client) -> AsyncIterator[None]:
+    """An AppGroup whose web (z2) is too far from its db (z4), whose path cannot carry what it asks, and which has a cycle and
+    a dependency that leads nowhere."""
+    await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
+    await _until_account(client)
+
+    def workload(name: str, *dependencies: dict[str, Any]) -> dict[str, Any]:
+        ref = {"kind": "ReplicaSet", "name": name, "selector": name, "apiVersion": "apps/v1", "namespace": SHOP}
+        return {"workload": ref, "dependencies": list(dependencies)}
+
+    def needs(name: str, **more: Any) -> dict[str, Any]:
+        ref = {"kind": "ReplicaSet", "name": name, "selector": name, "apiVersion": "apps/v1", "namespace": SHOP}
+        return {"workload": ref, "maxNetworkCost": 5, **more}
+
+    workloads = [
+        workload("web", needs("db", minBandwidth="500M")),
+        workload("db"),
+        workload("chicken", needs("egg")),
+        workload("egg", needs("chicken"), needs("nobody")),
+    ]
+    spec = {"numMembers": 2, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
+    group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
+    await client.create(APPGROUPS, group, Object, namespace=SHOP)
+    tied = {"nodeSelector": {ZONE_LABEL: "z4"}}
+    for name, node, extra in (("db", "n7", tied), ("web", "n3", {})):
+        labels = {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name}
+        await place(client, SHOP, name, 0.2, [node], labels=labels, schedulerName=NETWORK_AWARE, **extra)
+    await _set_capacity_between_zones(client, "100M")
+    try:
+        yield
+    finally:
+        await client.delete(APPGROUPS, "shop", namespace=SHOP)
+
+
+async def _two_workloads(client: Client, namespace: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    """An AppGroup of two pods, the second of which waits for the first; both as gated as the admission policy has it."""
+    await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
+    await _until_account(client, namespace)
+
+    def ref(name: str) -> dict[str, Any]:
+        return {"kind": "Pod", "name": name, "selector": name, "apiVersion": "v1", "namespace": namespace}
+
+    workloads = [
+        {"workload": ref("second"), "dependencies": [{"workload": ref("first"), "maxNetworkCost": 5}]},
+        {"workload": ref("first")},
+    ]
+    spec = {"numMembers": 2, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
+    group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": namespace}, "spec": spec}
+    await client.create(APPGROUPS, group, Object, namespace=namespace)
+    for name, extra in (("first", first), ("second", second)):
+        body = {
+            "metadata": {"name": name, "labels": {APPGROUP_LABEL: namespace, WORKLOAD_LABEL: name}},
+            "spec": {
+                "schedulerName": NETWORK_AWARE,
+                "automountServiceAccountToken": False,
+                "containers": [{"name": "main", "image": "none"}],
+                **extra,
+            },
+        }
+        await client.create(PODS, body, Object, namespace=namespace)
+
+
+async def land_a_group(client: Client) -> None:
+    """Two pods that are released one after the other, and placed."""
+    gated = {"schedulingGates": [{"name": GATE}]}
+    await _two_workloads(client, "landed", gated, gated)
+
+
+@asynccontextmanager
+async def pods_behind_their_gate(client: Client) -> AsyncIterator[None]:
+    """A group whose first workload fits nowhere, so that the second waits behind its gate."""
+    await _two_workloads(client, QUEUE, {"nodeSelector": {"no": "such-node"}}, {"schedulingGates": [{"name": GATE}]})
+    try:
+        yield
+    finally:
+        for name in ("first", "second"):
+            await client.delete(PODS, name, namespace=QUEUE, grace_period_s=0)
+
+
+async def _until_account(client: Client, namespace: str = SHOP) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(ApiError):
+                await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=namespace)
+                return
+            await asyncio.sleep(0.2)
+
+
+async def _set_capacity_between_zones(client: Client, capacity: str) -> None:
+    """A weight of the user's with capacities and no costs that anybody uses."""
+
+    def level(key: str, origin: str, destination: str) -> dict[str, Any]:
+        cost = {"destination": destination, "networkCost": 50, "bandwidthCapacity": capacity}
+        return {"topologyKey": key, "originList": [{"origin": origin, "costList": [cost]}]}
+
+    weight = {
+        "name": "Capacities",
+        "topologyList": [level(REGION_LABEL, "us-west-1", "us-east-1"), level(ZONE_LABEL, "z2", "z4")],
+    }
+    patch = [{"op": "add", "path": "/spec/weights/-", "value": weight}]
+    await client.patch(NETWORK_TOPOLOGIES, "nt-default", patch, Object, kind=JSON_PATCH, namespace=NAMESPACE)
+
+
+@asynccontextmanager
+async def zone_without_agent(client: Client) -> AsyncIterator[None]:
+    """A new node in a zone of its own, on which no agent announces itself."""
+    labels = {"kubernetes.io/hostname": "n9", ZONE_LABEL: "z9", REGION_LABEL: "us-west-1"}
+    amounts = {"cpu": "1", "memory": "1Gi", "pods": "10"}
+    body = {
+        "metadata": {"name": "n9", "labels": labels, "annotations": dict([KWOK_ANNOTATION])},
+        "status": {"capacity": amounts, "allocatable": amounts},
+    }
+    await client.create(NODES, body, Node)
+    try:
+        yield
+    finally:
+        await client.delete(NODES, "n9")
+
+
+@asynccontextmanager
+async def malformed_result(client: Client) -> AsyncIterator[None]:
+    """Another component writes a number with a unit."""
+    key = "netperf.p90.latency.milliseconds.origin.n1.destination.n3"
+
+    async def write(value: str | None) -> None:
+        body = {"data": {key: value}}
+        await client.patch(CONFIGMAPS, "netperf-metrics", body, Object, kind=MERGE_PATCH, namespace=NAMESPACE)
+
+    await write("12ms")
+    try:
+        yield
+    finally:
+        await write(None)
+
+
+@asynccontextmanager
+async def capacity_of(client: Client, node: str, value: str | None) -> AsyncIterator[None]:
+    """The user says another capacity for a node, or none at all."""
+
+    async def write(text: str | None) -> None:
+        await client.patch(
+            NODES, node, {"metadata": {"annotations": {CAPACITY_ANNOTATION: text}}}, Node, kind=MERGE_PATCH
+        )
+
+    before = (await client.get(NODES, node, Node)).metadata.annotation(CAPACITY_ANNOTATION)
+    await write(value)
+    try:
+        yield
+    finally:
+        await write(before)
+
+
+@asynccontextmanager
+async def limit_that_is_none(client: Client) -> AsyncIterator[None]:
+    """A pod with a bandwidth annotation that is no quantity."""
+    body = {
+        "metadata": {"name": "limited", "annotations": {"kubernetes.io/egress-bandwidth": "ten"}},
+        "spec": {
+            "nodeName": "n1",
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "main", "image": "none"}],
+        },
+    }
+    await client.create(PODS, body, Object, namespace="default")
+    try:
+        yield
+    finally:
+        await client.delete(PODS, "limited", namespace="default", grace_period_s=0)
+
+
+@asynccontextmanager
+async def without_rights_to_results(client: Client) -> AsyncIterator[None]:
+    """The agents' role binding in netaware's namespace is gone, and with it the right to write results."""
+    binding = await client.get(ROLE_BINDINGS, "netaware-agent", dict, namespace=NAMESPACE)
+    await client.delete(ROLE_BINDINGS, "netaware-agent", namespace=NAMESPACE)
+    try:
+        yield
+    finally:
+        kept = {k: v for k, v in binding["metadata"].items() if k in {"name", "namespace", "labels"}}
+        await client.create(ROLE_BINDINGS, {**binding, "metadata": kept}, Object, namespace=NAMESPACE)
+
+
+@asynccontextmanager
+async def link(lab: Lab, one: str, other: str, **changes: float) -> AsyncIterator[None]:
+    """A link of the emulated network changes."""
+    before = lab.wan.links()[min(one, other), max(one, other)]
+    lab.wan.change_link(one, other, **changes)
+    try:
+        yield
+    finally:
+        lab.wan.set_link(one, other, before)
+
+
+@asynccontextmanager
+async def bad_requests(installation: Installation) -> AsyncIterator[None]:
+    """Somebody sends the extender nonsense, and requests so large that they take their time."""
+    names = ",".join(f'"nobody-{i:06}"' for i in range(900_000))
+    large = ('{"pod":{"metadata":{"name":"p"}},"nodenames":[' + names + "]}").encode()
+
+    async def send(verb: str, body: bytes) -> None:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            while True:
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    # aiohttp warns of large bodies that are no files.
+                    async with session.post(f"{installation.extender_url}/{verb}", data=io.BytesIO(body)) as answer:
+                        await answer.read()
+                await asyncio.sleep(0.3)
+
+    sending = [asyncio.create_task(send("filter", b"{")), asyncio.create_task(send("prioritize", large))]
+    try:
+        yield
+    finally:
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+
+
+@asynccontextmanager
+async def everything_at_once(lab: Lab, installation: Installation, client: Client) -> AsyncIterator[None]:
+    """All states that do not stand in each other's way."""
+    async with AsyncExitStack() as stack:
+        for state in (
+            group_in_trouble(client),
+            pods_behind_their_gate(client),
+            zone_without_agent(client),
+            malformed_result(client),
+            capacity_of(client, "n8", None),
+            capacity_of(client, "n7", "2k"),
+            limit_that_is_none(client),
+            bad_requests(installation),
+            frozen(lab, "agent-n2"),
+            link(lab, "z1", "z3", rtt_us=60_000.0),
+            link(lab, "z1", "z4", loss=0.05),
+            link(lab, "z2", "z3", loss=1.0),
+        ):
+            await stack.enter_async_context(state)
+        yield
