@@ -17,7 +17,7 @@ def build_config(
     kubeconfig: Path,
     *,
     extender_url: str | None = None,
-    extender_weight: int = 10,
+    extender_weight: int = 5,
     extender_ignorable: bool = True,
     extender_timeout_s: float = 5.0,
     percentage_of_nodes_to_score: int = 100,
@@ -27,7 +27,7 @@ def build_config(
     Args:
         kubeconfig: credentials of the scheduler.
         extender_url: base of the extender's ``/filter`` and ``/prioritize``; ``None`` for no extender.
-        extender_weight: the scheduler adds score x weight x 10 to a node's total (the wire format in docs/contracts).
+        extender_weight: the scheduler adds score x weight x 10 to a node's total; 5 as in manifests/scheduler.
         extender_ignorable: whether pods are placed without the extender while it does not answer.
         extender_timeout_s: deadline of one request to it, seconds.
         percentage_of_nodes_to_score: 100, because an extender sees only the nodes that were sampled and a pod whose

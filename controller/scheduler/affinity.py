@@ -164,8 +164,3 @@ def wishes_of(verdicts: Verdicts, target: Target | None) -> list[PreferredTerm]:
 def owner_of(pod: GroupPod) -> str:
     """Uid of the controller that would make the pod anew; empty when there is none."""
     return next((o.uid for o in pod.metadata.owner_references or () if o.controller), "")
-
-
-def populated_places(place_of: Mapping[str, int]) -> list[int]:
-    """Indexes of places that have nodes."""
-    return sorted(set(place_of.values()))

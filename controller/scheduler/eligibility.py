@@ -24,6 +24,13 @@ def tolerated(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None)
     return all(any(t.tolerates(taint) for t in tolerations or ()) for taint in taints)
 
 
+def is_choosy(spec: GroupPodSpec) -> bool:
+    """Whether there is anything for `may_run_on` to look at; wishes are none."""
+    affinity = spec.affinity.node_affinity if spec.affinity else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
+    return bool(spec.node_selector) or required is not None
+
+
 def may_run_on(spec: GroupPodSpec, name: str, labels: Mapping[str, str]) -> bool:
     """Node selector and required node affinity; taints aside."""
     if any(labels.get(key) != value for key, value in (spec.node_selector or {}).items()):

@@ -177,7 +177,7 @@ class _Table:
 
     def lines(self, weighing: Weighing) -> tuple[CandidateLine, ...]:
         own = {node: self._state.place_of[node] for node in weighing.by_node if node in self._state.place_of}
-        shared = Counter(self._state.place_of.values())
+        shared = self._state.population.copy()
         shared.subtract(own.values())
         rows = [(place, "", count, weighing.by_class[place]) for place, count in shared.items() if count > 0]
         rows += [(place, node, 1, weighing.by_node[node]) for node, place in own.items()]

@@ -121,6 +121,10 @@ class Extender:
         if isinstance(weighing, DeletedNodeError):
             self._metrics.decisions.labels("filter", "error").inc()
             return msgspec.json.encode({"nodenames": [], "failedNodes": {}, "error": str(weighing)})
+        planned = self._follow(question, weighing)
+        if planned is not None:
+            self._metrics.decisions.labels("filter", "planned").inc()
+            return planned
         if weighing.neutral:
             self._metrics.decisions.labels("filter", "neutral").inc()
             _check_names(question.nodenames)
@@ -128,6 +132,20 @@ class Extender:
         filtered = self._filter(question, weighing)
         self._metrics.count_filter(filtered.refused)
         return filtered.body
+
+    def _follow(self, question: Question, weighing: Weighing) -> bytes | None:
+        """The answer by the plan. None without one, and for a pod that found no node with it: that one is shown them all."""
+        pod = question.pod
+        if weighing.neutral in _NOT_FOR_US or pod.found_no_node:
+            return None
+        target = self._target(pod)
+        if target is None:
+            return None
+        _check_names(question.nodenames)
+        try:
+            return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), weighing, target)
+        except msgspec.MsgspecError as error:
+            raise BadRequestError(f"nodenames: {error}") from None
 
     def _filter(self, question: Question, weighing: Weighing) -> Filtered:
         uid = question.pod.metadata.uid

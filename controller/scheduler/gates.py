@@ -161,7 +161,7 @@ class SchedulingController:
 
     def _on_surroundings(self) -> None:
         """Nodes, costs or groups changed; heartbeats and our own status writes did not."""
-        versions = self.state.version, self.fleet.version
+        versions = self.state.surroundings_version, self.fleet.version
         if versions != self._seen_versions:
             self._seen_versions = versions
             self._wake_waiting()
@@ -260,6 +260,7 @@ class SchedulingController:
             costs=self.state.costs(known.metadata.namespace).table,
             hosts=self.fleet.hosts,
             used=self.fleet.used,
+            room=self.fleet.room,
             released=self._about_to_bind(pods),
             previous=before.plan.targets if before else {},
             seats={key: seat for key in (p.metadata.key for p in pods) if (seat := self.fleet.seat_of(key))},

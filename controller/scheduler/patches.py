@@ -13,7 +13,6 @@ from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
     Verdicts,
     owner_of,
-    populated_places,
     requirement,
     tighten,
     wishes_of,
@@ -93,7 +92,7 @@ def _verdicts(state: State, pod: GroupPod) -> Verdicts:
         weighing = state.weigh(pod.metadata.namespace, pod.group, pod.workload)
     except DeletedNodeError as error:
         weighing = Weighing(str(error))
-    return zone_verdicts(weighing, state.places, populated_places(state.place_of))
+    return zone_verdicts(weighing, state.places, sorted(state.population))
 
 
 def _annotations(state: State, pod: GroupPod, target: Target | None, now: float) -> dict[str, str]:

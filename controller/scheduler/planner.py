@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from controller.appgroup.graph import Graph
 from controller.scheduler.affinity import as_asked
-from controller.scheduler.eligibility import may_run_on, tolerated
-from controller.scheduler.fleet import Host
+from controller.scheduler.eligibility import is_choosy, may_run_on, tolerated
+from controller.scheduler.fleet import Host, Room
 from controller.scheduler.placement import Problem
 from controller.scheduler.pods import GroupPod, GroupPodSpec, Target
 from controller.scheduler.requests import PODS_RESOURCE, Amounts, requests_of
@@ -29,6 +29,10 @@ from controller.scheduler.spreading_rules import spreading_of
 from controller.scheduler.tables import CostTables
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_WHOLE_GROUPS = 1 << 40
+"""Replicas that fit into a host where none asks for anything."""
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True):
@@ -45,6 +49,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         previous: pod key -> target of an earlier plan, which wins over equally good ones.
         seats: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
             either may be ahead; None when they agree.
+        room: hosts and used as a table, for whoever keeps one; None to have it made.
     """
 
     graph: Graph
@@ -56,6 +61,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     released: Mapping[str, Target] = {}
     previous: Mapping[str, Target] = {}
     seats: Mapping[str, str] | None = None
+    room: Room | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -110,8 +116,11 @@ class _Draft:
         self.slots = self._read_pods()
         self._wanted = [_requests(model) for model in self._models]
         self._resources = sorted({name for wanted in self._wanted for name, value in wanted.items() if value})
+        self._room = snapshot.room or Room(snapshot.hosts, snapshot.used)
+        self._free = self._free_table()
         self._eligible = self._eligible_hosts()
-        self._sites = self._choose_sites(most_sites)
+        self._chosen = self._choose_sites(most_sites)
+        self._sites = [snapshot.hosts[self._room.names[number]] for number in self._chosen.tolist()]
         self._tables = CostTables(self.graph, snapshot.costs, [host.location for host in self._sites])
 
     def _read_pods(self) -> list[_Slot]:
@@ -153,66 +162,72 @@ class _Draft:
         for name, value in _requests(pod).items():
             taken[name] = taken.get(name, 0) + value
 
-    def _eligible_hosts(self) -> list[dict[str, Host]]:
-        """Per workload, the hosts it may go to at all; workloads that ask for the same share one dictionary."""
-        known: dict[bytes, dict[str, Host]] = {}
+    def _free_table(self) -> Ints:
+        """[host, resource] what is free once everything that stays is there."""
+        free = self._room.free(self._resources)
+        for node, taken in self._taken.items():
+            number = self._room.number_of.get(node)
+            if number is not None:
+                free[number] -= [taken.get(resource, 0) for resource in self._resources]
+        return free
+
+    def _eligible_hosts(self) -> list[Bools]:
+        """Per workload, [host] whether it may go there at all; workloads that ask for the same share one answer."""
+        known: dict[bytes, Bools] = {}
         found = []
         for model in self._models:
             spec = model.spec if model is not None else GroupPodSpec()
             asked = msgspec.json.encode((spec.node_selector, spec.affinity, spec.tolerations))
             if asked not in known:
-                plain = not spec.node_selector and (spec.affinity is None or spec.affinity.node_affinity is None)
-                known[asked] = {
-                    name: host
-                    for name, host in self.snapshot.hosts.items()
-                    if (not host.taints or tolerated(host.taints, spec.tolerations))
-                    and (plain or may_run_on(spec, name, host.labels))
-                }
+                known[asked] = self._eligible_for(spec)
             found.append(known[asked])
         return found
 
-    def _free(self, host: Host) -> list[int]:
-        used, taken = self.snapshot.used.get(host.name, {}), self._taken.get(host.name, {})
-        return [host.allocatable.get(r, 0) - used.get(r, 0) - taken.get(r, 0) for r in self._resources]
+    def _eligible_for(self, spec: GroupPodSpec) -> Bools:
+        hosts, names = self.snapshot.hosts, self._room.names
+        if is_choosy(spec):
+            may: Bools = np.array([may_run_on(spec, name, hosts[name].labels) for name in names], np.bool_)
+        else:
+            may = np.ones(len(names), np.bool_)
+        for number in self._room.tainted:
+            may[number] &= tolerated(hosts[names[number]].taints, spec.tolerations)
+        return may
 
-    def _choose_sites(self, most_sites: int) -> list[Host]:
-        """The hosts to choose from: of each zone the roomiest, until the zone could hold the whole group.
+    def _choose_sites(self, most_sites: int) -> Ints:
+        """Numbers of the hosts to choose from: of each zone the roomiest, until the zone could hold the whole group.
 
         Hosts with pods of the group come first, then those of earlier plans, then by room, then by name.
         """
-        ours = {node for fixed in self._fixed for node in fixed}
-        ours |= {target.node for target in self.snapshot.previous.values()}
-        candidates: dict[str, Host] = {}
-        for eligible in self._eligible:
-            candidates.update(eligible)
-        mean = self._mean_request()
-        by_zone: dict[Location, list[tuple[int, str]]] = defaultdict(list)
-        for name, host in candidates.items():
-            room = self._room(host, mean)
-            if room > 0 or name in ours:
-                by_zone[host.location].append((room, name))
+        ours = np.zeros(len(self._room.names), np.bool_)
+        for node in {node for fixed in self._fixed for node in fixed} | {
+            target.node for target in self.snapshot.previous.values()
+        }:
+            number = self._room.number_of.get(node)
+            if number is not None:
+                ours[number] = True
+        rooms: Ints = (self._free // np.array(self._mean_request(), np.int64)).min(axis=1, initial=_WHOLE_GROUPS)
+        candidates = np.logical_or.reduce(self._eligible) & ((rooms > 0) | ours)
+        numbers = np.flatnonzero(candidates)
+        location_of = self._room.location_of[numbers]
+        ranked = numbers[np.lexsort((-rooms[numbers], ~ours[numbers], location_of))]
         fewest = max(Counter(s.workload for s in self.slots).values(), default=1)
-        chosen: list[Host] = []
-        for location in sorted(by_zone):
-            ranked = sorted(by_zone[location], key=lambda entry: (entry[1] not in ours, -entry[0], entry[1]))
+        chosen: list[int] = []
+        ends = np.cumsum(np.bincount(location_of, minlength=len(self._room.locations))).tolist()
+        for begin, end in zip([0, *ends], ends, strict=False):
             wanted = len(self.slots)
-            for turn, (room, name) in enumerate(ranked):
+            for turn, number in enumerate(ranked[begin : min(end, begin + most_sites)].tolist()):
                 # Enough is when the zone could hold everything, one workload's replicas on a host each: more hosts cannot
                 # lower the cost.
-                if (wanted <= 0 and turn >= fewest) or turn >= most_sites:
+                if wanted <= 0 and turn >= fewest:
                     break
-                wanted -= room
-                chosen.append(candidates[name])
-        return chosen
+                wanted -= int(rooms[number])
+                chosen.append(number)
+        return np.array(chosen, np.int64)
 
     def _mean_request(self) -> list[int]:
         """Per resource, the mean over the replicas to place, at least 1."""
         count = max(len(self.slots), 1)
         return [max(sum(self._wanted[s.workload].get(r, 0) for s in self.slots) // count, 1) for r in self._resources]
-
-    def _room(self, host: Host, mean: Sequence[int]) -> int:
-        free = self._free(host)
-        return min((value // each for value, each in zip(free, mean, strict=True)), default=0)
 
     def solve(self) -> Solution:
         """Search; where wishes to spread leave somebody out, once more without the wishes."""
@@ -228,15 +243,13 @@ class _Draft:
         return solution
 
     def _problem(self, spreading: Spreading | None) -> Problem:
-        allowed = np.array([[host.name in eligible for host in self._sites] for eligible in self._eligible], np.bool_)
+        allowed = np.array([may[self._chosen] for may in self._eligible], np.bool_)
         return Problem(
             workload_of=np.array([slot.workload for slot in self.slots], np.int64),
             links=self._tables.links,
             tables=self._tables.tables,
             zone_of=np.array(self._tables.zone_of, np.int64),
-            free=np.array([self._free(h) for h in self._sites], np.int64).reshape(
-                len(self._sites), len(self._resources)
-            ),
+            free=self._free[self._chosen],
             requests=np.array([[w.get(r, 0) for r in self._resources] for w in self._wanted], np.int64).reshape(
                 len(self._wanted), len(self._resources)
             ),

@@ -180,7 +180,12 @@ class GroupPod(Object, frozen=True):
 
     def condition(self, type_: str) -> Condition | None:
         """One of its conditions."""
-        return next((c for c in self.status.conditions or () if c.type == type_), None)
+        return _condition(self.status, type_)
+
+    @property
+    def found_no_node(self) -> bool:
+        """Whether the scheduler tried it and found no node."""
+        return _found_no_node(self.status)
 
 
 class AskedPodSpec(Wire, frozen=True):
@@ -195,6 +200,21 @@ class AskedPod(Wire, frozen=True):
 
     metadata: ObjectMeta = ObjectMeta()
     spec: AskedPodSpec = AskedPodSpec()
+    status: GroupPodStatus = GroupPodStatus()
+
+    @property
+    def found_no_node(self) -> bool:
+        """Whether the scheduler tried it before and found no node."""
+        return _found_no_node(self.status)
+
+
+def _condition(status: GroupPodStatus, type_: str) -> Condition | None:
+    return next((c for c in status.conditions or () if c.type == type_), None)
+
+
+def _found_no_node(status: GroupPodStatus) -> bool:
+    found = _condition(status, "PodScheduled")
+    return found is not None and found.status == "False" and found.reason == "Unschedulable"
 
 
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:

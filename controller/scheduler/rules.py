@@ -139,8 +139,8 @@ class Weighing(msgspec.Struct, frozen=True):
     by_node: Mapping[str, Tally] = {}
 
     def tally(self, node: str, place: int) -> Tally:
-        """Of one node, by its name and the index of its place."""
-        return self.by_node.get(node) or self.by_class[place]
+        """Of one node, by its name and the index of its place; a neutral answer finds nothing against any node."""
+        return Tally() if self.neutral else self.by_node.get(node) or self.by_class[place]
 
 
 def weigh(

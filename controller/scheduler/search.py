@@ -41,8 +41,11 @@ def solve(problem: Problem, hints: Sequence[int] | None = None, *, seed: int = 0
     rng = random.Random(seed)
     # A descent takes about the square of the replicas: large groups take fewer, so that all groups take about as long.
     descents: list[Placement] = []
+    least = _least_cost(problem)
     for start in _starts(problem, hints, max(_FEWEST_STARTS, min(_STARTS, 200 // replicas)), rng):
         start.improve()
+        if start.cost() == least:
+            return Solution(tuple(start.site_of.tolist()), least)
         descents.append(start)
     descents.sort(key=Placement.cost)
     best = Solution(tuple(descents[0].site_of.tolist()), descents[0].cost())
@@ -55,6 +58,15 @@ def solve(problem: Problem, hints: Sequence[int] | None = None, *, seed: int = 0
                 found = _Tabu(start, rng).search(Solution(tuple(start.site_of.tolist()), cost), _TABU_TURNS)
                 best = found if found.cost < best.cost else best
     return best
+
+
+def _least_cost(problem: Problem) -> int:
+    """No placement costs less: every replica pays nothing but what it must pay towards pods that stay.
+
+    A group that fits on one host is that cheap, and needs no search.
+    """
+    least = np.where(problem.allowed, problem.standing, UNPLACED_COST).min(axis=1)
+    return int(least[problem.workload_of].sum())
 
 
 def _starts(problem: Problem, hints: Sequence[int] | None, count: int, rng: random.Random) -> Iterator[Placement]:

@@ -61,18 +61,21 @@ class State:
 
     Attributes:
         version: counts changes of anything that may change an answer.
+        surroundings_version: the same without pods.
         places: every (region, zone) that a node ever had; index 0 is `NOWHERE`.
         place_of: node name -> index in `places`.
         nodes: node name -> facts.
+        population: index in `places` -> how many nodes are there; no zeros.
         node_version: counts changes of nodes alone.
     """
 
     def __init__(self, config: SchedulerConfig, namespace: str) -> None:
         self._rules, self._namespace = config.rules, namespace
-        self.version = self.node_version = 0
+        self.version = self.surroundings_version = self.node_version = 0
         self.places: list[Location] = [NOWHERE]
         self.place_of: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
+        self.population: Counter[int] = Counter()
         self._place_ids: dict[Location, int] = {NOWHERE: 0}
         self._groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, Graph] = {}
@@ -108,7 +111,7 @@ class State:
         """A node changed; heartbeats change nothing here."""
         if new is None:
             if self.nodes.pop(key, None) is not None:
-                self.place_of.pop(key, None)
+                self._leave_place(key)
                 self._touch_nodes()
             return
         location = Location(new.metadata.label(REGION_LABEL), new.metadata.label(ZONE_LABEL))
@@ -117,11 +120,24 @@ class State:
             self.places.append(location)
         facts = NodeFacts(place, new.status.allocatable or {})
         if self.nodes.get(key) != facts:
+            self._leave_place(key)
             self.nodes[key], self.place_of[key] = facts, place
+            self.population[place] += 1
             self._touch_nodes()
 
-    def _touch_nodes(self) -> None:
+    def _leave_place(self, node: str) -> None:
+        place = self.place_of.pop(node, None)
+        if place is not None:
+            self.population[place] -= 1
+            if not self.population[place]:
+                del self.population[place]
+
+    def _touch(self) -> None:
         self.version += 1
+        self.surroundings_version += 1
+
+    def _touch_nodes(self) -> None:
+        self._touch()
         self.node_version += 1
 
     def take_pod(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
@@ -148,7 +164,7 @@ class State:
         if old is not None and new is not None and old.spec == new.spec:
             self._groups[key] = new
             return
-        self.version += 1
+        self._touch()
         self._graphs.pop(key, None)
         known = new or old
         if new is None:
@@ -163,7 +179,7 @@ class State:
         """A NetworkTopology changed; its status does not matter here."""
         if old is not None and new is not None and old.spec.weights == new.spec.weights:
             return
-        self.version += 1
+        self._touch()
         self._costs.clear()
         if new is None:
             self._topologies.pop(key, None)

@@ -54,9 +54,7 @@ class StuckPods:
     @staticmethod
     def is_stuck(pod: GroupPod) -> bool:
         """Whether the scheduler tried a pod and found no node."""
-        found = pod.condition("PodScheduled")
-        refused = found is not None and found.status == "False" and found.reason == "Unschedulable"
-        return pod.waiting and not pod.gated and refused
+        return pod.waiting and not pod.gated and pod.found_no_node
 
     def any(self, pods: Iterable[GroupPod]) -> bool:
         """Whether any of these is stuck."""

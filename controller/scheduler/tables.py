@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +36,8 @@ class CostTables:
         self.links = tuple(
             Link(edge.dependant, edge.dependency, self._limits.index(edge.max_network_cost)) for edge in graph.edges
         )
-        shape = (len(self._limits), len(self._zones), len(self._zones))
-        flat = [self._price(a, b, limit) for limit in self._limits for a in self._zones for b in self._zones]
-        self.tables = np.array(flat, np.int64).reshape(shape)
+        self.tables = np.array([_prices(costs, tuple(self._zones), limit) for limit in self._limits], np.int64)
         self._towards: dict[tuple[int, Location, bool], Ints] = {}
-
-    def _price(self, origin: Location, destination: Location, limit: int) -> int:
-        verdict, cost = self._costs.judge(origin, destination, limit)
-        return cost + (VIOLATION_COST if verdict == "violated" else 0)
 
     def towards(self, table: int, location: Location, *, outward: bool) -> Ints:
         """[site] cost between each site and one location; outward: the site depends."""
@@ -50,8 +45,20 @@ class CostTables:
         if key not in self._towards:
             limit = self._limits[table]
             by_zone = [
-                self._price(zone, location, limit) if outward else self._price(location, zone, limit)
+                _price(self._costs, zone, location, limit) if outward else _price(self._costs, location, zone, limit)
                 for zone in self._zones
             ]
             self._towards[key] = np.array(by_zone, np.int64)[self.zone_of] if by_zone else np.zeros(0, np.int64)
         return self._towards[key]
+
+
+def _price(costs: CostTable, origin: Location, destination: Location, limit: int) -> int:
+    verdict, cost = costs.judge(origin, destination, limit)
+    return cost + (VIOLATION_COST if verdict == "violated" else 0)
+
+
+@lru_cache(maxsize=32)
+def _prices(costs: CostTable, zones: tuple[Location, ...], limit: int) -> Ints:
+    """[zone, zone] prices; groups that are planned one after the other mostly have costs, zones and limits in common."""
+    flat = [_price(costs, a, b, limit) for a in zones for b in zones]
+    return np.array(flat, np.int64).reshape(len(zones), len(zones))

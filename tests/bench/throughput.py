@@ -1,8 +1,17 @@
 """Pods per second of the real kube-scheduler over thousands of nodes: stock, asking our extender, and told by affinity.
 
 Run by hand (minutes): ``python tests/bench/throughput.py --nodes 5000 --pods 1000``. Nodes are API objects without a kubelet.
-Pods exist before the clock starts; it runs from the start of the scheduler (by affinity, from the opening of the first gate)
-to the last binding. Extender and leader run in processes of their own, as they would beside a scheduler.
+Pods exist before the clock starts; it runs from the start of the scheduler to the last binding. Modes:
+
+stock: no extender, pods of the default profile.
+echo: an extender that only repeats what it is sent, the floor for any extender.
+ruled: our extender, pods without a plan, so that it answers by the plain rule.
+extender: our extender, pods with the plan's targets, as the leader writes them before it opens a gate.
+terms: no extender, pods with the node affinity that the leader writes before it opens a gate.
+affinity: the same end to end: the clock runs from the opening of the first gate, and plans and releases count too.
+
+Targets and terms of the modes "extender" and "terms" are those of the real leader, taken from pods that it released in
+a round before. Extender and leader run in processes of their own, as they would beside a scheduler.
 """
 
 from __future__ import annotations
@@ -10,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import sys
 import tempfile
@@ -19,12 +29,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
+from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL
-from controller.scheduler.pods import GATE
+from controller.scheduler.pods import GATE, TARGET_ANNOTATION
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
@@ -36,11 +48,29 @@ from tests.bench.decision_quality import CRDS, in_batches, until
 NAMESPACE = "throughput"
 ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
 LONGEST_S = 600.0
+MODES = ("stock", "echo", "ruled", "extender", "terms", "affinity")
+EXTENDERS = ("echo", "ruled", "extender")
+# Nobody owns these pods in truth; with an owner they are treated as pods of a Deployment are.
+OWNER = {
+    "apiVersion": "apps/v1",
+    "kind": "ReplicaSet",
+    "name": "of-the-bench",
+    "uid": "00000000-0000-0000-0000-000000000001",
+    "controller": True,
+}
 
 
 class BoundSpec(Wire, frozen=True):
     node_name: str = ""
     scheduling_gates: list[Any] | None = None
+    affinity: dict[str, Any] | None = None
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """What the leader wrote to a pod."""
+
+    target: str
+    affinity: dict[str, Any] | None
 
 
 class Bound(Object, frozen=True):
@@ -106,11 +136,11 @@ async def make_costs(client: Client) -> bool:
     return True
 
 
-async def make_groups(client: Client, count: int, *, scheduler: str, gated: bool) -> None:
-    await in_batches([make_group(client, number, scheduler, gated=gated) for number in range(count // GROUP_SIZE)])
+async def make_groups(client: Client, count: int, mode: str, handed: dict[str, Handover]) -> None:
+    await in_batches([make_group(client, number, mode, handed) for number in range(count // GROUP_SIZE)])
 
 
-async def make_group(client: Client, number: int, scheduler: str, *, gated: bool) -> None:
+async def make_group(client: Client, number: int, mode: str, handed: dict[str, Handover]) -> None:
     rng = random.Random(number)
     references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(GROUP_SIZE)]
     workloads = [
@@ -128,18 +158,27 @@ async def make_group(client: Client, number: int, scheduler: str, *, gated: bool
     head = {"apiVersion": APPGROUPS.api_version, "kind": APPGROUPS.kind, "metadata": {"name": f"g{number}"}}
     await client.create(APPGROUPS, {**head, "spec": spec}, Object, namespace=NAMESPACE)
     for i in range(GROUP_SIZE):
-        labels = {APPGROUP_LABEL: f"g{number}", WORKLOAD_LABEL: f"w{i}"}
-        container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}
-        pod_spec: dict[str, Any] = {
-            "schedulerName": scheduler,
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "containers": [container],
-        }
-        if gated:
-            pod_spec["schedulingGates"] = [{"name": GATE}]
-        metadata = {"name": f"g{number}-w{i}", "labels": labels}
-        await client.create(PODS, {"metadata": metadata, "spec": pod_spec}, Object, namespace=NAMESPACE)
+        await client.create(PODS, pod_body(number, i, mode, handed), Object, namespace=NAMESPACE)
+
+
+def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) -> dict[str, Any]:
+    name = f"g{group}-w{workload}"
+    labels = {APPGROUP_LABEL: f"g{group}", WORKLOAD_LABEL: f"w{workload}"}
+    metadata: dict[str, Any] = {"name": name, "labels": labels, "ownerReferences": [OWNER]}
+    container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m", "memory": "256Mi"}}}
+    spec: dict[str, Any] = {
+        "schedulerName": "network-aware-scheduler" if mode in EXTENDERS else "default-scheduler",
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "containers": [container],
+    }
+    if mode == "affinity":
+        spec["schedulingGates"] = [{"name": GATE}]
+    elif mode == "extender":
+        metadata["annotations"] = {TARGET_ANNOTATION: handed[name].target}
+    elif mode == "terms":
+        spec["affinity"] = handed[name].affinity
+    return {"metadata": metadata, "spec": spec}
 
 
 @asynccontextmanager
@@ -186,15 +225,63 @@ async def ready(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def run_mode(plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int) -> float:
-    """Pods per second."""
-    scheduler = "default-scheduler" if mode == "stock" else "network-aware-scheduler"
-    await make_groups(client, pods, scheduler=scheduler, gated=mode == "affinity")
+@asynccontextmanager
+async def echo() -> AsyncIterator[str]:
+    """An extender in a process of its own that repeats the names, and scores them by their place in the list."""
+    port = free_ports(1)[0]
+    process = multiprocessing.get_context("spawn").Process(target=serve_echo, args=(port,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.join()
+
+
+class Asked(msgspec.Struct):
+    nodenames: list[str]
+
+
+def serve_echo(port: int) -> None:
+    decode, encode = msgspec.json.Decoder(Asked).decode, msgspec.json.Encoder().encode
+
+    async def answer_filter(request: web.Request) -> web.Response:
+        names = decode(await request.read()).nodenames
+        return web.Response(body=encode({"nodenames": names, "failedNodes": {}}), content_type="application/json")
+
+    async def answer_prioritize(request: web.Request) -> web.Response:
+        names = decode(await request.read()).nodenames
+        scores = [{"host": name, "score": i % 100} for i, name in enumerate(names)]
+        return web.Response(body=encode(scores), content_type="application/json")
+
+    async def answer_ready(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/filter", answer_filter)
+    app.router.add_post("/prioritize", answer_prioritize)
+    app.router.add_get("/readyz", answer_ready)
+    web.run_app(app, host="127.0.0.1", port=port, access_log=None, print=lambda *_: None)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Pods per second, on the pods' way from Pending to bound, and what the leader wrote to them, if there was one."""
+
+    rate: float
+    handed: dict[str, Handover] = {}
+
+
+async def run_mode(
+    plane: ControlPlane, client: Client, mode: str, percentage: int, pods: int, handed: dict[str, Handover]
+) -> Run:
+    """One round, cleaned up after."""
+    await make_groups(client, pods, mode, handed)
     async with AsyncExitStack() as stack:
         mirror = await stack.enter_async_context(counted(client))
         url = None
-        if mode == "extender":
-            url = await stack.enter_async_context(program(plane, "extender", "extender"))
+        if mode in EXTENDERS:
+            service = echo() if mode == "echo" else program(plane, "extender", "extender")
+            url = await stack.enter_async_context(service)
             await ready(url)
         data = build_config(Path("unused"), extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
@@ -209,7 +296,11 @@ async def run_mode(plane: ControlPlane, client: Client, mode: str, percentage: i
             async with asyncio.timeout(LONGEST_S):
                 while (bound := sum(bool(p.spec.node_name) for p in mirror)) < pods:
                     await asyncio.sleep(0.1)
-            return bound / (time.monotonic() - started)
+            took_s = time.monotonic() - started
+            wrote = {
+                p.metadata.name: Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity) for p in mirror
+            }
+            return Run(bound / took_s, wrote if mode == "affinity" else {})
         finally:
             await plane.programs.stop(running)
             await clean(client)
@@ -229,15 +320,18 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--pods", type=int, default=1000)
-    parser.add_argument("--modes", default="stock,extender,affinity")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--rounds", type=int, default=1, help="of each mode, in turns; the best counts")
     args = parser.parse_args()
-    figures: dict[str, Any] = {}
+    figures: dict[str, float] = {}
     async with cluster(args.nodes) as (plane, client):
+        handed = (await run_mode(plane, client, "affinity", 100, args.pods, {})).handed
         for percentage, label in ((0, "default"), (100, "100 %")):
-            for mode in args.modes.split(","):
-                rate = await run_mode(plane, client, mode, percentage, args.pods)
-                figures[f"{mode}, {label} of nodes scored"] = round(rate, 1)
-                print(f"{mode}, {label} of nodes scored: {rate:.1f} pods/s", file=sys.stderr, flush=True)
+            for mode in args.modes.split(",") * args.rounds:
+                run = await run_mode(plane, client, mode, percentage, args.pods, handed)
+                name = f"{mode}, {label} of nodes scored"
+                figures[name] = max(figures.get(name, 0.0), round(run.rate, 1))
+                print(f"{name}: {run.rate:.1f} pods/s", file=sys.stderr, flush=True)
     print(json.dumps(figures, indent=2))
 
 

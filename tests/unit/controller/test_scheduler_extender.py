@@ -292,6 +292,52 @@ async def test_the_plans_host_comes_first_then_its_zone_then_the_rest() -> None:
         assert await service.scores(planned, ["n1", "n2"]) == {"n1": 100, "n2": 0}
 
 
+def planned_pod(node: str, zone: str, **more: Any) -> dict[str, Any]:
+    target = msgspec.json.encode({"zone": zone, "region": "r", "node": node}).decode()
+    return {**asked_pod(annotations={"netaware.io/target": target}), **more}
+
+
+async def test_filter_follows_the_plan_to_its_host_or_where_that_is_full_to_its_zone() -> None:
+    async with serving() as service:
+        plain = {"failedNodes": {}, "failedAndUnresolvableNodes": {}, "error": ""}
+        assert await service.ask("filter", planned_pod("n2", "z1"), ALL) == {"nodenames": ["n2"], **plain}
+        assert await service.ask("filter", planned_pod("n2", "z1"), ["n1", "n3", "n4"]) == {
+            "nodenames": ["n1"],
+            **plain,
+        }
+        metrics = generate_latest(service.registry).decode()
+        assert 'netaware_extender_decisions_total{result="planned",verb="filter"} 2.0' in metrics
+
+
+async def test_filter_goes_by_the_rule_where_the_plan_is_no_good() -> None:
+    rule = ["n1", "n2"]
+    found_nothing = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+    async with serving() as service:
+        for asked in (
+            planned_pod("n4", "z2"),  # costs have changed since: the rule refuses it
+            planned_pod("gone", "z2"),
+            planned_pod("n2", "z1", status=found_nothing),  # others that are asked after us may have refused its host
+        ):
+            assert (await service.ask("filter", asked, ALL))["nodenames"] == rule
+        assert (await service.ask("filter", planned_pod("n2", "z1"), ["n3", "n4"]))["nodenames"] == []
+    async with serving(SchedulerConfig(parity="upstream")) as service:
+        assert (await service.ask("filter", planned_pod("n2", "z1"), ALL))["nodenames"] == rule
+    async with serving(SchedulerConfig(placement="affinity")) as service:
+        assert (await service.ask("filter", planned_pod("n2", "z1"), ALL))["nodenames"] == ALL
+
+
+async def test_the_first_pod_of_a_group_goes_where_the_plan_begins() -> None:
+    config = SchedulerConfig()
+    state = example(config)
+    placed = {"metadata": {"name": "p2", "namespace": "default", "labels": {GROUP: "a1", WORKLOAD: "P2"}}}
+    placed |= {"spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
+    pod = msgspec.convert(placed, GroupPod)
+    state.take_pod("default/p2", pod, None)
+    async with serving(config, state) as service:
+        assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ALL
+        assert (await service.ask("filter", planned_pod("n4", "z2"), ALL))["nodenames"] == ["n4"]
+
+
 async def test_allocatable_adds_its_own_weighted_score_for_our_pods_alone() -> None:
     config = SchedulerConfig(allocatable=AllocatableArgs(weight=2))
     async with serving(config) as service:
