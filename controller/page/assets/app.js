@@ -167,6 +167,10 @@ async function reload() {
   }
 }
 
+// A browser keeps pages that were left for the way back, with their connections, of which it allows six to one server.
+function leave() { if (stream) stream.close(); }
+function comeBack(event) { if (event.persisted) reload(); }
+
 const THEMES = ["auto", "light", "dark"];
 function setTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = theme;
@@ -199,8 +203,10 @@ function start() {
     if (step) { event.preventDefault(); showTab(TABS[(TABS.indexOf(shownTab) + step + TABS.length) % TABS.length], true); }
   });
   document.addEventListener("keydown", keys);
+  addEventListener("pagehide", leave);
+  addEventListener("pageshow", comeBack);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette = null; if (state.page) repaint(TABS); });
-  new ResizeObserver(() => { if (state.page && shownTab === "matrix") repaint(["matrix"]); }).observe(byId("main"));
+  new ResizeObserver(() => { if (state.page && ["matrix", "map"].includes(shownTab)) repaint([shownTab]); }).observe(byId("main"));
   const named = location.hash.slice(1);
   showTab(TABS.includes(named) ? named : "matrix");
   // Ages grow without any message.

@@ -66,7 +66,7 @@ function layers(group) {
 
 function dag(group) {
   const columns = layers(group);
-  const boxWidth = 190, boxHeight = 50, gapX = 118, gapY = 18;
+  const boxWidth = 212, boxHeight = 50, gapX = 112, gapY = 18;
   const tallest = Math.max(...columns.map((column) => column.length));
   const width = columns.length * (boxWidth + gapX) - gapX + 4, height = tallest * (boxHeight + gapY) - gapY + 4;
   const at = new Map();
@@ -94,9 +94,9 @@ function dag(group) {
     const where = placement(workload);
     return s("g", {},
       s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: workload.pods.some((pod) => pod.node) ? "" : "unplaced" }),
-      s("text", { x: x + 10, y: y + 20 }, cut(workload.name && workload.name !== workload.selector ? `${workload.selector} ${workload.name}` : workload.selector, 20)),
+      s("text", { x: x + 10, y: y + 20 }, cut(workload.name && workload.name !== workload.selector ? `${workload.selector} ${workload.name}` : workload.selector, 25)),
       s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, workload.index === null ? "" : `#${workload.index}`),
-      s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 27)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
+      s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 30)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
   });
   return h("div", { class: "scroll" }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Dependencies of ${group.name}; the table below has the same as text` }, ...lines, ...boxes, ...costs));
 }

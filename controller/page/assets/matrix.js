@@ -1,8 +1,10 @@
 // The matrix on two canvases: the lower one holds the numbers and is drawn when data change, the upper one holds the cursor
-// and is drawn when somebody moves. At 100 zones a move therefore costs two rectangles and not 9,900.
+// and is drawn when somebody moves. At 100 zones a move therefore costs two rectangles and not 9,900; and of what changed, only
+// the cells that look different are drawn again.
 
-const matrix = { cell: 0, left: 0, top: 0, gap: 6, xs: [], hoverFrom: -1, hoverTo: -1, scale: { low: 0, ends: [] } };
+const matrix = { cell: 0, left: 0, top: 0, gap: 6, xs: [], hoverFrom: -1, hoverTo: -1, scale: { low: 0, ends: [] }, frame: "", palette: null, looks: [] };
 const FONT = "system-ui, sans-serif";
+const WORST = 8;
 
 function matrixLayout() {
   const zones = state.page.network.zones;
@@ -15,7 +17,9 @@ function matrixLayout() {
   matrix.gap = n > 40 ? 3 : 8;
   matrix.left = Math.ceil(longest) + 26;
   const room = Math.max(260, box.clientWidth || 800) - matrix.left - (regions - 1) * matrix.gap - 4;
-  matrix.cell = Math.max(7, Math.min(46, Math.floor(room / n)));
+  // Few zones get large cells, but not more than a screen holds.
+  const largest = Math.max(46, Math.min(88, Math.floor(480 / n)));
+  matrix.cell = Math.max(7, Math.min(largest, Math.floor(room / n)));
   matrix.top = Math.ceil(longest) + 26;
   matrix.xs = [];
   let at = 0;
@@ -49,25 +53,43 @@ function matrixValues() {
 
 function drawMatrix() {
   matrixLayout();
-  const context = byId("matrix").getContext("2d");
+  const canvas = byId("matrix"), context = canvas.getContext("2d");
   const c = colours();
   const zones = state.page.network.zones;
   const values = matrixValues();
   matrix.scale = classes(values);
-  context.fillStyle = c.ground;
-  context.fillRect(0, 0, matrix.left + matrix.size + 2, matrix.top + matrix.size + 2);
-  drawNames(context, zones, c);
-  const fontSize = matrix.cell >= 34 ? 12 : 10;
-  context.font = `${fontSize}px ${FONT}`;
+  // Everything but the cells: where this is as before, so are they, unless they look different.
+  const frame = JSON.stringify([zones.map((zone) => [zone.name, zone.region, zone.ready > 0 && !zone.agents]), matrix.cell, canvas.width, canvas.height]);
+  const afresh = frame !== matrix.frame || c !== matrix.palette;
+  if (afresh) {
+    Object.assign(matrix, { frame, palette: c, looks: [] });
+    context.fillStyle = c.ground;
+    context.fillRect(0, 0, matrix.left + matrix.size + 2, matrix.top + matrix.size + 2);
+    drawNames(context, zones, c);
+  }
+  context.font = `${matrix.cell >= 60 ? 15 : matrix.cell >= 34 ? 12 : 10}px ${FONT}`;
   context.textAlign = "center";
   context.textBaseline = "middle";
-  for (let from = 0; from < zones.length; from++) {
+  for (let from = 0, k = 0; from < zones.length; from++) {
     for (let to = 0; to < zones.length; to++) {
-      if (from !== to) drawCell(context, from, to, values[cellIndex(from, to)], c);
+      if (from === to) continue;
+      const look = lookOf(values[k], k);
+      if (matrix.looks[k] !== look) {
+        drawCell(context, from, to, values[k], c, !afresh);
+        matrix.looks[k] = look;
+      }
+      k++;
     }
   }
   drawCursor();
   drawLegend();
+}
+
+// Whatever a cell's drawing depends on.
+function lookOf(value, k) {
+  const m = state.page.matrix;
+  if (value === null || value === undefined) return "none";
+  return `${shadeOf(value, matrix.scale.ends)}${m.basis[k]}${m.doubts[k] ? "!" : ""}${matrix.cell >= 24 ? number(value) : ""}`;
 }
 
 function drawNames(context, zones, c) {
@@ -119,11 +141,15 @@ function clipped(context, text, width) {
   return end > 1 ? `${text.slice(0, end)}…` : "";
 }
 
-function drawCell(context, from, to, value, c) {
+function drawCell(context, from, to, value, c, over) {
   const x = matrix.left + matrix.xs[to], y = matrix.top + matrix.xs[from], size = matrix.cell;
   const k = cellIndex(from, to);
   const m = state.page.matrix;
   const inner = size > 14 ? size - 1 : size - 0.5;
+  if (over) {
+    context.fillStyle = c.ground;
+    context.fillRect(x, y, size, size);
+  }
   if (value === null || value === undefined) {
     context.strokeStyle = c.line;
     context.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
@@ -301,21 +327,24 @@ function spark(points) {
   const y = (value) => 36 - ((value - low) / Math.max(high - low, low * 0.05, 1)) * 32;
   const path = points.map(([at, value], i) => `${i ? "L" : "M"}${x(at).toFixed(2)} ${y(value).toFixed(2)}`).join("");
   return h("div", {},
-    h("h3", {}, `p50 since this page was opened: ${ms(low)} to ${ms(high)}`),
+    h("h3", {}, `p50 since this page was opened: ${ms(low) === ms(high) ? ms(low) : `${ms(low)} to ${ms(high)}`}`),
     s("svg", { class: "spark", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" }, s("path", { d: path })));
 }
 
+// One pass and no list of all pairs: this is drawn at every step of the cursor.
 function worstPairs() {
   const m = state.page.matrix, n = state.names.length;
   const pairs = [];
   for (let from = 0; from < n; from++) {
     for (let to = from + 1; to < n; to++) {
-      const k = cellIndex(from, to);
-      if (m.p50[k] !== null) pairs.push([m.p50[k], from, to]);
+      const us = m.p50[cellIndex(from, to)];
+      if (us === null || (pairs.length === WORST && us <= pairs[WORST - 1][0])) continue;
+      const at = pairs.findIndex(([other]) => other < us);
+      pairs.splice(at < 0 ? pairs.length : at, 0, [us, from, to]);
+      pairs.length = Math.min(pairs.length, WORST);
     }
   }
-  pairs.sort((a, b) => b[0] - a[0]);
-  return h("ol", { class: "worst" }, ...pairs.slice(0, 8).map(([us, from, to]) =>
+  return h("ol", { class: "worst" }, ...pairs.map(([us, from, to]) =>
     h("li", {}, h("button", { type: "button", onclick: () => choosePair(from, to, { scroll: true }) },
       h("span", {}, `${state.names[from]} – ${state.names[to]}`), h("span", {}, ms(us))))));
 }
