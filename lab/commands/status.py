@@ -88,6 +88,8 @@ def _print(report: dict[str, Any]) -> None:
     if report["state"] != "running":
         return
     console.print(f"API server {report['server']}, kubeconfig {report['kubeconfig']}", soft_wrap=True)
+    if "controller" in report["addresses"]:
+        console.print(f"page {report['addresses']['controller']}/", soft_wrap=True)
     table = Table("program", "pid", "memory", "log")
     for program in report["programs"]:
         memory = f"{program['rss_bytes'] / 2**20:.0f} MiB" if program["alive"] else "[red]ended[/]"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Console
 
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
@@ -163,7 +164,6 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(lab).decode(), flush=True)
         return
-    from rich.console import Console
     from rich.table import Table
 
     console = Console()
@@ -181,4 +181,22 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
         console.print(f"{enter}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
         zones = (*lab["zones"], "ZONE", "ZONE")[:2]
         console.print(f"python -m lab wan set{suffix} {zones[0]} {zones[1]} --delay 30ms   # change a delay live")
+    if "controller" in lab["addresses"]:
+        _print_page(console, lab)
     console.print(f"python -m lab down{suffix}")
+
+
+def _print_page(console: Console, lab: dict[str, Any]) -> None:
+    """How to look at what our programs do: the command, and the page in a browser."""
+    program = Path(sys.executable).with_name("kubectl-netaware")
+    command = str(program) if program.exists() else "kubectl netaware"
+    console.print(f"{command} status   # or {command} --help", soft_wrap=True)
+    page = f"{lab['addresses']['controller']}/"
+    if lab["enter"]:
+        # The lab's own network: the host reaches nothing of it but the API server.
+        fetch = " ".join([*lab["enter"], "curl", f"{page}api/v1/overview"])
+        console.print(f"the page is within the lab's own network only: {fetch}", soft_wrap=True)
+        return
+    port = page.rstrip("/").rpartition(":")[2]
+    console.print(f"[bold]{page}[/]   # the page: open it in a browser", soft_wrap=True)
+    console.print(f"ssh -L {port}:127.0.0.1:{port} HOST   # and from another machine this first", soft_wrap=True)
