@@ -22,6 +22,8 @@ from kubekit.wire import EVENTS, Object, ObjectMeta, Resource, format_time
 log = logs.get("kubekit.events")
 
 NOTE_LIMIT = 1024
+CAUSES = ("queue-full", "refused", "unreachable")
+"""Why events get lost."""
 _SERIES_EVERY_S = 60.0
 _REMEMBERED = 2000
 
@@ -74,6 +76,9 @@ class EventRecorder:
         self._pending: asyncio.Queue[_Pending] = asyncio.Queue(most)
         self._written: OrderedDict[tuple[Reference, str, str], _Written] = OrderedDict()
         self._lost = Counter("netaware_events_lost", "Events dropped or refused.", ["cause"], registry=registry)
+        # A counter that begins with its first loss hides it: rate() needs the zero before.
+        for cause in CAUSES:
+            self._lost.labels(cause)
 
     def normal(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
         """Something happened as it should."""

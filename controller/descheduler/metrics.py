@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.config import Settings
 from controller.descheduler.decision import Decision
+from controller.descheduler.evict import ResultKind
 from controller.descheduler.followup import Ended
-from controller.descheduler.memory import HOUR_S, Memory
+from controller.descheduler.memory import HOUR_S, Memory, Outcome, Strategy
 from controller.descheduler.usage import Refusal
 
 KINDS = ("over", "under", "normal", "unknown")
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 _PREFIX = "netaware_descheduler"
 
 
@@ -48,6 +51,14 @@ class DeschedulerMetrics:
         self._spent = gauge("hourly_budget_spent", "Evictions of the last hour, those without nodeFit counted twice.")
         self._limit = gauge("hourly_budget", "Evictions allowed in an hour.")
 
+    def count_from_zero(self) -> None:
+        """Begin all counts of rare things at zero: increase() does not see the first of a series that begins with it."""
+        for strategy in STRATEGIES:
+            for result in get_args(ResultKind):
+                self.evictions.labels(strategy, result)
+            for outcome in get_args(Outcome):
+                self.ended.labels(strategy, outcome)
+
     def show_round(self, decision: Decision) -> None:
         """Show what was decided."""
         plan = decision.plan
@@ -61,7 +72,7 @@ class DeschedulerMetrics:
         self._hot.set(sum(1 for detector in decision.watched.detectors.values() if detector.hot))
         self._stuck.set(sum(1 for state in plan.nodes if state.stuck))
         strategies = Tally(move.strategy for move in plan.moves)
-        for strategy in ("LowNodeLoad", "NetworkMisplacement"):
+        for strategy in STRATEGIES:
             self._planned.labels(strategy).set(strategies[strategy])
         self._skipped.clear()
         for kind, count in plan.skipped.items():

@@ -94,6 +94,7 @@ class Descheduler:
         """Run rounds until cancelled; does nothing where the descheduler is not enabled."""
         if not self._config.enabled:
             await asyncio.Event().wait()
+        self._metrics.count_from_zero()
         # What was mirrored while this replica led before may be hours old; rounds wait for a fresh list.
         for mirror in (self._pods, self._budgets):
             mirror.synced.clear()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.events import EventRecorder, Reference
+from kubekit.events import CAUSES, EventRecorder, Reference
 from kubekit.http import Server
 
 POD = Reference("v1", "Pod", "web-1", "shop", "uid-1")
@@ -92,3 +92,11 @@ async def test_a_full_queue_drops_the_oldest() -> None:
         for i in range(5):
             recorder.normal(POD, "R", f"note {i}")
     assert registry.get_sample_value("netaware_events_lost_total", {"cause": "queue-full"}) == 3
+
+
+def test_losses_are_counted_from_zero_so_that_a_rate_sees_the_first() -> None:
+    registry = CollectorRegistry()
+    client = Client(ClusterConfig("http://127.0.0.1:1"))
+    EventRecorder(client, component="netaware", instance="n1", registry=registry)
+    lost = {c: registry.get_sample_value("netaware_events_lost_total", {"cause": c}) for c in CAUSES}
+    assert lost == dict.fromkeys(CAUSES, 0.0)
