@@ -64,6 +64,15 @@ def test_an_alert_says_how_bad_it_is_what_it_means_and_where_to_read_on(rule: di
     assert anchor in headings
 
 
+def test_the_runbook_says_of_every_alert_and_nothing_else_what_it_means_where_to_look_and_what_to_do() -> None:
+    _, *sections = re.split(r"^## ", RUNBOOK.read_text(), flags=re.MULTILINE)
+    by_name = {section.partition("\n")[0]: section for section in sections}
+    assert sorted(by_name) == sorted(rule["alert"] for rule in ALERTS)
+    for name, section in by_name.items():
+        parts = re.findall(r"^\*\*(\w+):\*\* \S", section, re.MULTILINE)
+        assert parts == ["Means", "Look", "Do"], name
+
+
 def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
     document = yaml.safe_load((FOLDER / "tests" / "alerts.test.yaml").read_text())
     fired: set[str] = set()
