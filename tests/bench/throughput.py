@@ -29,9 +29,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import yaml
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -212,8 +214,6 @@ async def program(plane: ControlPlane, verb: str, placement: str) -> AsyncIterat
 
 
 async def ready(url: str) -> None:
-    import aiohttp
-
     async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         while True:
             try:
@@ -264,6 +264,19 @@ def serve_echo(port: int) -> None:
     web.run_app(app, host="127.0.0.1", port=port, access_log=None, print=lambda *_: None)
 
 
+async def leader_figures(url: str) -> dict[str, float]:
+    """What releasing all these pods took of the leader."""
+    wanted = {"netaware_plans_total": "plans", "process_cpu_seconds_total": "processor seconds"}
+    wanted["netaware_plan_duration_seconds_sum"] = "of it planning"
+    found: dict[str, float] = {}
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        for family in text_string_to_metric_families(await answer.text()):
+            for sample in family.samples:
+                if sample.name in wanted:
+                    found[wanted[sample.name]] = found.get(wanted[sample.name], 0.0) + sample.value
+    return found
+
+
 class Run(msgspec.Struct, frozen=True):
     """Pods per second, on the pods' way from Pending to bound, and what the leader wrote to them, if there was one."""
 
@@ -289,7 +302,7 @@ async def run_mode(
         started = time.monotonic()
         try:
             if mode == "affinity":
-                await stack.enter_async_context(program(plane, "manager", "affinity"))
+                leader = await stack.enter_async_context(program(plane, "manager", "affinity"))
                 while all(p.spec.scheduling_gates for p in mirror):
                     await asyncio.sleep(0.01)
                 started = time.monotonic()
@@ -297,6 +310,8 @@ async def run_mode(
                 while (bound := sum(bool(p.spec.node_name) for p in mirror)) < pods:
                     await asyncio.sleep(0.1)
             took_s = time.monotonic() - started
+            if mode == "affinity":
+                print(f"the leader: {await leader_figures(leader)}", file=sys.stderr, flush=True)
             wrote = {
                 p.metadata.name: Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity) for p in mirror
             }
