@@ -27,7 +27,7 @@ lab-down: ## End the lab
 .PHONY: test
 test: ## Every test (unit, integration, e2e); ARGS=tests/unit for some
 	@$(RUN) python -m lab fetch --tests
-	@$(RUN) pytest $(ARGS)
+	@$(RUN) .ci/test $(ARGS)
 
 .PHONY: check
 check: ## Lint, types, layers, dependencies

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import gc
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 # hypothesis imports these in the middle of a run. pytest then compiles them deep in the stack, where CPython 3.11 before
@@ -25,11 +26,41 @@ KINDS = ("unit", "integration", "e2e")
 OUR_PACKAGES = ["kubekit", "netperf", "agent", "controller", "lab"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--phase",
+        choices=("all", "together", "alone"),
+        default="all",
+        help="only tests that can run side by side, or only those marked alone (default: all); see .ci/test",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if kind in KINDS:
             item.add_marker(kind)
+    phase = config.getoption("phase")
+    if phase != "all":
+        left_out = [item for item in items if (item.get_closest_marker("alone") is not None) != (phase == "alone")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """No garbage collection while a failure is put into words.
+
+    pytest parses source for it. CPython before 3.12 keeps one count of depth for all parsing, and a finaliser that logs a
+    traceback parses as well: then a failing test would end the whole run with "AST constructor recursion depth mismatch".
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -28,7 +28,7 @@ from tests.integration.controller.harness import plans
 POLICY = {"percentile": "p50", "hysteresis": 0.4, "staleAfterS": 2, "expireAfterS": 45}
 CHANGED = ("z1", "z3")
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
 
 
 async def topology(client: Client) -> NetworkTopology:

@@ -22,7 +22,7 @@ def demo() -> dict[str, Any]:
     return found
 
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.timeout(420), pytest.mark.alone]
 
 
 def test_every_zone_pair_is_measured_with_netperf_close_to_its_configured_delay(demo: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ links:
 Pair = tuple[str, str]
 Families = dict[str, Metric]
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timeout(150), pytest.mark.alone]
 
 
 async def scrape(installation: Installation) -> list[Families]:

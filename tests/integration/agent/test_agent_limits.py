@@ -98,6 +98,7 @@ def megabits(counts: dict[str, int], seconds: float) -> float:
     return sum(n for tenth, n in counts.items() if int(tenth) < seconds * 10) * 8 / seconds / 1e6
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 @pytest.mark.parametrize("rate", [5, 50, 500])
 def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rate: int, direction: str) -> None:
@@ -132,6 +133,7 @@ def shown_by_tc(device: str) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(direction: str) -> None:
     with node_pod(9) as pod, serving(pod):

@@ -139,6 +139,7 @@ async def test_this_netperf_knows_every_selector_and_drops_unknown_ones_silently
     assert caught.value.name == "unknown-selector"
 
 
+@pytest.mark.alone
 async def test_a_prober_throttled_by_a_quota_is_doubted(
     netperf_programs: Netperf, netserver: Netserver, settings: ProbeSettings
 ) -> None:

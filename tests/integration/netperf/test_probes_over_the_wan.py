@@ -33,6 +33,7 @@ from tests.integration.netperf.peers import SECRET, running
 
 ROOT = Path(__file__).parents[3]
 RTT_US = 5000.0
+pytestmark = pytest.mark.alone
 
 
 class Wan(NamedTuple):
