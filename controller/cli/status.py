@@ -13,7 +13,7 @@ from rich.text import Text
 
 from controller.cli.command import Command, Table
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, rate
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, counted, percent, rate
 from controller.views.model import NetworkView, Overview, ProblemView
 from controller.views.overview import build
 
@@ -143,12 +143,12 @@ def _bandwidth(answer: Overview) -> Text:
     if total:
         allocated = sum(n.allocated_bps for n in nodes)
         text.append(
-            f"  {rate(allocated) if allocated else '0'} of {rate(total)} allocated ({allocated / total:.0%})",
+            f"  {rate(allocated) if allocated else '0'} of {rate(total)} allocated ({percent(allocated, total)})",
             style=FAINT,
         )
     limited = sum(p.ingress_asked is not None or p.egress_asked is not None for p in answer.bandwidth.pods)
     if limited:
-        text.append(f"  {limited} pods with limits", style=FAINT)
+        text.append(f"  {counted(limited, 'pod')} with limits", style=FAINT)
     return text
 
 

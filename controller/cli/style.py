@@ -114,6 +114,12 @@ def age(seconds: float | None) -> str:
     return f"{whole // 86400}d"
 
 
+def percent(part: float, whole: float) -> str:
+    """A share as ``12%``; a little is not nothing."""
+    ratio = part / whole
+    return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
+
+
 def share(part: float | None, whole: float | None, width: int = 10) -> Text:
     """A bar with the percentage; over 100 % it is full and orange."""
     if part is None or not whole:
@@ -123,7 +129,7 @@ def share(part: float | None, whole: float | None, width: int = 10) -> Text:
     text = Text()
     text.append("█" * filled, style=BAD if ratio > 1 else RAMP[5])
     text.append("░" * (width - filled), style=FAINT)
-    text.append(f" {ratio:4.0%}", style=BAD if ratio > 1 else "")
+    text.append(f" {percent(part, whole):>4}", style=BAD if ratio > 1 else "")
     return text
 
 

@@ -57,6 +57,8 @@ class MetricsApi:
                     self._client.list(NODE_METRICS, _NodeMetrics), self._client.list(POD_METRICS, _PodMetrics)
                 )
         except (KubekitError, TimeoutError) as error:
+            if isinstance(error, ApiError) and error.not_found:
+                return Batch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
             return Batch(faults=(f"metrics.k8s.io: {str(error) or 'no answer in time'}",))
         faults: list[str] = []
         return Batch(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from controller.appgroup.graph import namespaces_of
 from controller.appgroup.status import CostLookup, Facts, Judged, Location, gather
 from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.scheduler.rules import SAME_HOST_COST, SAME_ZONE_COST
 from controller.topology.places import draw_map
 from controller.views.model import ConditionView, EdgeView, GroupView, NetworkView, PairView, PodView, WorkloadView
 from controller.views.network import by_pair, choose_topology
@@ -53,7 +54,8 @@ def build_group(
     """
     locations: dict[str, Location] = {node: (place.region, place.zone) for node, place in places.items()}
     facts = gather(group, pods, locations, costs)
-    edges = tuple(_edge(judged, facts, pairs) for judged in facts.judged)
+    homes = _homes(pods, places)
+    edges = tuple(_edge(judged, facts, pairs, homes) for judged in facts.judged)
     selectors = facts.graph.selectors
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
@@ -103,16 +105,29 @@ def _pod(pod: Pod, places: Places) -> PodView:
     )
 
 
-def _edge(judged: Judged, facts: Facts, pairs: Mapping[ZonePair, PairView]) -> EdgeView:
+def _homes(pods: Iterable[Pod], places: Places) -> dict[str, set[str]]:
+    """The nodes of each workload's pods, as far as pods count for the group's status."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for pod in pods:
+        if pod.spec.node_name in places and pod.metadata.deletion_timestamp is None:
+            found[pod.metadata.label(WORKLOAD_LABEL)].add(pod.spec.node_name)
+    return found
+
+
+def _edge(judged: Judged, facts: Facts, pairs: Mapping[ZonePair, PairView], homes: Mapping[str, set[str]]) -> EdgeView:
     edge, zones = judged.edge, (judged.origin[1], judged.destination[1])
-    selectors = facts.graph.selectors
+    dependant, dependency = (facts.graph.selectors[position] for position in (edge.dependant, edge.dependency))
+    cost = judged.cost if judged.verdict in {"met", "violated"} else None
+    # The status judges by zones; the scheduler's rules know that one and the same node is nearer still.
+    if cost == SAME_ZONE_COST and len(homes[dependant] | homes[dependency]) == 1:
+        cost = SAME_HOST_COST
     return EdgeView(
-        dependant=selectors[edge.dependant],
-        dependency=selectors[edge.dependency],
+        dependant=dependant,
+        dependency=dependency,
         max_cost=edge.max_network_cost,
         min_bandwidth_bps=edge.min_bandwidth_bps,
         verdict=judged.verdict,
-        cost=judged.cost if judged.verdict in {"met", "violated"} else None,
+        cost=cost,
         origin=zones[0],
         destination=zones[1],
         p50_us=pairs[zones].p50_us if zones in pairs else None,

@@ -247,7 +247,7 @@ async def _news(tab: Tab, news: list[str]) -> float:
     assert await tab.evaluate("state.page.version") == msgspec.json.decode(news[-1])["version"], (
         "the news were not taken"
     )
-    return spent
+    return min(spent)
 
 
 async def _opening(tab: Tab) -> float:

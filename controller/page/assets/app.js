@@ -87,11 +87,12 @@ function drawSummary() {
   const network = page.network;
   byId("where").textContent = `${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`;
   const m = page.matrix;
-  let measured = 0, oldest = null, stale = 0, holes = 0, doubtful = 0, lowest = Infinity, highest = 0;
+  let measured = 0, oldest = null, stale = 0, inferred = 0, absent = 0, doubtful = 0, lowest = Infinity, highest = 0;
   for (let k = 0; k < m.cost.length; k++) {
     if (m.at[k] !== null) { measured++; oldest = oldest === null ? m.at[k] : Math.min(oldest, m.at[k]); }
     if (m.basis[k] === "s") stale++;
-    if (m.basis[k] === "a" || m.basis[k] === "i") holes++;
+    if (m.basis[k] === "i") inferred++;
+    if (m.basis[k] === "a") absent++;
     if (m.doubts[k]) doubtful++;
     if (m.cost[k] !== null) { lowest = Math.min(lowest, m.cost[k]); highest = Math.max(highest, m.cost[k]); }
   }
@@ -100,7 +101,7 @@ function drawSummary() {
   const running = groups.reduce((sum, group) => sum + group.running, 0), members = groups.reduce((sum, group) => sum + group.members, 0);
   const bandwidth = page.bandwidth;
   const wanted = page.agents.states.up + page.agents.states.down;
-  const wrong = [stale ? `${stale} old` : "", holes ? `${holes} not measured` : "", doubtful ? `${doubtful} not trusted` : ""].filter(Boolean).join(", ");
+  const wrong = [stale ? `${stale} old` : "", inferred ? `${inferred} inferred` : "", absent ? `${absent} without cost` : "", doubtful ? `${doubtful} not trusted` : ""].filter(Boolean).join(", ");
   tiles([
     ["agents", "Agents", page.agents.states.up, `of ${wanted} up`, page.agents.states.down ? [`${page.agents.states.down} down`, "bad"] : [`on ${counted(network.zones.length, "zone")}`, ""]],
     ["matrix", "Zone pairs measured", measured / 2, `of ${m.cost.length / 2}`, wrong ? [wrong, "bad"] : [oldest === null ? "" : `oldest ${age(since(oldest))} ago`, ""]],

@@ -57,7 +57,10 @@ function age(seconds) {
   return `${Math.floor(whole / 86400)} d`;
 }
 
-function percent(part, whole) { return whole ? `${Math.round((100 * part) / whole)} %` : "–"; }
+function percent(part, whole) {
+  if (!whole) return "–";
+  return part > 0 && part < whole / 200 ? "< 1 %" : `${Math.round((100 * part) / whole)} %`;
+}
 function counted(count, one, many) { return `${count} ${count === 1 ? one : many || `${one}s`}`; }
 
 // The server's clock and ours may differ; ages are told by the server's, carried on by ours.

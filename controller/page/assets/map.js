@@ -107,7 +107,7 @@ function fit(x, y) {
     spot.x = map.width / 2 + (u[i] - (lowX + highX) / 2) * scale;
     spot.y = map.height / 2 + (v[i] - (lowY + highY) / 2) * scale;
   });
-  const apart = n > 40 ? 19 : n > 12 ? 34 : 56;
+  const apart = n > 40 ? 19 : n > 12 ? 34 : n > FEW_ZONES ? 56 : 88;
   for (let round = 0, moved = true; moved && round < 60; round++) {
     moved = false;
     for (let i = 0; i < n; i++) {
@@ -230,7 +230,7 @@ function linkLines(links) {
     group.append(s("path", { class: "link", d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}L${b.x.toFixed(1)} ${b.y.toFixed(1)}`, stroke: colours().ramp[shade], "stroke-width": labelled ? 1.8 : 1.1, "stroke-dasharray": us === null ? "2 4" : null }));
     if (!labelled) return;
     const text = ms(us);
-    const place = freePlace(a, b, text.length * 6.2, taken);
+    const place = freePlace(a, b, text.length * 6.2 + 12, taken);
     labels.append(s("text", { class: "label", x: place.x, y: place.y + 4, "text-anchor": "middle" }, text));
   });
   group.append(labels);
@@ -239,7 +239,7 @@ function linkLines(links) {
 
 // Where along a line its label collides with nothing; as near the middle as can be.
 function freePlace(a, b, width, taken) {
-  const height = 14;
+  const height = 18;
   const at = (share) => ({ x: a.x + (b.x - a.x) * share, y: a.y + (b.y - a.y) * share, width, height });
   const collides = (box) => taken.some((other) => Math.abs(box.x - other.x) < (box.width + other.width) / 2 && Math.abs(box.y - other.y) < (box.height + other.height) / 2);
   const shares = [0.5, 0.44, 0.56, 0.38, 0.62, 0.32, 0.68, 0.26, 0.74, 0.2, 0.8];

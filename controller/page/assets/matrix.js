@@ -206,9 +206,10 @@ function drawCursor() {
     if (from < 0 || to < 0 || from === to || from >= matrix.xs.length || to >= matrix.xs.length) return;
     const x = matrix.left + matrix.xs[to], y = matrix.top + matrix.xs[from];
     context.fillStyle = colour;
-    context.globalAlpha = 0.13;
-    context.fillRect(0, y, matrix.left + matrix.size, matrix.cell - 1);
-    context.fillRect(x, 0, matrix.cell - 1, matrix.top + matrix.size);
+    // Over the names alone: over cells it would look like another class of the scale.
+    context.globalAlpha = 0.2;
+    context.fillRect(18, y, matrix.left - 20, matrix.cell - 1);
+    context.fillRect(x, 18, matrix.cell - 1, matrix.top - 20);
     context.globalAlpha = 1;
     // Two lines, so that it is seen on every shade.
     for (const [stroke, size] of [[c.ground, width + 3], [colour, width]]) {

@@ -51,7 +51,8 @@ function drawBandwidth() {
     const line = [[node.node, "name"], node.zone || "–", [whole === null ? "unknown" : rate(whole), whole === null ? "n soft" : "n"], [node.allocatedBps ? rate(node.allocatedBps) : "0", "n"],
       bar(node.allocatedBps, whole), [percent(node.allocatedBps, whole), `n${whole !== null && node.allocatedBps > whole ? " bad" : ""}`], [String(node.pods), "n"]];
     if (url) line.push([rate(node.transmitBps), "n"], [rate(node.receiveBps), "n"]);
-    return [...line, [node.source, "soft"]];
+    // What follows the colon says which file or flag; the JSON has it.
+    return [...line, [node.source.split(":")[0], "soft"]];
   });
   const flows = url ? [["Sent", "n"], ["Received", "n"]] : [];
   const pods = state.page.podRows.map((pod) => [pod.namespace, [pod.name, "name"], pod.node || "pending", [pod.requestedBps ? rate(pod.requestedBps) : "–", "n"],

@@ -21,7 +21,7 @@ from controller.views.snapshot import Alert, BandwidthPod, NodeReading, PodReadi
 from kubekit.wire import Condition, NodeStatus, Pod
 from netperf.results import encode_samples
 from netperf.sample import Sample
-from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, make_node, make_pod, make_snapshot
+from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, boutique_pods, make_node, make_pod, make_snapshot
 
 RESULTS = f"{HOME}/netperf-metrics"
 ALERTS = Path(__file__).parents[3] / "manifests" / "prometheus" / "alerts.rules.yaml"
@@ -281,3 +281,13 @@ def test_prometheus_says_what_fires_and_adds_what_only_it_can_judge(error: str, 
     assert "SomebodyElses" not in by_name
     if firing:
         assert by_name["NetawareLatencyRegression"].examples == ("origin_zone=a",)
+
+
+def test_pods_on_one_node_cost_nothing_and_pods_of_one_zone_something() -> None:
+    snapshot = make_snapshot(4)
+    group = snapshot.groups[0]
+    nodes = [node.metadata.name for node in snapshot.nodes]
+    together = msgspec.structs.replace(snapshot, pods=tuple(boutique_pods(nodes[:1], group)))
+    apart = msgspec.structs.replace(snapshot, pods=tuple(boutique_pods(nodes[:2], group)))
+    assert {edge.cost for edge in build(together).groups[0].edges} == {0}
+    assert {edge.cost for edge in build(apart).groups[0].edges} == {0, 1}
