@@ -291,7 +291,7 @@ async def run_mode(
     await make_groups(client, pods, mode, handed)
     async with AsyncExitStack() as stack:
         mirror = await stack.enter_async_context(counted(client))
-        url = None
+        url, leader = None, ""
         if mode in EXTENDERS:
             service = echo() if mode == "echo" else program(plane, "extender", "extender")
             url = await stack.enter_async_context(service)
@@ -310,7 +310,7 @@ async def run_mode(
                 while (bound := sum(bool(p.spec.node_name) for p in mirror)) < pods:
                     await asyncio.sleep(0.1)
             took_s = time.monotonic() - started
-            if mode == "affinity":
+            if leader:
                 print(f"the leader: {await leader_figures(leader)}", file=sys.stderr, flush=True)
             wrote = {
                 p.metadata.name: Handover(p.metadata.annotation(TARGET_ANNOTATION), p.spec.affinity) for p in mirror
