@@ -14,7 +14,7 @@ from controller.descheduler.queries import Queries
 from controller.descheduler.usage import Batch, Reading
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from kubekit.client import Client
-from kubekit.errors import ConfigError, KubekitError, QuantityError
+from kubekit.errors import ApiError, ConfigError, KubekitError, QuantityError
 from kubekit.wire import Object, Resource, Wire, parse_time
 
 NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", namespaced=False)

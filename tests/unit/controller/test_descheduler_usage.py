@@ -160,7 +160,7 @@ async def test_a_metrics_api_that_is_missing_is_a_fault_and_no_error() -> None:
     async with serving(missing) as url, Client(ClusterConfig(url)) as client:
         batch = await MetricsApi(client, 5).read()
     assert (batch.nodes, batch.pods) == ((), ())
-    assert batch.faults == ("metrics.k8s.io: 404 NotFound: no such group",)
+    assert batch.faults == ("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",)
 
 
 class SimulatedPrometheus:
