@@ -23,10 +23,10 @@ from controller.resources import (
     REGION_LABEL,
     ZONE_LABEL,
     AppGroup,
-    AppGroupStatus,
     NetworkTopology,
 )
 from controller.scheduler.config import NetworkOverheadArgs
+from controller.statuses import announce, status_body, stored
 from controller.topology.places import same_place
 from kubekit.client import Client
 from kubekit.conditions import news
@@ -178,11 +178,11 @@ class AppGroupController:
             group = msgspec.structs.replace(group, status=remembered)
         wanted = plan_status(group, facts, self._wall())
         changed = news(group.status.conditions, wanted.conditions)
-        if _stored(wanted, kept=kept) != _stored(group.status, kept=kept):
+        if stored(wanted, kept=kept) != stored(group.status, kept=kept):
             after = await self._client.apply(
                 APPGROUPS,
                 group.metadata.name,
-                _status_body(group, _stored(wanted, kept=kept)),
+                status_body(APPGROUPS, group.metadata, stored(wanted, kept=kept), count="runningWorkloads"),
                 AppGroup,
                 field_manager=FIELD_MANAGER,
                 namespace=group.metadata.namespace,
@@ -192,39 +192,13 @@ class AppGroupController:
             self._metrics.writes.inc()
         first = group.status.conditions is None
         self._last_conditions[key] = list(wanted.conditions or ())
-        self._announce(group, [c for c in changed if not first or _is_bad(c)])
-
-    def _announce(self, group: AppGroup, changed: list[Condition]) -> None:
-        about = reference(APPGROUPS, group.metadata)
-        for change in changed:
-            say = self._recorder.warning if _is_bad(change) else self._recorder.normal
-            say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action="Order")
+        told = [c for c in changed if not first or _is_bad(c)]
+        announce(self._recorder, reference(APPGROUPS, group.metadata), told, _is_bad, action="Order")
 
 
 def _is_bad(found: Condition) -> bool:
     """Whether a person should look; a group that is not complete yet is on its way."""
     return found.status == "False" and found.type != COMPLETE
-
-
-def _stored(wanted: AppGroupStatus, *, kept: bool) -> AppGroupStatus:
-    """The part of a status that the definition keeps."""
-    return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
-
-
-def _status_body(group: AppGroup, wanted: AppGroupStatus) -> dict[str, object]:
-    plain = msgspec.to_builtins(wanted)
-    plain.setdefault("runningWorkloads", 0)
-    return {
-        "apiVersion": APPGROUPS.api_version,
-        "kind": APPGROUPS.kind,
-        # With the version that the decision rests on, the API server refuses a write that comes late.
-        "metadata": {
-            "name": group.metadata.name,
-            "namespace": group.metadata.namespace,
-            "resourceVersion": group.metadata.resource_version,
-        },
-        "status": plain,
-    }
 
 
 class AppGroupMetrics(Collector):

@@ -20,8 +20,8 @@ from controller.resources import (
     NETWORK_TOPOLOGIES,
     REGION_LABEL,
     NetworkTopology,
-    NetworkTopologyStatus,
 )
+from controller.statuses import announce, status_body, stored
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.metrics import TopologyMetrics, View
@@ -358,11 +358,11 @@ class TopologyController:
             now=self._wall(),
         )
         news = status.transitions(before.conditions, wanted.conditions)
-        if _stored(wanted, kept=kept) != _stored(before, kept=kept):
+        if stored(wanted, kept=kept) != stored(before, kept=kept):
             after = await self._client.apply(
                 NETWORK_TOPOLOGIES,
                 topology.metadata.name,
-                _status_body(topology, _stored(wanted, kept=kept)),
+                status_body(NETWORK_TOPOLOGIES, topology.metadata, stored(wanted, kept=kept), count="nodeCount"),
                 NetworkTopology,
                 field_manager=FIELD_MANAGER,
                 namespace=topology.metadata.namespace,
@@ -372,34 +372,9 @@ class TopologyController:
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
         self._last_conditions[key] = list(wanted.conditions or ())
-        self._announce(topology, news)
-
-    def _announce(self, topology: NetworkTopology, news: Iterable[Condition]) -> None:
-        about = reference(NETWORK_TOPOLOGIES, topology.metadata)
-        for change in news:
-            say = self._recorder.warning if status.is_bad(change) else self._recorder.normal
-            say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action="Measure")
-
-
-def _stored(wanted: NetworkTopologyStatus, *, kept: bool) -> NetworkTopologyStatus:
-    """The part of a status that the definition keeps."""
-    return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
-
-
-def _status_body(topology: NetworkTopology, wanted: NetworkTopologyStatus) -> dict[str, object]:
-    plain = msgspec.to_builtins(wanted)
-    plain.setdefault("nodeCount", 0)
-    return {
-        "apiVersion": NETWORK_TOPOLOGIES.api_version,
-        "kind": NETWORK_TOPOLOGIES.kind,
-        # With the version that the decision rests on, the API server refuses a write that comes late.
-        "metadata": {
-            "name": topology.metadata.name,
-            "namespace": topology.metadata.namespace,
-            "resourceVersion": topology.metadata.resource_version,
-        },
-        "status": plain,
-    }
+        announce(
+            self._recorder, reference(NETWORK_TOPOLOGIES, topology.metadata), news, status.is_bad, action="Measure"
+        )
 
 
 def _account_of(pod: Pod) -> tuple[object, ...]:
