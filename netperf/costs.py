@@ -40,6 +40,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
         deviation_us: average distance of runs from the estimate: the noise.
         spread_us: p99 - p50 of the runs, smoothed; 0 while unknown.
         loss_ratio: smoothed; 0 while unknown.
+        runs: how many the estimate rests on, since it was last taken as it is.
     """
 
     origin: Place
@@ -50,6 +51,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     deviation_us: float = 0.0
     spread_us: float = 0.0
     loss_ratio: float = 0.0
+    runs: int = 1
     sighting: Sighting
 
 
@@ -158,7 +160,8 @@ def _fold_one(sample: Sample, before: Stream | None, policy: CostPolicy, now_s: 
 def _smooth(
     before: Stream, measurement: Measurement, value_us: float, sighting: Sighting, policy: CostPolicy
 ) -> Stream:
-    weight, away_us = policy.smoothing, abs(value_us - before.estimate_us)
+    # The first runs count alike, as in a plain mean: the very first would otherwise weigh most for a long time.
+    weight, away_us = max(policy.smoothing, 1 / (before.runs + 1)), abs(value_us - before.estimate_us)
     jump = away_us > max(policy.jump_ratio * before.estimate_us, 4 * before.deviation_us, policy.unit_us / 2)
     return msgspec.structs.replace(
         before,
@@ -166,6 +169,7 @@ def _smooth(
         deviation_us=before.deviation_us if jump else before.deviation_us + weight * (away_us - before.deviation_us),
         spread_us=before.spread_us + weight * (_spread_us(measurement) - before.spread_us),
         loss_ratio=before.loss_ratio + weight * ((measurement.loss_ratio or 0.0) - before.loss_ratio),
+        runs=1 if jump else before.runs + 1,
         sighting=sighting,
     )
 

@@ -25,7 +25,8 @@ class CostPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         percentile: which latency counts.
         unit_us: latency per unit of cost, rounded up; 1000 is a millisecond, 100 suits sub-millisecond clouds.
-        smoothing: weight of the newest run in the exponentially weighted average; 1 takes each run as it is.
+        smoothing: weight of the newest run in the exponentially weighted average; 1 takes each run as it is. The first
+            runs count alike until each would weigh less than this.
         jump_ratio: a trusted run that differs by more than this share is a new level, taken as it is: smoothing is for
             noise, and a change that was confirmed should not take ten rounds to arrive.
         hysteresis: a cost stays while the estimate is within this share of the latencies it stands for.
