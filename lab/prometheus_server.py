@@ -15,6 +15,7 @@ from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
 
 READY_TIMEOUT_S = 30.0
+HISTORY_TIMEOUT_S = 60.0
 SCRAPE_S = 1.0
 
 
@@ -61,6 +62,34 @@ async def start_prometheus(
             await asyncio.sleep(0.1)
     lab.served["prometheus"] = url
     return url
+
+
+async def write_history(lab: Lab, promtool: Path, exposition: str) -> None:
+    """Give a Prometheus that is not yet started a past.
+
+    Args:
+        lab: whose Prometheus it will be.
+        promtool: the binary, see `lab.prometheus_build`.
+        exposition: series with times in unix seconds, in the OpenMetrics text format.
+
+    Raises:
+        BootError: promtool refuses the text; says why.
+    """
+    home = lab.place.state_dir / "prometheus"
+    home.mkdir(parents=True, exist_ok=True)
+    past = home / "past.om"
+    past.write_text(exposition)
+    words: list[str | Path] = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", past, home / "tsdb"]
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), HISTORY_TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        raise BootError(f"promtool: no end after {HISTORY_TIMEOUT_S:.0f} s") from None
+    if process.returncode != 0:
+        raise BootError(f"promtool tsdb create-blocks-from: {output.decode(errors='replace').strip()}")
 
 
 async def _ready(session: aiohttp.ClientSession, url: str) -> bool:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -17,45 +14,17 @@ from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, 
 from controller.scheduler.pods import GATE
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Resource
+from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.cluster import Lab
 from lab.controlplane import KWOK_ANNOTATION
 from lab.installation import CAPACITY_ANNOTATION, NAMESPACE, Installation
-from lab.programs import Program
+from tests.e2e.program_states import frozen, limit_not_set
+from tests.integration.agent.pods_on_node import NodePod
 from tests.integration.descheduler.stage import place
 
 SHOP, QUEUE = "shop", "queue"
-ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+HANGING_NODE = "n2"
 NETWORK_AWARE = "network-aware-scheduler"
-
-
-def program(lab: Lab, name: str) -> Program:
-    """A running program of the lab."""
-    return next(p for p in lab.programs if p.name == name)
-
-
-@asynccontextmanager
-async def frozen(lab: Lab, name: str) -> AsyncIterator[None]:
-    """A program that hangs: it holds its port and answers nothing."""
-    pid = program(lab, name).pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
-@asynccontextmanager
-async def second_leader(lab: Lab, listen: str) -> AsyncIterator[None]:
-    """A manager that leads without asking."""
-    argv = [sys.executable, "-m", "controller", "manager", f"--listen={listen}", f"--namespace={NAMESPACE}"]
-    argv += [f"--kubeconfig={lab.control_plane.kubeconfig}", "--no-leader-elect"]
-    running = lab.spawn(None, argv, "controller-2", essential=False)
-    try:
-        yield
-    finally:
-        await lab.programs.stop(running)
 
 
 @asynccontextmanager
@@ -64,33 +33,49 @@ async def group_in_trouble(client: Client) -> AsyncIterator[None]:
     a dependency that leads nowhere."""
     await client.create(NAMESPACES, {"metadata": {"name": SHOP}}, Object)
     await _until_account(client)
-
-    def workload(name: str, *dependencies: dict[str, Any]) -> dict[str, Any]:
-        ref = {"kind": "ReplicaSet", "name": name, "selector": name, "apiVersion": "apps/v1", "namespace": SHOP}
-        return {"workload": ref, "dependencies": list(dependencies)}
-
-    def needs(name: str, **more: Any) -> dict[str, Any]:
-        ref = {"kind": "ReplicaSet", "name": name, "selector": name, "apiVersion": "apps/v1", "namespace": SHOP}
-        return {"workload": ref, "maxNetworkCost": 5, **more}
-
     workloads = [
-        workload("web", needs("db", minBandwidth="500M")),
-        workload("db"),
-        workload("chicken", needs("egg")),
-        workload("egg", needs("chicken"), needs("nobody")),
+        _workload("web", _needs("db", minBandwidth="500M")),
+        _workload("db"),
+        _workload("chicken", _needs("egg")),
+        _workload("egg", _needs("chicken"), _needs("nobody")),
     ]
-    spec = {"numMembers": 2, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
-    group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
-    await client.create(APPGROUPS, group, Object, namespace=SHOP)
     tied = {"nodeSelector": {ZONE_LABEL: "z4"}}
     for name, node, extra in (("db", "n7", tied), ("web", "n3", {})):
         labels = {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: name}
         await place(client, SHOP, name, 0.2, [node], labels=labels, schedulerName=NETWORK_AWARE, **extra)
     await _set_capacity_between_zones(client, "100M")
+    async with _shop(client, workloads):
+        yield
+
+
+@asynccontextmanager
+async def web_misplaced(client: Client) -> AsyncIterator[None]:
+    """The same two pods, where `group_in_trouble` left them, and a group that asks for nothing but to be near."""
+    async with _shop(client, [_workload("web", _needs("db")), _workload("db")]):
+        yield
+
+
+@asynccontextmanager
+async def _shop(client: Client, workloads: list[dict[str, Any]]) -> AsyncIterator[None]:
+    spec = {"numMembers": 2, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
+    group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
+    await client.create(APPGROUPS, group, Object, namespace=SHOP)
     try:
         yield
     finally:
         await client.delete(APPGROUPS, "shop", namespace=SHOP)
+
+
+def _reference(name: str) -> dict[str, Any]:
+    return {"kind": "ReplicaSet", "name": name, "selector": name, "apiVersion": "apps/v1", "namespace": SHOP}
+
+
+def _workload(name: str, *dependencies: dict[str, Any]) -> dict[str, Any]:
+    return {"workload": _reference(name), "dependencies": list(dependencies)}
+
+
+def _needs(name: str, **more: Any) -> dict[str, Any]:
+    return {"workload": _reference(name), "maxNetworkCost": 5, **more}
 
 
 async def _two_workloads(client: Client, namespace: str, first: dict[str, Any], second: dict[str, Any]) -> None:
@@ -230,18 +215,6 @@ async def limit_that_is_none(client: Client) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def without_rights_to_results(client: Client) -> AsyncIterator[None]:
-    """The agents' role binding in netaware's namespace is gone, and with it the right to write results."""
-    binding = await client.get(ROLE_BINDINGS, "netaware-agent", dict, namespace=NAMESPACE)
-    await client.delete(ROLE_BINDINGS, "netaware-agent", namespace=NAMESPACE)
-    try:
-        yield
-    finally:
-        kept = {k: v for k, v in binding["metadata"].items() if k in {"name", "namespace", "labels"}}
-        await client.create(ROLE_BINDINGS, {**binding, "metadata": kept}, Object, namespace=NAMESPACE)
-
-
-@asynccontextmanager
 async def link(lab: Lab, one: str, other: str, **changes: float) -> AsyncIterator[None]:
     """A link of the emulated network changes."""
     before = lab.wan.links()[min(one, other), max(one, other)]
@@ -277,7 +250,7 @@ async def bad_requests(installation: Installation) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def everything_at_once(lab: Lab, installation: Installation, client: Client) -> AsyncIterator[None]:
+async def everything_at_once(lab: Lab, installation: Installation, client: Client, pod: NodePod) -> AsyncIterator[None]:
     """All states that do not stand in each other's way."""
     async with AsyncExitStack() as stack:
         for state in (
@@ -288,8 +261,9 @@ async def everything_at_once(lab: Lab, installation: Installation, client: Clien
             capacity_of(client, "n8", None),
             capacity_of(client, "n7", "2k"),
             limit_that_is_none(client),
+            limit_not_set(pod),
             bad_requests(installation),
-            frozen(lab, "agent-n2"),
+            frozen(lab, f"agent-{HANGING_NODE}"),
             link(lab, "z1", "z3", rtt_us=60_000.0),
             link(lab, "z1", "z4", loss=0.05),
             link(lab, "z2", "z3", loss=1.0),

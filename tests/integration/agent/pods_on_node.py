@@ -48,6 +48,7 @@ class NodePod:
     host_device: str
     groups: Path
     layout: str
+    node: tuple[str, ...] = ()
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     container: str = field(default_factory=lambda: uuid.uuid4().hex + uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
@@ -63,6 +64,10 @@ class NodePod:
         self.uid = uid
         group = self.layout.format(uid=uid, underscored=uid.replace("-", "_"), container=self.container)
         make_group(self.groups / group, self.pid)
+
+    def on_host(self, command: str) -> str:
+        """Run a command in the network namespace that has the other end of the pod's devices."""
+        return run(" ".join((*self.node, command)))
 
     def command(self, *arguments: str) -> list[str]:
         """A command inside the pod's network namespace."""
@@ -83,11 +88,16 @@ def make_group(path: Path, pid: int) -> None:
 
 @contextmanager
 def node_pod(
-    number: int, *, layout: str = "kubepods/burstable/pod{uid}/{container}", adopt_uid: bool = False
+    number: int,
+    *,
+    layout: str = "kubepods/burstable/pod{uid}/{container}",
+    adopt_uid: bool = False,
+    node_namespace: str = "",
 ) -> Iterator[NodePod]:
     """A pod, numbered 0..250; everything is removed afterwards, whatever happened.
 
-    With ``adopt_uid`` its process gets into a cgroup only when `NodePod.adopt` says what the pod's uid is.
+    With ``adopt_uid`` its process gets into a cgroup only when `NodePod.adopt` says what the pod's uid is. With
+    ``node_namespace`` its node is not this machine but the network namespace of that name.
     """
     tag = uuid.uuid4().hex[:6]
     top = cgroup_hierarchy() / f"natest-{tag}"
@@ -99,12 +109,13 @@ def node_pod(
         host_device=f"nap{tag}",
         groups=top,
         layout=layout,
+        node=("ip", "netns", "exec", node_namespace) if node_namespace else (),
     )
     try:
         run(f"ip netns add {pod.namespace}")
-        run(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
-        run(f"ip addr add {pod.host_address}/30 dev {pod.host_device}")
-        run(f"ip link set {pod.host_device} up")
+        pod.on_host(f"ip link add {pod.host_device} type veth peer name eth0 netns {pod.namespace}")
+        pod.on_host(f"ip addr add {pod.host_address}/30 dev {pod.host_device}")
+        pod.on_host(f"ip link set {pod.host_device} up")
         for part in (f"addr add {pod.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
             run(f"ip -n {pod.namespace} {part}")
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
@@ -119,7 +130,7 @@ def node_pod(
         subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
         intermediate = intermediate_name(NETWORK, pod.container)
         for device in (pod.host_device, intermediate):
-            subprocess.run(["ip", "link", "del", device], check=False, capture_output=True)
+            subprocess.run([*pod.node, "ip", "link", "del", device], check=False, capture_output=True)
 
 
 def _remove_groups(top: Path) -> None:
