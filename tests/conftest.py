@@ -12,6 +12,7 @@ import hypothesis.internal.conjecture.optimiser
 import hypothesis.internal.conjecture.shrinker  # noqa: F401
 import pytest
 from blockbuster import BlockBuster
+from hypothesis import HealthCheck, settings
 
 from lab.build import find_or_build
 from lab.chromium_install import Chromium
@@ -24,6 +25,9 @@ TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
 KINDS = ("unit", "integration", "e2e")
 OUR_PACKAGES = ["kubekit", "netperf", "agent", "controller", "lab"]
+# Hypothesis watches the clock, which tells more about what else the machine does than about the code under test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="only tests that can run side by side, or only those marked alone (default: all); see .ci/test",
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Unit tests measure nothing: the phase of those that do need not import them."""
+    return True if config.getoption("phase") == "alone" and collection_path == TESTS / "unit" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
