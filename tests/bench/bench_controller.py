@@ -21,7 +21,7 @@ from controller.topology.places import Map, draw_map
 from controller.topology.reconciler import Decision, Snapshot, decide
 from controller.topology.weights import build_weight, patch_weight
 from kubekit.client import Client
-from kubekit.wire import NAMESPACES, NODES, Node, Object, ObjectMeta
+from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, ObjectMeta
 from lab.build import find_or_build
 from lab.controlplane import ControlPlane
 from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
@@ -34,6 +34,7 @@ ZONES = 40
 SIZES = (100, 1_000, 10_000)
 NAMESPACE = "netaware-system"
 WRITERS = 32
+POD_COUNT = 30_000
 Figures = dict[str, dict[str, object]]
 
 
@@ -174,6 +175,8 @@ async def _programs() -> Figures:
                 await _make_nodes(client, made, size)
                 made = size
                 figures |= await _one_size(plane, Path(folder), size)
+            await _make_pods(client, POD_COUNT, SIZES[-1])
+            figures |= await _with_pods(plane, Path(folder))
     return figures
 
 
@@ -189,18 +192,37 @@ async def _make_nodes(client: Client, first: int, until: int) -> None:
             group.create_task(make())
 
 
+async def _make_pods(client: Client, count: int, nodes: int) -> None:
+    """Bound pods with a container and a dozen labels, which is what plans count as taken."""
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace=NAMESPACE)
+    waiting = iter(range(count))
+
+    async def make() -> None:
+        for i in waiting:
+            labels = {f"example.com/label-{j}": f"value-{j}" for j in range(12)}
+            resources = {"requests": {"cpu": "100m", "memory": "128Mi"}}
+            spec = {
+                "nodeName": f"node-{i % nodes:05}",
+                "automountServiceAccountToken": False,
+                "containers": [{"name": "main", "image": "example.com/image", "resources": resources}],
+            }
+            body = {"metadata": {"name": f"pod-{i:06}", "labels": labels}, "spec": spec}
+            await client.create(PODS, body, Object, namespace=NAMESPACE)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WRITERS):
+            group.create_task(make())
+
+
+async def _with_pods(plane: ControlPlane, folder: Path) -> Figures:
+    found = await _run_manager(plane, folder)
+    name = f"controller_memory_{SIZES[-1]}_nodes_{POD_COUNT}_pods"
+    value = found["process_resident_memory_bytes"] / 1e6
+    return {name: _figure(value, "MB", None, "plans need to know what is taken on every node")}
+
+
 async def _one_size(plane: ControlPlane, folder: Path, size: int) -> Figures:
-    probing = {"intervalS": 60, "slotS": 6, "durationS": 1}
-    replica = Replica(folder, plane.kubeconfig, NAMESPACE, {"topology": {"probing": probing}})
-    replica.start()
-    try:
-        async with asyncio.timeout(120):
-            while (found := await replica.metrics()).get("netaware_plan_zone_pairs", 0) == 0:
-                await asyncio.sleep(0.2)
-            await asyncio.sleep(2.0)
-            found = await replica.metrics()
-    finally:
-        await replica.stop()
+    found = await _run_manager(plane, folder)
     assert found['netaware_mirrored_objects{kind="nodes"}'] == size
     largest = size == SIZES[-1]
     return {
@@ -220,3 +242,19 @@ async def _one_size(plane: ControlPlane, folder: Path, size: int) -> Figures:
             "40 zones, whatever the number of nodes",
         ),
     }
+
+
+async def _run_manager(plane: ControlPlane, folder: Path) -> dict[str, float]:
+    """Run the manager until it has planned; what it then says of itself."""
+    probing = {"intervalS": 60, "slotS": 6, "durationS": 1}
+    replica = Replica(folder, plane.kubeconfig, NAMESPACE, {"topology": {"probing": probing}})
+    replica.start()
+    try:
+        async with asyncio.timeout(120):
+            while (found := await replica.metrics()).get("netaware_plan_zone_pairs", 0) == 0:
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(2.0)
+            found = await replica.metrics()
+    finally:
+        await replica.stop()
+    return found
