@@ -1,4 +1,4 @@
-"""Two replicas on a control plane of their own, whose audit log tells who wrote what and when.
+"""Two replicas on a control plane for this file, whose audit log tells who wrote what and when.
 
 At no time do two replicas write: not when the leader is frozen, not when the API server is, not when a leader is killed.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,19 +18,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 import yaml
 
 from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.topology.weights import written_costs
 from kubekit.client import Client
+from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, LEASES, NAMESPACES, NODES, Object
 from lab.controlplane import ControlPlane
 from lab.programs import Program
 from tests.integration.conftest import CRDS, eventually
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
 
-NAMESPACE = "netaware-system"
 DURATION_S, RETRY_S = FAST_ELECTION["leaseDurationS"], FAST_ELECTION["retryPeriodS"]
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
@@ -62,11 +64,12 @@ class Write:
 
 
 class Arena:
-    """The control plane, two managers under names of their own, and simulated agents that keep them busy."""
+    """A namespace, two managers there under names of their own, and simulated agents that keep them busy."""
 
     def __init__(self, plane: ControlPlane, client: Client, folder: Path, audit_log: Path) -> None:
         self.plane, self.client, self.audit_log = plane, client, audit_log
-        self.agents = SimulatedAgents(client, NAMESPACE)
+        self.namespace = f"netaware-{uuid.uuid4().hex[:6]}"
+        self.agents = SimulatedAgents(client, self.namespace)
         self.replicas: dict[str, Replica] = {}
         self.quiet = False
         self._folder = folder
@@ -74,8 +77,8 @@ class Arena:
 
     def start(self, user: str) -> Replica:
         kubeconfig = self.plane.write_kubeconfig(user, user, organization="system:masters")
-        topology = {"namespaces": [], "costPolicy": {"hysteresis": 0.0, "smoothing": 1.0}}
-        replica = Replica(self._folder, kubeconfig, NAMESPACE, {"topology": topology, "appGroup": {"namespaces": []}})
+        topology = {"costPolicy": {"hysteresis": 0.0, "smoothing": 1.0}}
+        replica = Replica(self._folder, kubeconfig, self.namespace, {"topology": topology})
         replica.start()
         self.replicas[user] = replica
         return replica
@@ -104,6 +107,7 @@ class Arena:
             user, about = event["user"]["username"], event["objectRef"]
             if (
                 user.startswith("manager-")
+                and about.get("namespace") == self.namespace
                 and event["responseStatus"].get("code", 500) < 300
                 and about["resource"] != "leases"
             ):
@@ -126,17 +130,28 @@ class Arena:
         return next(program for program in self.plane.programs if program.name == "kube-apiserver")
 
 
-@pytest_asyncio.fixture
-async def arena(tmp_path: Path) -> AsyncIterator[Arena]:
-    policy, audit_log = tmp_path / "audit-policy.yaml", tmp_path / "audit.log"
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def audited(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[ControlPlane, Path]]:
+    """The control plane, with three nodes in as many zones, and its audit log."""
+    folder = tmp_path_factory.mktemp("leaders")
+    policy, audit_log = folder / "audit-policy.yaml", folder / "audit.log"
     policy.write_text(yaml.safe_dump(AUDIT))
     flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}", "--audit-log-mode=blocking")
-    async with (
-        ControlPlane.start("leaders", state_dir=tmp_path / "plane", components=(), api_server_flags=flags) as plane,
-        Client(plane.client_config, timeout_s=3.0) as client,
-    ):
-        await _prepare(client)
+    async with ControlPlane.start(
+        "leaders", state_dir=folder / "plane", components=(), api_server_flags=flags
+    ) as plane:
+        async with Client(plane.client_config) as client:
+            await _prepare(client)
+        yield plane, audit_log
+
+
+@pytest_asyncio.fixture
+async def arena(audited: tuple[ControlPlane, Path], tmp_path: Path) -> AsyncIterator[Arena]:
+    plane, audit_log = audited
+    async with Client(plane.client_config, timeout_s=3.0) as client:
         arena = Arena(plane, client, tmp_path, audit_log)
+        await client.create(NAMESPACES, {"metadata": {"name": arena.namespace}}, Object)
+        await eventually(lambda: _topology_created(arena))
         busy = asyncio.create_task(arena.keep_busy())
         try:
             yield arena
@@ -152,26 +167,24 @@ async def _prepare(client: Client) -> None:
     for path in sorted(CRDS.glob("*topologies.yaml")) + sorted(CRDS.glob("*groups.yaml")):
         body = yaml.safe_load(path.read_text())
         await client.create(CUSTOM_RESOURCE_DEFINITIONS, body, Object)
-    await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
     for zone in ("z1", "z2", "z3"):
         labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r"}
         await client.create(NODES, {"metadata": {"name": f"n-{zone}", "labels": labels}}, Object)
         await announce(client, f"n-{zone}")
+
+
+async def _topology_created(arena: Arena) -> bool:
     body = {
         "apiVersion": NETWORK_TOPOLOGIES.api_version,
         "kind": "NetworkTopology",
         "metadata": {"name": "nt-default"},
         "spec": {"configmapName": "netperf-metrics"},
     }
-
-    async def created() -> bool:
-        try:
-            await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
-        except Exception:
-            return False
-        return True
-
-    await eventually(created)
+    try:
+        await arena.client.create(NETWORK_TOPOLOGIES, body, Object, namespace=arena.namespace)
+    except ApiError:
+        return False
+    return True
 
 
 @asynccontextmanager
@@ -264,9 +277,9 @@ async def test_a_lease_from_a_clock_far_ahead_or_behind_neither_locks_out_nor_le
     await eventually(lambda: _truth(arena.leader()))
     await arena.replicas["manager-a"].stop(signal.SIGKILL)
     future = "2099-01-01T00:00:00.000000Z"
-    lease: dict[str, Any] = await arena.client.get(LEASES, "netaware-controller", dict, namespace=NAMESPACE)
+    lease: dict[str, Any] = await arena.client.get(LEASES, "netaware-controller", dict, namespace=arena.namespace)
     lease["spec"] |= {"renewTime": future, "acquireTime": future}
-    await arena.client.replace(LEASES, "netaware-controller", lease, Object, namespace=NAMESPACE)
+    await arena.client.replace(LEASES, "netaware-controller", lease, Object, namespace=arena.namespace)
     jumped_at = time.time()
     arena.start("manager-b")
     await eventually(lambda: _wrote(arena, "manager-b"))
@@ -296,5 +309,5 @@ async def _silent(arena: Arena, for_s: float) -> bool:
 
 
 async def _costs(arena: Arena) -> dict[tuple[str, str], int]:
-    found = await arena.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
+    found = await arena.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=arena.namespace)
     return written_costs(found.weight("NetperfCosts"))

@@ -17,7 +17,7 @@ from netperf.probers.netserver import Netserver
 SECRET = b"a secret of the integration tests"
 ADDRESS = "127.0.0.1"
 RELAY_ADDRESS = "127.0.0.2"
-START_DEADLINE_S = 20.0
+START_DEADLINE_S = 60.0
 
 
 def free_port() -> int:

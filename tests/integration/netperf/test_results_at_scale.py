@@ -176,6 +176,7 @@ async def one_round(client: Client, namespace: str, plans: Iterable[ZonePlan], s
     return written
 
 
+@pytest.mark.alone
 async def test_a_hundred_zones_share_the_results_without_loss(
     client: Client, namespace: str, control_plane: ControlPlane, record_property: Callable[[str, object], None]
 ) -> None:

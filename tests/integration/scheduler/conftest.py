@@ -46,7 +46,7 @@ BINDINGS = Resource(
     namespaced=False,
 )
 PROFILE = "network-aware-scheduler"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]
 Lead = Callable[..., AbstractAsyncContextManager[SchedulingController]]
