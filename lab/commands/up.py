@@ -180,7 +180,9 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
         enter = " ".join([*lab["enter"], f"nsenter --net=/run/netns/{lab['nodes'][0]['netns']}"])
         console.print(f"{enter}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
         zones = (*lab["zones"], "ZONE", "ZONE")[:2]
-        console.print(f"{sys.executable} -m lab wan set{suffix} {zones[0]} {zones[1]} --delay 30ms   # change a delay live")
+        console.print(
+            f"{sys.executable} -m lab wan set{suffix} {zones[0]} {zones[1]} --delay 30ms   # change a delay live"
+        )
     if "controller" in lab["addresses"]:
         _print_page(console, lab)
     console.print(f"{sys.executable} -m lab down{suffix}", soft_wrap=True)
