@@ -45,6 +45,7 @@ ALONE = {
     "NetawareDeschedulerBudgetSpent",
 }
 """Their states stand in the way of others."""
+STATES_TIMEOUT_S = 480
 WEEK_S, HISTORY_STEP_S = 7 * 86_400, 600
 MOVES = {"dryRun": False}
 FAST = {"perWorkload": 1, "unavailablePerWorkload": 1, "judgeS": 3, "settleS": 2, "workloadBackoffS": 2}
@@ -291,7 +292,8 @@ async def test_every_rule_and_panel_has_data_and_every_alert_fires_and_resolves(
             async with Client(lab.client_config) as client, PrometheusClient(url) as prometheus:
                 watch = Watch(prometheus, started_s, len(installation.agent_urls) + 2, 2 * len(pairs))
                 check = partial(check_exposition, installation, promtool)
-                await run_through_states(lab, installation, client, watch, check, second)
+                async with asyncio.timeout(STATES_TIMEOUT_S):
+                    await run_through_states(lab, installation, client, watch, check, second)
                 fired = await watch.periods()
                 record_property("seconds_of_firing", fired)
                 assert set(fired) == ALERTS
