@@ -13,6 +13,7 @@ from rich.text import Text
 from controller.cli.command import Command, Row, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
+from controller.resources import NETWORK_TOPOLOGIES
 from controller.views.model import NetworkView, PairView, View
 from controller.views.network import build_network, by_pair
 
@@ -54,6 +55,8 @@ class Costs(Command):
     async def ask(self, session: Session, options: argparse.Namespace) -> CostsView:
         """Read and choose."""
         snapshot = await session.snapshot()
+        if not options.percentile:
+            session.require(NETWORK_TOPOLOGIES)
         network = build_network(snapshot, options.topology, options.weights)
         if options.topology and network.topology is None:
             msg = f"there is no NetworkTopology {options.topology!r}"

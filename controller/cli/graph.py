@@ -13,6 +13,7 @@ from rich.text import Text
 from controller.cli.command import Command, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, milliseconds
+from controller.resources import APPGROUPS
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 from controller.views.network import build_network
@@ -43,6 +44,7 @@ class GraphOf(Command):
     async def ask(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
         """The groups asked for."""
         snapshot = await session.snapshot(groups=True)
+        session.require(APPGROUPS)
         if options.appgroup:
             wanted = tuple(g for g in snapshot.groups if g.metadata.name == options.appgroup)
             if not wanted:

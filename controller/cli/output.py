@@ -46,8 +46,13 @@ class Screen:
             sys.stdout.write(content)
         elif self._live is not None:
             self._live.update(content, refresh=True)
+        elif self._console.is_terminal:
+            self._console.print(content, highlight=False)
         else:
-            self._console.print(content, soft_wrap=not self._console.is_terminal, highlight=False)
+            with self._console.capture() as capture:
+                self._console.print(content, soft_wrap=True, highlight=False)
+            # Tables fill their columns with blanks, which nobody wants in a file.
+            self._console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
     def print_data(self, answer: object, format_: str, *, lines: bool) -> None:
         """JSON or YAML; with ``lines`` one JSON document per line, or YAML documents one after the other."""

@@ -115,6 +115,14 @@ def _print_notes(screen: Screen, session: Session) -> None:
     session.remarks.clear()
 
 
+def _without_time(answer: object) -> bytes:
+    """The answer, to be compared with the one before; when it was given is no news."""
+    plain = msgspec.to_builtins(answer)
+    if isinstance(plain, dict):
+        plain.pop("at", None)
+    return msgspec.json.encode(plain)
+
+
 async def _watch(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> None:
     """Ask again and again, and print what changed; the cluster may go away and come back meanwhile."""
     before: bytes | None = None
@@ -129,7 +137,7 @@ async def _watch(screen: Screen, session: Session, command: Command, options: ar
                     raise
                 screen.note(str(error))
             else:
-                now = msgspec.json.encode(answer)
+                now = _without_time(answer)
                 # A person sees ages grow; a script is told only what is new.
                 if options.output == "table" or now != before:
                     _print(screen, command, answer, options)

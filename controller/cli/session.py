@@ -101,6 +101,13 @@ class Session:
             readings=read,
         )
 
+    def require(self, resource: Resource) -> None:
+        """Raise NotFoundError when objects of a kind, which the answer is about, could not be read."""
+        why = self.notes.pop(resource.plural, "")
+        if why:
+            msg = f"{resource.plural}: {why}"
+            raise NotFoundError(msg)
+
     async def list_all(self, resource: Resource, type_: type[T], *, label_selector: str = "") -> list[T]:
         """Objects of all namespaces; with a note where that is not allowed."""
         return await self._list(resource, type_, None, label_selector)

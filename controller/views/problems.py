@@ -48,7 +48,7 @@ def _problem(alert: str, severity: Severity, things: Sequence[str], one: str, ma
         alert=alert,
         severity=severity,
         count=len(things),
-        summary=f"{len(things)} {what}",
+        summary=f"{len(things) or 'no'} {what}",
         examples=tuple(things[:SHOWN]),
     )
 
