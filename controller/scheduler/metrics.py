@@ -73,7 +73,7 @@ class GateMetrics:
         )
         self.retried = Counter(
             "netaware_pod_retries",
-            "Pending pods handed to the scheduler again, by cause: costs, plan.",
+            "Pending pods handed to the scheduler again, by cause: costs, plan, rule (shown all nodes after the planned one).",
             ["cause"],
             registry=registry,
         )

@@ -106,14 +106,16 @@ class StuckPods:
         found = pod.condition("PodScheduled")
         ours = found is not None and OUR_WORDS in found.message
         changed = ours and self._answers.get(key) != answer
-        if not moved and not changed:
+        # Filter showed the scheduler no more than the planned host or zone; from now on it answers by the rule.
+        narrowed = before is not None and key not in self._answers
+        if not moved and not changed and not narrowed:
             return None, None
         left_s = self._tried_at.get(key, float("-inf")) + RETRY_EVERY_S - now
         if left_s > 0:
             return None, left_s
         self._answers[key], self._tried_at[key] = answer, now
         patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
-        return Retry(pod, patch, "plan" if moved else "costs"), None
+        return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule"), None
 
     def _replacement(
         self, pod: GroupPod, target: Target | None, state: State, now: float

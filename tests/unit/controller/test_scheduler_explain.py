@@ -194,6 +194,15 @@ def test_a_stuck_pods_new_target_is_written_to_it() -> None:
     assert keeper.plan([moved], plan, example(), NOW + 5) == ([], None)
 
 
+def test_a_pod_that_was_shown_only_its_planned_node_is_shown_all_once_whoever_refused_it() -> None:
+    keeper, target = StuckPods(SchedulerConfig()), Target("z1", "r", "n1")
+    refused = stuck("1 node(s) refused by another extender", metadata=planned(target))
+    plan = Plan({"default/p1": target})
+    actions, _ = keeper.plan([refused], plan, example(), NOW)
+    assert [(a.cause, type(a)) for a in actions if isinstance(a, Retry)] == [("rule", Retry)]
+    assert keeper.plan([refused], plan, example(), NOW + 30) == ([], None)
+
+
 OWNED = {
     "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}]
 }
