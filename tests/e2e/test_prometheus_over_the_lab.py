@@ -136,12 +136,14 @@ class Watch:
     """Which alerts fire, as Prometheus says.
 
     Attributes:
+        url: where it is.
         targets: how many answer when all is well.
         pairs: how many directed zone pairs are measured then.
     """
 
-    def __init__(self, prometheus: PrometheusClient, started_s: float, targets: int, pairs: int) -> None:
-        self.prometheus, self.started_s, self.targets, self.pairs = prometheus, started_s, targets, pairs
+    def __init__(self, url: str, prometheus: PrometheusClient, started_s: float, targets: int, pairs: int) -> None:
+        self.url, self.prometheus, self.started_s = url, prometheus, started_s
+        self.targets, self.pairs = targets, pairs
 
     async def firing(self) -> set[str]:
         found = await self.prometheus.query('ALERTS{alertstate="firing"}')
@@ -153,13 +155,16 @@ class Watch:
         return [series.labels for series in found if series.labels["alertname"] in names]
 
     async def until_fired(self, wanted: set[str], deadline_s: float) -> None:
-        """Wait until each of them has fired."""
+        """Wait until each of them has fired, with texts that its templates could be turned into."""
         ends = time.monotonic() + deadline_s
         missing = wanted - await self.firing()
         while missing:
             assert time.monotonic() < ends, f"do not fire: {sorted(missing)}"
             await asyncio.sleep(0.5)
             missing -= await self.firing()
+        answer = json.loads(await asyncio.to_thread(fetch, f"{self.url}/api/v1/alerts"))
+        texts = [text for alert in answer["data"]["alerts"] for text in alert["annotations"].values()]
+        assert [text for text in texts if re.search("<error|<no value|%!", text)] == []
 
     async def until_resolved(self, deadline_s: float) -> None:
         """Wait until none fires although everything is scraped and every zone pair is measured: silence is not health."""
@@ -290,7 +295,7 @@ async def test_every_rule_and_panel_has_data_and_every_alert_fires_and_resolves(
             )
             started_s = time.time()
             async with Client(lab.client_config) as client, PrometheusClient(url) as prometheus:
-                watch = Watch(prometheus, started_s, len(installation.agent_urls) + 2, 2 * len(pairs))
+                watch = Watch(url, prometheus, started_s, len(installation.agent_urls) + 2, 2 * len(pairs))
                 check = partial(check_exposition, installation, promtool)
                 async with asyncio.timeout(STATES_TIMEOUT_S):
                     await run_through_states(lab, installation, client, watch, check, second)
