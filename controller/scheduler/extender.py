@@ -47,7 +47,15 @@ class BadRequestError(Exception):
         self.status = status
 
 
+class _GoQuestion(msgspec.Struct, frozen=True, rename="pascal"):
+    """The same as kube-scheduler writes it: Go's names, since the type gives no others."""
+
+    pod: AskedPod = AskedPod()
+    node_names: msgspec.Raw = msgspec.Raw()
+
+
 _decode_question = msgspec.json.Decoder(Question).decode
+_decode_go_question = msgspec.json.Decoder(_GoQuestion).decode
 _decode_target = msgspec.json.Decoder(Target).decode
 
 
@@ -204,7 +212,11 @@ class Extender:
 
 def _question(body: bytes) -> Question:
     try:
-        question = _decode_question(body)
+        if body.startswith(b'{"Pod"'):
+            found = _decode_go_question(body)
+            question = Question(found.pod, found.node_names)
+        else:
+            question = _decode_question(body)
     except msgspec.MsgspecError as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     if not question.nodenames:

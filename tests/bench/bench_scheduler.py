@@ -192,7 +192,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Asked(msgspec.Struct):
-    nodenames: list[str]
+    NodeNames: list[str]
 
 
 def floor_s(messages: list[tuple[bytes, Any]]) -> float:
@@ -220,13 +220,13 @@ def measure_size(size: int) -> tuple[float, float, float, float]:
         took, floors, refused = [], [], 0.0
         for turn in range(ROUNDS + 5):
             pod, names = ask()
-            body = json.dumps({"pod": pod, "nodes": None, "nodenames": names}, separators=(",", ":")).encode()
+            body = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
             started = time.perf_counter()
             reply = caller.post("/filter", body)
             filtered_s = time.perf_counter() - started
             answer = bytes(reply)
             kept = msgspec.json.decode(answer, type=_Answer).nodenames
-            second = json.dumps({"pod": pod, "nodes": None, "nodenames": kept}, separators=(",", ":")).encode()
+            second = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": kept}, separators=(",", ":")).encode()
             started = time.perf_counter()
             reply = caller.post("/prioritize", second)
             total_s = filtered_s + time.perf_counter() - started

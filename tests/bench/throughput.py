@@ -239,18 +239,18 @@ async def echo() -> AsyncIterator[str]:
 
 
 class Asked(msgspec.Struct):
-    nodenames: list[str]
+    node_names: list[str] = msgspec.field(name="NodeNames")
 
 
 def serve_echo(port: int) -> None:
     decode, encode = msgspec.json.Decoder(Asked).decode, msgspec.json.Encoder().encode
 
     async def answer_filter(request: web.Request) -> web.Response:
-        names = decode(await request.read()).nodenames
+        names = decode(await request.read()).node_names
         return web.Response(body=encode({"nodenames": names, "failedNodes": {}}), content_type="application/json")
 
     async def answer_prioritize(request: web.Request) -> web.Response:
-        names = decode(await request.read()).nodenames
+        names = decode(await request.read()).node_names
         scores = [{"host": name, "score": i % 100} for i, name in enumerate(names)]
         return web.Response(body=encode(scores), content_type="application/json")
 

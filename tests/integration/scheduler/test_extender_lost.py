@@ -1,4 +1,6 @@
-"""The extender ends or freezes in the middle of scheduling, as a process does on a real node: pods are scheduled all the same."""
+"""The extender ends or freezes in the middle of scheduling, or another extender refuses what ours planned: pods are scheduled
+all the same.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from kubekit.client import Client
 from lab.controlplane import ControlPlane, free_ports
 from lab.programs import Program
 from lab.scheduling import build_config
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.scheduler.conftest import create_group, create_pod, set_costs, until_bound
+from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, until_bound
 
 pytestmark = pytest.mark.usefixtures("kwok", "crds")
 
@@ -80,3 +83,54 @@ async def test_an_extender_lost_in_the_middle_of_scheduling_keeps_no_pod_waiting
                 await until_bound(client, namespace, *names[:BEFORE])
                 os.kill(program.pid, number)
         assert len(await until_bound(client, namespace, *names, deadline_s=60)) == COUNT
+
+
+@asynccontextmanager
+async def refusing(zone_of: dict[str, str]) -> AsyncIterator[tuple[str, list[str]]]:
+    """Another extender, which refuses the whole zone of the first nodes that it is asked about; and what it was asked."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        names = (await request.json())["NodeNames"]
+        asked.append(" ".join(sorted(names)))
+        refused = {name: "no licence" for name in names if zone_of[name] == zone_of[asked[0].split()[0]]}
+        kept = [name for name in names if name not in refused]
+        return web.json_response({"nodenames": kept, "failedNodes": refused, "error": ""})
+
+    app = web.Application()
+    app.router.add_post("/filter", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_ports(1)[0]
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}", asked
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.usefixtures("gate_policy")
+async def test_when_another_extender_refuses_what_is_planned_the_pod_is_shown_all_nodes_and_bound(
+    client: Client,
+    namespace: str,
+    control_plane: ControlPlane,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    extender: Serve,
+    lead: Lead,
+) -> None:
+    zone_of = {f"n{i}": f"z{(i + 1) // 2}" for i in range(1, 5)}
+    for name, zone in zone_of.items():
+        await ready_node(name, zone=zone, region="r")
+    await set_costs(client, namespace, {("z1", "z2"): 5, ("z2", "z1"): 5})
+    await create_group(client, namespace, {"P1": [("P2", 15)], "P2": []}, members=1)
+    async with extender() as url, lead(), refusing(zone_of) as (other_url, asked):
+        config = build_config(control_plane.kubeconfig, extender_url=url)
+        # Ignorable as ours is: those that are not are asked before all that are.
+        other = {"urlPrefix": other_url, "filterVerb": "filter", "nodeCacheCapable": True, "ignorable": True}
+        config["extenders"].append(other)
+        await scheduler(config)
+        await create_pod(client, namespace, "p1", group="a1", workload="P1")
+        bound = await until_bound(client, namespace, "p1")
+    assert len(asked[0].split()) == 1, "ours passed the planned host alone"
+    assert zone_of[bound["p1"]] != zone_of[asked[0]]

@@ -262,9 +262,11 @@ async def test_nothing_is_answered_before_the_mirrors_are_full() -> None:
         assert "not listed yet: pods" in answer["error"]
 
 
-async def test_keys_are_read_in_any_case_as_go_reads_them() -> None:
+@pytest.mark.parametrize("keys", ["Pod NodeNames", "pod nodenames", "POD NODENAMES", "NodeNames Pod"])
+async def test_keys_are_read_in_any_case_as_go_reads_them(keys: str) -> None:
+    values = {"pod": asked_pod(), "nodenames": ALL}
     async with serving() as service:
-        status, answer = await service.post("filter", {"Pod": asked_pod(), "NodeNames": ALL})
+        status, answer = await service.post("filter", {key: values[key.lower()] for key in keys.split()})
         assert status == 200
         assert answer["nodenames"] == ["n1", "n2"]
 
