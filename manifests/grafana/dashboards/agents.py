@@ -1,0 +1,116 @@
+"""The agents: who runs, what it costs, what fails."""
+
+from __future__ import annotations
+
+from dashboards.panels import Dashboard, Query, lines, number, stacked
+
+AGENTS = Dashboard(
+    "netaware-agents",
+    "netaware / Agents and controller",
+    "Health of netaware itself: what runs, what it costs, what it writes.",
+    [],
+    [
+        (
+            "Running",
+            [
+                number(
+                    "Agents answering",
+                    "short",
+                    "Agents that Prometheus can scrape.",
+                    Query('sum(up{job=~".*netaware-agent.*"})'),
+                    width=6,
+                ),
+                number(
+                    "Agents not answering",
+                    "short",
+                    "Agents that Prometheus knows and cannot scrape.",
+                    Query('count(up{job=~".*netaware-agent.*"} == 0) or vector(0)'),
+                    bad_above=0,
+                    width=6,
+                ),
+                number(
+                    "Leaders",
+                    "short",
+                    "Controllers that lead; one is right.",
+                    Query("sum(netaware_leader)"),
+                    bad_above=1,
+                    width=6,
+                ),
+                number(
+                    "Objects that cannot be read",
+                    "short",
+                    "Objects of the API server that the controller leaves out because they are malformed.",
+                    Query("sum(netaware_malformed_objects)"),
+                    bad_above=0,
+                    width=6,
+                ),
+            ],
+        ),
+        (
+            "What it costs",
+            [
+                lines(
+                    "Memory of agents",
+                    "bytes",
+                    "Resident memory; the budget is 64 MB.",
+                    Query('process_resident_memory_bytes{job=~".*netaware-agent.*"}', "{{instance}}"),
+                    width=8,
+                ),
+                lines(
+                    "CPU of agents",
+                    "percentunit",
+                    "Share of a core, netperf's own time not included: it is a child.",
+                    Query('rate(process_cpu_seconds_total{job=~".*netaware-agent.*"}[5m])', "{{instance}}"),
+                    width=8,
+                ),
+                lines(
+                    "Memory of controllers",
+                    "bytes",
+                    "Resident memory; the budget is 200 MB at 10,000 nodes.",
+                    Query('process_resident_memory_bytes{job=~".*netaware-controller.*"}', "{{instance}}"),
+                    width=8,
+                ),
+            ],
+        ),
+        (
+            "What it does",
+            [
+                stacked(
+                    "Writes of results",
+                    "cps",
+                    "Writes to the results ConfigMap per second, by outcome.",
+                    Query("sum by (outcome) (rate(netaware_probe_results_writes_total[5m]))", "{{outcome}}"),
+                    width=8,
+                ),
+                stacked(
+                    "Writes of capacity",
+                    "cps",
+                    "Writes to the agents' own nodes per second, by outcome; a quiet cluster has next to none.",
+                    Query("sum by (outcome) (rate(netaware_node_bandwidth_writes_total[15m]))", "{{outcome}}"),
+                    width=8,
+                ),
+                stacked(
+                    "Writes of the controller",
+                    "cps",
+                    "Plans, weights and statuses written per second; a quiet network causes none.",
+                    Query("sum by (what) (rate(netaware_topology_writes_total[5m]))", "topology {{what}}"),
+                    Query("sum by (what) (rate(netaware_plan_writes_total[5m]))", "{{what}}"),
+                    Query("sum(rate(netaware_appgroup_writes_total[5m]))", "appgroup status"),
+                    width=8,
+                ),
+                lines(
+                    "Objects in memory",
+                    "short",
+                    "What the controller mirrors, by kind.",
+                    Query("max by (kind) (netaware_mirrored_objects)", "{{kind}}"),
+                ),
+                lines(
+                    "Events lost",
+                    "cps",
+                    "Events that could not be delivered, by cause.",
+                    Query("sum by (cause) (rate(netaware_events_lost_total[15m])) or vector(0)", "{{cause}}"),
+                ),
+            ],
+        ),
+    ],
+)
