@@ -116,7 +116,7 @@ class Page:
         snapshot = self._sources.snapshot(self._clock())
         before = self._page
         version = before.version + 1 if before is not None else int(self._clock() * 1000)
-        # At 100 zones this takes a tenth of a second: in a thread the loop goes on answering health checks.
+        # At 100 zones this takes a fifth of a second: in a thread the loop goes on answering health checks.
         page = await asyncio.to_thread(lambda: encode(build(snapshot), version))
         if before is not None:
             told = difference(before, page)

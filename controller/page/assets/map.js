@@ -112,7 +112,9 @@ function fit(x, y) {
     moved = false;
     for (let i = 0; i < n; i++) {
       for (let j = i + 1; j < n; j++) {
-        const dx = spots[j].x - spots[i].x || 0.01 * (i - j), dy = spots[j].y - spots[i].y || 0.01, now = Math.sqrt(dx * dx + dy * dy);
+        const dx = spots[j].x - spots[i].x || 0.01 * (i - j), dy = spots[j].y - spots[i].y || 0.01;
+        if (dx >= apart || dx <= -apart || dy >= apart || dy <= -apart) continue;
+        const now = Math.sqrt(dx * dx + dy * dy);
         if (now >= apart - 0.01) continue;
         moved = true;
         const push = (apart - now) / 2 / now;
