@@ -25,7 +25,9 @@ from lab.topology import load
 from netperf.costs import ZonePair
 from tests.integration.controller.harness import plans
 
-POLICY = {"percentile": "p50", "hysteresis": 0.4, "staleAfterS": 2, "expireAfterS": 45}
+POLICY = {"percentile": "p50", "hysteresis": 0.4, "staleAfterS": 2, "expireAfterS": 30}
+# Three slots in a round of six seconds: costs go stale after three rounds without a run, before they expire.
+PROBING = {"intervalS": 6, "slotS": 2, "durationS": 0.8}
 CHANGED = ("z1", "z3")
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
@@ -59,7 +61,7 @@ async def test_a_latency_that_changes_moves_its_own_cost_and_agents_that_stop_le
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with Lab.start(load("four-zones"), name="e2e-costs", components=COMPONENTS, folder=Path(folder)) as lab:
-            await install(lab, controller_config={"topology": {"costPolicy": POLICY}})
+            await install(lab, controller_config={"topology": {"costPolicy": POLICY, "probing": PROBING}})
             async with Client(lab.client_config) as client:
 
                 async def complete() -> bool:

@@ -28,7 +28,7 @@ from tests.integration.descheduler.stage import place
 from tests.integration.descheduler.test_descheduler_misplaced import member
 
 POLICY = {"percentile": "p50", "hysteresis": 0.4}
-HOLD_S = 10.0
+HOLD_S = 6.0
 PAIR = ("z1", "z2")
 SHOP = "shop"
 

@@ -191,6 +191,7 @@ async def test_each_way_to_fail_is_counted_by_name_and_none_gives_a_number(
         assert "-Z" not in agent.log
 
 
+@pytest.mark.alone
 async def test_a_throttled_agent_doubts_what_it_reads(home: Home, netperf_programs: Netperf) -> None:
     plan = home.plan({"healthy": "127.66.0.16"})
     await home.write(plan)
@@ -204,11 +205,12 @@ async def test_a_throttled_agent_doubts_what_it_reads(home: Home, netperf_progra
             await eventually(counted(agent, "netaware_probe_doubts", doubt), PATIENCE_S)
             assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
 
-            async def written() -> bool:
-                return "healthy/TCP_RR" in await home.samples(["healthy"])
+            async def told() -> bool:
+                found = (await home.samples(["healthy"])).get("healthy/TCP_RR")
+                return found is not None and "throttled" in found.doubts
 
-            await eventually(written)
-            assert "throttled" in (await home.samples(["healthy"]))["healthy/TCP_RR"].doubts
+            # An earlier run may have come off without being throttled, and been written first.
+            await eventually(told)
 
 
 async def test_five_percent_loss_is_told_and_doubted_by_the_echo_that_takes_netperfs_place(home: Home) -> None:

@@ -182,7 +182,7 @@ async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
 
     await until(rehearsed, 60)
     found = await rehearsal.metrics()
-    assert {name for name in found if "evictions_total" in name} == {
+    assert {name for name, count in found.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
     }
     config = msgspec.convert(stage.config(), DeschedulerConfig)
