@@ -162,7 +162,8 @@ function drawMap() {
     const top = Math.min(...ys) - 66, bottom = Math.max(...ys) + 50;
     svg.setAttribute("viewBox", `0 ${top.toFixed(0)} ${map.width} ${(bottom - top).toFixed(0)}`);
     const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.zone : undefined;
-    svg.replaceChildren(regionAreas(zones), linkLines(links), zoneDots(zones));
+    const regions = regionsOf(zones);
+    svg.replaceChildren(regionAreas(regions), linkLines(links, regions), regionNames(regions), zoneDots(zones));
     if (focused !== undefined) { const again = svg.querySelector(`[data-zone="${CSS.escape(focused)}"]`); if (again) again.focus(); }
     byId("map-note").textContent = mapNote(zones);
   }
@@ -174,16 +175,20 @@ function mapNote(zones) {
   return `The shorter the round trip (p50, log scale), the nearer; ${shown}.`;
 }
 
-function regionAreas(zones) {
-  const group = s("g", { "aria-hidden": "true" });
-  for (const region of [...new Set(zones.map((zone) => zone.region))]) {
-    const members = map.spots.filter((_, i) => zones[i].region === region);
-    if (!region) continue;
-    group.append(s("path", { class: "region", d: areaOf(members), "stroke-linejoin": "round" }));
-    const top = Math.min(...members.map((spot) => spot.y)), middle = members.reduce((sum, spot) => sum + spot.x, 0) / members.length;
-    group.append(s("text", { class: "region-name", x: middle, y: top - 36, "text-anchor": "middle" }, region));
-  }
-  return group;
+function regionsOf(zones) {
+  return [...new Set(zones.map((zone) => zone.region))].filter(Boolean).map((name) => {
+    const members = map.spots.filter((_, i) => zones[i].region === name);
+    return { name, members, x: members.reduce((sum, spot) => sum + spot.x, 0) / members.length, y: Math.min(...members.map((spot) => spot.y)) - 36 };
+  });
+}
+
+function regionAreas(regions) {
+  return s("g", { "aria-hidden": "true" }, ...regions.map(({ members }) => s("path", { class: "region", d: areaOf(members), "stroke-linejoin": "round" })));
+}
+
+// Over the lines, which would cross them out.
+function regionNames(regions) {
+  return s("g", { "aria-hidden": "true" }, ...regions.map(({ name, x, y }) => s("text", { class: "region-name", x, y, "text-anchor": "middle" }, name)));
 }
 
 // Which lines to draw: [from spot, to spot, microseconds].
@@ -221,12 +226,16 @@ function linksToShow(zones) {
   return [...byRegions.values()].map(({ ends, trips }) => [centre(ends[0]), centre(ends[1]), medianOf(trips)]);
 }
 
-function linkLines(links) {
+function linkLines(links, regions) {
   const group = s("g", { "aria-hidden": "true" });
   const labels = s("g", {});
   const { ends } = classes(links.map(([, , us]) => us));
   const labelled = links.length <= (map.width < 600 ? 12 : 30);
-  const taken = map.spots.map((spot) => ({ x: spot.x, y: spot.y + 8, width: 44, height: 36 }));
+  const small = map.spots.length > 40;
+  const taken = [
+    ...map.spots.map((spot) => (small ? { x: spot.x, y: spot.y, width: 14, height: 14 } : { x: spot.x, y: spot.y + 8, width: 44, height: 36 })),
+    ...regions.map(({ name, x, y }) => ({ x, y: y - 4, width: name.length * 7.5, height: 18 })),
+  ];
   links.forEach(([a, b, us]) => {
     const shade = us === null ? 0 : Math.max(2, shadeOf(us, ends));
     group.append(s("path", { class: "link", d: `M${a.x.toFixed(1)} ${a.y.toFixed(1)}L${b.x.toFixed(1)} ${b.y.toFixed(1)}`, stroke: colours().ramp[shade], "stroke-width": labelled ? 1.8 : 1.1, "stroke-dasharray": us === null ? "2 4" : null }));
