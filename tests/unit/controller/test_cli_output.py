@@ -21,7 +21,7 @@ from controller.cli.commands import COMMANDS
 from controller.cli.latency import LatencyView
 from controller.cli.output import open_screen
 from controller.cli.parser import build_parser, fill_defaults
-from controller.cli.run import _print, run
+from controller.cli.run import _print, _without_time, run
 from controller.cli.session import NotFoundError, Session
 from controller.views.network import build_network, by_pair
 from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
@@ -217,6 +217,30 @@ async def test_a_zone_or_group_that_is_not_there_is_named_and_so_are_those_that_
         await printed(healthy(), "latency", "atlantis", "eu-west-6")
     with pytest.raises(NotFoundError, match="no AppGroup 'x' in namespace default"):
         await printed(healthy(), "graph", "x", "-n", "default")
+
+
+async def test_watching_tells_a_script_only_what_is_new() -> None:
+    command, options = parsed("costs")
+    answers = []
+    for snapshot in (healthy(), msgspec.structs.replace(healthy(), now_s=healthy().now_s + 2), make_snapshot(5)):
+        async with Client(ClusterConfig("http://offline.invalid")) as client:
+            session = MadeUpSession(client, None, None, HOME)
+            session.made_up = snapshot
+            answers.append(_without_time(await command.ask(session, options)))
+    assert answers[0] == answers[1], "the time alone is no news"
+    assert answers[1] != answers[2]
+
+
+async def test_what_the_answer_is_about_must_be_readable_and_the_rest_is_a_note() -> None:
+    async with Client(ClusterConfig("http://offline.invalid")) as client:
+        session = MadeUpSession(client, None, None, HOME)
+        session.made_up = healthy()
+        session.notes["appgroups"] = "not allowed to list them"
+        command, options = parsed("costs")
+        await command.ask(session, options)
+        command, options = parsed("graph")
+        with pytest.raises(NotFoundError, match="appgroups: not allowed to list them"):
+            await command.ask(session, options)
 
 
 def test_convert_prints_what_kubectl_takes_and_says_what_it_changed(
