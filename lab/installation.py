@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from controller.resources import NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, SECRETS, Node, Object, Pod
@@ -106,8 +107,10 @@ async def install(
         await _prepare(client, installation)
         await _start_controller(client, installation, _write_config(lab, controller_config or {}))
         await _start_agents(client, installation)
-    urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
-    await _until_ready(installation, urls)
+        urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
+        await _until_ready(installation, urls)
+        # Replicas are ready before one of them leads, and only a leader creates what is missing.
+        await _until(lambda: _has_topology(client), "the leading controller to create NetworkTopology nt-default")
     lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
@@ -206,6 +209,11 @@ async def _until_ready(installation: Installation, urls: list[str]) -> None:
 
         for url in urls:
             await _until(lambda url=url: ready(url), f"{url} to be ready")  # type: ignore[misc]
+
+
+async def _has_topology(client: Client) -> bool:
+    await client.get(NETWORK_TOPOLOGIES, "nt-default", Object, namespace=NAMESPACE)
+    return True
 
 
 async def _kubectl(lab: Lab, *arguments: str) -> None:
