@@ -22,6 +22,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from controller.config import LeaderElectionConfig
 from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.topology.weights import written_costs
 from kubekit.client import Client
@@ -33,6 +34,12 @@ from tests.integration.conftest import CRDS, eventually
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
 
 DURATION_S, RETRY_S = FAST_ELECTION["leaseDurationS"], FAST_ELECTION["retryPeriodS"]
+_SHIPPED = LeaderElectionConfig()
+SHIPPED_ELECTION = {
+    "leaseDurationS": _SHIPPED.lease_duration_s,
+    "renewDeadlineS": _SHIPPED.renew_deadline_s,
+    "retryPeriodS": _SHIPPED.retry_period_s,
+}
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -75,10 +82,11 @@ class Arena:
         self._folder = folder
         self._round = 0
 
-    def start(self, user: str) -> Replica:
+    def start(self, user: str, election: dict[str, float] | None = None) -> Replica:
         kubeconfig = self.plane.write_kubeconfig(user, user, organization="system:masters")
         topology = {"costPolicy": {"hysteresis": 0.0, "smoothing": 1.0}}
-        replica = Replica(self._folder, kubeconfig, self.namespace, {"topology": topology})
+        config = {"topology": topology, "leaderElection": election or {}}
+        replica = Replica(self._folder, kubeconfig, self.namespace, config)
         replica.start()
         self.replicas[user] = replica
         return replica
@@ -188,10 +196,10 @@ async def _topology_created(arena: Arena) -> bool:
 
 
 @asynccontextmanager
-async def two_replicas(arena: Arena) -> AsyncIterator[tuple[str, str]]:
+async def two_replicas(arena: Arena, election: dict[str, float] | None = None) -> AsyncIterator[tuple[str, str]]:
     """Start two, wait until one leads and writes; yields leader and follower."""
-    arena.start("manager-a")
-    arena.start("manager-b")
+    arena.start("manager-a", election)
+    arena.start("manager-b", election)
     await eventually(lambda: _truth(arena.leader()))
     leader = await arena.leader()
     await eventually(lambda: _wrote(arena, leader))
@@ -245,12 +253,19 @@ async def test_a_frozen_leader_writes_nothing_when_it_wakes_up(arena: Arena) -> 
         await eventually(lambda: _wrote(arena, leader, since=awake_at))
 
 
-async def test_an_api_server_that_is_paused_ends_the_leadership_and_no_two_reigns_overlap(arena: Arena) -> None:
-    async with two_replicas(arena) as (leader, _):
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("election", "pause_s"), [(FAST_ELECTION, DURATION_S * 2), (SHIPPED_ELECTION, 60.0)], ids=["fast", "a-minute"]
+)
+async def test_an_api_server_that_is_paused_ends_the_leadership_and_no_two_reigns_overlap(
+    arena: Arena, election: dict[str, float], pause_s: float
+) -> None:
+    async with two_replicas(arena, election) as (leader, _):
         os.kill(arena.api_server.pid, signal.SIGSTOP)
+        paused_at = time.monotonic()
         try:
             await eventually(lambda: _truth(_nobody_leads(arena)))
-            await asyncio.sleep(DURATION_S)
+            await asyncio.sleep(max(0.0, paused_at + pause_s - time.monotonic()))
             assert await _nobody_leads(arena)
         finally:
             os.kill(arena.api_server.pid, signal.SIGCONT)
