@@ -26,7 +26,11 @@ from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, Judg
 from agent.bandwidth.wanted import PodWish
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    # Rates are measured; and an enforcing agent of another test would take limits of pods it does not know for leftovers.
+    pytest.mark.alone,
+]
 
 GENERATOR = str(Path(__file__).with_name("traffic.py"))
 PORT = 7000
@@ -98,7 +102,6 @@ def megabits(counts: dict[str, int], seconds: float) -> float:
     return sum(n for tenth, n in counts.items() if int(tenth) < seconds * 10) * 8 / seconds / 1e6
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 @pytest.mark.parametrize("rate", [5, 50, 500])
 def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rate: int, direction: str) -> None:
@@ -106,12 +109,12 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
         wish = pod.wish(ingress=f"{rate}M", egress=f"{rate}M")
         judged = of_pod(enforce(wish), pod)
         assert {name: j.verdict for name, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
-        counts = finish(start(pod, direction, "bulk", 5.5))
-        assert 0.90 * rate <= megabits(counts, 5) <= 1.05 * rate
+        counts = finish(start(pod, direction, "bulk", 3.5))
+        assert 0.90 * rate <= megabits(counts, 3) <= 1.05 * rate
         assert megabits(counts, 1) <= 1.05 * rate
-        beside = start(pod, direction, "bulk", 4.0)
+        beside = start(pod, direction, "bulk", 3.0)
         finish(start(pod, direction, "rr", 0.5))  # until the flow fills the queue
-        trips = sorted(finish(start(pod, direction, "rr", 3.0)))
+        trips = sorted(finish(start(pod, direction, "rr", 2.0)))
         finish(beside)
         assert trips[int(len(trips) * 0.99)] <= tbf.queue_bound_s(rate * 10**6, 1500)
         assert judged[direction].queue_s == pytest.approx(tbf.queue_bound_s(rate * 10**6, 1500), rel=1e-3)
@@ -133,7 +136,6 @@ def shown_by_tc(device: str) -> dict[str, Any]:
     return options
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("direction", ["ingress", "egress"])
 def test_a_runtimes_default_burst_lets_traffic_through_and_the_verdict_says_so(direction: str) -> None:
     with node_pod(9) as pod, serving(pod):
