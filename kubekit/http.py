@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +26,7 @@ Check = Callable[[], str]
 """Returns the empty text when all is well, otherwise what is wrong."""
 
 _REQUEST_LIMIT = 64 << 20
+EVERYWHERE = "::"
 
 
 class Checks:
@@ -35,7 +38,7 @@ class Checks:
 
 
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
-    """Split ``HOST:PORT``; ``[::1]:80``, ``:8080`` (all addresses) and port 0 (any free one) are fine.
+    """Split ``HOST:PORT``; ``[::1]:80``, ``:8080`` (all addresses, of both families) and port 0 (any free one) are fine.
 
     Raises:
         ConfigError: the text is no address; names ``field``.
@@ -49,7 +52,19 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
             ipaddress.ip_address(host)
         except ValueError as error:
             raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address") from error
-    return host or "0.0.0.0", int(port)
+    return host or EVERYWHERE, int(port)
+
+
+def _bind_everywhere(port: int) -> socket.socket:
+    """A socket for every address of the machine, IPv4 included; for IPv4 alone where there is no IPv6."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server((EVERYWHERE, port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            # Switched off for this namespace, though the kernel has it.
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+                raise
+    return socket.create_server(("", port))
 
 
 class Server:
@@ -81,9 +96,8 @@ class Server:
         runner = web.AppRunner(self.app, access_log=None, handle_signals=False, shutdown_timeout=2.0)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
             try:
-                await site.start()
+                await self._site(runner).start()
             except OSError as error:
                 raise ConfigError("--listen", f"cannot bind {self._host}:{self._port}: {error.strerror}") from error
             port = runner.addresses[0][1]
@@ -91,6 +105,11 @@ class Server:
             yield f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
         finally:
             await runner.cleanup()
+
+    def _site(self, runner: web.AppRunner) -> web.BaseSite:
+        if self._host == EVERYWHERE:
+            return web.SockSite(runner, _bind_everywhere(self._port), ssl_context=self._tls)
+        return web.TCPSite(runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
 
     async def serve(self) -> None:
         """Serve until cancelled."""

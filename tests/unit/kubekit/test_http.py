@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -47,10 +49,20 @@ async def test_an_address_in_use_is_a_configuration_error() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), (":9850", ("0.0.0.0", 9850))],
+    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), (":9850", ("::", 9850))],
 )
 def test_listen_addresses(text: str, expected: tuple[str, int]) -> None:
     assert parse_listen(text) == expected
+
+
+async def test_without_a_host_every_address_of_both_families_is_served() -> None:
+    server = Server(":0", registry=CollectorRegistry())
+    async with server.running() as address, aiohttp.ClientSession() as session:
+        port = address.rpartition(":")[2]
+        hosts = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
+        for host in hosts:
+            async with session.get(f"http://{host}:{port}/healthz") as answer:
+                assert answer.status == 200
 
 
 @pytest.mark.parametrize("text", ["", "9850", "host:9850", "127.0.0.1:http", "1.2.3.4:70000"])
