@@ -76,12 +76,13 @@ def pod() -> Iterator[int]:
         subprocess.run([*inside, up], check=True, timeout=20)
         yield process.pid
     finally:
-        process.kill()
-        process.wait()
+        # First the devices: with the process its namespace goes, and sooner or later the kernel takes the pair with it.
         with IPRoute() as netlink:
             for name in (DEVICE, "nawcapifb0"):
                 for index in netlink.link_lookup(ifname=name):
                     netlink.link("del", index=index)
+        process.kill()
+        process.wait()
 
 
 def run_with(names: list[str], pid: int) -> subprocess.CompletedProcess[str]:
