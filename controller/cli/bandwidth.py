@@ -68,10 +68,11 @@ class Bandwidth(Command):
     def show(self, answer: BandwidthAnswer, options: argparse.Namespace, width: int) -> RenderableType:
         """One table, or a node and its pods; with fewer and shorter columns where the terminal is narrow."""
         nodes, pods = answer.bandwidth.nodes, answer.bandwidth.pods
-        draw_nodes, draw_pods = (_nodes, _pods) if width >= WIDE else (_narrow_nodes, _narrow_pods)
+        wide = width >= WIDE
+        draw_pods = _pods if wide else _narrow_pods
         parts: list[RenderableType] = []
         if nodes:
-            parts.append(draw_nodes(nodes, answer.readings))
+            parts.append(_nodes(nodes, answer.readings, wide=wide))
         if pods or options.kind == "pod":
             parts += [Text()] if parts else []
             parts.append(draw_pods(pods, answer.readings) if pods else Text("no pod asks for bandwidth", style=FAINT))
@@ -99,44 +100,28 @@ def _must(found: object, message: str) -> None:
         raise NotFoundError(message)
 
 
-def _nodes(nodes: Iterable[NodeBandwidthView], readings: bool) -> RenderableType:
-    numbers = ("CAPACITY", "ALLOCATED", "SENT", "RECEIVED", "PODS")
+def _nodes(nodes: Iterable[NodeBandwidthView], readings: bool, *, wide: bool) -> RenderableType:
+    write, bar = (rate, BAR) if wide else (short_rate, 0)
     used = ("SENT", "RECEIVED") if readings else ()
-    table = grid("NODE", "ZONE", "CAPACITY", "ALLOCATED", "", "PODS", *used, "SOURCE", right=numbers)
+    last = ("SOURCE",) if wide else ()
+    # Without a bar the share is a number like the others.
+    numbers = ("CAPACITY", "ALLOCATED", "SENT", "RECEIVED", "PODS", *(() if wide else ("",)))
+    table = grid("NODE", "ZONE", "CAPACITY", "ALLOCATED", "", "PODS", *used, *last, right=numbers)
     for node in nodes:
-        flows = (rate(node.transmit_bps), rate(node.receive_bps)) if readings else ()
+        flows = (write(node.transmit_bps), write(node.receive_bps)) if readings else ()
         capacity = _capacity(node)
         table.add_row(
             node.node,
             node.zone or "-",
-            rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
-            rate(node.allocated_bps) if node.allocated_bps else "0",
-            share(node.allocated_bps, capacity, BAR),
+            write(capacity) if capacity is not None else Text("unknown", style=FAINT),
+            write(node.allocated_bps) if node.allocated_bps else "0",
+            share(node.allocated_bps, capacity, bar),
             str(node.pods),
             *flows,
             # The rest of it says which file or flag; -o json has it.
-            Text(node.source.partition(":")[0], style=FAINT),
+            *((Text(node.source.partition(":")[0], style=FAINT),) if wide else ()),
         )
-    return table
-
-
-def _narrow_nodes(nodes: Iterable[NodeBandwidthView], readings: bool) -> RenderableType:
-    numbers = ("CAPACITY", "ALLOCATED", "SENT", "RECEIVED", "PODS", "")
-    used = ("SENT", "RECEIVED") if readings else ()
-    table = grid("NODE", "ZONE", "CAPACITY", "ALLOCATED", "", "PODS", *used, right=numbers)
-    for node in nodes:
-        flows = (short_rate(node.transmit_bps), short_rate(node.receive_bps)) if readings else ()
-        capacity = _capacity(node)
-        table.add_row(
-            node.node,
-            node.zone or "-",
-            short_rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
-            short_rate(node.allocated_bps) if node.allocated_bps else "0",
-            share(node.allocated_bps, capacity, 0),
-            str(node.pods),
-            *flows,
-        )
-    return Group(table, Text("rates in bit/s", style=FAINT))
+    return table if wide else Group(table, Text("rates in bit/s", style=FAINT))
 
 
 def _capacity(node: NodeBandwidthView) -> int | None:
