@@ -8,7 +8,6 @@ that no zone holds them all: putting everything on one node would prove nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,6 +35,7 @@ from lab import boutique, measure, report
 from lab.cluster import Lab
 from lab.errors import BootError, LabError
 from lab.installation import NAMESPACE, ROUND_S, Installation, install
+from lab.programs import run_to_end
 from lab.topology import Topology
 from netperf.results import decode_results
 from netperf.sample import Measurement, Place
@@ -153,22 +153,11 @@ class Demo:
         address = self.lab.node(destination).address
         command = ["nsenter", f"--net=/run/netns/{self.lab.node(origin).netns}", sys.executable, "-m", "lab.measure"]
         command += ["probe", address, *self._prober, f"--duration-s={EDGE_S}", "--attempts=10"]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, **self._environment},
-        )
-        try:
-            output, errors = await asyncio.wait_for(process.communicate(), _MEASURE_DEADLINE_S)
-        except TimeoutError:
-            process.kill()
-            raise BootError(f"measuring {origin} to {destination}: no end") from None
-        if process.returncode != 0:
-            raise BootError(f"measuring {origin} to {destination}: {errors.decode(errors='replace').strip()}")
+        what = f"measuring {origin} to {destination}"
+        output = await run_to_end(command, what, _MEASURE_DEADLINE_S, env=self._environment)
         median = msgspec.json.decode(output, type=Measurement).percentile_us("p50")
         if median is None:
-            raise BootError(f"measuring {origin} to {destination}: too few samples")
+            raise BootError(f"{what}: too few samples")
         return median
 
     @property

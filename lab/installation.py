@@ -27,7 +27,7 @@ from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
 from lab.netperf_install import Missing, Netperf, find_or_fetch
-from lab.programs import Program
+from lab.programs import Program, run_to_end
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
@@ -218,16 +218,7 @@ async def _has_topology(client: Client) -> bool:
 
 async def _kubectl(lab: Lab, *arguments: str) -> None:
     command = [str(lab.control_plane.kubectl), f"--kubeconfig={lab.control_plane.kubeconfig}", *arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), _DEADLINE_S)
-    except TimeoutError:
-        process.kill()
-        raise BootError(f"kubectl {' '.join(arguments)}: no end after {_DEADLINE_S:.0f} s") from None
-    if process.returncode != 0:
-        raise BootError(f"kubectl {' '.join(arguments)}: {output.decode(errors='replace').strip()}")
+    await run_to_end(command, f"kubectl {' '.join(arguments)}", _DEADLINE_S)
 
 
 async def _until(check: Callable[[], Awaitable[bool]], what: str, deadline_s: float = _DEADLINE_S) -> None:

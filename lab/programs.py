@@ -182,6 +182,33 @@ class Programs:
             await self.stop(self._running[-1])
 
 
+async def run_to_end(
+    words: Sequence[str | Path], what: str, timeout_s: float, env: Mapping[str, str] | None = None
+) -> bytes:
+    """Run a command that ends by itself; what it prints on stdout.
+
+    Args:
+        words: program and arguments.
+        what: how errors name it.
+        timeout_s: after this time it is killed.
+        env: added to our own environment.
+
+    Raises:
+        BootError: it failed, with what it said, or it did not end in time.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, **(env or {})}
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        process.kill()
+        raise BootError(f"{what}: no end after {timeout_s:.0f} s") from None
+    if process.returncode != 0:
+        raise BootError(f"{what}: {(errors or output).decode(errors='replace').strip()}")
+    return output
+
+
 def _enter(netns: str | None) -> list[str]:
     if netns is None:
         return []

@@ -13,6 +13,7 @@ import yaml
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
+from lab.programs import run_to_end
 
 READY_TIMEOUT_S = 30.0
 HISTORY_TIMEOUT_S = 60.0
@@ -80,16 +81,7 @@ async def write_history(lab: Lab, promtool: Path, exposition: str) -> None:
     past = home / "past.om"
     past.write_text(exposition)
     words: list[str | Path] = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", past, home / "tsdb"]
-    process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), HISTORY_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-        raise BootError(f"promtool: no end after {HISTORY_TIMEOUT_S:.0f} s") from None
-    if process.returncode != 0:
-        raise BootError(f"promtool tsdb create-blocks-from: {output.decode(errors='replace').strip()}")
+    await run_to_end(words, "promtool tsdb create-blocks-from", HISTORY_TIMEOUT_S)
 
 
 async def _ready(session: aiohttp.ClientSession, url: str) -> bool:
