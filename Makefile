@@ -10,7 +10,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## The main job on real input; ARGS=--json prints one JSON object, ARGS="--placement affinity" uses no extender
@@ -29,6 +29,10 @@ test: ## Every test (unit, integration, e2e); ARGS=tests/unit for some
 	@$(RUN) python -m lab fetch --tests
 	@$(RUN) .ci/test $(ARGS)
 
+.PHONY: test-pythons
+test-pythons: ## Unit tests on each other supported Python that this machine has
+	@UV=$$(.ci/uv) .ci/unit-pythons $(ARGS)
+
 .PHONY: check
 check: ## Lint, types, layers, dependencies
 	@$(RUN) ruff check .
@@ -46,11 +50,26 @@ format: ## Put code into its standard form
 bench: ## Measure the budgets; ARGS=--json prints one JSON object
 	@$(RUN) python tests/bench/run.py $(ARGS)
 
+.PHONY: mutants
+mutants: ## Mistakes put into the scheduler's rules, one by one: do the tests notice? ARGS="release --jobs 1" for some
+	@$(RUN) python tests/mutants/run.py $(ARGS)
+
+.PHONY: storm
+storm: ## Ten minutes of faults on a lab, then judgement; ARGS="--seed 7 --minutes 2" for another storm
+	@$(RUN) python -m lab storm $(ARGS)
+
+.PHONY: fuzz
+fuzz: ## Every reader of foreign input against a million inputs, for a night; ARGS="plan --inputs 20000 --seed 7" for some
+	@$(RUN) python tests/fuzz/run.py $(ARGS)
+
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
+# A name without a registry is docker.io/library's to a kubelet, and to docker; podman and buildah would make it localhost's.
 .PHONY: image
 image: ## Both images, by docker, podman or buildah; REGISTRY=host/team ARGS="--platform ... --push"
 	@set -eu; engine=; for one in docker podman buildah; do if $$one info >/dev/null 2>&1; then engine=$$one; break; fi; done; \
 	test -n "$$engine" || { echo "make image needs a working docker, podman or buildah" >&2; exit 1; }; \
-	for name in agent controller; do $$engine build -f Dockerfile.$$name -t "$(if $(REGISTRY),$(REGISTRY)/)netaware-$$name:$(VERSION)" \
+	for name in agent controller; do $$engine build -f Dockerfile.$$name -t "$(or $(REGISTRY),docker.io/library)/netaware-$$name:$(VERSION)" \
 	  --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .; done
+
+include release.mk

@@ -15,6 +15,7 @@ _COMMANDS = {
     "capacity": "show links and the capacity that follows from them",
     "bandwidth": "show whether pods are kept to their bandwidth annotations",
 }
+_STAY, _ONCE = "stay", "once"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=help_, description=help_)
         add_run_flags(command)
         if name == "run":
-            command.add_argument("--cleanup", action="store_true", help="take back what the agent wrote, and end")
+            command.add_argument(
+                "--cleanup",
+                nargs="?",
+                const=_STAY,
+                choices=(_STAY, _ONCE),
+                help="take back what the agent wrote; then stay, idle and ready, so that a DaemonSet's rollout goes on from"
+                " node to node, or with once end",
+            )
         else:
             command.add_argument("--json", action="store_true", help="for machines")
     parsed = parser.parse_args(arguments)
@@ -40,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
     # Imported late: a wrong flag should be told at once.
-    from agent import program, tables
+    from agent import printing, program
 
     if parsed.command == "capacity":
-        return run_program(lambda: tables.show_capacity(config, as_json=parsed.json))
+        return run_program(lambda: printing.show_capacity(config, as_json=parsed.json))
     if parsed.command == "bandwidth":
-        return run_program(lambda: tables.show_bandwidth(config, as_json=parsed.json))
+        return run_program(lambda: printing.show_bandwidth(config, as_json=parsed.json))
     if parsed.cleanup:
-        return run_program(lambda: program.clean_up(config))
+        return run_program(lambda: program.clean_up(config, stay=parsed.cleanup == _STAY))
     return run_program(lambda: program.run_agent(config))
 
 

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 import msgspec
-import yaml
 
 from kubekit import logs, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
+from kubekit.settings import Section, load_yaml, read
+from netperf.contract import HOME_NAMESPACE
 from netperf.pacing import ProbeBudget
 from netperf.sample import PERCENTILES, Percentile
 
 AllocatableMode = Literal["auto", "always", "never"]
 BandwidthMode = Literal["observe", "enforce", "off"]
+TrafficMode = Literal["off", "conntrack"]
 ENVIRONMENT_PREFIX = "NETAWARE_"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -63,7 +65,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         repair_burst: in ``enforce``, also repair limits that the CNI plugin set with a burst that is too large.
         cni_network: name of the CNI network, part of the plugin's device names; None looks into ``cni_conf_dir``.
         cni_conf_dir: where the CNI configuration lies.
+        cni_cache_dir: where runtimes keep the results of CNI calls; need not be there.
         probing: whether to take part in measuring.
+        traffic: how to count bytes between pods; ``off`` counts none.
         passphrase_file: the probing secret; None asks the API server for the Secret.
         budget: what probes may take.
         upstream_percentiles: percentiles written in upstream's key format beside our own.
@@ -74,7 +78,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     kubeconfig: str | None = None
     listen: str = "0.0.0.0:9850"
-    namespace: str = "netaware-system"
+    namespace: str = HOME_NAMESPACE
     address: str | None = None
     capacity_bps: int | None = None
     capacity_rules: tuple[CapacityRule, ...] = ()
@@ -86,7 +90,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     repair_burst: bool = False
     cni_network: str | None = None
     cni_conf_dir: Path = Path("/etc/cni/net.d")
+    cni_cache_dir: Path = Path("/var/lib/cni/results")
     probing: bool = True
+    traffic: TrafficMode = "off"
     passphrase_file: Path | None = None
     budget: ProbeBudget = ProbeBudget()
     upstream_percentiles: tuple[Percentile, ...] = ()
@@ -94,12 +100,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     sys: Path = Path("/sys")
 
 
-class _FileRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class _FileRule(Section, frozen=True):
     selector: str
     capacity: str | int
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class _File(Section, frozen=True):
     api_version: Literal["netaware.io/v1alpha1"]
     kind: Literal["AgentConfiguration"]
     capacity_by_node: list[_FileRule] = []
@@ -132,7 +138,7 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
 
     flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
     flag("kubeconfig", "how to reach the cluster; default: $KUBECONFIG, the pod's own, ~/.kube/config", metavar="FILE")
-    flag("namespace", "where plans and results are", "netaware-system", variable="POD_NAMESPACE", metavar="NAME")
+    flag("namespace", "where plans and results are", HOME_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
     flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
     flag("config", "capacities by node label and instance type", metavar="FILE")
     flag("address", "where this node is probed, instead of its InternalIP", metavar="IP")
@@ -144,7 +150,9 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
     switch("repair-burst", "with enforce, also repair the bursts of limits that the CNI plugin set")
     flag("cni-network", "name of the CNI network; default: from the CNI configuration", metavar="NAME")
     flag("cni-conf-dir", "where the CNI configuration lies", "/etc/cni/net.d", metavar="DIR")
+    flag("cni-cache-dir", "where runtimes keep CNI results, if they do", "/var/lib/cni/results", metavar="DIR")
     flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
+    flag("traffic", "count bytes between pods: conntrack (by connection tracking), off", "off", metavar="MODE")
     flag("passphrase-file", "probing secret; default: Secret netaware-probe", metavar="FILE")
     flag("max-probe-cpu", "share of one core that probes may take, such as 20%%", "20%", metavar="SHARE")
     flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
@@ -192,7 +200,9 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
         repair_burst=_boolean("--repair-burst", arguments.repair_burst),
         cni_network=arguments.cni_network or None,
         cni_conf_dir=Path(arguments.cni_conf_dir),
+        cni_cache_dir=Path(arguments.cni_cache_dir),
         probing=_choice("--probing", arguments.probing, ("on", "off")) == "on",
+        traffic=cast("TrafficMode", _choice("--traffic", arguments.traffic, get_args(TrafficMode))),
         passphrase_file=Path(arguments.passphrase_file) if arguments.passphrase_file else None,
         budget=ProbeBudget(
             max_cpu_ratio=parse_share("--max-probe-cpu", arguments.max_probe_cpu),
@@ -210,16 +220,11 @@ def read_file(path: Path) -> tuple[tuple[CapacityRule, ...], dict[str, int]]:
     Raises:
         ConfigError: the file cannot be read, or a field in it is wrong; names file and field.
     """
+    document = load_yaml(path, "--config")
     try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError("--config", f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigError("--config", f"{path} is not YAML: {error}") from error
-    try:
-        file = msgspec.convert(document, _File)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(path), str(error), "see the reference of AgentConfiguration") from error
+        file = read(document, _File)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.field}", error.problem, "see the reference of AgentConfiguration") from error
     rules: list[CapacityRule] = []
     for index, rule in enumerate(file.capacity_by_node):
         field = f"{path}: capacityByNode[{index}]"

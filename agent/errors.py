@@ -1,4 +1,4 @@
-"""What can go wrong between the agent and its kernel; pyroute2's and psutil's exceptions stop where they are called."""
+"""What can go wrong between the agent and its kernel; psutil's exceptions stop where they are called."""
 
 from __future__ import annotations
 

@@ -7,22 +7,32 @@ overruns the socket (ENOBUFS, netlink(7)); what was lost is unknown then, so tha
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import socket
 import struct
+import sys
 from collections.abc import Callable
+
+from pyroute2.netlink.rtnl import (
+    RTM_DELROUTE,
+    RTM_NEWROUTE,
+    RTMGRP_IPV4_ROUTE,
+    RTMGRP_IPV6_ROUTE,
+    RTMGRP_LINK,
+    RTMGRP_TC,
+)
 
 from kubekit import logs
 
 log = logs.get("agent.kernel")
 
-LINK, TC, IPV4_ROUTE, IPV6_ROUTE = 0x1, 0x8, 0x40, 0x400
-"""Multicast groups, RTMGRP_* in linux/rtnetlink.h."""
-
+_GROUPS = RTMGRP_LINK | RTMGRP_TC | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE
 _HEADER = struct.Struct("=IHHII")
 _LINK_TYPES = range(16, 20)
 _ROUTE_TYPES = range(24, 28)
 _TC_TYPES = range(36, 48)
+_SO_ATTACH_FILTER = 26
 _BUFFER_BYTES = 1 << 20
 _MOST_READS = 64
 
@@ -39,11 +49,16 @@ class KernelEvents:
     def __init__(self) -> None:
         self.overruns = 0
         self._links: list[Listener] = []
+        self._routes: list[Listener] = []
         self._shaping: list[Listener] = []
 
     def on_links(self, listener: Listener) -> None:
-        """Tell about links and routes."""
+        """Tell about links."""
         self._links.append(listener)
+
+    def on_default_routes(self, listener: Listener) -> None:
+        """Tell about default routes; changes of others never reach this process."""
+        self._routes.append(listener)
 
     def on_shaping(self, listener: Listener) -> None:
         """Tell about queueing disciplines and filters, and about links, which carry them."""
@@ -53,14 +68,14 @@ class KernelEvents:
         """Listen until cancelled. A kernel that lets nobody listen is polled by the others all the same."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        with socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE) as netlink:
-            netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-            try:
-                netlink.bind((0, LINK | TC | IPV4_ROUTE | IPV6_ROUTE))
-            except OSError as error:
-                log.warning("cannot listen to the kernel, changes are seen by polling", error=error.strerror)
-                await ended
+        try:
+            netlink = _listen()
+        except OSError as error:
+            log.warning("cannot listen to the kernel, changes are seen by polling", error=error.strerror)
+            await ended
+            return
+        with netlink:
+            _attach_route_filter(netlink)
             loop.add_reader(netlink, self._read, netlink, ended)
             try:
                 await ended
@@ -68,7 +83,7 @@ class KernelEvents:
                 loop.remove_reader(netlink)
 
     def _read(self, netlink: socket.socket, ended: asyncio.Future[None]) -> None:
-        links = shaping = False
+        links = routes = shaping = False
         for _ in range(_MOST_READS):
             try:
                 data = netlink.recv(1 << 16)
@@ -80,13 +95,51 @@ class KernelEvents:
                         ended.set_exception(error)
                     return
                 self.overruns += 1
-                links = shaping = True
+                links = routes = shaping = True
                 continue
             for kind in message_types(data):
-                links = links or kind in _LINK_TYPES or kind in _ROUTE_TYPES
+                links = links or kind in _LINK_TYPES
+                routes = routes or kind in _ROUTE_TYPES
                 shaping = shaping or kind in _LINK_TYPES or kind in _TC_TYPES
-        for listener in (*(self._links if links else ()), *(self._shaping if shaping else ())):
+        told = (self._routes if routes else (), self._links if links else (), self._shaping if shaping else ())
+        for listener in (one for listeners in told for one in listeners):
             listener()
+
+
+def _listen() -> socket.socket:
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    netlink = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+    try:
+        netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        netlink.bind((0, _GROUPS))
+    except OSError:
+        netlink.close()
+        raise
+    return netlink
+
+
+def _attach_route_filter(netlink: socket.socket) -> None:
+    """Have the kernel drop changes of routes that are no default routes: a node with 20,000 of them changes some all the time.
+
+    Classic BPF (linux/filter.h) over one message: the low byte of nlmsg_type, then rtm_dst_len behind the header.
+    """
+    load_byte, jump_if_equal, give_back = 0x30, 0x15, 0x06
+    type_at = 4 if sys.byteorder == "little" else 5
+    program = b"".join(
+        struct.pack("=HBBI", *instruction)
+        for instruction in (
+            (load_byte, 0, 0, type_at),
+            (jump_if_equal, 1, 0, RTM_NEWROUTE),
+            (jump_if_equal, 0, 2, RTM_DELROUTE),
+            (load_byte, 0, 0, _HEADER.size + 1),
+            (jump_if_equal, 0, 1, 0),
+            (give_back, 0, 0, 0xFFFFFFFF),
+            (give_back, 0, 0, 0),
+        )
+    )
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    netlink.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, header)
 
 
 def message_types(data: bytes) -> list[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from agent.names import REGION_LABEL, ZONE_LABEL
 from kubekit.wire import Condition, NodeAddress, Object, Wire
+from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.sample import Place
 
 

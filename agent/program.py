@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
 from agent import VERSION
-from agent.bandwidth.room import BandwidthRoom, remove_limits
-from agent.capacity.kernel import read_links
+from agent.capacity.kernel import LinkReader
+from agent.capacity.metadata import InstanceType
 from agent.capacity.offer import Finding
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
 from agent.capacity.rules import find_capacity
-from agent.capacity.sysfs import NetDirectory
+from agent.capacity.sysfs import NetDirectory, read_machine
 from agent.capacity.traffic import Traffic
 from agent.config import AgentConfig
 from agent.kernel_events import KernelEvents
-from agent.names import AGENT_ANNOTATION, COMPONENT, OWNER_ANNOTATION, SOURCE_ANNOTATION
 from agent.node import NodeView, OwnNode
-from agent.probing.room import ProbingRoom
-from agent.probing.rounds import Outcome
 from kubekit import logs, runtime
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.http import Checks, Server
+from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.reflector import Reflector
 from kubekit.wire import NODES
+from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION
+
+if TYPE_CHECKING:
+    from agent.probing.rounds import Outcome
 
 log = logs.get("agent")
 
@@ -47,28 +50,45 @@ async def run_agent(config: AgentConfig) -> None:
     ProcessCollector(registry=registry)
     checks = Checks()
     view = NodeView()
-    async with Client(cluster, user_agent=f"{COMPONENT}/{VERSION}") as client:
+    async with Client(cluster, user_agent=f"{AGENT}/{VERSION}") as client:
         server = Server(config.listen, checks=checks, registry=registry)
         node = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
         node.subscribe(view.take)
-        recorder = EventRecorder(client, component=COMPONENT, instance=config.node, registry=registry)
+        recorder = EventRecorder(client, component=AGENT, instance=config.node, registry=registry)
         kernel = KernelEvents()
-        publisher = Publisher(client, view, config, lambda: find_hardware(config), registry=registry)
+        links = LinkReader(config.sys, config.proc)
+
+        async def find_hardware() -> Finding:
+            return find_capacity(await links.read())
+
+        instance = InstanceType(read_machine(config.sys, config.proc), view)
+        publisher = Publisher(
+            client, view, config, find_hardware, instance_type=lambda: instance.value, registry=registry
+        )
         kernel.on_links(publisher.note_link_change)
+        kernel.on_default_routes(links.note_route_change)
+        kernel.on_default_routes(publisher.note_link_change)
         traffic = Traffic(config.node, NetDirectory(config.sys), lambda: publisher.offer, registry)
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "node": node.run(),
             "events": recorder.run(),
             "capacity": publisher.run(),
+            "instance-type": instance.run(publisher.note_instance_type),
             "kernel-events": kernel.run(),
             "traffic": traffic.run(),
         }
+        checks.ready["age"] = lambda: stale([node])
+        registry.register(MirrorMetrics(lambda: {"node": node}))
         checks.ready["node"] = lambda: "" if view.node is not None else f"node {config.node} was not read yet"
+        # Each room is imported where it is wanted: a node has no memory for what it does not do.
         if config.bandwidth != "off":
+            from agent.bandwidth.supervisor import BandwidthRoom
+
             limits = BandwidthRoom(client, config, recorder, registry)
             kernel.on_shaping(limits.note_kernel_change)
             tasks |= limits.tasks()
         if config.probing:
+            from agent.probing.supervisor import ProbingRoom
 
             def note(outcome: Outcome) -> None:
                 sample = outcome.sample
@@ -78,37 +98,48 @@ async def run_agent(config: AgentConfig) -> None:
             probing = ProbingRoom(client, view, config, registry, (note,))
             checks.ready["probing"] = lambda: probing.problem
             tasks |= probing.tasks()
+        if config.traffic != "off":
+            from agent.traffic.supervisor import TrafficRoom
+
+            counting = TrafficRoom(client, config, lambda: view.node.zone if view.node is not None else "", registry)
+            tasks |= counting.tasks()
         log.info("agent starts", node=config.node, version=VERSION, server=cluster.server)
         async with server.running():
             await runtime.supervise(tasks)
 
 
-async def find_hardware(config: AgentConfig) -> Finding:
-    """Read the links and apply the rules.
-
-    Raises:
-        KernelError: they cannot be read.
-    """
-    return find_capacity(await read_links(config.sys))
-
-
-async def clean_up(config: AgentConfig) -> None:
+async def clean_up(config: AgentConfig, *, stay: bool) -> None:
     """Take back what the agent wrote on its node, and in ``enforce`` the limits that it set: ``--cleanup``.
+
+    Args:
+        config: of the agent.
+        stay: serve health, idle and ready, until cancelled: a pod that ends is not ready, and its DaemonSet's rollout waits
+            for it before it comes to the next nodes.
 
     Raises:
         ConfigError: the cluster's configuration cannot be used.
         KubekitError: the API server refused or did not answer.
     """
-    async with Client(load_cluster(config.kubeconfig), user_agent=f"{COMPONENT}/{VERSION}") as client:
-        try:
-            node = await client.get(NODES, config.node, OwnNode)
-        except ApiError as error:
-            if error.not_found:
-                log.info("no such node, nothing to take back", node=config.node)
-                return
-            raise
-        writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
-        await execute_writes(client, config.node, writes)
-        log.info("taken back" if writes else "nothing to take back", node=config.node)
-        if config.bandwidth == "enforce":
-            log.info("limits removed", count=await remove_limits(client, config))
+    async with Client(load_cluster(config.kubeconfig), user_agent=f"{AGENT}/{VERSION}") as client:
+        await _take_back(client, config)
+    if stay:
+        async with Server(config.listen, checks=Checks(), registry=CollectorRegistry()).running():
+            log.info("idle until this pod is deleted", node=config.node)
+            await asyncio.Event().wait()
+
+
+async def _take_back(client: Client, config: AgentConfig) -> None:
+    try:
+        node = await client.get(NODES, config.node, OwnNode)
+    except ApiError as error:
+        if error.not_found:
+            log.info("no such node, nothing to take back", node=config.node)
+            return
+        raise
+    writes = plan_withdrawal(node, annotations=(AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION))
+    await execute_writes(client, config.node, writes)
+    log.info("taken back" if writes else "nothing to take back", node=config.node)
+    if config.bandwidth == "enforce":
+        from agent.bandwidth.supervisor import remove_limits
+
+        log.info("limits removed", count=await remove_limits(client, config))

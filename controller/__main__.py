@@ -1,20 +1,25 @@
 """The controller's command line: ``manager`` keeps costs, orders and plans; ``extender`` answers kube-scheduler;
-``check-config`` tells whether a configuration file is good, without a cluster.
+``gate-opener`` opens scheduling gates where no manager does; ``webhook`` gates pods on clusters before Kubernetes 1.36, and
+``webhook-certificate`` prints what it needs; ``check-config`` tells whether a configuration file is good, without a cluster.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
+import yaml
 
 from controller.config import ControllerConfiguration, load_config
 from kubekit import logs
 from kubekit.config import load_cluster
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_USAGE, run_program
+from netperf.contract import HOME_NAMESPACE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,6 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             load_config(arguments.file)
             print(f"{arguments.file}: good")
             return 0
+        if arguments.command == "webhook-certificate":
+            return _print_certificate(arguments)
+        if arguments.command == "webhook":
+            from controller.webhook.program import run_webhook
+
+            logs.set_up(format_=arguments.log_format or "text", level=arguments.log_level or "info")
+            return run_program(lambda: run_webhook(arguments.certificate_dir, listen=arguments.listen))
         config = _with_flags(load_config(arguments.config), arguments)
         logs.set_up(format_=config.log_format, level=config.log_level)
         return _run(config, arguments)
@@ -48,9 +60,24 @@ def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
                 namespace=config.namespace,
             )
         )
+    if arguments.command == "gate-opener":
+        from controller.scheduler.opener import DEFAULT_LISTEN as OPENER_LISTEN
+        from controller.scheduler.opener import GRACE_S, run_opener
+
+        wait_s = -1.0 if arguments.all else config.scheduler.gates.max_wait_s + GRACE_S
+        listen = arguments.listen or OPENER_LISTEN
+        return run_program(lambda: run_opener(cluster, max_wait_s=wait_s, listen=listen))
     from controller.manager import run_manager
 
     return run_program(lambda: run_manager(cluster, config))
+
+
+def _print_certificate(arguments: argparse.Namespace) -> int:
+    from controller.webhook.certificate import manifests
+
+    now = datetime.datetime.now(datetime.UTC)
+    print(yaml.safe_dump_all(manifests(arguments.namespace, arguments.days, now), sort_keys=False), end="")
+    return 0
 
 
 def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) -> ControllerConfiguration:
@@ -62,6 +89,8 @@ def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) 
     }
     if getattr(arguments, "leader_elect", None) is not None:
         given["leader_election"] = msgspec.structs.replace(config.leader_election, enabled=arguments.leader_elect)
+    if getattr(arguments, "page_auth", None) is not None:
+        given["page"] = msgspec.structs.replace(config.page, auth=arguments.page_auth)
     changed = msgspec.structs.replace(config, **given)
     changed.validate()
     return changed
@@ -75,9 +104,33 @@ def _parser() -> argparse.ArgumentParser:
     manager.add_argument(
         "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the election"
     )
+    manager.add_argument(
+        "--page-auth",
+        choices=("none", "token"),
+        default=None,
+        help="who sees the page: whoever reaches it, or who logs in",
+    )
     extender = commands.add_parser("extender", help="answer kube-scheduler's filter and prioritize requests")
     _add_common(extender)
     extender.add_argument("--metrics-listen", metavar="HOST:PORT", help="also serve metrics and health checks here")
+    webhook = commands.add_parser("webhook", help="gate pods on clusters before Kubernetes 1.36")
+    webhook.add_argument("--certificate-dir", metavar="DIR", type=Path, required=True, help="with tls.crt and tls.key")
+    webhook.add_argument("--listen", metavar="HOST:PORT", default=":9443", help="where to serve (default :9443)")
+    webhook.add_argument("--log-level", choices=logs.LEVELS)
+    webhook.add_argument("--log-format", choices=logs.FORMATS)
+    issue = commands.add_parser(
+        "webhook-certificate", help="print the webhook's certificate and configuration, for kubectl apply"
+    )
+    issue.add_argument("--namespace", default=HOME_NAMESPACE, help="where netaware lives (default netaware-system)")
+    issue.add_argument("--days", type=int, default=3650, help="how long it is good (default 3650)")
+    opener = commands.add_parser(
+        "gate-opener",
+        help="open scheduling gates that no controller opened within scheduler.gates.maxWaitS and 30 s more",
+    )
+    _add_common(opener)
+    opener.add_argument(
+        "--all", action="store_true", help="open every gate at once, and each new one: before an uninstall"
+    )
     check = commands.add_parser("check-config", help="check a configuration file and exit")
     check.add_argument("file", metavar="FILE")
     return parser
@@ -88,7 +141,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, the pod's own, ~/.kube/config")
     parser.add_argument("--namespace", help="where netaware lives (default netaware-system)")
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help="where to serve (manager 0.0.0.0:9851, extender 127.0.0.1:9876)"
+        "--listen",
+        metavar="HOST:PORT",
+        help="where to serve (manager 0.0.0.0:9851, extender 127.0.0.1:9876, gate-opener 127.0.0.1:9853)",
     )
     parser.add_argument("--log-level", choices=logs.LEVELS)
     parser.add_argument("--log-format", choices=logs.FORMATS)

@@ -11,23 +11,21 @@ import base64
 import secrets
 from collections.abc import Callable, Mapping
 
-import msgspec
-
-from controller.resources import NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError
 from kubekit.reflector import Reflector
+from kubekit.settings import Section, join
 from kubekit.wire import SECRETS, Object, Resource
+from netperf.contract import PART_OF, PASSPHRASE_KEY, PROBE_SECRET
 
 log = logs.get("controller.bootstrap")
 
-SECRET_NAME, SECRET_KEY = "netaware-probe", "passphrase"
 CHECK_S = 60.0
-_LABELS = {"app.kubernetes.io/part-of": "netaware"}
 
 
-class BootstrapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class BootstrapConfig(Section, frozen=True):
     """What the leader creates where it is missing. Nothing by default; the shipped manifests ask for both.
 
     Attributes:
@@ -38,10 +36,10 @@ class BootstrapConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     network_topology: str = ""
     probe_secret: bool = False
 
-    def validate(self) -> None:
-        """Raise `ConfigError` naming the first field that makes no sense."""
+    def check(self, field: str) -> None:
+        """Raise ConfigError when the name is too long for one."""
         if len(self.network_topology) > 253:
-            raise ConfigError("bootstrap.networkTopology", "is too long for a name", "write nt-default")
+            raise ConfigError(join(field, "networkTopology"), "is too long for a name", "write nt-default")
 
 
 class Bootstrap:
@@ -74,7 +72,7 @@ class Bootstrap:
         has_secret = not self._config.probe_secret
         while True:
             if not has_secret:
-                has_secret = await self._create(SECRETS, SECRET_NAME, self._secret())
+                has_secret = await self._create(SECRETS, PROBE_SECRET, self._secret())
             none_there = self._topologies.synced.is_set() and not len(self._topologies)
             if self._config.network_topology and none_there:
                 spec = {"spec": {"configmapName": self._results_name}}
@@ -83,12 +81,12 @@ class Bootstrap:
 
     def _secret(self) -> dict[str, object]:
         passphrase = base64.b64encode(self._passphrase().encode()).decode()
-        return {"type": "Opaque", "data": {SECRET_KEY: passphrase}}
+        return {"type": "Opaque", "data": {PASSPHRASE_KEY: passphrase}}
 
     async def _create(self, resource: Resource, name: str, content: Mapping[str, object]) -> bool:
         """Create one object; tell whether it is there now. A failure is said once, and the next round tries again."""
-        metadata = {"name": name, "namespace": self._namespace, "labels": _LABELS}
-        body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, **content}
+        metadata = {"name": name, "namespace": self._namespace, "labels": PART_OF}
+        body = {**resource.type_meta, "metadata": metadata, **content}
         try:
             await self._client.create(resource, body, Object, namespace=self._namespace)
         except KubekitError as error:

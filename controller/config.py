@@ -1,34 +1,31 @@
 """The controller's one configuration file: strict YAML, every field with a default, checked before anything starts.
 
-Each room owns the struct of its section; this module puts them together, reads the file, and turns what does not decode into
-an error that names the field. Flags lie over the file.
+Each room owns the struct of its section; this module puts them together and reads the file. Flags lie over the file.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal
 
-import msgspec
-import yaml
-
-from controller.appgroup.config import AppGroupConfig
 from controller.bootstrap import BootstrapConfig
 from controller.descheduler.config import DeschedulerConfig
+from controller.groups.config import AppGroupConfig
 from controller.page.config import PageConfig
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.config import TopologyConfig
+from controller.traffic.config import TrafficConfig
 from kubekit.errors import ConfigError
 from kubekit.http import parse_listen
 from kubekit.lease import Timing
+from kubekit.settings import Section, join, load_yaml, parse_yaml, read
+from netperf.contract import API_VERSION, CONTROLLER, HOME_NAMESPACE
 
-API_VERSION = "netaware.io/v1alpha1"
 KIND = "ControllerConfiguration"
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 
 
-class LeaderElectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class LeaderElectionConfig(Section, frozen=True):
     """Which replica works.
 
     Attributes:
@@ -40,7 +37,7 @@ class LeaderElectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """
 
     enabled: bool = True
-    lease_name: str = "netaware-controller"
+    lease_name: str = CONTROLLER
     lease_duration_s: float = 10.0
     renew_deadline_s: float = 7.0
     retry_period_s: float = 2.0
@@ -53,14 +50,14 @@ class LeaderElectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         """
         return Timing(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
 
-    def validate(self) -> None:
-        """Raise `ConfigError` naming the first field that makes no sense."""
+    def check(self, field: str) -> None:
+        """Raise ConfigError when the Lease has no name or the times do not fit together."""
         if not self.lease_name:
-            raise ConfigError("leaderElection.leaseName", "is empty", "name a Lease, such as netaware-controller")
+            raise ConfigError(join(field, "leaseName"), "is empty", "name a Lease, such as netaware-controller")
         self.timing()
 
 
-class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+class ControllerConfiguration(Section, frozen=True):
     """The whole file.
 
     Attributes:
@@ -70,7 +67,7 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
 
     api_version: str = API_VERSION
     kind: str = KIND
-    namespace: str = "netaware-system"
+    namespace: str = HOME_NAMESPACE
     listen: str = "0.0.0.0:9851"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -81,27 +78,15 @@ class ControllerConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_
     descheduler: DeschedulerConfig = DeschedulerConfig()
     bootstrap: BootstrapConfig = BootstrapConfig()
     page: PageConfig = PageConfig()
+    traffic: TrafficConfig = TrafficConfig()
 
-    def validate(self) -> None:
-        """Raise `ConfigError` naming the first field that makes no sense."""
+    def check(self, field: str) -> None:
+        """Raise ConfigError for a namespace or an address that is none."""
         if not _DNS_LABEL.match(self.namespace):
-            raise ConfigError("namespace", f"{self.namespace!r} is no namespace", "lower-case letters, digits and -")
-        parse_listen(self.listen, "listen")
-        sections: tuple[_Section, ...] = (
-            self.leader_election,
-            self.topology,
-            self.app_group,
-            self.scheduler,
-            self.descheduler,
-            self.bootstrap,
-            self.page,
-        )
-        for section in sections:
-            section.validate()
-
-
-class _Section(Protocol):
-    def validate(self) -> None: ...
+            raise ConfigError(
+                join(field, "namespace"), f"{self.namespace!r} is no namespace", "lower-case letters, digits and -"
+            )
+        parse_listen(self.listen, join(field, "listen"))
 
 
 def load_config(path: str | None) -> ControllerConfiguration:
@@ -114,34 +99,24 @@ def load_config(path: str | None) -> ControllerConfiguration:
         config = ControllerConfiguration()
         config.validate()
         return config
-    try:
-        text = Path(path).read_text()
-    except OSError as error:
-        raise ConfigError("--config", f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError("--config", f"{path} is not YAML: {error}") from error
-    return parse_config(text, path)
+    return check_document(load_yaml(path, "--config"), path)
 
 
 def parse_config(text: str, where: str) -> ControllerConfiguration:
-    """Check a configuration that was read from ``where``, a file or an object.
+    """Check a configuration that was read from ``where``, an object in the cluster.
 
     Raises:
         ConfigError: a field is unknown, of the wrong type or out of range; names it.
     """
-    config = _decode(text, where)
-    try:
-        config.validate()
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.field}", error.problem, error.fix) from error
-    return config
+    return check_document(parse_yaml(text, "--config", where), where)
 
 
-def _decode(text: str, where: str) -> ControllerConfiguration:
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError("--config", f"{where} is not YAML: {error}") from error
+def check_document(document: Any, where: str) -> ControllerConfiguration:
+    """Check a configuration that a YAML reader returned.
+
+    Raises:
+        ConfigError: a field is unknown, of the wrong type or out of range; names it.
+    """
     if document is None:
         document = {}
     if not isinstance(document, dict):
@@ -150,15 +125,8 @@ def _decode(text: str, where: str) -> ControllerConfiguration:
         if document.get(field) != wanted:
             raise ConfigError(f"{where}: {field}", f"is {document.get(field)!r}", f"write {field}: {wanted}")
     try:
-        return msgspec.convert(document, ControllerConfiguration)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_field_of(str(error))}", str(error).partition(" - at `")[0]) from error
-
-
-def _field_of(message: str) -> str:
-    """``topology.probing`` of ``... - at `$.topology.probing` ``; the unknown field itself where that is the fault."""
-    where = re.search(r"at `\$\.?([^`]*)`", message)
-    path = where.group(1) if where else ""
-    unknown = re.search(r"unknown field `([^`]*)`", message)
-    parts = [p for p in (path, unknown.group(1) if unknown else "") if p]
-    return ".".join(parts) or "the document"
+        config = read(document, ControllerConfiguration)
+        config.validate()
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.field}", error.problem, error.fix) from error
+    return config

@@ -12,33 +12,36 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from controller.appgroup.reconciler import AppGroupController
 from controller.bootstrap import Bootstrap
-from controller.caches import Caches
-from controller.capabilities import Capabilities
+from controller.cluster.caches import Caches
+from controller.cluster.status_writing import Capabilities
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
+from controller.groups.reconciler import AppGroupController
 from controller.page.server import Page
 from controller.scheduler.gates import SchedulingController
 from controller.topology.reconciler import TopologyController
+from controller.topology.results import ResultsMirror
+from controller.traffic.keeper import TrafficKeeper
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
 from kubekit.http import Checks, Server
 from kubekit.lease import Elector, Leadership
+from kubekit.loop import LoopWatch
+from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.runtime import settle_memory, supervise
+from kubekit.wire import Condition
+from netperf.contract import CONTROLLER
 
 log = logs.get("controller.manager")
-
-COMPONENT = "netaware-controller"
 
 
 async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -> None:
@@ -50,7 +53,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -
     registry = CollectorRegistry()
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
-    async with Client(cluster, user_agent=f"{COMPONENT}/{_version()}") as client:
+    async with Client(cluster, user_agent=f"{CONTROLLER}/{_version()}") as client:
         manager = Manager(client, config, registry)
         await manager.run()
 
@@ -80,7 +83,8 @@ class Manager:
             self.elector.leadership.extend(float("inf"))
         fenced = client.fenced(self.elector.leadership)
         capabilities = Capabilities(client)
-        self._recorder = EventRecorder(fenced, component=COMPONENT, instance=self.identity, registry=registry)
+        self._recorder = EventRecorder(fenced, component=CONTROLLER, instance=self.identity, registry=registry)
+        self._results = ResultsMirror(client, config.namespace, registry)
         self._topology = TopologyController(
             fenced,
             self.caches,
@@ -88,7 +92,9 @@ class Manager:
             self._recorder,
             registry,
             namespace=config.namespace,
+            results=self._results,
             capabilities=capabilities,
+            rules=config.scheduler.rules,
         )
         self._app_group = AppGroupController(
             fenced,
@@ -99,15 +105,7 @@ class Manager:
             namespace=config.namespace,
             rules=config.scheduler.rules,
             capabilities=capabilities,
-        )
-        self._descheduler = Descheduler(
-            fenced,
-            self.caches,
-            config.descheduler,
-            self._recorder,
-            registry,
-            namespace=config.namespace,
-            scheduler=config.scheduler,
+            more=self._more,
         )
         self._scheduling = SchedulingController(
             fenced,
@@ -116,7 +114,22 @@ class Manager:
             self._recorder,
             registry,
             namespace=config.namespace,
+            tell=self._app_group.look_at,
+            prices=config.traffic.prices.table(),
         )
+        self._descheduler = Descheduler(
+            fenced,
+            self.caches,
+            config.descheduler,
+            self._recorder,
+            registry,
+            namespace=config.namespace,
+            network=self._scheduling.state,
+            volumes=self._scheduling.volumes,
+            planner=self._scheduling.plans,
+            tell_heat=self._scheduling.fleet.take_heat,
+        )
+        self._traffic = TrafficKeeper(fenced, self.caches, config.traffic, registry, tell=self._app_group.look_at)
         self._bootstrap = Bootstrap(
             fenced,
             self.caches.topologies,
@@ -125,32 +138,47 @@ class Manager:
             results_name=config.topology.probing.results_name,
         )
         self._page = Page(
-            client,
             self.caches,
+            self._results,
             config.page,
             registry,
             namespace=config.namespace,
             policy=config.topology.policy(),
-            rules=config.scheduler.rules,
+            scheduler=config.scheduler,
+            client=client,
+            prices=config.traffic.prices.table(),
         )
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
             "netaware_mirror_sync_seconds", "How long the first listing of all mirrors took.", registry=registry
         )
-        registry.register(_MirrorMetrics(self.caches))
+        registry.register(MirrorMetrics(lambda: self._mirrors))
+        self._loop = LoopWatch(registry)
+
+    async def _more(self, group: str) -> list[Condition]:
+        return [*await self._scheduling.conditions(group), *self._traffic.conditions(group)]
 
     async def run(self) -> None:
         """Run until cancelled."""
-        server = Server(self._config.listen, checks=self._checks(), registry=self._registry)
+        page = self._config.page
+        server = Server(
+            self._config.listen,
+            checks=self._checks(),
+            registry=self._registry,
+            hosts=page.allowed_hosts,
+            viewers=page.max_viewers,
+        )
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {
             **self.caches.tasks(),
             **self._scheduling.mirrors(),
+            "mirror results": self._results.run(),
             "http": server.serve(),
             "page": self._page.run(),
             "events": self._recorder.run(),
             "memory": self._settle(),
+            "loop": self._loop.run(),
             "election": self._elect(),
         }
         await supervise(tasks)
@@ -170,6 +198,7 @@ class Manager:
                 "descheduler": self._descheduler.run(),
                 "scheduling": self._scheduling.run(),
                 "bootstrap": self._bootstrap.run(),
+                "traffic": self._traffic.run(),
             }
         )
 
@@ -184,27 +213,12 @@ class Manager:
     def _checks(self) -> Checks:
         checks = Checks()
         checks.ready["mirrors"] = lambda: f"not listed yet: {p}" if (p := self.caches.problems()) else ""
+        checks.ready["age"] = lambda: stale(self._mirrors.values())
         return checks
 
-
-class _MirrorMetrics(Collector):
-    """How many objects are mirrored, and how many could not be read."""
-
-    def __init__(self, caches: Caches) -> None:
-        self._caches = caches
-
-    def describe(self) -> Iterator[Metric]:
-        """No names in advance: registering must not collect."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        """Two families over all mirrors."""
-        objects = GaugeMetricFamily("netaware_mirrored_objects", "Objects in memory.", labels=["kind"])
-        malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be read.", labels=["kind"])
-        for name, mirror in self._caches.by_name.items():
-            objects.add_metric([name], len(mirror))
-            malformed.add_metric([name], len(mirror.malformed))
-        yield from (objects, malformed)
+    @property
+    def _mirrors(self) -> Mapping[str, Any]:
+        return {**self.caches.by_name, "results": self._results.home}
 
 
 def _version() -> str:

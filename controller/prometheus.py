@@ -135,23 +135,28 @@ def check_url(url: str, field: str) -> None:
 def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
     try:
         answer = msgspec.json.decode(body, type=_Answer)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         try:
             # Scalars and strings have another shape: [time, value].
             return _scalar(body)
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             msg = f"{url}: HTTP {status}, and no answer of Prometheus: {body[:80].decode('utf-8', 'replace')!r}"
             raise PrometheusError(msg) from error
     if answer.status != "success" or answer.data is None:
         msg = f"{url}: {answer.error or f'HTTP {status}'}"
         raise PrometheusError(msg)
-    series = []
-    for result in answer.data.result:
-        points = result.values if result.values is not None else [result.value] if result.value else []
-        numbers = tuple((at, float(text)) for at, text in points if not finite or math.isfinite(float(text)))
-        if numbers:
-            series.append(Series(result.metric, numbers))
-    return series
+    try:
+        found = [Series(result.metric, _numbers(result, finite=finite)) for result in answer.data.result]
+    except ValueError as error:
+        msg = f"{url}: {error}"
+        raise PrometheusError(msg) from error
+    return [series for series in found if series.points]
+
+
+def _numbers(result: _Result, *, finite: bool) -> tuple[tuple[float, float], ...]:
+    points = result.values if result.values is not None else [result.value] if result.value else []
+    numbers = ((at, float(text)) for at, text in points)
+    return tuple((at, number) for at, number in numbers if not finite or math.isfinite(number))
 
 
 class _ScalarData(msgspec.Struct):

@@ -33,6 +33,8 @@ from prometheus_client import CollectorRegistry
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from kubekit.settings import Range  # noqa: E402 - this script stands outside of the packages
+
 PACKAGES = ("kubekit", "netperf", "agent", "controller")
 STRICT = """\
 Every field has a default that works. A field that is unknown, of the wrong type or out of range ends the program at start with
@@ -41,7 +43,7 @@ exit code 2 and one line that names the field; `python -m controller check-confi
 ONE_FILE = """\
 One YAML file for both, given with `--config`; in the shipped manifests it is the ConfigMap `netaware-controller-config`, made
 from `manifests/base/controller/config.yaml`. Flags lie over the file: `--namespace`, `--listen`, `--log-level`, `--log-format`
-and, for the manager, `--[no-]leader-elect`.
+and, for the manager, `--[no-]leader-elect` and `--page-auth`.
 
 ```yaml
 apiVersion: netaware.io/v1alpha1
@@ -84,7 +86,16 @@ def attributes_of(struct: type) -> dict[str, str]:
         other = getattr(importlib.import_module(module), name)
         for part in (*(field.type for field in msgspec.structs.fields(other) if is_struct(field.type)), other):
             found |= attributes_of(part)
-    return found | {name: text.replace("``", "`") for name, text in _own_attributes(struct, text.splitlines()).items()}
+    own = _own_attributes(struct, text.splitlines())
+    return found | {name: _as_in_the_file(text.replace("``", "`"), struct) for name, text in own.items()}
+
+
+def _as_in_the_file(text: str, struct: type) -> str:
+    """Other fields that a meaning names, in the file's spelling instead of Python's."""
+    for field in msgspec.structs.fields(struct):
+        if "_" in field.name:
+            text = re.sub(rf"\b{field.name}\b", field.encode_name, text)
+    return text
 
 
 def _own_attributes(struct: type, lines: list[str]) -> dict[str, str]:
@@ -116,7 +127,7 @@ def type_name(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         limits = [m for m in parts[1:] if isinstance(m, msgspec.Meta)]
-        bounds = [
+        bounds = [str(m) for m in parts[1:] if isinstance(m, Range)] + [
             f"{sign} {getattr(m, name)}" for m in limits for name, sign in _BOUNDS if getattr(m, name) is not None
         ]
         return type_name(parts[0]) + (f" ({', '.join(bounds)})" if bounds else "")
@@ -354,7 +365,7 @@ def registry_of_agent() -> CollectorRegistry:
         with tempfile.NamedTemporaryFile("w") as kubeconfig:
             kubeconfig.write(NOWHERE)
             kubeconfig.flush()
-            flags = ["--node-name=docs", "--listen=127.0.0.1:0", "--address=127.0.0.1"]
+            flags = ["--node-name=docs", "--listen=127.0.0.1:0", "--address=127.0.0.1", "--traffic=conntrack"]
             config = read_config(parser.parse_args([*flags, f"--kubeconfig={kubeconfig.name}"]))
             return asyncio.run(start())
     finally:

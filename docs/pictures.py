@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from controller.resources import APPGROUPS  # noqa: E402
+from controller.cluster.resources import APPGROUPS  # noqa: E402
 from kubekit.client import Client  # noqa: E402
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object  # noqa: E402
 from lab.boutique import load as load_boutique  # noqa: E402
@@ -37,7 +37,7 @@ from lab.topology import load  # noqa: E402
 
 HOME = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 300_000
-VIEWS = ("matrix", "map", "groups", "agents", "bandwidth")
+VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
 IN_DOCS = ("matrix", "map", "groups")
 SCHEMES = ("light", "dark")
 WIDE, NARROW, HEIGHT = 1200, 400, 720

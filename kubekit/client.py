@@ -1,6 +1,7 @@
-"""A thin Kubernetes client: one aiohttp session, a deadline on every request, msgspec structs in and out.
+"""A thin Kubernetes client: a deadline on every request, msgspec structs in and out, and few connections.
 
-Twelve verbs and no generated models. Watches are lines of JSON and may exceed 128 KB each, hence the read buffer.
+Twelve verbs and no generated models. Each watch has a connection of its own; reads, writes and the Lease have theirs, so that
+nothing waits behind a watch, and no lease behind a list. See `kubekit.transport`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ import asyncio
 import random
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, Self, TypeVar
 
 import aiohttp
 import msgspec
+from multidict import CIMultiDict
 
+from kubekit.breath import Breath
 from kubekit.config import ClusterConfig
-from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
-from kubekit.wire import ListMeta, Resource, Wire
+from kubekit.credentials import Credential
+from kubekit.errors import ApiError, MalformedObjectError, SilentWatchError, UnreachableError
+from kubekit.transport import Lane, Lanes
+from kubekit.wire import EVICTIONS, PODS, ListMeta, Resource, Wire
 
 T = TypeVar("T")
 
@@ -29,7 +34,11 @@ APPLY_PATCH = "application/apply-patch+yaml"
 DEFAULT_TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 PAGE_SIZE = 500
-WATCH_READ_BUFFER = 2**21
+WATCH_SILENCE_S = 85.0
+"""Bookmarks come once a minute: a watch that is silent for longer hangs at something between the server and us, or watches a kind
+of which nothing changed since the server started (seen on 1.36.3). Then it costs one request to open it anew."""
+MOST_THROTTLED = 5
+"""How often a request that the server had no room for is sent again, while its deadline allows."""
 
 
 class WriteGuard(Protocol):
@@ -94,28 +103,28 @@ class Client:
     def __init__(self, config: ClusterConfig, *, user_agent: str = "netaware", timeout_s: float = DEFAULT_TIMEOUT_S):
         self.config = config
         self._user_agent, self._timeout_s = user_agent, timeout_s
-        self._session: aiohttp.ClientSession | None = None
+        self._lanes = Lanes(config, user_agent)
+        self._lane: Lane | None = None
         self._guard: WriteGuard | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(ssl=self.config.tls or True, limit=64, keepalive_timeout=60)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            read_bufsize=WATCH_READ_BUFFER,
-            headers={"User-Agent": self._user_agent, "Accept": "application/json"},
-            auto_decompress=True,
-        )
+        self._lanes.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._lanes.close()
 
     def fenced(self, guard: WriteGuard) -> Client:
-        """The same connection, but every write asks ``guard`` first and ends before its permission does."""
+        """The same connections, but every write asks ``guard`` first and ends before its permission does."""
+        return self._twin(guard, self._lane)
+
+    def urgent(self) -> Client:
+        """The same client on a connection that nobody else uses: for what must not wait behind anything, such as a Lease."""
+        return self._twin(self._guard, Lane.URGENT)
+
+    def _twin(self, guard: WriteGuard | None, lane: Lane | None) -> Client:
         twin = Client(self.config, user_agent=self._user_agent, timeout_s=self._timeout_s)
-        twin._session, twin._guard = self._session, guard
+        twin._lanes, twin._guard, twin._lane = self._lanes, guard, lane
         return twin
 
     async def get(self, resource: Resource, name: str, type_: type[T], *, namespace: str | None = None) -> T:
@@ -130,9 +139,15 @@ class Client:
         label_selector: str = "",
         field_selector: str = "",
         limit: int = PAGE_SIZE,
+        from_cache: bool = False,
     ) -> AsyncIterator[RawPage]:
-        """List in pages; the last page's resourceVersion is where a watch goes on."""
+        """List in pages; the last page's resourceVersion is where a watch goes on.
+
+        ``from_cache`` takes what the API server has in memory, which may be a moment old, and comes in one page.
+        """
         params = {"limit": str(limit), **selector_params(label_selector, field_selector)}
+        if from_cache:
+            params["resourceVersion"] = "0"
         while True:
             body = await self.request("GET", resource.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S)
             page = _decode(body, RawPage)
@@ -140,6 +155,7 @@ class Client:
             if not page.metadata.continue_:
                 return
             params["continue"] = page.metadata.continue_
+            params.pop("resourceVersion", None)
 
     async def list(
         self,
@@ -212,6 +228,20 @@ class Client:
         path = resource.path(namespace, name, subresource)
         return _decode(await self.request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH), type_)
 
+    async def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> None:
+        """Evict a pod, as PodDisruptionBudgets allow; another pod that has its name by now is left alone.
+
+        Raises:
+            KubekitError: it was refused, with 429 among others, or no answer came.
+        """
+        body = {
+            **EVICTIONS.type_meta,
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        params = {"dryRun": "All"} if dry_run else {}
+        await self.request("POST", PODS.path(namespace, name, "eviction"), params=params, body=body)
+
     async def delete(
         self, resource: Resource, name: str, *, namespace: str | None = None, grace_period_s: int | None = None
     ) -> None:
@@ -233,17 +263,31 @@ class Client:
         content_type: str = "application/json",
         timeout_s: float | None = None,
     ) -> bytes:
-        """Send one request and return the body of its successful answer."""
-        limit_s = timeout_s or self._timeout_s
-        if self._guard is not None and method != "GET":
-            limit_s = min(limit_s, self._guard.check())
-        with _translated(method, path):
-            timeout = aiohttp.ClientTimeout(limit_s)
-            async with self._send(method, path, timeout, params=params, body=body, content_type=content_type) as answer:
-                data = await answer.read()
-                if answer.status >= 400:
-                    raise _error_of(answer, data)
+        """Send one request and return the body of its successful answer.
+
+        What the server had no room for (429, priority and fairness) is sent again after the time that it asks for, within the
+        same deadline; a refused eviction is an answer and not lack of room.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (timeout_s or self._timeout_s)
+        attempts = 0
+        while True:
+            limit_s = deadline - loop.time()
+            if self._guard is not None and method != "GET":
+                limit_s = min(limit_s, self._guard.check())
+            with _translated(method, path):
+                async with asyncio.timeout(limit_s):
+                    lane = self._lane or (Lane.READ if method == "GET" else Lane.WRITE)
+                    sent = self._send(lane, method, path, params=params, body=body, content_type=content_type)
+                    async with sent as answer:
+                        data = await answer.read()
+            if answer.status < 400:
                 return data
+            error, attempts = _error_of(answer, data), attempts + 1
+            wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
+            if not error.throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MOST_THROTTLED:
+                raise error
+            await asyncio.sleep(wait_s)
 
     @asynccontextmanager
     async def watch(
@@ -255,11 +299,14 @@ class Client:
         label_selector: str = "",
         field_selector: str = "",
         lifetime_s: float = 300.0,
+        silence_s: float = WATCH_SILENCE_S,
+        initial: bool = False,
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """One watch request, from ``resource_version`` until the server ends it after one to two ``lifetime_s``.
 
-        Yields an iterator of events. Bookmarks arrive every minute or so; a connection silent for longer than the whole
-        lifetime is taken for dead.
+        Yields an iterator of events; it raises SilentWatchError when nothing came for ``silence_s``, since bookmarks arrive
+        every minute or so. With ``initial`` the events begin with all objects there are, ended by a bookmark with the
+        annotation ``k8s.io/initial-events-end`` (WatchList); a server that does not serve this answers 422.
         """
         asked_s = int(lifetime_s * random.uniform(1, 2))
         params = {
@@ -269,34 +316,62 @@ class Client:
             "timeoutSeconds": str(asked_s),
             **selector_params(label_selector, field_selector),
         }
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=asked_s + 30)
-        with _translated("WATCH", resource.path(namespace)):
-            async with self._send("GET", resource.path(namespace), timeout, params=params) as answer:
-                if answer.status >= 400:
-                    raise _error_of(answer, await answer.read())
-                yield _events(answer)
+        if initial:
+            params |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        path = resource.path(namespace)
+        with _translated("WATCH", path):
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._timeout_s):
+                    answer = await stack.enter_async_context(self._send(Lane.WATCH, "GET", path, params=params))
+                    if answer.status >= 400:
+                        raise _error_of(answer, await answer.read())
+                yield _events(answer, silence_s)
 
-    def _send(
+    @asynccontextmanager
+    async def stream(
+        self, path: str, *, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """GET what a proxy to a pod answers, of whatever status, to be read as it comes and for as long as it lasts."""
+        with _translated("GET", path):
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._timeout_s):
+                    sent = self._send(Lane.WATCH, "GET", path, params=params, headers=headers)
+                    answer = await stack.enter_async_context(sent)
+                yield answer
+
+    @asynccontextmanager
+    async def _send(
         self,
+        lane: Lane,
         method: str,
         path: str,
-        timeout: aiohttp.ClientTimeout,
         *,
         params: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = "application/json",
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        if self._session is None:
-            msg = "use the client as `async with Client(config) as client`"
-            raise RuntimeError(msg)
-        headers: dict[str, str] = {}
-        if self.config.token is not None:
-            headers["Authorization"] = f"Bearer {self.config.token()}"
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send once; twice when a plugin logs us in and the server refused its credential, which may have been revoked."""
+        config = self.config
+        sent: CIMultiDict[str] = CIMultiDict(headers or {})
+        sent.extend(config.headers)
+        data = None
         if body is not None:
-            headers["Content-Type"] = content_type
-        data = None if body is None else msgspec.json.encode(body)
-        url = self.config.server + path
-        return self._session.request(method, url, params=params, headers=headers, data=data, timeout=timeout)
+            sent["Content-Type"] = content_type
+            data = msgspec.json.encode(body)
+        for last in (config.plugin is None, True):
+            credential = await config.plugin.current() if config.plugin is not None else Credential()
+            token = credential.token or (config.token() if config.token is not None else "")
+            if token:
+                sent["Authorization"] = f"Bearer {token}"
+            async with self._lanes.request(
+                lane, method, path, params=params, headers=sent, data=data, tls=credential.tls
+            ) as answer:
+                if answer.status == 401 and config.plugin is not None and not last:
+                    config.plugin.refuse(credential)
+                    continue
+                yield answer
+                return
 
 
 def selector_params(label_selector: str, field_selector: str) -> dict[str, str]:
@@ -304,9 +379,18 @@ def selector_params(label_selector: str, field_selector: str) -> dict[str, str]:
     return {k: v for k, v in (("labelSelector", label_selector), ("fieldSelector", field_selector)) if v}
 
 
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
-    decoder = msgspec.json.Decoder(WatchEvent)
-    async for line in answer.content:
+async def _events(answer: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
+    decoder, breath = msgspec.json.Decoder(WatchEvent), Breath()
+    while True:
+        # A line that is there already is read without a pause, and there may be a thousand of them.
+        await breath()
+        try:
+            async with asyncio.timeout(silence_s):
+                line = await answer.content.readline()
+        except TimeoutError as error:
+            raise SilentWatchError(f"WATCH {answer.url.path}: silent for {silence_s:.0f} s") from error
+        if not line:
+            return
         if line.strip():
             yield decoder.decode(line)
 
@@ -314,7 +398,7 @@ async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
 def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=type_)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         msg = f"cannot read {type_.__name__}: {error}"
         raise MalformedObjectError(msg) from error
 
@@ -322,7 +406,7 @@ def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
 def _error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
     try:
         status = msgspec.json.decode(data, type=Status)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         status = Status(answer.status, "", data[:200].decode("utf-8", "replace").strip() or str(answer.reason))
     return status.to_error(answer.status, answer.headers.get("Retry-After"))
 
@@ -341,7 +425,7 @@ class _translated:  # noqa: N801 - reads as a word in `with _translated(...)`
             raise UnreachableError(f"{self._what}: no answer in time") from error
         if isinstance(error, aiohttp.ClientError | ssl.SSLError | OSError | asyncio.IncompleteReadError):
             raise UnreachableError(f"{self._what}: {str(error) or type(error).__name__}") from error
-        if isinstance(error, msgspec.MsgspecError):
+        if isinstance(error, msgspec.MsgspecError | RecursionError):
             raise MalformedObjectError(f"{self._what}: {error}") from error
         if isinstance(error, ValueError) and "chunk" in str(error).lower():
             raise UnreachableError(f"{self._what}: {error}") from error

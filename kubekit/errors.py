@@ -40,6 +40,14 @@ class UnreachableError(KubekitError):
     """No answer from the API server: refused, reset, timed out, or TLS did not agree."""
 
 
+class CredentialError(UnreachableError):
+    """The plugin that logs in gave no credential: the next try may."""
+
+
+class SilentWatchError(UnreachableError):
+    """Neither an event nor a bookmark came for longer than a healthy server is silent."""
+
+
 class NotLeaderError(KubekitError):
     """A write was refused because this process is not, or no longer, the leader."""
 
@@ -92,6 +100,11 @@ class ApiError(KubekitError):
     def forbidden(self) -> bool:
         """RBAC or an admission policy refused."""
         return self.status == 403
+
+    @property
+    def throttled(self) -> bool:
+        """The server had no room for the request and did nothing; a disruption budget's refusal has the same status."""
+        return self.status == 429 and "DisruptionBudget" not in self.causes
 
     @property
     def transient(self) -> bool:

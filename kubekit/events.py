@@ -137,8 +137,7 @@ class EventRecorder:
     def _body(self, event: _Pending, name: str, namespace: str) -> dict[str, object]:
         about = event.about
         return {
-            "apiVersion": EVENTS.api_version,
-            "kind": EVENTS.kind,
+            **EVENTS.type_meta,
             "metadata": {"name": name, "namespace": namespace},
             "eventTime": format_time(event.at, micro=True),
             "reportingController": self._component,

@@ -10,22 +10,24 @@ import errno
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kubekit import logs
 from kubekit.errors import ConfigError
+from kubekit.http_limits import MOST_CONNECTIONS, MOST_PER_PEER, BoundSite, Places, only_for, read_body_in_time
 
 log = logs.get("kubekit.http")
 
 Check = Callable[[], str]
 """Returns the empty text when all is well, otherwise what is wrong."""
 
-_REQUEST_LIMIT = 64 << 20
+REQUEST_LIMIT_BYTES = 64 << 10
 EVERYWHERE = "::"
 
 
@@ -45,7 +47,7 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
         raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
     if host and host != "localhost":
         try:
@@ -67,6 +69,11 @@ def _bind_everywhere(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
 class Server:
     """An HTTP server with health and metrics; ``app`` takes further routes before ``running`` is entered."""
 
@@ -77,9 +84,24 @@ class Server:
         checks: Checks | None = None,
         registry: CollectorRegistry = REGISTRY,
         tls: ssl.SSLContext | None = None,
+        hosts: Collection[str] | None = None,
+        viewers: int = 0,
     ) -> None:
+        """Make one.
+
+        Args:
+            listen: ``HOST:PORT``.
+            checks: behind /healthz and /readyz.
+            registry: behind /metrics.
+            tls: None for plain HTTP.
+            hosts: names in public DNS that it is served under; None does not look at the Host of requests at all, which is
+                right where browsers have nothing to read.
+            viewers: so many connections may stay open for long, on top of the usual bounds.
+        """
         self.checks = checks or Checks()
-        self.app = web.Application(client_max_size=_REQUEST_LIMIT)
+        middlewares: list[Middleware] = [read_body_in_time] if hosts is None else [only_for(hosts), read_body_in_time]
+        self.app = web.Application(client_max_size=REQUEST_LIMIT_BYTES, middlewares=middlewares)
+        self.places = Places(MOST_CONNECTIONS + viewers, MOST_PER_PEER + viewers)
         self._host, self._port = parse_listen(listen)
         self._registry, self._tls = registry, tls
         self.app.router.add_get("/metrics", self._metrics)
@@ -106,10 +128,9 @@ class Server:
         finally:
             await runner.cleanup()
 
-    def _site(self, runner: web.AppRunner) -> web.BaseSite:
-        if self._host == EVERYWHERE:
-            return web.SockSite(runner, _bind_everywhere(self._port), ssl_context=self._tls)
-        return web.TCPSite(runner, self._host, self._port, ssl_context=self._tls, reuse_address=True)
+    def _site(self, runner: web.AppRunner) -> BoundSite:
+        bound = _bind_everywhere(self._port) if self._host == EVERYWHERE else _bind(self._host, self._port)
+        return BoundSite(runner, bound, self.places, self._tls)
 
     async def serve(self) -> None:
         """Serve until cancelled."""
@@ -120,7 +141,8 @@ class Server:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         names = request.query.getall("name[]", [])
         registry = self._registry.restricted_registry(names) if names else self._registry
-        body = encode(registry)
+        # A controller of a hundred zones has fifty thousand series: collectors copy what the loop may change meanwhile.
+        body = await asyncio.to_thread(encode, registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 

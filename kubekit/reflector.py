@@ -2,27 +2,38 @@
 
 Level-based: handlers learn which key changed and read the store. Failures back off with jitter; an expired version lists
 again and reports deletions by comparing; one malformed object is skipped, counted and logged, and its list goes on.
+
+Where the server streams lists (WatchList), what there is and what changes come over one request, from the server's memory and
+object by object. Elsewhere it is listed first: a mirror of few objects from the server's memory, so that ten thousand agents
+that start at once ask no etcd; a mirror of many in pages, which go to etcd on older servers, since these would answer from
+memory only with everything at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
 from kubekit import logs
 from kubekit.backoff import Backoff
+from kubekit.breath import Breath
 from kubekit.client import Client, Status, WatchEvent
-from kubekit.errors import ApiError, KubekitError
+from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
 from kubekit.wire import Object, ObjectMeta, Resource
 
 log = logs.get("kubekit.reflector")
 
 SHORT_WATCH_S = 1.0
+NOT_STREAMED = (400, 422)
+"""Answers of servers that do not know streamed lists, or have them switched off."""
+INITIAL_END = "k8s.io/initial-events-end"
+FAILING_S, SILENT_S = 45.0, 120.0
+"""A mirror is called old when it cannot be watched for this long, or when nothing was heard for this long all the same."""
 
 
 class HasMetadata(Protocol):
@@ -34,12 +45,54 @@ class HasMetadata(Protocol):
         ...
 
 
-T = TypeVar("T", bound=HasMetadata)
+T = TypeVar("T")
+Read = TypeVar("Read", bound=HasMetadata)
+Whole = TypeVar("Whole")
+Held_co = TypeVar("Held_co", covariant=True)
 Handler = Callable[[str, T | None, T | None], None]
+
+
+class Mirror(Protocol[Held_co]):
+    """What can be asked of a mirror, whole or in part."""
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Set after the first complete list."""
+        ...
+
+    @property
+    def settled(self) -> asyncio.Event:
+        """Set when synced, or when there is nothing to wait for."""
+        ...
+
+    @property
+    def malformed(self) -> Mapping[str, str]:
+        """Why objects could not be read, by key."""
+        ...
+
+    @property
+    def items(self) -> Mapping[str, Held_co]:
+        """The mirrored objects by key."""
+        ...
+
+    def get(self, key: str) -> Held_co | None:
+        """Return one object, or None."""
+        ...
+
+    def subscribe(self, handler: Handler[Held_co]) -> None:
+        """Call ``handler(key, old, new)`` after each change."""
+        ...
+
+    def __iter__(self) -> Iterator[Held_co]: ...
+
+    def __len__(self) -> int: ...
 
 
 class Reflector(Generic[T]):
     """Mirror the objects of one resource, optionally of one namespace and selector.
+
+    With a ``transform`` only what it returns is held, so that an object is kept in the form in which it is read, once; objects
+    for which it returns None are not held at all. A change that leaves the result as it was is told to nobody.
 
     Attributes:
         synced: set after the first complete list.
@@ -48,28 +101,56 @@ class Reflector(Generic[T]):
         malformed: how many objects could not be read and are therefore missing from the store, by key.
         failure: why the objects cannot be listed or watched now: an HTTP status as text, or the name of an error; empty when
             they can.
-        contact_at: monotonic time of the last sign of life from the server.
+        contact_at: monotonic time of the last sign of life from the server; of the start, when there was none.
     """
+
+    @overload
+    def __init__(
+        self: Reflector[Read],
+        client: Client,
+        resource: Resource,
+        type_: type[Read],
+        *,
+        namespace: str | None = None,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        type_: type[Read],
+        *,
+        namespace: str | None = None,
+        label_selector: str = "",
+        field_selector: str = "",
+        transform: Callable[[Read], T | None],
+    ) -> None: ...
 
     def __init__(
         self,
         client: Client,
         resource: Resource,
-        type_: type[T],
+        type_: type[Any],
         *,
         namespace: str | None = None,
         label_selector: str = "",
         field_selector: str = "",
+        transform: Callable[[Any], T | None] | None = None,
     ) -> None:
         self.resource, self.synced, self.settled = resource, asyncio.Event(), asyncio.Event()
         self.malformed: dict[str, str] = {}
         self.failure = ""
-        self.contact_at = 0.0
+        self.contact_at = time.monotonic()
         self._client, self._namespace = client, namespace
         self._label_selector, self._field_selector = label_selector, field_selector
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
+        self._transform = transform
         self._items: dict[str, T] = {}
         self._handlers: list[Handler[T]] = []
+        self._streams = True
 
     def subscribe(self, handler: Handler[T]) -> None:
         """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
@@ -100,15 +181,18 @@ class Reflector(Generic[T]):
             started = time.monotonic()
             try:
                 if not version:
-                    version = await self._list()
-                    self.synced.set()
-                    self.settled.set()
+                    version = await self._first(backoff)
                 version = await self._watch(version, backoff)
                 if time.monotonic() - started >= SHORT_WATCH_S:
                     backoff.reset()
                     continue
                 wait_s = backoff.next()
             except _WatchEndedError as ended:
+                if isinstance(ended.cause, SilentWatchError):
+                    # Perhaps the server has nothing to say; if it is gone, the next request will find out.
+                    log.debug("watch was silent", resource=self.resource.plural)
+                    version = ended.version
+                    continue
                 # Progress up to the error counts: the next watch starts from there. But a definition that was taken away
                 # took its objects along, without an event for each.
                 gone = isinstance(ended.cause, ApiError) and ended.cause.not_found
@@ -118,6 +202,20 @@ class Reflector(Generic[T]):
                 if isinstance(error, ApiError) and error.expired:
                     version = ""
             await asyncio.sleep(wait_s)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last sign of life from the server: so old may be what is mirrored."""
+        return time.monotonic() - self.contact_at
+
+    @property
+    def staleness(self) -> str:
+        """Empty, or how old the mirror is and why, once that is more than a moment."""
+        age_s = self.age_s
+        if age_s < (FAILING_S if self.failure else SILENT_S):
+            return ""
+        why = f" ({self.failure})" if self.failure else ""
+        return f"mirror of {self.resource.plural} is {age_s:.0f} s old{why}"
 
     @property
     def _topic(self) -> str:
@@ -133,6 +231,17 @@ class Reflector(Generic[T]):
             log.change(self._topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
         return max(asked_s, backoff.next())
 
+    async def _first(self, backoff: Backoff) -> str:
+        """Take in all objects; return the version to watch from. Of a streamed list, the watch as well."""
+        if self._streams:
+            try:
+                return await self._stream(backoff)
+            except ApiError as error:
+                if error.status not in NOT_STREAMED:
+                    raise
+                self._streams = False
+        return await self._list()
+
     async def _list(self) -> str:
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
@@ -142,29 +251,92 @@ class Reflector(Generic[T]):
             namespace=self._namespace,
             label_selector=self._label_selector,
             field_selector=self._field_selector,
+            from_cache=_selects_few(self._field_selector),
         ):
             for raw in page.items:
-                try:
-                    item = self._decoder.decode(raw)
-                except msgspec.MsgspecError as error:
-                    key = self._key_of(raw)
-                    malformed[key] = str(error)
-                    self._report_malformed(key, str(error))
-                    if key in self._items:  # its last good state stays, as it does when a watch brings such an object
-                        fresh[key] = self._items[key]
-                    continue
-                fresh[item.metadata.key] = item
+                self._take_listed(raw, fresh, malformed)
             version = page.metadata.resource_version
+        await self._exchange(fresh, malformed)
+        return version
+
+    def _take_listed(self, raw: msgspec.Raw, fresh: dict[str, T], malformed: dict[str, str]) -> None:
+        try:
+            read = self._decoder.decode(raw)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            key = self._key_of(raw)
+            malformed[key] = str(error)
+            self._report_malformed(key, str(error))
+            if key in self._items:  # its last good state stays, as it does when a watch brings such an object
+                fresh[key] = self._items[key]
+            return
+        item = self._kept(read)
+        if item is not None:
+            fresh[read.metadata.key] = item
+        else:
+            fresh.pop(read.metadata.key, None)
+
+    def _kept(self, read: Any) -> T | None:
+        item: T | None = read if self._transform is None else self._transform(read)
+        return item
+
+    def _differs(self, old: Any, new: Any) -> bool:
+        """Whether a list that was made anew brought news of an object."""
+        if self._transform is not None:
+            return bool(old != new)
+        return bool(old.metadata.resource_version != new.metadata.resource_version)
+
+    async def _exchange(self, fresh: dict[str, T], malformed: dict[str, str]) -> None:
+        """Put what was listed in the place of what was known, and tell what differs.
+
+        One object after the other, each told when it is exchanged: thousands at once would hold the loop, and whoever is
+        cancelled in between has told everything that is there.
+        """
         self.contact_at = time.monotonic()
         self.malformed = malformed
-        before, self._items = self._items, fresh
-        for key in before.keys() - fresh.keys():
-            self._notify(key, before[key], None)
+        breath = Breath()
+        for key in self._items.keys() - fresh.keys():
+            self._notify(key, self._items.pop(key), None)
+            await breath()
         for key, item in fresh.items():
-            old = before.get(key)
-            if old is None or old.metadata.resource_version != item.metadata.resource_version:
+            old = self._items.get(key)
+            self._items[key] = item
+            if old is None or self._differs(old, item):
                 self._notify(key, old, item)
-        return version
+            await breath()
+        self.synced.set()
+        self.settled.set()
+
+    async def _stream(self, backoff: Backoff) -> str:
+        """List and watch in one request, until the watch ends.
+
+        Raises:
+            ApiError: among others 422, when the server does not stream lists.
+        """
+        fresh: dict[str, T] = {}
+        malformed: dict[str, str] = {}
+        async with self._client.watch(
+            self.resource,
+            "0",
+            namespace=self._namespace,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+            initial=True,
+        ) as events:
+            self.contact_at = time.monotonic()
+            async for event in events:
+                self.contact_at = time.monotonic()
+                if event.type in {"ADDED", "MODIFIED"}:
+                    self._take_listed(event.object, fresh, malformed)
+                elif event.type == "DELETED":
+                    fresh.pop(self._key_of(event.object), None)
+                elif event.type == "ERROR":
+                    raise msgspec.json.decode(event.object, type=Status).to_error(500)
+                else:
+                    mark = msgspec.json.decode(event.object, type=Object).metadata
+                    if mark.annotation(INITIAL_END) == "true":
+                        await self._exchange(fresh, malformed)
+                        return await self._follow(events, mark.resource_version, backoff)
+        raise UnreachableError(f"WATCH {self.resource.plural}: ended before the list was complete")
 
     async def _watch(self, version: str, backoff: Backoff) -> str:
         try:
@@ -175,13 +347,29 @@ class Reflector(Generic[T]):
                 label_selector=self._label_selector,
                 field_selector=self._field_selector,
             ) as events:
+                return await self._follow(events, version, backoff)
+        except ApiError as error:
+            if error.expired:
+                raise
+            raise _WatchEndedError(version, error) from error
+        except KubekitError as error:
+            raise _WatchEndedError(version, error) from error
+
+    async def _follow(self, events: AsyncIterator[WatchEvent], version: str, backoff: Backoff) -> str:
+        """Apply events until the watch ends; return the last version.
+
+        Raises:
+            _WatchEndedError: it broke off; with the last version.
+            ApiError: the version is too old.
+        """
+        self.contact_at = time.monotonic()
+        self.failure = ""
+        log.change(self._topic, "", "watching again", resource=self.resource.plural)
+        try:
+            async for event in events:
                 self.contact_at = time.monotonic()
-                self.failure = ""
-                log.change(self._topic, "", "watching again", resource=self.resource.plural)
-                async for event in events:
-                    self.contact_at = time.monotonic()
-                    version = self._take(event) or version
-                    backoff.reset()
+                version = self._take(event) or version
+                backoff.reset()
         except KubekitError as error:
             if isinstance(error, ApiError) and error.expired:
                 raise
@@ -195,20 +383,23 @@ class Reflector(Generic[T]):
         if event.type == "BOOKMARK":
             return msgspec.json.decode(event.object, type=Object).metadata.resource_version
         try:
-            item = self._decoder.decode(event.object)
-        except msgspec.MsgspecError as error:
+            read = self._decoder.decode(event.object)
+        except (msgspec.MsgspecError, RecursionError) as error:
             return self._take_malformed(event, str(error))
-        key = item.metadata.key
+        key = read.metadata.key
         self.malformed.pop(key, None)
-        if event.type == "DELETED":
+        item = None if event.type == "DELETED" else self._kept(read)
+        if item is None:
             old = self._items.pop(key, None)
             if old is not None:
                 self._notify(key, old, None)
         else:
             old = self._items.get(key)
             self._items[key] = item
-            self._notify(key, old, item)
-        return item.metadata.resource_version
+            if self._transform is None or old != item:
+                self._notify(key, old, item)
+        version: str = read.metadata.resource_version
+        return version
 
     def _take_malformed(self, event: WatchEvent, error: str) -> str:
         """An object that we can read no more: its last good state stays in the store, unless it was deleted."""
@@ -221,13 +412,13 @@ class Reflector(Generic[T]):
         else:
             self.malformed[key] = error
             self._report_malformed(key, error)
-        with suppress(msgspec.MsgspecError):
+        with suppress(msgspec.MsgspecError, RecursionError):
             return msgspec.json.decode(event.object, type=Object).metadata.resource_version
         return ""
 
     @staticmethod
     def _key_of(raw: msgspec.Raw) -> str:
-        with suppress(msgspec.MsgspecError):
+        with suppress(msgspec.MsgspecError, RecursionError):
             return msgspec.json.decode(raw, type=Object).metadata.key
         return "?"
 
@@ -237,6 +428,71 @@ class Reflector(Generic[T]):
     def _notify(self, key: str, old: T | None, new: T | None) -> None:
         for handler in self._handlers:
             handler(key, old, new)
+
+
+def _selects_few(field_selector: str) -> bool:
+    """Whether objects of one name or of one node are asked for."""
+    return "=" in field_selector and "!=" not in field_selector
+
+
+class Selected(Generic[T]):
+    """A part of a mirror's objects, or what of them matters to somebody, as a mirror of its own that needs no watch.
+
+    Args:
+        whole: the mirror.
+        select: the object as it is held here; None when it is no part of this.
+    """
+
+    def __init__(self, whole: Mirror[Whole], select: Callable[[Whole], T | None]) -> None:
+        self._whole: Mirror[Any] = whole
+        self._select: Callable[[Any], T | None] = select
+        self._items: dict[str, T] = {}
+        self._handlers: list[Handler[T]] = []
+        whole.subscribe(self._take)
+
+    @property
+    def synced(self) -> asyncio.Event:
+        """Of the whole mirror."""
+        return self._whole.synced
+
+    @property
+    def settled(self) -> asyncio.Event:
+        """Of the whole mirror."""
+        return self._whole.settled
+
+    @property
+    def malformed(self) -> Mapping[str, str]:
+        """None: the whole mirror counts them."""
+        return {}
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        """The objects by key. Changes under the caller's feet at every await."""
+        return self._items
+
+    def get(self, key: str) -> T | None:
+        """Return one object, or None."""
+        return self._items.get(key)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def subscribe(self, handler: Handler[T]) -> None:
+        """Call ``handler(key, old, new)`` after each change of a part."""
+        self._handlers.append(handler)
+
+    def _take(self, key: str, _: object, new: object | None) -> None:
+        old, item = self._items.get(key), None if new is None else self._select(new)
+        if item is None:
+            self._items.pop(key, None)
+        else:
+            self._items[key] = item
+        if old is not None or item is not None:
+            for handler in self._handlers:
+                handler(key, old, item)
 
 
 class _WatchEndedError(Exception):

@@ -225,6 +225,11 @@ class Resource(msgspec.Struct, frozen=True):
         """``v1`` or ``group/version``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def type_meta(self) -> dict[str, str]:
+        """``apiVersion`` and ``kind``, with which every object that is written begins."""
+        return {"apiVersion": self.api_version, "kind": self.kind}
+
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """URL path of the collection (no name), of one object, or of its subresource.
 
@@ -246,6 +251,7 @@ SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+EVICTIONS = Resource("policy", "v1", "evictions", "Eviction")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 CUSTOM_RESOURCE_DEFINITIONS = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from kubekit import logs
 from kubekit.backoff import Backoff
-from kubekit.errors import KubekitError
+from kubekit.errors import ApiError, KubekitError
 
 log = logs.get("kubekit.workqueue")
 
@@ -80,7 +80,7 @@ class WorkQueue:
         """Take keys and reconcile them, until cancelled; start several of these for several workers.
 
         ``reconcile`` returns None, or seconds after which the key is due again. A KubekitError requeues the key under
-        capped, jittered back-off; any other error ends the worker, and with it the process, because it is a defect.
+        capped, jittered back-off, and not before the server asked for it; any other error ends the worker, and with it the process, because it is a defect.
         """
         backoffs: dict[str, Backoff] = {}
         while True:
@@ -88,7 +88,8 @@ class WorkQueue:
             try:
                 again_s = await reconcile(key)
             except KubekitError as error:
-                wait_s = backoffs.setdefault(key, Backoff(base_s, cap_s)).next()
+                asked_s = (error.retry_after_s or 0.0) if isinstance(error, ApiError) else 0.0
+                wait_s = max(asked_s, backoffs.setdefault(key, Backoff(base_s, cap_s)).next())
                 log.change(f"{name}/{key}", type(error).__name__, "will try again", worker=name, key=key, error=error)
                 self.add_after(key, wait_s)
             else:

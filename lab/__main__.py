@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.runtime import EXIT_FAILED, EXIT_USAGE
-from lab.commands import demo, down, fetch, status, up, wan
+from lab.commands import breaking, demo, down, fetch, history, scale, status, storm, up, wan
 
 _INTERRUPTED = 130
+# Every address of a lab is on this machine (lab.network, lab.controlplane): no proxy leads there.
+_NEAR = "198.18.0.0/15,100.64.0.0/10,10.96.0.0/16"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,10 +22,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lab",
         description="A Kubernetes cluster on one machine: a real control plane, nodes as network namespaces, and an"
-        " emulated wide-area network between their zones. Pods are simulated by kwok: nothing runs in them.",
+        " emulated wide-area network between their zones. Pods are simulated by kwok, unless nodes have real kubelets.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (up, down, status, wan, demo, fetch):
+    for command in (up, down, status, wan, breaking, demo, storm, history, scale, fetch):
         command.add_parser(commands)
     return parser
 
@@ -31,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     args = build_parser().parse_args(argv)
     logs.set_up()
+    os.environ["NO_PROXY"] = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), _NEAR)))
     try:
         return int(args.run(args))
     except ConfigError as error:

@@ -7,7 +7,8 @@ demo's own: ReverseKahn, dependencies first, because in KahnSort order a first r
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,17 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Application:
-    """An AppGroup and its Deployments as plain data.
+    """An AppGroup, its Deployments and their Services as plain data.
 
     Attributes:
         group: the AppGroup.
-        deployments: by workload name.
+        deployments, services: by workload name, which is the Service's too.
         dependencies: edges of the group, in the order of its spec.
     """
 
     group: dict[str, Any]
     deployments: dict[str, dict[str, Any]]
+    services: dict[str, dict[str, Any]]
     dependencies: tuple[Dependency, ...]
 
 
@@ -54,12 +56,49 @@ def load(*, scheduler: str, cpu: str, folder: Path = EXAMPLE) -> Application:
     group = next(d for d in documents if d.get("kind") == "AppGroup")
     group["spec"]["topologySortingAlgorithm"] = ALGORITHM
     deployments = {d["metadata"]["name"]: _resized(d, scheduler, cpu) for d in documents if d["kind"] == "Deployment"}
+    services = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Service"}
     dependencies = tuple(
         Dependency(entry["workload"]["name"], needed["workload"]["name"], int(needed.get("maxNetworkCost", 0)))
         for entry in group["spec"]["workloads"]
         for needed in entry.get("dependencies", ())
     )
-    return Application(group, deployments, dependencies)
+    return Application(group, deployments, services, dependencies)
+
+
+def made_to_run(application: Application, image: str) -> Application:
+    """The same graph with containers of ``lab/app``: each answers after it has called its dependencies, through their Services."""
+    deployments = {}
+    for name, original in application.deployments.items():
+        deployment = copy.deepcopy(original)
+        calls = [d.destination for d in application.dependencies if d.origin == name]
+        urls = [f"http://{callee}:{application.services[callee]['spec']['ports'][0]['port']}/" for callee in calls]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        container |= {
+            "image": image,
+            "args": ["serve", f"--listen=:{container['ports'][0]['containerPort']}", f"--calls={','.join(urls)}"],
+            "readinessProbe": {"httpGet": {"path": "/healthz", "port": "serving"}, "periodSeconds": 1},
+        }
+        for unused in ("command", "env", "livenessProbe", "volumeMounts"):
+            container.pop(unused, None)
+        deployment["spec"]["template"]["spec"].pop("volumes", None)
+        deployments[name] = deployment
+    return replace(application, deployments=deployments)
+
+
+def with_both_families(application: Application) -> Application:
+    """The same with addresses of IPv4 and IPv6 for every Service."""
+    services = {
+        name: {**service, "spec": {**service["spec"], "ipFamilyPolicy": "RequireDualStack"}}
+        for name, service in application.services.items()
+    }
+    return replace(application, services=services)
+
+
+def in_order_of(application: Application, seed: int) -> Application:
+    """The same, created in another order: Deployments come by chance, as ``seed`` has it."""
+    names = sorted(application.deployments)
+    random.Random(seed).shuffle(names)
+    return replace(application, deployments={name: application.deployments[name] for name in names})
 
 
 def _resized(deployment: dict[str, Any], scheduler: str, cpu: str) -> dict[str, Any]:

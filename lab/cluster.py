@@ -25,10 +25,14 @@ from lab import unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
 from lab.errors import BootError, UnsupportedError
+from lab.faults import tend
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
-from lab.nodes import register_nodes
+from lab.nodes import await_usable, register_nodes
 from lab.programs import Program, Programs
+from lab.realnode.cluster import RealNodes, start_real_nodes
+from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 from lab.reclaim import LabPlace, hold, place_of, reclaim
+from lab.scheduling import DEFAULT_PROFILE
 from lab.topology import Topology
 from lab.wan.control import WanControl
 from lab.wan.plan import NETEM, USERSPACE, WanNode, WanPlan, links_of
@@ -53,10 +57,11 @@ class Lab:
         place: its files.
         topology: ``None`` for a control plane without nodes.
         control_plane: API server and its fellows.
-        programs: everything that runs; what fails here ends the lab.
+        programs: everything that runs.
         nodes: the nodes' network sides, in the order of the topology.
         served: addresses of what the lab serves, by name; programs that are started add theirs.
         boot_s: how long the start took, seconds.
+        real: the nodes with a real kubelet, and the registry that they pull from.
         host_server: the API server's URL on the host, when the lab runs in a user namespace; else empty.
         wan_backend: what delays packets, ``netem`` or ``userspace``; empty without nodes.
     """
@@ -69,6 +74,7 @@ class Lab:
     nodes: tuple[NodeNetwork, ...]
     served: dict[str, str] = field(default_factory=dict)
     boot_s: float = 0.0
+    real: RealNodes = field(default_factory=RealNodes)
     host_server: str = ""
     wan_backend: str = ""
 
@@ -83,6 +89,7 @@ class Lab:
         folder: Path | None = None,
         binaries: Binaries | None = None,
         wan: str = AUTO,
+        api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[Lab]:
         """Clean up after a killed lab of the same name, then boot; everything is gone when the block ends.
 
@@ -93,6 +100,7 @@ class Lab:
             folder: where state directories are, by default the user's.
             binaries: the control plane's programs, by default found or built.
             wan: what delays packets: ``netem``, ``userspace``, or ``auto`` for netem where the kernel has it.
+            api_server_flags: further flags of kube-apiserver, such as those of its audit log.
 
         Raises:
             ConfigError: the name cannot be one.
@@ -102,11 +110,15 @@ class Lab:
         place = place_of(name, folder)
         if binaries is None:
             binaries = await asyncio.to_thread(find_or_build)
+        node_binaries = await asyncio.to_thread(find_node_programs, topology)
         with hold(place):
             await _to_its_end(reclaim, place)
             place.state_dir.mkdir(parents=True, mode=0o700)
             try:
-                async with _boot(place, topology, tuple(components), binaries, wan=wan) as lab:
+                flags = tuple(api_server_flags)
+                async with _boot(
+                    place, topology, tuple(components), binaries, node_binaries, wan=wan, api_server_flags=flags
+                ) as lab:
                     lab.boot_s = time.monotonic() - started
                     try:
                         yield lab
@@ -158,6 +170,21 @@ class Lab:
         """Return never; raise BootError when a program that the lab needs ends by itself."""
         await self.programs.watch()
 
+    async def tend(self) -> None:
+        """Return never; whatever ends, the lab goes on, and what somebody asks for is started again."""
+        await tend(self.place, self.programs, self._start_again)
+
+    async def _start_again(self, program: Program) -> None:
+        """Start a program that ended; where a whole node is off, that node. Raises BootError."""
+        for node in self.real.nodes.values():
+            if node.is_off and node.has(program):
+                await node.start_again()
+                break
+        else:
+            await self.programs.restart(program)
+        # Process ids are others now.
+        self.publish()
+
     def describe(self) -> dict[str, Any]:
         """What `up --json` prints: plain data."""
         nodes = [
@@ -166,8 +193,12 @@ class Lab:
                 "zone": network.node.zone,
                 "region": network.node.region,
                 "address": network.address,
+                "addresses": list(network.addresses),
                 "management_address": network.management_address,
                 "netns": network.netns,
+                "kubelet": network.node.kubelet,
+                "pods": list(network.pod_ranges),
+                "enter": self._enter(network),
             }
             for network in self.nodes
         ]
@@ -190,6 +221,13 @@ class Lab:
             "boot_s": round(self.boot_s, 2),
         }
 
+    def _enter(self, network: NodeNetwork) -> list[str]:
+        """The command that gives a shell on a node."""
+        real = self.real.nodes.get(network.node.name)
+        return (
+            ["nsenter", f"--target={real.pid}", "--all"] if real else ["nsenter", f"--net=/run/netns/{network.netns}"]
+        )
+
     def _host_kubeconfig(self) -> Path:
         """The administrator's kubeconfig as it works on the host."""
         inside = self.control_plane.kubeconfig
@@ -209,33 +247,58 @@ class Lab:
 
 @asynccontextmanager
 async def _boot(
-    place: LabPlace, topology: Topology | None, components: tuple[str, ...], binaries: Binaries, *, wan: str
+    place: LabPlace,
+    topology: Topology | None,
+    components: tuple[str, ...],
+    binaries: Binaries,
+    node_binaries: NodePrograms | None,
+    *,
+    wan: str,
+    api_server_flags: tuple[str, ...],
 ) -> AsyncIterator[Lab]:
     root = str(Path(__file__).parents[1])
     # Programs run in the state directory; this project's packages must be importable there also from a plain checkout.
     search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-    programs = Programs(place.state_dir, {"PYTHONPATH": search})
+    # A crash in native code leaves its stack in the program's log.
+    programs = Programs(place.state_dir, {"PYTHONPATH": search, "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
     backend = ""
     if topology is not None:
         backend = await _to_its_end(choose_backend, wan)
-        network = await _to_its_end(create_network, topology.nodes, place.state_dir, backend=backend)
+        network = await _to_its_end(
+            create_network, topology.nodes, place.state_dir, backend=backend, dual_stack=topology.dual_stack
+        )
     address = network.gateway if network else LOOPBACK
     async with ControlPlane.start(
         place.name,
         state_dir=place.state_dir,
-        components=components,
+        # On real nodes our own scheduler runs as a pod: another one of its name would place the same pods without us.
+        components=components if node_binaries is None else tuple(c for c in components if c != "scheduler"),
         address=address,
         binaries=binaries,
         programs=programs,
+        api_server_flags=api_server_flags,
+        dual_stack=topology is not None and topology.dual_stack,
     ) as control_plane:
         lab = Lab(place.name, place, topology, control_plane, programs, network.nodes if network else ())
         if network is not None and topology is not None:
             lab.wan_backend = backend
             await _start_wan(lab, topology, programs)
+            if node_binaries is not None:
+                if "scheduler" in components:
+                    await control_plane.start_scheduler(profiles=(DEFAULT_PROFILE,))
+                lab.real = await start_real_nodes(
+                    place.name,
+                    place.state_dir,
+                    network,
+                    control_plane=control_plane,
+                    programs=programs,
+                    binaries=node_binaries,
+                )
             async with Client(control_plane.client_config) as client:
                 if "kwok" in components:
-                    await register_nodes(client, network.nodes, place.name)
+                    await register_nodes(client, tuple(n for n in network.nodes if not n.pod_ranges), place.name)
+                await await_usable(client)
         async with contextlib.AsyncExitStack() as stack:
             listener = unprivileged.relay_socket()
             if listener is not None:
@@ -244,8 +307,17 @@ async def _boot(
             yield lab
 
 
+def find_node_programs(topology: Topology | None) -> NodePrograms | None:
+    """What the topology's real nodes run, from the cache or built; ``None`` when it has none. Blocks; raises as the builds."""
+    real = topology.real_nodes if topology is not None else ()
+    return find_or_build_node_programs(node.cni_plugins for node in real) if real else None
+
+
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
-    nodes = [WanNode(n.node.name, n.node.site, n.netns, n.address, n.node.nic_bps) for n in lab.nodes]
+    nodes = [
+        WanNode(n.node.name, n.node.site, n.netns, n.address, n.node.nic_bps, (*n.addresses[1:], *n.pod_ranges))
+        for n in lab.nodes
+    ]
     plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology), lab.wan_backend)
     plan_file = lab.place.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))

@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,16 +28,20 @@ from lab.build import Binaries, find_or_build
 from lab.certificates import Authority, KeyPair, generate_signing_key
 from lab.errors import BootError
 from lab.programs import Program, Programs
-from lab.scheduling import build_config
+from lab.scheduling import DEFAULT_PROFILE, NETWORK_AWARE_PROFILE, build_config
 
 LOOPBACK = "127.0.0.1"
 DOCUMENTATION_ADDRESS = "192.0.2.1"
-SERVICE_RANGE, SERVICE_ADDRESS = "10.96.0.0/16", "10.96.0.1"
+SERVICE_RANGE, SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.0/16", "10.96.0.1", "10.96.0.10"
+# Beside the addresses of nodes and pods (lab.network), in no slot's: programs prefer IPv6 for it, as RFC 6724 has it, while a
+# unique local address would make them prefer IPv4.
+SERVICE_RANGE_6 = "2001:2:0:ffff::/112"
 # A control plane is up in 3 s; an emulated or starved machine takes its time.
 READY_TIMEOUT_S = 120.0
 KWOK_ANNOTATION = ("kwok.x-k8s.io/node", "fake")
 _POLL_S = 0.05
 _BOOT_ATTEMPTS = 3
+_FRONT_PROXY = "front-proxy-client"
 _STAGES = Path(__file__).parent / "stages.yaml"
 
 
@@ -57,6 +61,8 @@ class ControlPlane:
         state_dir: certificates, etcd's data, logs, pid records and kubeconfigs.
         address: where the API server listens; ``server`` is its URL.
         server: ``https://address:port``.
+        entrance: URL that service accounts' kubeconfigs name instead of the server, where a proxy stands before it.
+        etcd: likewise of etcd, which asks for a certificate (``pki/etcd.crt``).
         ca_file: the authority that signed the API server's certificate.
         kubeconfig: credentials of the administrator (a client certificate in system:masters).
         admin_token: the same rights as a bearer token.
@@ -71,6 +77,8 @@ class ControlPlane:
     authority: Authority
     admin_token: str
     server: str = ""
+    etcd: str = ""
+    entrance: str = ""
     _serving: KeyPair = field(init=False)
     _api_server_flags: tuple[str, ...] = ()
 
@@ -87,6 +95,7 @@ class ControlPlane:
         binaries: Binaries | None = None,
         programs: Programs | None = None,
         api_server_flags: Iterable[str] = (),
+        dual_stack: bool = False,
     ) -> AsyncIterator[ControlPlane]:
         """Boot etcd and the API server, then ``components``; stop everything on the way out.
 
@@ -99,6 +108,7 @@ class ControlPlane:
             binaries: what to run, found or built when not given.
             programs: where to keep its processes; a lab passes its own, so that one place watches them all.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
+            dual_stack: Services may have IPv6 addresses too.
 
         Raises:
             BuildError: the binaries are missing and cannot be built.
@@ -109,10 +119,11 @@ class ControlPlane:
         authority = Authority(state_dir / "pki", f"netaware-lab-{name}")
         owned = programs or Programs(state_dir)
         plane = cls(state_dir, address, binaries.version, binaries, owned, authority, secrets.token_hex(16))
-        plane._api_server_flags = tuple(api_server_flags)
+        services = f"{SERVICE_RANGE},{SERVICE_RANGE_6}" if dual_stack else SERVICE_RANGE
+        plane._api_server_flags = (f"--service-cluster-ip-range={services}", *api_server_flags)
         try:
             await plane._boot(tuple(hosts))
-            starters = {
+            starters: dict[str, Callable[[], Awaitable[Program]]] = {
                 "controller-manager": plane.start_controller_manager,
                 "scheduler": plane.start_scheduler,
                 "kwok": plane.start_kwok,
@@ -144,8 +155,12 @@ class ControlPlane:
         """The administrator's connection for kubekit's Client."""
         return load_cluster(str(self.kubeconfig))
 
-    async def start_controller_manager(self) -> Program:
-        """Start kube-controller-manager and wait until it made the default service account."""
+    async def start_controller_manager(self, flags: Iterable[str] = ()) -> Program:
+        """Start kube-controller-manager and wait until it made the default service account.
+
+        Args:
+            flags: further ones, which outrank ours.
+        """
         kubeconfig = self.write_kubeconfig("controller-manager", "system:kube-controller-manager")
         argv: list[str | Path] = [
             self.binaries["kube-controller-manager"],
@@ -161,6 +176,7 @@ class ControlPlane:
             "--node-monitor-period=1s",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            *flags,
         ]
         program = self.programs.start("kube-controller-manager", argv)
         async with Client(self.client_config) as client:
@@ -173,6 +189,7 @@ class ControlPlane:
         *,
         name: str = "kube-scheduler",
         extender_url: str | None = None,
+        profiles: Sequence[str] = (DEFAULT_PROFILE, NETWORK_AWARE_PROFILE),
     ) -> Program:
         """Start kube-scheduler and wait until it is ready.
 
@@ -181,11 +198,12 @@ class ControlPlane:
                 ``lab.scheduling`` with ``extender_url`` as the extender. The data's kubeconfig is filled in when absent.
             name: of its process in this control plane.
             extender_url: base URL of an extender; only used without ``config``.
+            profiles: names by which pods choose it; only used without ``config``.
         """
         port = free_ports(1)[0]
         kubeconfig = self.write_kubeconfig("scheduler", "system:kube-scheduler")
         if not isinstance(config, Path):
-            given = config or build_config(kubeconfig, extender_url=extender_url)
+            given = config or build_config(kubeconfig, extender_url=extender_url, profiles=profiles)
             connection = {"kubeconfig": str(kubeconfig), **given.get("clientConnection", {})}
             data = {**given, "clientConnection": connection, "leaderElection": {"leaderElect": False}}
             config = self.state_dir / f"{name}.yaml"
@@ -206,8 +224,12 @@ class ControlPlane:
             await self._until(lambda: _answers(client, "/readyz"), f"{name} to be ready")
         return program
 
-    async def start_kwok(self) -> Program:
-        """Start kwok, which plays the kubelet for nodes annotated ``kwok.x-k8s.io/node: fake`` and for no others."""
+    async def start_kwok(self, flags: Iterable[str] = ()) -> Program:
+        """Start kwok, which plays the kubelet for nodes annotated ``kwok.x-k8s.io/node: fake`` and for no others.
+
+        Args:
+            flags: further ones, which outrank ours.
+        """
         kubeconfig = self.write_kubeconfig("kwok", "kwok", organization="system:masters")
         argv: list[str | Path] = [
             self.binaries["kwok"],
@@ -218,6 +240,7 @@ class ControlPlane:
             "--node-lease-duration-seconds=40",
             "--cidr=10.244.0.0/16",
             "--v=WARN",
+            *flags,
         ]
         return self.programs.start("kwok", argv)
 
@@ -254,15 +277,21 @@ class ControlPlane:
         async with Client(self.client_config) as client:
             answer = await client.request("POST", path, body=body)
         token = msgspec.json.decode(answer, type=_TokenRequest).status.token
-        return self._kubeconfig_for(file_name or service_account, service_account, {"token": token}, namespace)
+        server = self.entrance or self.server
+        return self._kubeconfig_for(file_name or service_account, service_account, {"token": token}, namespace, server)
 
-    def _kubeconfig_for(self, file_name: str, user: str, credentials: Mapping[str, str], namespace: str) -> Path:
+    def _kubeconfig_for(
+        self, file_name: str, user: str, credentials: Mapping[str, str], namespace: str, server: str = ""
+    ) -> Path:
         data = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "lab",
             "clusters": [
-                {"name": "lab", "cluster": {"server": self.server, "certificate-authority": str(self.ca_file)}}
+                {
+                    "name": "lab",
+                    "cluster": {"server": server or self.server, "certificate-authority": str(self.ca_file)},
+                }
             ],
             "users": [{"name": user, "user": dict(credentials)}],
             "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}],
@@ -292,7 +321,7 @@ class ControlPlane:
 
     async def _boot_once(self) -> None:
         etcd_port, peer_port, api_port = free_ports(3)
-        self.server = f"https://{self.address}:{api_port}"
+        self.server, self.etcd = f"https://{self.address}:{api_port}", f"https://{LOOPBACK}:{etcd_port}"
         self.programs.start("etcd", self._etcd_command(etcd_port, peer_port))
         await self._until(lambda: _accepts(etcd_port), "etcd to listen")
         self.programs.start("kube-apiserver", self._api_server_command(etcd_port, api_port))
@@ -332,6 +361,8 @@ class ControlPlane:
 
     def _api_server_command(self, etcd_port: int, port: int) -> list[str | Path]:
         pki = self.authority.folder
+        to_kubelets = self.authority.issue("kubelet-client", "kube-apiserver", organization="system:masters")
+        to_extensions = self.authority.issue("front-proxy", _FRONT_PROXY)
         return [
             self.binaries["kube-apiserver"],
             f"--etcd-servers=https://{LOOPBACK}:{etcd_port}",
@@ -347,7 +378,20 @@ class ControlPlane:
             f"--client-ca-file={self.ca_file}",
             f"--token-auth-file={self.state_dir / 'tokens.csv'}",
             "--authorization-mode=Node,RBAC",
-            f"--service-cluster-ip-range={SERVICE_RANGE}",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--kubelet-certificate-authority={self.ca_file}",
+            f"--kubelet-client-certificate={to_kubelets.certificate}",
+            f"--kubelet-client-key={to_kubelets.key}",
+            "--kubelet-preferred-address-types=InternalIP",
+            # Extension API servers (metrics-server) are reached at their pods: the host has no kube-proxy.
+            "--enable-aggregator-routing=true",
+            f"--requestheader-client-ca-file={self.ca_file}",
+            f"--requestheader-allowed-names={_FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={to_extensions.certificate}",
+            f"--proxy-client-key-file={to_extensions.key}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki / 'sa.key'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",

@@ -3,14 +3,20 @@
 A lab is booted, agents measure every zone pair with netperf, and the Online Boutique is deployed twice, with the default
 scheduler and with ours. Each dependency is then measured between the nodes where its two pods landed. The pods are sized so
 that no zone holds them all: putting everything on one node would prove nothing.
+
+On real nodes the shipped overlay is applied as it is, so that containers measure and place; the application runs, and requests to
+its frontend say what its users feel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,36 +24,48 @@ from typing import Any
 
 import msgspec
 
-from controller.resources import (
+from controller.cluster.costs import CostTable, Location
+from controller.cluster.resources import (
     APPGROUPS,
     NETPERF_COSTS,
     NETWORK_TOPOLOGIES,
-    ZONE_LABEL,
     AppGroup,
     NetworkTopology,
 )
-from controller.scheduler.rules import CostTable, Location
-from kubekit import conditions
+from controller.topology.weights import written_costs
+from kubekit import conditions, quantity
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ConfigMap, Object, Pod
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ConfigMap, Object, Pod, Resource
 from lab import boutique, measure, report
 from lab.cluster import Lab
 from lab.errors import BootError, LabError
-from lab.installation import NAMESPACE, ROUND_S, Installation, install
+from lab.installation import ROUND_S, Installation, install
+from lab.netperf_install import find_or_fetch
 from lab.programs import run_to_end
-from lab.topology import Topology
+from lab.realnode.cluster import APP_IMAGE
+from lab.shipped import await_rollout, install_as_shipped
+from lab.topology import REAL, Topology
+from netperf.contract import HOME_NAMESPACE
 from netperf.results import decode_results
-from netperf.sample import Measurement, Place
+from netperf.sample import Measurement, Place, Sample
 
 TOPOLOGY_NAME = "nt-default"
 PLACEMENTS = ("extender", "affinity")
 # Four pods fill a node of the default topology and eight a zone: eleven need two zones.
 POD_CPU = "900m"
+# The same on a real node, which has the machine's processors at most, and some of our own pods.
+_REAL_POD_SHARE = 0.21
+_LOAD_RATE, _LOAD_S, _WARM_UP_S = 8, 40, 5
 COMPONENTS = ("controller-manager", "kwok")
+REAL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
+FRONTEND = "frontend"
+SERVICES = Resource("", "v1", "services", "Service")
 EDGE_S = 1.0
+ENOUGH_READINGS = 3
+"""Of each pair of zones, by whichever of their nodes."""
 _POLL_S = 0.2
-_MEASURE_DEADLINE_S = 120.0
+_MEASURE_DEADLINE_S, _SHIPPED_MEASURE_DEADLINE_S = 120.0, 420.0
 _PLACE_DEADLINE_S = 60.0
 
 Say = Callable[[str], None]
@@ -55,69 +73,126 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Demo:
-    """One run of the demo in a lab that is up."""
+    """One run of the demo in a lab that is up.
+
+    ``seed`` gives the order in which Deployments are created and, on real nodes, when users come; without one the order is
+    the example's and users come evenly.
+    """
 
     lab: Lab
     installation: Installation
     client: Client
     topology: Topology
     say: Say
+    seed: int | None = None
+
+    @property
+    def is_real(self) -> bool:
+        """Whether kubelets run what is placed."""
+        return bool(self.lab.real.nodes)
 
     async def measured(self) -> tuple[NetworkTopology, dict[tuple[str, str], Measurement]]:
-        """Wait until every zone pair has a cost; return the costs and the newest measurements by zone pair."""
+        """Wait until every zone pair has a cost that rests on enough readings: one is no measurement, and must not place pods.
+
+        Returns:
+            The object with the costs, and the reading in the middle of each pair's newest ones.
+        """
         zones = list(self.topology.zones)
         wanted = len(zones) * (len(zones) - 1)
-        deadline, told = time.monotonic() + _MEASURE_DEADLINE_S + 2 * len(zones), -1
+        patience_s = _SHIPPED_MEASURE_DEADLINE_S if self.is_real else _MEASURE_DEADLINE_S
+        deadline, told = time.monotonic() + patience_s + 2 * len(zones), -1
+        readings: dict[frozenset[str], set[tuple[str, str, int]]] = defaultdict(set)
         while True:
             self.installation.check()
-            network = await self.client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NAMESPACE)
-            samples = await self._samples(network)
+            network = await self.client.get(
+                NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE
+            )
+            newest = await self._samples(network)
+            for zones_of, found in newest.items():
+                readings[zones_of] |= {(s.origin.node, s.destination.node, s.sequence) for s in found}
+            samples = _in_the_middle({z: found for z, found in newest.items() if len(readings[z]) >= ENOUGH_READINGS})
             measured = conditions.find(network.status.conditions, "Measured")
-            priced = zone_costs(network) if measured is not None and measured.status == "True" else {}
+            priced = (
+                written_costs(network.weight(NETPERF_COSTS))
+                if measured is not None and measured.status == "True"
+                else {}
+            )
             if len(samples) // 2 != told:
                 told = len(samples) // 2
                 self.say(f"measured {told} of {wanted // 2} zone pairs")
             if len(samples) == wanted == len(priced):
                 return network, samples
             if time.monotonic() > deadline:
-                msg = f"only {len(samples) // 2} of {wanted // 2} zone pairs were measured; logs: {self.lab.place.state_dir}"
+                msg = (
+                    f"of {wanted // 2} zone pairs {len(samples) // 2} were measured, and {len(priced) // 2} have a cost"
+                )
+                if measured is not None and measured.status != "True":
+                    msg += f": {measured.message}"
                 raise LabError(msg)
             await asyncio.sleep(_POLL_S)
 
-    async def _samples(self, network: NetworkTopology) -> dict[tuple[str, str], Measurement]:
-        """Newest measurement of each directed zone pair; a round trip counts for both directions."""
+    async def _samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
+        """Newest sample of each pair of nodes, by the zones that it joins."""
         base = network.spec.configmap_name
         places = {n.node.name: Place(n.node.name, n.node.zone, n.node.region) for n in self.lab.nodes}
-        found: dict[tuple[str, str], Measurement] = {}
-        maps = await self.client.list(CONFIGMAPS, ConfigMap, namespace=NAMESPACE)
+        found: dict[frozenset[str], list[Sample]] = defaultdict(list)
+        maps = await self.client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
         for item in maps:
             if item.metadata.name != base and not item.metadata.name.startswith(f"{base}-"):
                 continue
             for sample in decode_results(item.data or {}, places).samples.values():
-                if sample.measurement.test == "TCP_STREAM":
-                    continue
-                pair = (sample.origin.zone, sample.destination.zone)
-                found[pair] = sample.measurement
-                found.setdefault(pair[::-1], sample.measurement)
+                if sample.measurement.test != "TCP_STREAM" and sample.priced.p90_us is not None:
+                    found[frozenset(sample.zones)].append(sample)
         return found
 
-    async def place(self, scheduler: str, namespace: str) -> dict[str, str]:
-        """Deploy the application, wait until every pod is bound, take it away again; node of each workload."""
-        application = boutique.load(scheduler=scheduler, cpu=POD_CPU)
+    async def place(self, scheduler: str, namespace: str) -> tuple[dict[str, str], report.Felt | None]:
+        """Deploy the application, wait until every pod is bound, take it away again.
+
+        Returns: node of each workload; on real nodes also what users felt, once every pod was ready.
+        """
+        application = boutique.load(scheduler=scheduler, cpu=pod_cpu(self.lab))
+        if self.is_real:
+            application = boutique.made_to_run(application, APP_IMAGE)
+        if self.topology.dual_stack:
+            application = boutique.with_both_families(application)
+        if self.seed is not None:
+            application = boutique.in_order_of(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
         await self._until(lambda: self._has_service_account(namespace), f"namespace {namespace}")
-        await self.client.create(APPGROUPS, application.group, AppGroup, namespace=namespace)
+        await self.client.create(APPGROUPS, application.group, Object, namespace=namespace)
         await self._until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
-        for deployment in application.deployments.values():
-            await self.client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
+        for resource, objects in ((SERVICES, application.services), (DEPLOYMENTS, application.deployments)):
+            for item in objects.values():
+                await self.client.create(resource, item, Object, namespace=namespace)
         wanted = len(application.deployments)
         await self._until(lambda: self._is_placed(namespace, wanted), f"{wanted} pods to be placed")
         pods = await self.client.list(PODS, Pod, namespace=namespace)
         selectors = {w["workload"]["selector"]: w["workload"]["name"] for w in application.group["spec"]["workloads"]}
         placed = {selectors[p.metadata.label(boutique.WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
+        felt = await self._felt(namespace, placed[FRONTEND]) if self.is_real else None
         await self.client.delete(NAMESPACES, namespace)
         await self._until(lambda: self._is_gone(namespace), "the pods to go")
-        return placed
+        return placed, felt
+
+    async def _felt(self, namespace: str, node: str) -> report.Felt:
+        """Send requests to the frontend's Service at a set rate, from the frontend's own node; what came of it."""
+        await await_rollout(self.lab, namespace)
+        path = SERVICES.path(namespace, FRONTEND)
+        service = msgspec.json.decode(await self.client.request("GET", path))
+        # The last one: of IPv6 in a dual-stack lab.
+        address = service["spec"]["clusterIPs"][-1]
+        self.say(f"{_LOAD_RATE} requests a second to the frontend, for {_LOAD_S} s")
+        real = self.lab.real.nodes[node]
+        command: list[str | Path] = ["nsenter", f"--net=/run/netns/{real.network.netns}", real.binaries.app, "load"]
+        command += [
+            f"--url=http://{f'[{address}]' if ':' in address else address}/",
+            f"--rate={_LOAD_RATE}",
+            f"--duration={_LOAD_S}s",
+            f"--warm-up={_WARM_UP_S}s",
+            f"--seed={self.seed or 0}",
+        ]
+        output = await run_to_end(command, "requests to the frontend", _LOAD_S + _MEASURE_DEADLINE_S)
+        return msgspec.json.decode(output, type=report.Felt)
 
     async def measure_edges(self, *placements: Mapping[str, str]) -> dict[tuple[str, str], float]:
         """Median round trip, µs, of each pair of nodes that some dependency uses; the same node is measured too."""
@@ -199,16 +274,14 @@ class Demo:
         return not await self.client.list(PODS, Pod, namespace=namespace)
 
 
-def zone_costs(network: NetworkTopology) -> dict[tuple[str, str], int]:
-    """Measured costs by directed zone pair."""
-    weight = network.weight(NETPERF_COSTS)
-    return {
-        (origin.origin, cost.destination): cost.network_cost
-        for topology in (weight.topology_list if weight else ())
-        if topology.topology_key == ZONE_LABEL
-        for origin in topology.origin_list
-        for cost in origin.cost_list
-    }
+def _in_the_middle(samples: Mapping[frozenset[str], Sequence[Sample]]) -> dict[tuple[str, str], Measurement]:
+    """By directed pair of zones, the reading with the middle p90; a round trip counts for both directions."""
+    found: dict[tuple[str, str], Measurement] = {}
+    for zones, readings in samples.items():
+        ranked = sorted((s.priced for s in readings), key=lambda m: m.p90_us or 0.0)
+        a, b = sorted(zones)
+        found[a, b] = found[b, a] = ranked[(len(ranked) - 1) // 2]
+    return found
 
 
 def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int) -> bool:
@@ -219,30 +292,59 @@ def is_violated(costs: CostTable, origin: Place, destination: Place, limit: int)
     return costs.judge(here, there, limit)[0] == "violated"
 
 
-async def run_demo(topology: Topology, *, name: str, placement: str, say: Say) -> report.DemoReport:
+def pod_cpu(lab: Lab) -> str:
+    """What each pod of the application asks for."""
+    if not lab.real.nodes:
+        return POD_CPU
+    sizes = [quantity.parse_milli(real.network.node.cpu) for real in lab.real.nodes.values()]
+    return f"{int(min(*sizes, (os.cpu_count() or 1) * 1000) * _REAL_POD_SHARE)}m"
+
+
+async def run_demo(
+    topology: Topology,
+    *,
+    name: str,
+    placement: str,
+    say: Say,
+    images: Mapping[str, Path] | None = None,
+    seed: int | None = None,
+) -> report.DemoReport:
     """Run the whole demo in a lab of its own and clean up.
+
+    Args:
+        topology: of the lab.
+        name: of the lab.
+        placement: one of PLACEMENTS.
+        say: told what goes on.
+        images: OCI layouts of ours by name, when the topology's nodes are real.
+        seed: see Demo.
 
     Raises:
         LabError: something did not come up, or pods were not placed.
     """
     started = time.monotonic()
-    async with Lab.start(topology, name=name, components=COMPONENTS) as lab:
+    async with Lab.start(topology, name=name, components=REAL_COMPONENTS if images else COMPONENTS) as lab:
         say(f"control plane {lab.control_plane.version} and {len(lab.nodes)} nodes up after {lab.boot_s:.1f} s")
-        installation = await install(lab, controller_config={"scheduler": {"placement": placement}})
-        say(
-            f"agents, controller and extender ready after {time.monotonic() - started:.0f} s; "
-            f"a round of probes takes {ROUND_S:.0f} s"
-        )
+        if images:
+            installation = Installation(lab, await asyncio.to_thread(find_or_fetch), secrets.token_hex(16))
+            await install_as_shipped(lab, images)
+            say(f"the shipped overlay's pods are ready after {time.monotonic() - started:.0f} s")
+        else:
+            installation = await install(lab, controller_config={"scheduler": {"placement": placement}})
+            say(
+                f"agents, controller and extender ready after {time.monotonic() - started:.0f} s; "
+                f"a round of probes takes {ROUND_S:.0f} s"
+            )
         async with Client(lab.client_config) as client:
-            demo = Demo(lab, installation, client, topology, say)
+            demo = Demo(lab, installation, client, topology, say, seed)
             network, samples = await demo.measured()
             say("deploying the Online Boutique with the default scheduler")
-            before = await demo.place("default-scheduler", "boutique-default")
+            before, felt_before = await demo.place("default-scheduler", "boutique-default")
             say("deploying it again, network-aware")
-            after = await demo.place("network-aware-scheduler", "boutique-network-aware")
+            after, felt_after = await demo.place("network-aware-scheduler", "boutique-network-aware")
             latencies = await demo.measure_edges(before, after)
-            network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=NAMESPACE)
-        return _report(
+            network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
+        found = _report(
             demo,
             network,
             samples=samples,
@@ -251,6 +353,12 @@ async def run_demo(topology: Topology, *, name: str, placement: str, say: Say) -
             placement=placement,
             elapsed_s=time.monotonic() - started,
         )
+        if images and felt_before and felt_after:
+            names = {layout.name.split("-")[1]: image for image, layout in images.items()}
+            found = msgspec.structs.replace(
+                found, nodes_kind=REAL, images=names, application=report.ApplicationReport(felt_before, felt_after)
+            )
+        return found
 
 
 def _report(
@@ -278,11 +386,13 @@ def _report(
         placement=placement,
         pairs_planned=pairs,
         pairs_probed=len({tuple(sorted(pair)) for pair in samples}),
-        matrix=_matrix(demo.topology, zone_costs(network), samples),
+        matrix=_matrix(demo.topology, written_costs(network.weight(NETPERF_COSTS)), samples),
         placements=report.Placements(*placements),
         edges=edges,
         summary=report.summarise(edges),
         elapsed_s=round(elapsed_s, 1),
+        nodes_kind="namespace",
+        seed=demo.seed,
     )
 
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from controller.resources import NETWORK_TOPOLOGIES
+from controller.cluster.resources import NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, SECRETS, Node, Object, Pod
@@ -28,16 +28,18 @@ from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
 from lab.netperf_install import Missing, Netperf, find_or_fetch
 from lab.programs import Program, run_to_end
+from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, PROBE_SECRET
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
-NAMESPACE = "netaware-system"
 AGENT_PORT = 9850
-CAPACITY_ANNOTATION = "netaware.io/bandwidth-capacity"
 # A lab should show a change of the network within seconds; a cluster has a minute.
 ROUND_S, SLOT_S, PROBE_S = 8.0, 2.5, 1.0
 _DEADLINE_S = 60.0
 _POLL_S = 0.1
+
+
+Python = Callable[[str], Sequence[str | Path]]
 
 
 @dataclass
@@ -50,11 +52,13 @@ class Installation:
         extender_url: base URL of the extender.
         controller_url: where the controller serves metrics, health and the page.
         agent_urls: likewise for each agent, by node.
+        python: what runs a module in the program of this name.
     """
 
     lab: Lab
     netperf: Netperf | Missing
     secret: str
+    python: Python = lambda _: (sys.executable, "-m")
     extender_url: str = ""
     controller_url: str = ""
     agent_urls: dict[str, str] = field(default_factory=dict)
@@ -83,7 +87,12 @@ class Installation:
 
 
 async def install(
-    lab: Lab, *, controller_config: Mapping[str, Any] | None = None, overlay: Path = OVERLAY
+    lab: Lab,
+    *,
+    controller_config: Mapping[str, Any] | None = None,
+    overlay: Path = OVERLAY,
+    python: Python | None = None,
+    agent_flags: Sequence[str] = (),
 ) -> Installation:
     """Apply the manifests and start every program; returns when all are ready.
 
@@ -91,12 +100,15 @@ async def install(
         lab: a lab without a scheduler; this starts one that asks our extender.
         controller_config: sections of the ControllerConfiguration to change, deeply merged over the lab's own.
         overlay: which kustomization to apply.
+        python: what runs a module in the program of this name, by default this Python alone.
+        agent_flags: further ones of every agent.
 
     Raises:
         BootError: something did not start; the text holds the end of its log.
     """
     netperf = await asyncio.to_thread(find_or_fetch)
     installation = Installation(lab, netperf, secrets.token_hex(16))
+    installation.python = python or installation.python
     await _kubectl(lab, "apply", "--server-side", "-k", str(overlay))
     manager_port, extender_port = free_ports(2)
     installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
@@ -106,7 +118,7 @@ async def install(
     async with Client(lab.client_config) as client:
         await _prepare(client, installation)
         await _start_controller(client, installation, _write_config(lab, controller_config or {}))
-        await _start_agents(client, installation)
+        await _start_agents(client, installation, agent_flags)
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _until_ready(installation, urls)
         # Replicas are ready before one of them leads, and only a leader creates what is missing.
@@ -121,10 +133,10 @@ async def _prepare(client: Client, installation: Installation) -> None:
     body = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": "netaware-probe"},
+        "metadata": {"name": PROBE_SECRET},
         "stringData": {"passphrase": installation.secret},
     }
-    await client.apply(SECRETS, "netaware-probe", body, Object, field_manager="lab", namespace=NAMESPACE)
+    await client.apply(SECRETS, PROBE_SECRET, body, Object, field_manager="lab", namespace=HOME_NAMESPACE)
     for network in installation.lab.nodes:
         annotation = {"metadata": {"annotations": {CAPACITY_ANNOTATION: str(network.node.nic_bps)}}}
         await client.patch(NODES, network.node.name, annotation, Node, kind=MERGE_PATCH)
@@ -149,16 +161,16 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 async def _start_controller(client: Client, installation: Installation, config: Path) -> None:
     for name, account, verb, url in (
-        ("controller", "netaware-controller", "manager", installation.controller_url),
+        ("controller", CONTROLLER, "manager", installation.controller_url),
         ("extender", "netaware-scheduler", "extender", installation.extender_url),
     ):
         kubeconfig = await _token(client, installation, account, name, lambda _: True)
-        argv = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfig}", f"--config={config}"]
-        argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={NAMESPACE}"]
+        argv = [*installation.python(name), "controller", verb, f"--kubeconfig={kubeconfig}", f"--config={config}"]
+        argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
         installation.lab.spawn(None, argv, name, env={"POD_NAME": name})
 
 
-async def _start_agents(client: Client, installation: Installation) -> None:
+async def _start_agents(client: Client, installation: Installation, flags: Sequence[str]) -> None:
     lab = installation.lab
     passphrase = lab.place.state_dir / "probe-passphrase"
     passphrase.touch(mode=0o600)
@@ -169,10 +181,11 @@ async def _start_agents(client: Client, installation: Installation) -> None:
         def on_node(pod: Pod, node: str = node) -> bool:
             return pod.spec.node_name == node
 
-        kubeconfig = await _token(client, installation, "netaware-agent", f"agent-{node}", on_node)
+        kubeconfig = await _token(client, installation, AGENT, f"agent-{node}", on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
-        argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}", f"--kubeconfig={kubeconfig}"]
-        argv += [f"--listen={listen}", f"--namespace={NAMESPACE}", f"--passphrase-file={passphrase}"]
+        argv = [*installation.python(f"agent-{node}"), "agent", "run", f"--node-name={node}"]
+        argv += [f"--kubeconfig={kubeconfig}"]
+        argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}", *flags]
         agent = lab.spawn(node, argv, f"agent-{node}", env=installation.environment, essential=False)
         installation.agents.append(agent)
         installation.agent_urls[node] = f"http://{listen}"
@@ -185,14 +198,16 @@ async def _token(
     found: list[Pod] = []
 
     async def look() -> bool:
-        pods = await client.list(PODS, Pod, namespace=NAMESPACE, label_selector=f"app.kubernetes.io/name={account}")
+        pods = await client.list(
+            PODS, Pod, namespace=HOME_NAMESPACE, label_selector=f"app.kubernetes.io/name={account}"
+        )
         found[:] = [p for p in pods if p.spec.node_name and wanted(p)]
         return bool(found)
 
     await _until(look, f"a pod of {account}")
     pod = found[0].metadata
     return await installation.lab.control_plane.write_token_kubeconfig(
-        NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
+        HOME_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
 
 
@@ -212,7 +227,7 @@ async def _until_ready(installation: Installation, urls: list[str]) -> None:
 
 
 async def _has_topology(client: Client) -> bool:
-    await client.get(NETWORK_TOPOLOGIES, "nt-default", Object, namespace=NAMESPACE)
+    await client.get(NETWORK_TOPOLOGIES, "nt-default", Object, namespace=HOME_NAMESPACE)
     return True
 
 

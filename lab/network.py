@@ -2,12 +2,14 @@
 
 Every name derives from a slot number that one lab holds at a time. The slot is the bridge: the kernel refuses a second one
 of the same name, and its alias says which lab owns it, so that labs of different users and state directories never take or
-remove each other's devices. Addresses come from the ranges reserved for benchmarks (RFC 2544), which no real host has.
+remove each other's devices. Nodes' addresses come from the ranges reserved for benchmarks (RFC 2544), which no real host has,
+and pods' from the range shared by carriers (RFC 6598), which few have. All of IPv6 come from the range for benchmarks (RFC 5180).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import time
@@ -20,14 +22,21 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from lab import namespaces
 from lab.errors import LabError, UnsupportedError
-from lab.topology import LabNode
+from lab.realnode import cgroups
+from lab.topology import REAL, LabNode
 from lab.wan.plan import USERSPACE
 
 WAN_DEVICE, MANAGEMENT_DEVICE = "wan0", "mgmt0"
 _SLOTS = 250
 _FIRST_HOST = 10
+# Pods of real nodes: of 100.64.0.0/10 every slot has 2^14 addresses, and every node 2^6 of these.
+_POD_BASE, _SLOT_BITS, POD_BITS = ipaddress.IPv4Address("100.64.0.0"), 14, 6
+# Of 2001:2::/48 every slot has two networks of 64 bits: one of its nodes, one of its pods, of which a node has 48 bits.
+_BASE_6, _SLOT_BITS_6, POD_BITS_6 = ipaddress.IPv6Address("2001:2::"), 72, 48
+_NO_DETECTION = 0x02  # IFA_F_NODAD, if_addr.h: nobody else has these addresses, and waiting would take a second
 _MTU = 1500
 _TUN = Path("/dev/net/tun")
+_IPV6 = Path("/proc/sys/net/ipv6")
 _MUTEX = "\0netaware-lab-slots"
 _MUTEX_PATIENCE_S = 10.0
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
@@ -42,12 +51,26 @@ class NodeNetwork:
         netns: name of its namespace under /run/netns.
         address: its address in the wide-area network; the Node's InternalIP.
         management_address: its address on the bridge, by which the host reaches it without delay.
+        pod_ranges: addresses of its pods in CIDR notation, of each IP family one, when its kubelet is real.
+        address_6: its IPv6 address in the wide-area network, in a dual-stack lab.
     """
 
     node: LabNode
     netns: str
     address: str
     management_address: str
+    pod_ranges: tuple[str, ...] = ()
+    address_6: str = ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """In the wide-area network, of each IP family one."""
+        return (self.address, self.address_6) if self.address_6 else (self.address,)
+
+    @property
+    def pod_addresses(self) -> int:
+        """How many pods there are addresses for, less those of the network, the bridge and broadcast."""
+        return int(2**POD_BITS - 3)
 
 
 @dataclass(frozen=True)
@@ -70,13 +93,37 @@ def bridge_name(slot: int) -> str:
     return f"nalab{slot}"
 
 
-def plan_network(slot: int, nodes: Sequence[LabNode]) -> LabNetwork:
-    """Names and addresses that follow from a slot: management 198.18.slot.0/24, wide-area 198.19.slot.0/24."""
-    hosts = enumerate(nodes, _FIRST_HOST)
+def plan_network(slot: int, nodes: Sequence[LabNode], *, dual_stack: bool = False) -> LabNetwork:
+    """Names and addresses that follow from a slot: management 198.18.slot.0/24, wide-area 198.19.slot.0/24 and, with
+    ``dual_stack``, 2001:2:0:slot00::/64.
+    """
     planned = (
-        NodeNetwork(n, f"netaware-{slot}-{n.name}", f"198.19.{slot}.{i}", f"198.18.{slot}.{i}") for i, n in hosts
+        NodeNetwork(
+            node,
+            f"netaware-{slot}-{node.name}",
+            f"198.19.{slot}.{i}",
+            f"198.18.{slot}.{i}",
+            _node_pod_ranges(slot, i, dual_stack=dual_stack) if node.kubelet == REAL else (),
+            str(_network_6(slot, 0) + i) if dual_stack else "",
+        )
+        for i, node in enumerate(nodes, _FIRST_HOST)
     )
     return LabNetwork(slot, f"198.18.{slot}.1", tuple(planned))
+
+
+def pod_ranges(slot: int, *, dual_stack: bool = False) -> tuple[str, ...]:
+    """Addresses of all pods of a slot, of each IP family one range."""
+    ranges = (f"{_POD_BASE + (slot << _SLOT_BITS)}/{32 - _SLOT_BITS}",)
+    return (*ranges, f"{_network_6(slot, 1)}/64") if dual_stack else ranges
+
+
+def _node_pod_ranges(slot: int, host: int, *, dual_stack: bool) -> tuple[str, ...]:
+    ranges = (f"{_POD_BASE + (slot << _SLOT_BITS) + (host << POD_BITS)}/{32 - POD_BITS}",)
+    return (*ranges, f"{_network_6(slot, 1) + (host << POD_BITS_6)}/{128 - POD_BITS_6}") if dual_stack else ranges
+
+
+def _network_6(slot: int, number: int) -> ipaddress.IPv6Address:
+    return _BASE_6 + (slot << _SLOT_BITS_6) + (number << 64)
 
 
 def missing_privileges() -> list[str]:
@@ -110,7 +157,9 @@ def _effective_capabilities() -> int:
     return 0
 
 
-def create_network(nodes: Sequence[LabNode], state_dir: Path, *, backend: str = USERSPACE) -> LabNetwork:
+def create_network(
+    nodes: Sequence[LabNode], state_dir: Path, *, backend: str = USERSPACE, dual_stack: bool = False
+) -> LabNetwork:
     """Take a free slot and make its devices. Blocks for about 25 ms per node: call it in a thread.
 
     Args:
@@ -118,17 +167,20 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path, *, backend: str = 
         state_dir: of the lab; remembers the slot.
         backend: of the wide-area network: ``userspace`` gives each node a TUN device, ``netem`` a veth on a bridge, which
             stands in a namespace of its own because firewalls of the host may filter the host's bridges.
+        dual_stack: nodes have IPv6 addresses too; the host's own side of the lab stays IPv4.
 
     Raises:
         UnsupportedError: this process may not.
         LabError: no slot is free, or the kernel refused; what was made is removed again.
     """
     require_privileges()
+    if dual_stack and not _IPV6.is_dir():
+        raise UnsupportedError("a dual-stack topology needs IPv6, which this kernel has not; leave out ipFamilies")
     try:
         with IPRoute() as host:
             # Loopback is down in a network namespace that is new, as it is for a lab without root.
             host.link("set", index=_index(host, "lo"), state="up")
-            network = plan_network(_take_slot(host, state_dir), nodes)
+            network = plan_network(_take_slot(host, state_dir), nodes, dual_stack=dual_stack)
             bridge = _index(host, bridge_name(network.slot))
             host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
             host.link("set", index=bridge, state="up")
@@ -141,6 +193,7 @@ def create_network(nodes: Sequence[LabNode], state_dir: Path, *, backend: str = 
                 _create_wan_bridge(network)
             for node in network.nodes:
                 _address_wan(node)
+            _route_pods(host, network)
     except (NetlinkError, OSError) as error:
         remove_network(state_dir)
         msg = f"cannot make the nodes' network: {error}"
@@ -184,9 +237,28 @@ def _address_wan(node: NodeNetwork) -> None:
     with namespaces.entered(node.netns), IPRoute() as inside:
         wan = _index(inside, WAN_DEVICE)
         inside.addr("add", index=wan, address=node.address, prefixlen=24)
+        if node.address_6:
+            inside.addr("add", index=wan, address=node.address_6, prefixlen=64, flags=_NO_DETECTION)
         inside.link("set", index=wan, mtu=_MTU, state="up")
         # A node's default route leads to the wide-area network, as on a real node; nothing answers beyond the lab.
-        inside.route("add", dst="0.0.0.0/0", oif=wan)
+        for destination in ("0.0.0.0/0", "::/0")[: len(node.addresses)]:
+            inside.route("add", dst=destination, oif=wan)
+
+
+def _route_pods(host: IPRoute, network: LabNetwork) -> None:
+    """Pods of real nodes are reached from other nodes by the wide-area network, from the host (the API server) without delay."""
+    real = [node for node in network.nodes if node.pod_ranges]
+    bridge = _index(host, bridge_name(network.slot))
+    for node in real:
+        for destination in (f"{node.address}/32", node.pod_ranges[0]):
+            host.route("add", dst=destination, gateway=node.management_address, oif=bridge)
+    for node in network.nodes if real else ():
+        with namespaces.entered(node.netns), IPRoute() as inside:
+            wan = _index(inside, WAN_DEVICE)
+            for other in real:
+                for destination, gateway in zip(other.pod_ranges, other.addresses, strict=True):
+                    if other is not node:
+                        inside.route("add", dst=destination, gateway=gateway, oif=wan)
 
 
 def _take_slot(host: IPRoute, state_dir: Path) -> int:
@@ -223,6 +295,7 @@ def remove_network(state_dir: Path) -> None:
             if alias not in {"", _alias(state_dir)}:
                 return
         prefix = f"netaware-{slot}-"
+        cgroups.remove(f"{prefix}*")
         for name in [name for name in namespaces.names() if name.startswith(prefix)]:
             namespaces.remove(name)
         # Removing a namespace removes its end of a veth only after a while; the next lab must not meet the name.

@@ -11,6 +11,7 @@ from kubekit.wire import NODES, Node
 from lab.controlplane import KWOK_ANNOTATION
 from lab.errors import BootError
 from lab.network import NodeNetwork
+from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 _READY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
@@ -25,7 +26,7 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
         "kubernetes.io/hostname": node.name,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": _ARCHITECTURES.get(platform.machine(), platform.machine()),
-        "topology.kubernetes.io/region": node.region,
+        REGION_LABEL: node.region,
         "netaware.io/lab": lab,
     }
     spec: dict[str, Any] = {}
@@ -33,9 +34,10 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
         labels[_CONTROL_PLANE] = ""
         spec["taints"] = [{"key": _CONTROL_PLANE, "effect": "NoSchedule"}]
     else:
-        labels["topology.kubernetes.io/zone"] = node.zone
+        labels[ZONE_LABEL] = node.zone
     amounts = {"cpu": node.cpu, "memory": node.memory, "pods": node.pods}
-    addresses = [{"type": "InternalIP", "address": network.address}, {"type": "Hostname", "address": node.name}]
+    addresses = [{"type": "InternalIP", "address": address} for address in network.addresses]
+    addresses.append({"type": "Hostname", "address": node.name})
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -46,14 +48,18 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
 
 
 async def register_nodes(client: Client, networks: tuple[NodeNetwork, ...], lab: str) -> None:
-    """Create the Node objects and wait until all are Ready and rid of the taints that nodes are born with.
+    """Create the Node objects of nodes without a kubelet."""
+    async with asyncio.TaskGroup() as group:
+        for network in networks:
+            group.create_task(client.create(NODES, build_node(network, lab), Node))
+
+
+async def await_usable(client: Client) -> None:
+    """Wait until all nodes are Ready and rid of the taints that nodes are born with.
 
     Raises:
         BootError: some are not after 30 s.
     """
-    async with asyncio.TaskGroup() as group:
-        for network in networks:
-            group.create_task(client.create(NODES, build_node(network, lab), Node))
     waiting: list[str] = []
     try:
         async with asyncio.timeout(_READY_TIMEOUT_S):

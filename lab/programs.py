@@ -12,8 +12,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from lab.errors import BootError
@@ -38,11 +39,15 @@ class Program:
         name: what it is in this lab; unique among the running ones.
         log: file that holds its stdout and stderr.
         essential: its unexpected end is the end of the lab.
+        patience_s: how long it may take to end when it is told to, seconds.
+        again: starts the same command once more.
     """
 
     name: str
     log: Path
     essential: bool
+    patience_s: float
+    again: Callable[[], Program]
     _process: subprocess.Popen[bytes]
     _pid_file: Path | None
     _stopping: bool = False
@@ -77,12 +82,12 @@ class Program:
             # Polling keeps a program usable from any event loop: test fixtures outlive the loop of one test.
             await asyncio.sleep(_POLL_S)
 
-    async def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
+    async def stop(self) -> None:
         """SIGTERM, then SIGKILL to its whole process group when it has not ended in time."""
         self._stopping = True
         if self.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            await self.wait(patience_s)
+            await self.wait(self.patience_s)
         # Also after a clean end: a child it left behind would keep the lab's namespaces in use.
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -119,6 +124,7 @@ class Programs:
         cwd: Path | None = None,
         essential: bool = True,
         pass_fds: Sequence[int] = (),
+        patience_s: float = STOP_PATIENCE_S,
     ) -> Program:
         """Start a program; call from the main thread, since the kernel ties its life to the thread that forks.
 
@@ -130,6 +136,7 @@ class Programs:
             cwd: its working directory, by default the lab's state directory.
             essential: see Program.
             pass_fds: file descriptors it inherits.
+            patience_s: see Program.
 
         Raises:
             BootError: the command does not exist.
@@ -153,13 +160,25 @@ class Programs:
                 msg = f"{name}: {full[0]}: {error.strerror}"
                 raise BootError(msg) from error
         record = record_of(name, process.pid)
-        program = Program(name, log, essential, process, record.write(self._state_dir / "pids") if record else None)
+        pid_file = record.write(self._state_dir / "pids") if record else None
+        again = partial(
+            self.start,
+            name,
+            argv,
+            netns=netns,
+            env=env,
+            cwd=cwd,
+            essential=essential,
+            pass_fds=pass_fds,
+            patience_s=patience_s,
+        )
+        program = Program(name, log, essential, patience_s, again, process, pid_file)
         self._running.append(program)
         return program
 
-    def check(self) -> None:
-        """Raise BootError, with the end of its log, for the first essential program that ended by itself."""
-        for program in self._running:
+    def check(self, among: Iterable[Program] | None = None) -> None:
+        """Raise BootError, with the end of its log, for the first essential program, of all or of some, that ended by itself."""
+        for program in self._running if among is None else among:
             if program.essential and program.failed:
                 msg = f"{program.name} ended with code {program.poll()}; its log, {program.log}, ends:\n"
                 raise BootError(msg + program.log_tail())
@@ -170,11 +189,16 @@ class Programs:
             self.check()
             await asyncio.sleep(_WATCH_S)
 
-    async def stop(self, program: Program, patience_s: float = STOP_PATIENCE_S) -> None:
+    async def stop(self, program: Program) -> None:
         """Stop one program."""
-        await program.stop(patience_s)
+        await program.stop()
         if program in self._running:
             self._running.remove(program)
+
+    async def restart(self, program: Program) -> Program:
+        """Stop one program where it still runs, and start the same command again; call from the main thread."""
+        await self.stop(program)
+        return program.again()
 
     async def stop_all(self) -> None:
         """Stop every program, last started first, one after the other."""

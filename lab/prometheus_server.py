@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import yaml
@@ -21,7 +23,13 @@ SCRAPE_S = 1.0
 
 
 async def start_prometheus(
-    lab: Lab, program: Path, targets: Mapping[str, Sequence[str]], rules: Sequence[Path] = ()
+    lab: Lab,
+    program: Path,
+    targets: Mapping[str, Sequence[str]],
+    rules: Sequence[Path] = (),
+    *,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    port: int = 0,
 ) -> str:
     """Start it as one of the lab's programs and wait until it is ready; returns its URL.
 
@@ -30,13 +38,24 @@ async def start_prometheus(
         program: the binary, see `lab.prometheus_build`.
         targets: job name -> ``HOST:PORT`` of what to scrape.
         rules: rule files.
+        settings: further fields of a job's scrape_config, by job name, such as how to log in.
+        port: on the loopback address, for whoever must name it before; 0 for a free one.
 
     Raises:
         BootError: it does not become ready; the text holds the end of its log.
     """
     home = lab.place.state_dir / "prometheus"
     home.mkdir(parents=True, exist_ok=True)
-    jobs = [{"job_name": job, "static_configs": [{"targets": list(addresses)}]} for job, addresses in targets.items()]
+    for job, addresses in targets.items():
+        set_targets(lab, job, addresses)
+    jobs = [
+        {
+            "job_name": job,
+            "file_sd_configs": [{"files": [str(_targets(lab, job))], "refresh_interval": "1s"}],
+            **(settings or {}).get(job, {}),
+        }
+        for job in targets
+    ]
     every = f"{SCRAPE_S:g}s"
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
@@ -44,7 +63,7 @@ async def start_prometheus(
         "scrape_configs": jobs,
     }
     (home / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    (port,) = free_ports(1)
+    port = port or free_ports(1)[0]
     argv: list[str | Path] = [
         program,
         f"--config.file={home / 'prometheus.yaml'}",
@@ -63,6 +82,19 @@ async def start_prometheus(
             await asyncio.sleep(0.1)
     lab.served["prometheus"] = url
     return url
+
+
+def set_targets(lab: Lab, job: str, addresses: Sequence[str]) -> None:
+    """Say what a job scrapes, at any time, as a service discovery would; nothing where pods are gone."""
+    path = _targets(lab, job)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps([{"targets": list(addresses)}]))
+    fresh.rename(path)
+
+
+def _targets(lab: Lab, job: str) -> Path:
+    return lab.place.state_dir / "prometheus" / "targets" / f"{job}.json"
 
 
 async def write_history(lab: Lab, promtool: Path, exposition: str) -> None:

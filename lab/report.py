@@ -67,8 +67,27 @@ class Placements(msgspec.Struct, frozen=True):
     network_aware: dict[str, str]
 
 
-class DemoReport(msgspec.Struct, frozen=True):
-    """All that the demo found. ``prober`` is ``netperf``, or ``echo`` where netperf could not be had."""
+class Felt(msgspec.Struct, frozen=True):
+    """What a user of the application feels: requests to its frontend at a set rate. Percentiles of those answered, ms."""
+
+    p50_ms: float
+    p99_ms: float
+    requests: int
+    errors: int
+
+
+class ApplicationReport(msgspec.Struct, frozen=True):
+    """The running application, by scheduler."""
+
+    default: Felt
+    network_aware: Felt
+
+
+class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that the demo found. ``prober`` is ``netperf``, or ``echo`` where netperf could not be had.
+
+    ``nodes_kind`` is ``real``, or ``namespace`` for nodes without a kubelet; then there is neither ``images`` nor ``application``.
+    """
 
     control_plane: ControlPlaneInfo
     nodes: list[str]
@@ -82,6 +101,10 @@ class DemoReport(msgspec.Struct, frozen=True):
     edges: list[Edge]
     summary: Summary
     elapsed_s: float
+    nodes_kind: str
+    seed: int | None = None
+    images: dict[str, str] | None = None
+    application: ApplicationReport | None = None
 
 
 def summarise(edges: Iterable[Edge]) -> Summary:
@@ -179,6 +202,19 @@ def print_summary(console: Console, report: DemoReport) -> None:
         f"{report.elapsed_s:.0f} s in all.",
         highlight=False,
     )
+
+
+def print_application(console: Console, found: ApplicationReport, images: dict[str, str]) -> None:
+    """Print what a user of the running application feels."""
+    table = _table(console, "A request to the application's frontend, through Services (ms)")
+    table.add_column("scheduler")
+    for heading in ("p50", "p99", "requests", "failed"):
+        table.add_column(heading, justify="right")
+    for name, felt in (("default", found.default), ("netaware", found.network_aware)):
+        failed = Text(str(felt.errors), _BAD if felt.errors else "")
+        table.add_row(name, f"{felt.p50_ms:.1f}", f"{felt.p99_ms:.1f}", str(felt.requests), failed)
+    console.print(table)
+    console.print(f"Real kubelets ran {', '.join(images.values())} as the shipped overlay says.", highlight=False)
 
 
 def _table(console: Console, title: str) -> Table:

@@ -6,6 +6,7 @@ profiles' pods are sent; our extender answers neutrally for pods that belong to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ def build_config(
     extender_ignorable: bool = True,
     extender_timeout_s: float = 5.0,
     percentage_of_nodes_to_score: int = 100,
+    profiles: Sequence[str] = (DEFAULT_PROFILE, NETWORK_AWARE_PROFILE),
 ) -> dict[str, Any]:
-    """A KubeSchedulerConfiguration with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
+    """A KubeSchedulerConfiguration, by default with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
 
     Args:
         kubeconfig: credentials of the scheduler.
@@ -32,15 +34,15 @@ def build_config(
         extender_timeout_s: deadline of one request to it, seconds.
         percentage_of_nodes_to_score: 100, because an extender sees only the nodes that were sampled and a pod whose
             sampled nodes are all refused stays Pending although others would do.
+        profiles: names by which pods choose it; two schedulers of one name place the same pods, each by its own rules.
     """
-    profiles = [{"schedulerName": name} for name in (DEFAULT_PROFILE, NETWORK_AWARE_PROFILE)]
     config: dict[str, Any] = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 200, "burst": 400},
         "leaderElection": {"leaderElect": False},
         "percentageOfNodesToScore": percentage_of_nodes_to_score,
-        "profiles": profiles,
+        "profiles": [{"schedulerName": name} for name in profiles],
     }
     if extender_url is not None:
         config["extenders"] = [
@@ -48,6 +50,7 @@ def build_config(
                 "urlPrefix": extender_url,
                 "filterVerb": "filter",
                 "prioritizeVerb": "prioritize",
+                "preemptVerb": "preempt",
                 "weight": extender_weight,
                 "nodeCacheCapable": True,
                 "ignorable": extender_ignorable,

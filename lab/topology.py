@@ -9,16 +9,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
-import yaml
 
 from kubekit import quantity
 from kubekit.errors import ConfigError, QuantityError
+from kubekit.settings import Section, parse_yaml, read
+from lab.realnode.programs import CNI_CHECKSUMS, CNI_DEFAULT
 
+KWOK, REAL = KUBELETS = ("kwok", "real")
+IPV4, IPV6 = "IPv4", "IPv6"
 SHIPPED = Path(__file__).parent / "topologies"
 DEFAULT = "four-zones"
 MAX_NODES = 200
@@ -28,7 +28,6 @@ _DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>us|ms|s)\Z")
 _PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)%\Z")
 _US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 _MAX_RTT_US = 10e6
-_PATH = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`")
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,8 @@ class LabNode:
         site: where it hangs in the wide-area network: its zone, or itself.
         cpu, memory, pods: its capacity, as quantities.
         nic_bps: nominal speed of its network card, bits per second.
+        kubelet: ``real``, or ``kwok`` for a node on which nothing runs.
+        cni_plugins: version of a real node's CNI plugins.
     """
 
     name: str
@@ -69,6 +70,8 @@ class LabNode:
     memory: str
     pods: str
     nic_bps: int
+    kubelet: str = KWOK
+    cni_plugins: str = CNI_DEFAULT
 
     @property
     def control_plane(self) -> bool:
@@ -85,17 +88,28 @@ class Topology:
         nodes: in the order of the file, control-plane node first.
         same_zone: between two nodes of one zone.
         links: between two sites, by their names in bytewise order.
+        dual_stack: nodes, pods of real nodes, and Services have addresses of IPv6 beside those of IPv4.
     """
 
     name: str
     nodes: tuple[LabNode, ...]
     same_zone: Link
     links: Mapping[tuple[str, str], Link]
+    dual_stack: bool = False
 
     @property
     def zones(self) -> tuple[str, ...]:
         """Names of the zones, in the order of the file."""
         return tuple(dict.fromkeys(node.zone for node in self.nodes if node.zone))
+
+    @property
+    def real_nodes(self) -> tuple[LabNode, ...]:
+        """Those with a real kubelet."""
+        return tuple(node for node in self.nodes if node.kubelet == REAL)
+
+    def with_kubelets(self, kubelet: str) -> Topology:
+        """The same with kubelets of one kind on all nodes."""
+        return replace(self, nodes=tuple(replace(node, kubelet=kubelet) for node in self.nodes))
 
     def link(self, site: str, other: str) -> Link:
         """The link between two sites; between a site and itself the one inside a zone."""
@@ -107,36 +121,36 @@ def site_pair(site: str, other: str) -> tuple[str, str]:
     return (site, other) if site <= other else (other, site)
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of the file's structs: a field that we do not know is an error."""
-
-
-class _NodeFile(_Strict, frozen=True):
+class _NodeFile(Section, frozen=True):
     name: str
     cpu: str | int | None = None
     memory: str | int | None = None
     pods: str | int | None = None
     nic: str | int | None = None
+    kubelet: str | None = None
+    cni_plugins: str | None = None
 
 
-class _Defaults(_Strict, frozen=True):
+class _Defaults(Section, frozen=True):
     cpu: str | int = "4"
     memory: str | int = "16Gi"
     pods: str | int = "110"
     nic: str | int = "1G"
+    kubelet: str = KWOK
+    cni_plugins: str = CNI_DEFAULT
 
 
-class _ZoneFile(_Strict, frozen=True):
+class _ZoneFile(Section, frozen=True):
     name: str
     nodes: list[_NodeFile]
 
 
-class _RegionFile(_Strict, frozen=True):
+class _RegionFile(Section, frozen=True):
     name: str
     zones: list[_ZoneFile]
 
 
-class _LinkFile(_Strict, frozen=True):
+class _LinkFile(Section, frozen=True):
     rtt: str | float
     jitter: str | float = "0us"
     loss: str | float = "0%"
@@ -147,20 +161,22 @@ class _PairFile(_LinkFile, frozen=True):
     between: tuple[str, str] = ("", "")
 
 
-class _ControlPlaneFile(_Strict, frozen=True):
+class _ControlPlaneFile(Section, frozen=True):
     name: str
     region: str
     rtt: str | float
 
 
-class _TopologyFile(_Strict, frozen=True):
+class _TopologyFile(Section, frozen=True):
     name: str
     regions: list[_RegionFile]
     description: str = ""
     node_defaults: _Defaults = _Defaults()
     control_plane: _ControlPlaneFile | None = None
     same_zone: _LinkFile = _LinkFile(rtt="150us")
+    ip_families: tuple[str, ...] = (IPV4,)
     links: list[_PairFile] = []
+    region_links: list[_PairFile] = []
 
 
 def load(name_or_file: str) -> Topology:
@@ -186,47 +202,12 @@ def parse(text: str, file: str) -> Topology:
     Raises:
         ConfigError: it is not valid; names the file and the field.
     """
+    data = parse_yaml(text, file)
     try:
-        data = yaml.load(text, Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{file}: line {mark.line + 1}" if mark else file
-        raise ConfigError(where, f"is not valid YAML: {getattr(error, 'problem', error)}") from error
-    try:
-        content = msgspec.convert(data, _TopologyFile)
-    except msgspec.ValidationError as error:
-        raise _translate(error, file) from error
+        content = read(data, _TopologyFile)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error.field}", error.problem, error.fix) from error
     return _Reader(file, content).read()
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML says that keys are unique, PyYAML takes the last of two: a copied line would win unseen."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                problem = f"the field {key.value} is there twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _translate(error: msgspec.ValidationError, file: str) -> ConfigError:
-    """Put msgspec's path in front and say what the field is called in the file."""
-    text = str(error)
-    match = _PATH.search(text)
-    path = match["path"] if match else ""
-    problem = _PATH.sub("", text)
-    unknown = re.match(r"Object contains unknown field `(.*)`", problem)
-    if unknown:
-        return ConfigError(
-            f"{file}: {path + '.' if path else ''}{unknown[1]}", "is no field of a topology", "remove it"
-        )
-    missing = re.match(r"Object missing required field `(.*)`", problem)
-    if missing:
-        return ConfigError(f"{file}: {path + '.' if path else ''}{missing[1]}", "is missing")
-    return ConfigError(f"{file}: {path or 'document'}", problem[:1].lower() + problem[1:])
 
 
 @dataclass(frozen=True)
@@ -249,7 +230,14 @@ class _Reader:
         if content.control_plane is not None:
             to_zones = Link(self._duration("controlPlane.rtt", content.control_plane.rtt))
             links |= {site_pair(content.control_plane.name, zone): to_zones for zone in zones}
-        return Topology(content.name, tuple(nodes), self._link("sameZone", content.same_zone), links)
+        same_zone = self._link("sameZone", content.same_zone)
+        return Topology(content.name, tuple(nodes), same_zone, links, self._is_dual_stack())
+
+    def _is_dual_stack(self) -> bool:
+        families = self.content.ip_families
+        if families not in ((IPV4,), (IPV4, IPV6)):
+            raise self._error("ipFamilies", f"{list(families)} is not known", f"write [{IPV4}] or [{IPV4}, {IPV6}]")
+        return IPV6 in families
 
     def _control_plane_node(self) -> list[LabNode]:
         given = self.content.control_plane
@@ -293,10 +281,28 @@ class _Reader:
             own = getattr(node, name)
             where = f"{path}.{name}" if own is not None else f"nodeDefaults.{name}"
             amounts[name] = self._quantity(where, own if own is not None else getattr(defaults, name))
-        nic_bps = quantity.parse_int(amounts["nic"])
         return LabNode(
-            node.name, region, zone, zone or node.name, amounts["cpu"], amounts["memory"], amounts["pods"], nic_bps
+            node.name,
+            region,
+            zone,
+            zone or node.name,
+            amounts["cpu"],
+            amounts["memory"],
+            amounts["pods"],
+            nic_bps=quantity.parse_int(amounts["nic"]),
+            kubelet=self._choice(path, node, "kubelet", KUBELETS),
+            cni_plugins=self._choice(path, node, "cni_plugins", tuple(CNI_CHECKSUMS)),
         )
+
+    def _choice(self, path: str, node: _NodeFile, name: str, known: tuple[str, ...]) -> str:
+        """The node's own value or the default, which must be one of ``known``."""
+        own = getattr(node, name)
+        value = str(own if own is not None else getattr(self.content.node_defaults, name))
+        if value not in known:
+            field = "".join(word.title() if i else word for i, word in enumerate(name.split("_")))
+            where = f"{path}.{field}" if own is not None else f"nodeDefaults.{field}"
+            raise self._error(where, f"{value!r} is not known", f"write one of {', '.join(known)}")
+        return value
 
     def _links(self, zones: list[str]) -> dict[tuple[str, str], Link]:
         links: dict[tuple[str, str], Link] = {}
@@ -311,9 +317,29 @@ class _Reader:
             if key in links:
                 raise self._error(f"{path}.between", f"the pair {key[0]}, {key[1]} has a link already")
             links[key] = self._link(path, given)
+        by_region = self._region_links()
+        region_of = {zone.name: region.name for region in self.content.regions for zone in region.zones}
         for pair in itertools.combinations(sorted(zones), 2):
-            if pair not in links:
+            between = by_region.get(site_pair(region_of[pair[0]], region_of[pair[1]]))
+            if pair not in links and between is not None:
+                links[pair] = between
+            elif pair not in links:
                 raise self._error("links", f"no link between {pair[0]} and {pair[1]}", "every pair of zones needs one")
+        return links
+
+    def _region_links(self) -> dict[tuple[str, str], Link]:
+        """Links between all zones of two regions, or of one region, that have none of their own."""
+        regions = {region.name for region in self.content.regions}
+        links: dict[tuple[str, str], Link] = {}
+        for i, given in enumerate(self.content.region_links):
+            path = f"regionLinks[{i}]"
+            for region in given.between:
+                if region not in regions:
+                    raise self._error(f"{path}.between", f"{region!r} is no region of this topology")
+            key = site_pair(*given.between)
+            if key in links:
+                raise self._error(f"{path}.between", f"the pair {key[0]}, {key[1]} has a link already")
+            links[key] = self._link(path, given)
         return links
 
     def _link(self, path: str, given: _LinkFile) -> Link:

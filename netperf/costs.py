@@ -1,206 +1,95 @@
-"""Samples to costs: estimate, age, price, and fill what was not measured, without ever inventing a 0.
+"""Levels to costs: belief, age, price; and fill what was not measured, without ever inventing a 0.
 
-Two pure steps, both from state to state. `fold` takes samples into per-pair estimates; `price` turns estimates into
-costs, holding a cost that only moved within the noise. The state is a cache: lost, it is rebuilt from the samples and
-from the costs that were written last (`restore`), and nothing is written anew.
+`netperf.memory.fold` takes samples and failures into what is remembered of each pair of zones; `price` turns that into costs,
+holding a cost that only moved within the noise. The state is a cache: lost, it is rebuilt from the samples and from what was
+written last, and nothing is written anew.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from netperf.belief import Link, Odd, Reading, Verdict, link_of, weigh_readings
+from netperf.latencies import Latencies, two_figures
+from netperf.memory import (
+    EXTERNAL,
+    INFERRED_ERROR,
+    CostState,
+    PairState,
+    Stream,
+    ZonePair,
+    best_stream,
+    preference,
+    priced_us,
+    worth_us,
+)
 from netperf.policy import GREATEST_COST, LEAST_ZONE_COST, CostPolicy
 from netperf.routes import infer_us
-from netperf.sample import Measurement, Place, ProberName, Sample, Sighting, Test, sight
 
-ZonePair = tuple[str, str]
-Basis = Literal["measured", "mirrored", "stale", "inferred"]
+Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
 
 MISSED_ROUNDS = 3
-_PREFERENCE: dict[tuple[ProberName, Test], int] = {
-    ("netperf", "TCP_RR"): 0,
-    ("netperf", "UDP_RR"): 1,
-    ("echo", "TCP_RR"): 2,
-    ("echo", "UDP_RR"): 3,
-    ("external", "TCP_RR"): 4,
-}
-
-
-class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of one pair of nodes by one prober and test, smoothed.
-
-    Attributes:
-        estimate_us: exponentially weighted average of the policy's percentile. Percentiles of several runs are not a
-            percentile; as an estimate of where it lies their average is fair, as a claim about a longer run it is not.
-        deviation_us: average distance of runs from the estimate: the noise.
-        spread_us: p99 - p50 of the runs, smoothed; 0 while unknown.
-        loss_ratio: smoothed; 0 while unknown.
-        runs: how many the estimate rests on, since it was last taken as it is.
-    """
-
-    origin: Place
-    destination: Place
-    prober: ProberName
-    test: Test
-    estimate_us: float
-    deviation_us: float = 0.0
-    spread_us: float = 0.0
-    loss_ratio: float = 0.0
-    runs: int = 1
-    sighting: Sighting
-
-
-class PairState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a directed pair of zones: its streams, the cost in force, the last good latency and when.
-
-    The last good value outlives its stream, which goes when its key goes, as when a node leaves.
-    """
-
-    streams: tuple[Stream, ...] = ()
-    cost: int | None = None
-    last_good_us: float | None = None
-    last_good_s: float = 0.0
-
-
-CostState = dict[ZonePair, PairState]
+DEAD_RUNS = 2
+"""Failures in a row of every pair of nodes that make a path dead."""
+DEAD_RUNS_ALONE = 3
+"""The same where there is but one pair of nodes to ask."""
+STALE_ERROR, LEAST_ERROR_US = 0.1, 5.0
 
 
 class ZoneCost(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the cost table.
 
     Attributes:
-        latency_us: what was priced, penalties included.
-        basis: ``measured``; ``mirrored``, from the way back; ``stale``, the last good value; ``inferred``, a path.
+        latency_us: what was priced, penalties included; of an unreachable pair the last that was known, or 0.
+        basis: ``measured``; ``mirrored``, from the way back; ``stale``, the last good value; ``inferred``, a path over other
+            zones; ``unreachable``, a dead path.
         age_s: of the measurement behind it, by our clock; 0 for an inferred one.
+        error_us: by how much the latency may be off.
+        readings: pairs of nodes that it rests on.
     """
 
     cost: int
     latency_us: float
     basis: Basis
     age_s: float
+    error_us: float = 0.0
+    readings: int = 0
 
 
 class CostTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs by directed pair of zones and of regions; ``absent`` pairs have none, and must not be written as 0."""
+    """Costs by directed pair of zones and of regions; ``absent`` pairs have none, and must not be written as 0.
+
+    Attributes:
+        odd: nodes whose readings stand against the others'.
+        disputed: links on which one reading stands against one.
+    """
 
     zones: dict[ZonePair, ZoneCost]
     regions: dict[ZonePair, int]
     absent: tuple[ZonePair, ...]
+    odd: dict[str, Odd] = {}
+    disputed: frozenset[Link] = frozenset()
 
     def count(self, basis: Basis) -> int:
         """How many zone pairs rest on this."""
         return sum(entry.basis == basis for entry in self.zones.values())
 
-
-def restore(written: Mapping[ZonePair, int]) -> CostState:
-    """A state that knows only the costs written last, so that a restart does not move a cost within its hysteresis."""
-    return {pair: PairState(cost=cost) for pair, cost in written.items() if cost >= LEAST_ZONE_COST}
-
-
-# --- samples to estimates ------------------------------------------------------------------------------------------
-
-
-def fold(samples: Iterable[Sample], state: CostState, policy: CostPolicy, now_s: float, wall_s: float) -> CostState:
-    """Take samples into the state. A sample that was seen before changes nothing; a doubtful one is left out.
-
-    Args:
-        samples: all samples there are now, new or not; streams without one are forgotten, last good values are not.
-        state: what this function, `price` or `restore` returned last.
-        policy: the rules.
-        now_s: our clock, always the same one.
-        wall_s: wall clock, seconds since 1970; only used for samples met for the first time.
-    """
-    by_pair: dict[ZonePair, list[Stream]] = defaultdict(list)
-    for sample in samples:
-        if sample.origin.zone == sample.destination.zone or sample.measurement.test == "TCP_STREAM":
-            continue
-        before = _stream_of(sample, state.get(sample.zones, PairState()).streams)
-        stream = _fold_one(sample, before, policy, now_s, wall_s)
-        if stream is not None:
-            by_pair[sample.zones].append(stream)
-    return {
-        pair: msgspec.structs.replace(state.get(pair, PairState()), streams=tuple(by_pair.get(pair, ())))
-        for pair in state.keys() | by_pair.keys()
-    }
-
-
-def _stream_of(sample: Sample, streams: Iterable[Stream]) -> Stream | None:
-    wanted = (sample.origin.node, sample.destination.node, sample.measurement.prober, sample.measurement.test)
-    return next((s for s in streams if (s.origin.node, s.destination.node, s.prober, s.test) == wanted), None)
-
-
-def _fold_one(sample: Sample, before: Stream | None, policy: CostPolicy, now_s: float, wall_s: float) -> Stream | None:
-    measurement = sample.measurement
-    value_us = measurement.percentile_us(policy.percentile)
-    if value_us is None or not set(sample.doubts) <= set(policy.accept_doubts):
-        return before
-    sighting = sight(before.sighting if before else None, sample, now_s, wall_s)
-    if before is None:
-        return Stream(
-            origin=sample.origin,
-            destination=sample.destination,
-            prober=measurement.prober,
-            test=measurement.test,
-            estimate_us=value_us,
-            spread_us=_spread_us(measurement),
-            loss_ratio=measurement.loss_ratio or 0.0,
-            sighting=sighting,
+    def latencies(self) -> Latencies:
+        """What goes along with the costs, in whole microseconds."""
+        known = {pair: entry for pair, entry in self.zones.items() if entry.basis != "unreachable"}
+        return Latencies(
+            {pair: max(1, round(entry.latency_us)) for pair, entry in known.items()},
+            {pair: two_figures(entry.error_us) for pair, entry in known.items()},
+            [pair for pair, entry in self.zones.items() if entry.basis == "unreachable"],
         )
-    if measurement.prober == "external" and value_us != before.estimate_us:
-        # No time in that format: a changed number is the only sign of a new run, and is taken as it is.
-        return msgspec.structs.replace(before, estimate_us=value_us, sighting=Sighting(0, 0.0, now_s))
-    return before if sighting == before.sighting else _smooth(before, measurement, value_us, sighting, policy)
 
 
-def _smooth(
-    before: Stream, measurement: Measurement, value_us: float, sighting: Sighting, policy: CostPolicy
-) -> Stream:
-    # The first runs count alike, as in a plain mean: the very first would otherwise weigh most for a long time.
-    weight, away_us = max(policy.smoothing, 1 / (before.runs + 1)), abs(value_us - before.estimate_us)
-    jump = away_us > max(policy.jump_ratio * before.estimate_us, 4 * before.deviation_us, policy.unit_us / 2)
-    return msgspec.structs.replace(
-        before,
-        estimate_us=value_us if jump else before.estimate_us + weight * (value_us - before.estimate_us),
-        deviation_us=before.deviation_us if jump else before.deviation_us + weight * (away_us - before.deviation_us),
-        spread_us=before.spread_us + weight * (_spread_us(measurement) - before.spread_us),
-        loss_ratio=before.loss_ratio + weight * ((measurement.loss_ratio or 0.0) - before.loss_ratio),
-        runs=1 if jump else before.runs + 1,
-        sighting=sighting,
-    )
-
-
-def _spread_us(measurement: Measurement) -> float:
-    """Jitter as p99 - p50: both probers give it, and a single late packet does not make it, as it would a stddev."""
-    if measurement.p99_us is None or measurement.p50_us is None:
-        return 0.0
-    return max(0.0, measurement.p99_us - measurement.p50_us)
-
-
-def priced_us(stream: Stream, policy: CostPolicy) -> float:
-    """The estimate and its penalties, in microseconds."""
-    return (
-        stream.estimate_us + policy.jitter_weight * stream.spread_us + policy.loss_penalty_us * 100 * stream.loss_ratio
-    )
-
-
-def best_stream(streams: Iterable[Stream], policy: CostPolicy) -> Stream | None:
-    """The stream to believe: netperf before echo before others' numbers; of two node pairs the faster one.
-
-    A path cannot be faster than itself, so the slower of two node pairs tells of a bad node.
-    """
-    return min(
-        streams,
-        key=lambda s: (_PREFERENCE.get((s.prober, s.test), 9), priced_us(s, policy), s.origin, s.destination),
-        default=None,
-    )
-
-
-# --- estimates to costs --------------------------------------------------------------------------------------------
+# --- levels to costs -----------------------------------------------------------------------------------------------
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -208,6 +97,8 @@ class _Known(msgspec.Struct, frozen=True):
     deviation_us: float
     basis: Basis
     seen_s: float
+    error_us: float = 0.0
+    readings: int = 0
 
 
 def price(
@@ -226,59 +117,173 @@ def price(
     expire_s = max(policy.expire_after_s, stale_s)
     names = sorted(zones)
     pairs = [(a, b) for a in names for b in names if a != b]
-    fresh = {p: found for p in pairs if p in state and (found := _freshest(state[p], policy, now_s, stale_s))}
-    known = {p: found for p in pairs if (found := _known(p, state, fresh, policy, now_s - expire_s)) is not None}
-    if policy.infer and len(known) < len(pairs):
+    fresh = {p: _fresh(state[p], policy, now_s, stale_s) for p in pairs if p in state}
+    dead = {link for link in {link_of(*p) for p in pairs} if _is_dead(link, state, fresh)}
+    verdict = _weigh(fresh, state, dead, policy)
+    good = {p: found for p in pairs if (found := _measured(p, fresh, verdict, policy)) is not None}
+    alive = [p for p in pairs if link_of(*p) not in dead]
+    known = {
+        p: found for p in alive if (found := good.get(p) or _last_good(p, state, policy, now_s - expire_s)) is not None
+    }
+    if policy.infer and len(known) < len(alive):
         inferred = infer_us(names, {pair: entry.latency_us for pair, entry in known.items()})
-        known |= {pair: _Known(us, 0.0, "inferred", now_s) for pair, us in inferred.items()}
+        known |= {
+            pair: _Known(us, 0.0, "inferred", now_s, INFERRED_ERROR * us)
+            for pair, us in inferred.items()
+            if link_of(*pair) not in dead
+        }
+    weak = {p: _last_good(p, state, policy, now_s - expire_s, weak=True) for p in alive if p not in known}
+    known |= {p: found for p, found in weak.items() if found is not None}
     table: dict[ZonePair, ZoneCost] = {}
     after: CostState = {}
     for pair in pairs:
         old = state.get(pair, PairState())
-        entry = known.get(pair)
-        cost = None if entry is None else held_cost(old.cost, entry.latency_us, entry.deviation_us, policy)
-        if entry is not None and cost is not None:
-            age_s = max(0.0, now_s - entry.seen_s)
-            table[pair] = ZoneCost(cost=cost, latency_us=entry.latency_us, basis=entry.basis, age_s=age_s)
-        own = fresh.get(pair)
-        last_good = (old.last_good_us, old.last_good_s) if own is None else (own.latency_us, own.seen_s)
-        after[pair] = msgspec.structs.replace(old, cost=cost, last_good_us=last_good[0], last_good_s=last_good[1])
+        is_dead = link_of(*pair) in dead
+        entry, own = known.get(pair), good.get(pair)
+        # The noise of what was measured is no reason to keep what was guessed.
+        in_force = None if old.guessed and own is not None else old.cost
+        cost = None if entry is None else held_cost(in_force, entry.latency_us, entry.deviation_us, policy)
+        if is_dead:
+            age_s = max(0.0, now_s - old.last_good_s) if old.last_good_us is not None else 0.0
+            table[pair] = ZoneCost(
+                cost=policy.unreachable_cost, latency_us=old.last_good_us or 0.0, basis="unreachable", age_s=age_s
+            )
+        elif entry is not None and cost is not None:
+            table[pair] = ZoneCost(
+                cost=cost,
+                latency_us=entry.latency_us,
+                basis=entry.basis,
+                age_s=max(0.0, now_s - entry.seen_s),
+                error_us=entry.error_us,
+                readings=entry.readings,
+            )
+        after[pair] = msgspec.structs.replace(
+            old,
+            cost=old.cost if is_dead else cost,
+            last_good_us=old.last_good_us if own is None else own.latency_us,
+            last_good_s=old.last_good_s if own is None else own.seen_s,
+            error_us=old.error_us if own is None else own.error_us,
+            unreachable=is_dead,
+            weak=old.weak and own is None,
+            guessed=entry is not None and (entry.basis == "inferred" or (old.guessed and own is None)),
+        )
     absent = tuple(pair for pair in pairs if pair not in table)
-    return CostTable(zones=table, regions=region_costs(table, zones, policy), absent=absent), after
+    return (
+        CostTable(
+            zones=table,
+            regions=region_costs(table, zones, policy),
+            absent=absent,
+            odd=verdict.odd,
+            disputed=verdict.disputed,
+        ),
+        after,
+    )
 
 
-def _freshest(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) -> _Known | None:
-    """The best stream that is not stale."""
+def _fresh(pair: PairState, policy: CostPolicy, now_s: float, stale_s: float) -> tuple[Stream, ...]:
+    """The streams that are not stale; of one pair of nodes the one that is preferred."""
 
     def is_fresh(stream: Stream) -> bool:
         limit_s = policy.external_stale_after_s if stream.prober == "external" else stale_s
         return limit_s is None or now_s - stream.sighting.first_seen_s <= limit_s
 
-    best = best_stream((s for s in pair.streams if is_fresh(s)), policy)
-    if best is None:
-        return None
-    return _Known(priced_us(best, policy), best.deviation_us, "measured", best.sighting.first_seen_s)
+    chosen: dict[tuple[str, str], Stream] = {}
+    for stream in sorted(filter(is_fresh, pair.streams), key=preference):
+        chosen.setdefault((stream.origin.node, stream.destination.node), stream)
+    return tuple(chosen.values())
 
 
-def _known(
-    pair: ZonePair, state: CostState, fresh: Mapping[ZonePair, _Known], policy: CostPolicy, not_before_s: float
+def _is_dead(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[Stream, ...]]) -> bool:
+    """Whether every pair of nodes that can tell says that the path is dead, several times in a row.
+
+    Where nobody says anything the last verdict stays: silence is no recovery.
+    """
+    both = (link, (link[1], link[0]))
+    failures = [f for pair in both for f in (state[pair].failures if pair in state else ())]
+    failing = {(f.origin.node, f.destination.node) for f in failures}
+    speaking = [
+        s
+        for pair in both
+        for s in fresh.get(pair, ())
+        if s.prober != "external" and (s.origin.node, s.destination.node) not in failing
+    ]
+    if speaking:
+        return False
+    if not failures:
+        return any(state[pair].unreachable for pair in both if pair in state)
+    runs = DEAD_RUNS if len({f.origin.node for f in failures}) > 1 else DEAD_RUNS_ALONE
+    return all(not f.alive and f.in_a_row >= runs for f in failures)
+
+
+def _weigh(
+    fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead: set[Link], policy: CostPolicy
+) -> Verdict:
+    by_link: dict[Link, list[Stream]] = defaultdict(list)
+    for pair, streams in fresh.items():
+        by_link[link_of(*pair)] += [s for s in streams if preference(s) != EXTERNAL]
+    readings: list[Reading] = []
+    for link, found in by_link.items():
+        if link in dead or not found:
+            continue
+        # Echo runs read some tens of microseconds more: they are not mixed with what is better.
+        best = min(preference(s) // 2 for s in found)
+        readings += [
+            Reading(s.origin.node, s.destination.node, link, priced_us(s, policy))
+            for s in found
+            if preference(s) // 2 == best
+        ]
+    believed = {link: us for link in by_link if (us := worth_us(state.get(link, PairState()), state.get(link[::-1])))}
+    return weigh_readings(readings, believed)
+
+
+def _measured(
+    pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Verdict, policy: CostPolicy
 ) -> _Known | None:
-    """The pair's own measurement, else the way back (a round trip has both in it), else the last good value."""
+    """What the believed readings of both directions agree on (a round trip has both in it), else numbers of others."""
     back = (pair[1], pair[0])
-    own = fresh.get(pair)
-    if own is not None:
-        return own
-    mirrored = fresh.get(back)
-    if mirrored is not None:
-        return msgspec.structs.replace(mirrored, basis="mirrored")
-    newest: _Known | None = None
-    for there in (state.get(pair), state.get(back)):
+    link = link_of(*pair)
+    value_us = verdict.values_us.get(link)
+    both = (*fresh.get(pair, ()), *fresh.get(back, ()))
+    if value_us is None:
+        own = [s for s in fresh.get(pair, ()) if s.prober == "external"]
+        best = best_stream(own or [s for s in both if s.prober == "external"], policy)
+        if best is None:
+            return None
+        us = priced_us(best, policy)
+        return _Known(us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1)
+    measured = [s for s in both if s.prober != "external"]
+    deviation_us = min((s.deviation_us for s in measured), default=0.0)
+    spread_us = verdict.spread_us.get(link)
+    noise_us = 2 * deviation_us / math.sqrt(max(1, min(s.runs for s in measured) or 1))
+    error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), LEAST_ERROR_US)
+    if link in verdict.disputed:
+        error_us = max(error_us, INFERRED_ERROR * value_us)
+    basis: Basis = "measured" if any(s.prober != "external" for s in fresh.get(pair, ())) else "mirrored"
+    return _Known(
+        value_us, deviation_us, basis, max(s.sighting.first_seen_s for s in measured), error_us, len(measured)
+    )
+
+
+def _last_good(
+    pair: ZonePair, state: CostState, policy: CostPolicy, not_before_s: float, *, weak: bool = False
+) -> _Known | None:
+    """The last good value of the pair or of the way back, whichever is newer, unless it has expired.
+
+    Weak ones, which may have been inferred, are better than nothing only.
+    """
+    known: list[_Known] = []
+    for there in (state.get(pair), state.get((pair[1], pair[0]))):
         if there is None:
             continue
-        last = [_Known(priced_us(s, policy), 0.0, "stale", s.sighting.first_seen_s) for s in there.streams]
-        if there.last_good_us is not None:
-            last.append(_Known(there.last_good_us, 0.0, "stale", there.last_good_s))
-        newest = max((newest, *last) if newest else last, key=lambda k: k.seen_s, default=None)
+        if there.last_good_us is not None and there.weak == weak:
+            us = there.last_good_us
+            known.append(_Known(us, 0.0, "stale", there.last_good_s, max(there.error_us, STALE_ERROR * us)))
+        if not weak:  # a reader that just started may find samples that are old already
+            known += [
+                _Known(us := priced_us(s, policy), 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
+                for s in there.streams
+            ]
+    newest = max(known, key=lambda k: k.seen_s, default=None)
     return newest if newest is not None and newest.seen_s >= not_before_s else None
 
 

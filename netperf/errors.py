@@ -20,17 +20,19 @@ class Refusal(msgspec.Struct, frozen=True):
         key: what was refused, cut to 80 characters, since anyone may have written it.
         reason: a short name with few values, fit for a metric label.
         detail: for people; names the field and what was expected.
+        source: the node that it says it comes from, where it says so.
     """
 
     key: str
     reason: str
     detail: str = ""
+    source: str = ""
 
 
-def refuse(key: str, reason: str, detail: str = "") -> Refusal:
+def refuse(key: str, reason: str, detail: str = "", source: str = "") -> Refusal:
     """A `Refusal` whose texts are cut to a length that is fit to log."""
     shown = key if len(key) <= SHOWN_KEY_LENGTH else key[: SHOWN_KEY_LENGTH - 1] + "…"
-    return Refusal(shown, reason, detail[:200])
+    return Refusal(shown, reason, detail[:200], source)
 
 
 class PlanRefusedError(KubekitError):

@@ -45,8 +45,23 @@ def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
 
 
 def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
-    """The probes that this node runs."""
-    return tuple(probe for probe in plan.probes if probe.origin.node == node)
+    """The probes that this node runs in slots; those of higher rank are datagrams, which need none."""
+    return tuple(probe for probe in plan.probes if probe.origin.node == node and probe.rank == 0)
+
+
+def slot_width_s(plan: ZonePlan) -> float:
+    """How long a slot is."""
+    return plan.interval_s / plan.slots
+
+
+def missed_turns(plan: ZonePlan, node: str, after_s: float, before_s: float) -> tuple[Turn, ...]:
+    """Turns of the node that began between two moments (wall clock, s), of the last two rounds at most."""
+    missed: list[Turn] = []
+    from_s = max(after_s, before_s - 2 * plan.interval_s)
+    while (turn := next_turn(plan, node, from_s)) is not None and turn.starts_at_s < before_s:
+        missed.append(turn)
+        from_s = turn.starts_at_s + 1e-3
+    return tuple(missed)
 
 
 def choose_test(settings: ProbeSettings, probe: Probe, round_number: int) -> Test:
@@ -67,7 +82,7 @@ def start_s(plan: ZonePlan, probe: Probe, round_number: int) -> float:
 
     Jitter differs from round to round, lest a probe always meets the same periodic job of its node.
     """
-    width_s = plan.interval_s / plan.slots
+    width_s = slot_width_s(plan)
     slack_s = max(0.0, width_s - plan.settings.duration_s - CONNECT_ALLOWANCE_S)
     seed = f"{round_number}\0{probe.origin.node}\0{probe.destination.node}\0{probe.slot}".encode()
     fraction = int.from_bytes(hashlib.blake2b(seed, digest_size=6).digest(), "big") / 2**48

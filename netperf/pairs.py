@@ -1,9 +1,10 @@
 """Zones to node pairs: who probes whom, and when, so that the cost follows the zones and never the nodes.
 
-Each unordered pair of zones is one *link*, measured between one node of either zone. A link keeps its nodes while both
-can be used; a node that leaves takes only its own links along. Rendezvous hashing picks the nodes, a slow rotation picks
-anew, and no node is given more than its share of its zone's links. The previous plan is an argument: that, not luck
-with hashes, is what keeps everything else where it was.
+Each unordered pair of zones is measured between a few pairs of nodes, each of them a *link* of its own: netperf runs on that
+of rank 0, in its slot; datagrams go between all of them, in turn from either end, so that no node is asked alone. A link keeps
+its nodes while both can be used; a node that leaves takes only its own links along. Rendezvous hashing picks the nodes, a slow
+rotation picks anew, one rank at a time and all links of a zone together, and no node is given more than its share. The
+previous plan is an argument: that, not luck with hashes, is what keeps everything else where it was.
 """
 
 from __future__ import annotations
@@ -11,21 +12,29 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Annotated
 
 import msgspec
 
 from kubekit.errors import ConfigError
+from kubekit.settings import Range, Section, join
+from netperf.contract import PLAN_FORM, RESULTS_NAME
 from netperf.errors import Refusal, refuse
-from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan, is_address
+from netperf.plans import MOST_NODE_PAIRS, WITNESS_RANK, Peer, Port, Probe, ProbeSettings, ZonePlan, is_address
 from netperf.results import assign_shards
+from netperf.sample import Test
 from netperf.slots import Edge, colour, tournament_rounds
 
 _MASK = 2**64 - 1
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning needs to know of a node; zone and region are label values, empty when absent."""
+    """What planning needs to know of a node; zone and region are label values, empty when absent.
+
+    Attributes:
+        plan_form: the form of plans that the node's agent reads.
+    """
 
     name: str
     address: str
@@ -34,48 +43,56 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = True
     schedulable: bool = True
     agent_ready: bool = True
+    plan_form: int = PLAN_FORM
 
 
-class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to plan.
+class PlanOptions(Section, frozen=True):
+    """Who probes whom, how often and with what; see `netperf.plans.ProbeSettings` for the fields of a run.
 
     Attributes:
         interval_s: shortest round.
         slot_s: time set aside for one probe; a round lasts max(interval_s, slots * slot_s). With Z zones there are
             Z - 1 slots (Z if odd), so 60 s suffice for 10 zones, and 100 zones take 594 s.
-        rotation_s: after this time a link picks its nodes anew, each link at its own moment.
+        rotation_s: after this time a zone picks new nodes for one rank of its links, so that the others go on and its plan is
+            written once. Each zone has its own moment.
         both_directions: also measure the way back, from the other end; a round trip is symmetric, so off.
         intra_zone: also one pair inside each zone with two nodes.
-        second_pair: a second pair of nodes per link, to tell a bad node from a bad path.
+        node_pairs: pairs of nodes that stand for two zones, where they have so many: their median is the zones' value, and
+            what one of them alone reads is a bad node and no bad path.
         max_concurrent: probes running at once in the whole cluster; 0 for no limit (one per two zones).
         results_name: ConfigMap that samples go to; more of them are numbered from it.
     """
 
-    interval_s: float = 60.0
-    slot_s: float = 6.0
-    rotation_s: float = 3600.0
+    interval_s: Annotated[float, Range(1, 86_400)] = 60.0
+    slot_s: Annotated[float, Range(0, 3600)] = 6.0
+    rotation_s: Annotated[float, Range(60, 30 * 86_400)] = 3600.0
     both_directions: bool = False
     intra_zone: bool = False
-    second_pair: bool = False
-    max_concurrent: int = 0
-    results_name: str = "netperf-metrics"
-    settings: ProbeSettings = ProbeSettings()
+    node_pairs: Annotated[int, Range(1, MOST_NODE_PAIRS)] = 3
+    max_concurrent: Annotated[int, Range(0, 1_000_000)] = 0
+    results_name: str = RESULTS_NAME
+    test: Test = "TCP_RR"
+    extra_tests: tuple[Test, ...] = ()
+    extra_every: Annotated[int, Range(2, 100_000)] = 10
+    duration_s: Annotated[float, Range(0.01, 60)] = 1.0
+    port: Port = 12865
+    data_port: Port = 12866
+    echo_port: Port = 12867
 
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` naming the first field that makes no sense."""
-        if not 1 <= self.interval_s <= 86400:
-            raise ConfigError("plan.interval_s", f"{self.interval_s} is out of range", "1 to 86400 seconds")
-        if not self.settings.duration_s < self.slot_s <= 3600:
-            raise ConfigError("plan.slot_s", f"{self.slot_s} is out of range", "longer than settings.duration_s")
-        if not 60 <= self.rotation_s <= 30 * 86400:
-            raise ConfigError("plan.rotation_s", f"{self.rotation_s} is out of range", "60 seconds to 30 days")
+    def check(self, field: str) -> None:
+        """Raise ConfigError for a slot that holds no run, a test named twice, and results without a name."""
+        if not self.duration_s < self.slot_s:
+            raise ConfigError(join(field, "slotS"), f"{self.slot_s} is out of range", "longer than durationS")
         tests = self.settings.tests
         if len(set(tests)) < len(tests):
-            raise ConfigError("plan.extra_tests", f"{', '.join(tests)}: one occurs twice", "name each test once")
-        if self.max_concurrent < 0:
-            raise ConfigError("plan.max_concurrent", f"{self.max_concurrent} is negative", "0 for no limit")
+            raise ConfigError(join(field, "extraTests"), f"{', '.join(tests)}: one occurs twice", "name each test once")
         if not self.results_name:
-            raise ConfigError("plan.results_name", "is empty", "name a ConfigMap")
+            raise ConfigError(join(field, "resultsName"), "is empty", "name a ConfigMap")
+
+    @property
+    def settings(self) -> ProbeSettings:
+        """What a run looks like, as plans tell agents."""
+        return ProbeSettings(**{name: getattr(self, name) for name in ProbeSettings.__struct_fields__})
 
 
 class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +102,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
         zones: plan per origin zone; a zone that starts no probe has an empty one, so that its agents know.
         left_out: nodes and zones that take no part, with a reason: ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``; for a zone ``zone-without-probers``.
-        links: unordered zone pairs (and inner pairs) that are measured.
+        links: unordered zone pairs (and inner pairs) that are measured, whatever the pairs of nodes.
         interval_s: length of a round; slots: how many parts it has.
     """
 
@@ -113,11 +130,17 @@ class _Ends(msgspec.Struct, frozen=True):
 
 
 def plan_pairs(
-    nodes: Iterable[NodeFacts], options: PlanOptions, previous: Mapping[str, ZonePlan] | None, now_s: float
+    nodes: Iterable[NodeFacts],
+    options: PlanOptions,
+    previous: Mapping[str, ZonePlan] | None,
+    now_s: float,
+    *,
+    witnesses: Iterable[tuple[str, str]] = (),
 ) -> PairPlan:
     """Plan all probes.
 
     Args:
+        witnesses: origin and destination nodes of probes to add: who is to say whether a suspect can be reached.
         nodes: every node of the cluster.
         options: how.
         previous: the plans in force by origin zone, as decoded from their objects; None or empty to start afresh.
@@ -129,12 +152,14 @@ def plan_pairs(
     links = _links(usable, options)
     chosen = _choose(links, usable, _ends_before(before), options, now_s)
     edges = _edges(links, zones, options)
-    old_slots = {_edge_of(p): p.slot for plan in before.values() for p in plan.probes}
+    old_slots = {_edge_of(p): p.slot for plan in before.values() for p in plan.probes if p.rank == 0}
     slot_of, slots = colour(edges, old_slots, options.max_concurrent)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
-    for edge in edges:
-        probe = _probe(edge, chosen[_Link(edge.a, edge.b, edge.rank)], usable, slot_of[edge])
+    for edge in [*edges, *(Edge(link.a, link.b, link.rank, reverse=False) for link in links if link.rank)]:
+        probe = _probe(edge, chosen[_Link(edge.a, edge.b, edge.rank)], usable, slot_of.get(edge, 0))
+        probes[probe.origin.zone].append(probe)
+    for probe in _witness_probes(witnesses, usable):
         probes[probe.origin.zone].append(probe)
     shards = assign_shards(zones, options.results_name, {z: p.results for z, p in before.items()})
     return PairPlan(
@@ -147,7 +172,7 @@ def plan_pairs(
                     slots=slots,
                     results=shards[zone],
                     settings=options.settings,
-                    probes=tuple(sorted(probes[zone], key=lambda p: (p.slot, p.destination))),
+                    probes=_without_repeats(probes[zone]),
                 ),
                 before.get(zone),
                 now_s,
@@ -155,10 +180,25 @@ def plan_pairs(
             for zone in zones
         },
         left_out=left_out,
-        links=len(links),
+        links=sum(link.rank == 0 for link in links),
         interval_s=interval_s,
         slots=slots,
     )
+
+
+def _witness_probes(witnesses: Iterable[tuple[str, str]], usable: Mapping[str, Mapping[str, Peer]]) -> Iterable[Probe]:
+    peers = {name: peer for zone in usable.values() for name, peer in zone.items()}
+    for origin, destination in witnesses:
+        if origin in peers and destination in peers and origin != destination:
+            yield Probe(origin=peers[origin], destination=peers[destination], slot=0, rank=WITNESS_RANK)
+
+
+def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
+    """In order of slots; of two probes between the same nodes the one of lower rank, since results have one key for both."""
+    found: dict[tuple[str, str], Probe] = {}
+    for probe in sorted(probes, key=lambda p: (p.rank, p.slot, p.destination, p.origin)):
+        found.setdefault((probe.origin.node, probe.destination.node), probe)
+    return tuple(found.values())
 
 
 def eligible(nodes: Iterable[NodeFacts]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
@@ -193,27 +233,27 @@ def _unusable(node: NodeFacts) -> tuple[str, str] | None:
 
 def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_Link]:
     zones = sorted(usable)
-    links = [_Link(a, b, 0) for i, a in enumerate(zones) for b in zones[i + 1 :]]
-    if options.second_pair:
-        # With one node at both ends a second pair would be the first again.
-        links += [_Link(k.a, k.b, 1) for k in links if len(usable[k.a]) > 1 or len(usable[k.b]) > 1]
+    # Each direction has as many different pairs as the larger zone has nodes: beyond, a pair would be there twice. Where netperf
+    # runs both ways, the way back is taken.
+    directions = 1 if options.both_directions else 2
+    links = [
+        _Link(a, b, rank)
+        for i, a in enumerate(zones)
+        for b in zones[i + 1 :]
+        for rank in range(min(options.node_pairs, directions * max(len(usable[a]), len(usable[b]))))
+    ]
     if options.intra_zone:
         links += [_Link(z, z, 0) for z in zones if len(usable[z]) > 1]
     return links
 
 
 def _edges(links: Sequence[_Link], zones: Sequence[str], options: PlanOptions) -> list[Edge]:
-    """Directed edges, in the order in which slots are given out: layer by layer, each a tournament."""
+    """Directed edges that need slots, in the order in which these are given out: a tournament, and one more for the way back."""
     rounds = tournament_rounds(zones)
-    ordered = sorted(links, key=lambda k: (k.rank, k.a == k.b, rounds.get((k.a, k.b), 0), k))
+    slotted = [link for link in links if link.rank == 0]
+    ordered = sorted(slotted, key=lambda k: (k.a == k.b, rounds.get((k.a, k.b), 0), k))
     directions = (False, True) if options.both_directions else (False,)
-    return [
-        Edge(link.a, link.b, link.rank, reverse)
-        for rank in (0, 1)
-        for reverse in directions
-        for link in ordered
-        if link.rank == rank
-    ]
+    return [Edge(link.a, link.b, 0, reverse) for reverse in directions for link in ordered]
 
 
 def _edge_of(probe: Probe) -> Edge:
@@ -222,14 +262,20 @@ def _edge_of(probe: Probe) -> Edge:
 
 
 def _starts_at_a(link: _Link) -> bool:
-    """Which end asks and which answers is a coin thrown once per link, so that both roles spread over the zones."""
-    return _hash(f"{link.a}\0{link.b}\0{link.rank}") & 1 == 0
+    """Which end asks is a coin thrown once per pair of zones, so that both roles spread over the zones; ranks take turns."""
+    return (_hash(f"{link.a}\0{link.b}\0{0}") + link.rank) & 1 == 0
+
+
+def _origin_zone(link: _Link) -> str:
+    return link.a if _starts_at_a(link) else link.b
 
 
 def _ends_before(previous: Mapping[str, ZonePlan]) -> dict[_Link, _Ends]:
     ends: dict[_Link, _Ends] = {}
     for plan in previous.values():
         for probe in plan.probes:
+            if probe.rank == WITNESS_RANK:
+                continue
             edge = _edge_of(probe)
             link = _Link(edge.a, edge.b, edge.rank)
             origin_is_a = _starts_at_a(link) != probe.reverse
@@ -259,10 +305,18 @@ def _choose(
         a = chooser.keep(link.a, old.a)
         chosen[link] = _Ends(a, chooser.keep(link.b, old.b), rotation)
     for link, ends in chosen.items():
+        if ends.a is not None and ends.b is not None:
+            continue
         # Two opinions from one node would be one opinion, and a node does not probe itself.
-        other = chosen.get(_Link(link.a, link.b, 1 - link.rank))
-        a = ends.a or chooser.pick(link, link.a, ends.rotation, avoid=(other.a if other else None, _same(link, ends.b)))
-        b = ends.b or chooser.pick(link, link.b, ends.rotation, avoid=(other.b if other else None, _same(link, a)))
+        others = [o for rank in range(options.node_pairs) if (o := _Link(link.a, link.b, rank)) != link and o in chosen]
+        alike = [chosen[o] for o in others if options.both_directions or (o.rank - link.rank) % 2 == 0]
+        all_of = [chosen[o] for o in others]
+        a = ends.a or chooser.pick(
+            link, link.a, ends.rotation, {*(o.a for o in all_of), _same(link, ends.b)}, {o.a for o in alike}
+        )
+        b = ends.b or chooser.pick(
+            link, link.b, ends.rotation, {*(o.b for o in all_of), _same(link, a)}, {o.b for o in alike}
+        )
         chosen[link] = _Ends(a, b, ends.rotation)
     return chosen
 
@@ -277,8 +331,11 @@ def _same(link: _Link, node: str | None) -> str | None:
 
 
 def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:
-    phase = _hash(f"rotation\0{link.a}\0{link.b}\0{link.rank}") / 2**64
-    return math.floor(now_s / options.rotation_s + phase)
+    """Counts picks. All links of one rank that start in a zone pick together, since they are written into one object; ranks
+    take turns, so that the object is written once per ``rotation_s`` and the other pairs of nodes go on meanwhile.
+    """
+    phase = _hash(f"rotation\0{_origin_zone(link)}") / 2**64
+    return math.floor((now_s / options.rotation_s + phase + link.rank) / options.node_pairs)
 
 
 class _Chooser:
@@ -303,11 +360,17 @@ class _Chooser:
         self._load[node] += 1
         return node
 
-    def pick(self, link: _Link, zone: str, rotation: int, avoid: tuple[str | None, ...]) -> str:
-        """The node with the highest score among those below their share, other than ``avoid`` where possible."""
+    def pick(self, link: _Link, zone: str, rotation: int, avoid: Set[str | None], at_least: Set[str | None]) -> str:
+        """The node with the highest score among those below their share; other than ``avoid``, or ``at_least`` than these, where
+        possible.
+        """
         seed = _hash(f"{link.a}\0{link.b}\0{link.rank}\0{rotation}")
         hashes = self._hashes[zone]
-        allowed = [name for name in hashes if name not in avoid] or list(hashes)
+        allowed = (
+            [name for name in hashes if name not in avoid]
+            or [name for name in hashes if name not in at_least]
+            or list(hashes)
+        )
         below = [name for name in allowed if self._load[name] < self._share[zone]] or allowed
         node = max(below, key=lambda name: (_mix(hashes[name] ^ seed), name))
         self._load[node] += 1

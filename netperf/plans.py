@@ -10,17 +10,25 @@ import hashlib
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
 
+from netperf.contract import PLAN_FORM, PLAN_NAME_PREFIX
 from netperf.errors import PlanRefusedError, Refusal, TooLargeError, refuse
 from netperf.sample import Count, Label, NodeName, Place, Test
 
 PLAN_KEY = "plan.json"
-PLAN_NAME_PREFIX = "netaware-plan-"
+COMPACT_KEY = "plan.v2.json"
+"""Beside `PLAN_KEY` where agents of 0.1.0 read that, and want form 1 there: the plan for all others."""
+FORM_1_RANK = 1
+"""A plan of form 1 with a higher rank would be refused by these agents as a whole."""
 OBJECT_LIMIT_BYTES = 2**20 - 2**16
 """1 MiB is what the API server takes; metadata and managed fields need some of it."""
+
+WITNESS_RANK = 15
+MOST_NODE_PAIRS = 9
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
@@ -44,7 +52,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         slot: which of the round's slots it runs in; no zone occurs twice in a slot.
-        rank: 0 for the pair of nodes that speaks for its zones, 1 for the second opinion.
+        rank: 0 for the pair of nodes that netperf measures in its slot; 1 and up for further pairs of nodes of the same
+            zones, which datagrams measure all the time; `WITNESS_RANK` for one that is to say whether it reaches a suspect.
         reverse: the other direction of the same pair of nodes.
         rotation: the rotation in which the nodes were chosen.
     """
@@ -52,7 +61,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: Peer
     destination: Peer
     slot: Count
-    rank: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
+    rank: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
     reverse: bool = False
     rotation: int = 0
 
@@ -103,6 +112,85 @@ class ZonePlan(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[Probe, ...]
 
 
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=15)]
+_Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
+
+
+class _WirePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan as it is stored: each node once, probes by its index. Every agent of a zone reads the object at every change.
+
+    Attributes:
+        nodes: name, address, zone, region.
+        probes: origin, destination (indices of ``nodes``), slot, rank, reverse (0 or 1), rotation.
+    """
+
+    zone: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+    epoch: Count
+    interval_s: Annotated[float, msgspec.Meta(ge=1, le=86400)]
+    slots: Annotated[int, msgspec.Meta(ge=1)]
+    results: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    settings: ProbeSettings
+    nodes: tuple[tuple[NodeName, str, Annotated[str, msgspec.Meta(min_length=1, max_length=63)], Label], ...]
+    probes: tuple[tuple[Count, Count, Count, _Rank, _Flag, int], ...]
+
+
+def _to_wire(plan: ZonePlan) -> _WirePlan:
+    nodes = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
+    index = {peer: i for i, peer in enumerate(nodes)}
+    return _WirePlan(
+        zone=plan.zone,
+        epoch=plan.epoch,
+        interval_s=plan.interval_s,
+        slots=plan.slots,
+        results=plan.results,
+        settings=plan.settings,
+        nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in nodes),
+        probes=tuple(
+            (index[p.origin], index[p.destination], p.slot, p.rank, int(p.reverse), p.rotation) for p in plan.probes
+        ),
+    )
+
+
+def _read(text: str) -> tuple[ZonePlan, list[Refusal]]:
+    """A plan in either form. Raises what msgspec raises, of the compact one."""
+    try:
+        return _from_wire(msgspec.json.decode(text, type=_WirePlan))
+    except msgspec.ValidationError:
+        with suppress(msgspec.ValidationError):
+            return msgspec.json.decode(text, type=ZonePlan), []
+        raise
+
+
+def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
+    peers = [Peer(*node) for node in wire.nodes]
+    probes: list[Probe] = []
+    refusals: list[Refusal] = []
+    for number, (origin, destination, slot, rank, reverse, rotation) in enumerate(wire.probes):
+        if max(origin, destination) >= len(peers):
+            refusals.append(refuse(f"probes[{number}]", "unknown-node", f"there are {len(peers)} nodes in the plan"))
+            continue
+        probes.append(
+            Probe(
+                origin=peers[origin],
+                destination=peers[destination],
+                slot=slot,
+                rank=rank,
+                reverse=bool(reverse),
+                rotation=rotation,
+            )
+        )
+    plan = ZonePlan(
+        zone=wire.zone,
+        epoch=wire.epoch,
+        interval_s=wire.interval_s,
+        slots=wire.slots,
+        results=wire.results,
+        settings=wire.settings,
+        probes=tuple(probes),
+    )
+    return plan, refusals
+
+
 def plan_object_name(zone: str) -> str:
     """A legal, readable and unique ConfigMap name for a zone's plan: ``netaware-plan-<slug>-<hash>``.
 
@@ -113,16 +201,31 @@ def plan_object_name(zone: str) -> str:
     return f"{PLAN_NAME_PREFIX}{slug}-{digest}"
 
 
-def encode_plan(plan: ZonePlan) -> dict[str, str]:
+def encode_plan(plan: ZonePlan, *, form: int = PLAN_FORM) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
 
+    Args:
+        plan: the plan.
+        form: the oldest that a reader knows. Form 1 is written beside the compact one, without the links that it has no words for.
+
     Raises:
-        TooLargeError: it would not fit; 100 zones come to about 30 kB, so this means something else is wrong.
+        TooLargeError: it would not fit; 100 zones come to about 20 kB, so this means something else is wrong.
     """
-    text = msgspec.json.encode(plan).decode()
-    if len(text) + len(PLAN_KEY) > OBJECT_LIMIT_BYTES:
-        raise TooLargeError(plan_object_name(plan.zone), len(text), OBJECT_LIMIT_BYTES, "fewer zones per plan")
-    return {PLAN_KEY: text}
+    compact = msgspec.json.encode(_to_wire(plan)).decode()
+    data = {PLAN_KEY: compact}
+    if form < PLAN_FORM:
+        known = tuple(probe for probe in plan.probes if probe.rank <= FORM_1_RANK)
+        long = msgspec.json.encode(msgspec.structs.replace(plan, probes=known)).decode()
+        data = {PLAN_KEY: long, COMPACT_KEY: compact}
+    size = sum(len(key) + len(text) for key, text in data.items())
+    if size > OBJECT_LIMIT_BYTES:
+        raise TooLargeError(plan_object_name(plan.zone), size, OBJECT_LIMIT_BYTES, "fewer zones per plan")
+    return data
+
+
+def form_of(data: Mapping[str, str] | None) -> int:
+    """The oldest form that a plan's ConfigMap was written for."""
+    return 1 if COMPACT_KEY in (data or {}) else PLAN_FORM
 
 
 def encode_plans(plans: Mapping[str, ZonePlan]) -> dict[str, dict[str, str]]:
@@ -156,21 +259,21 @@ def decode_plan(
         PlanRefusedError: nothing in it can be used; the plan in force should stay. Reasons: ``missing``,
             ``half-written`` (no complete JSON), ``bad-field``, ``wrong-zone``, ``past-epoch``.
     """
-    text = (data or {}).get(PLAN_KEY)
+    stored = data or {}
+    text = stored.get(COMPACT_KEY, stored.get(PLAN_KEY))
     if text is None:
         raise PlanRefusedError("missing", f"no key {PLAN_KEY}")
     try:
-        plan = msgspec.json.decode(text, type=ZonePlan)
+        plan, refusals = _read(text)
     except msgspec.ValidationError as error:
         raise PlanRefusedError("bad-field", str(error)) from error
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise PlanRefusedError("half-written", str(error)) from error
     if zone is not None and plan.zone != zone:
         raise PlanRefusedError("wrong-zone", f"it is for zone {plan.zone!r}, we are in {zone!r}")
     if in_force is not None and plan.zone == in_force.zone and plan.epoch < in_force.epoch:
         raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {in_force.epoch}, which is in force")
     good: list[Probe] = []
-    refusals: list[Refusal] = []
     for index, probe in enumerate(plan.probes):
         problem = _problem(probe, plan, known_nodes)
         if problem is None:

@@ -12,21 +12,24 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 import msgspec
 
 from netperf.errors import Refusal, TooLargeError, refuse
-from netperf.plans import OBJECT_LIMIT_BYTES, ZonePlan
-from netperf.sample import LONGEST_US, PERCENTILES, Measurement, Percentile, Place, Sample, Test
+from netperf.plans import OBJECT_LIMIT_BYTES, Probe, ZonePlan
+from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
 
 OWN_PREFIX = "netaware.v1."
+FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
 """From here on the controller warns: a results object of ours stays far below it, so somebody else writes here."""
 KEY_LIMIT = 253
 SHOWN_REFUSALS = 100
 ZONES_PER_SHARD = 10
 SAMPLES_PER_SHARD = 65
+MOST_SHARDS = 100
+"""The agents' role and policy name so many objects, and refuse a write to any other."""
 """Every write makes etcd keep another copy of the whole object until it compacts, and sends one to each watcher. At 100
 zones 8 samples per second are written: to objects of 30 kB that costs 240 kB/s, to objects that are just not too large
 it would cost 8 MB/s. So shards are kept small, long before 1 MiB."""
@@ -45,6 +48,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What one or more ConfigMaps held.
 
     Attributes:
+        failures: by key; those that a newer sample of the same pair has not overtaken.
         samples: by key; upstream's keys of one node pair come together as one sample of prober ``external``, under the
             last of these keys.
         refusals: the first 100 malformed keys.
@@ -54,6 +58,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     samples: dict[str, Sample]
+    failures: dict[str, Failure] = {}
     refusals: tuple[Refusal, ...] = ()
     refused: dict[str, int] = {}
     foreign_keys: int = 0
@@ -71,6 +76,17 @@ def sample_key(origin: Place, destination: Place, test: Test) -> str:
     identity = "\0".join((origin.zone, origin.node, destination.zone, destination.node, test))
     digest = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
     return f"{OWN_PREFIX}{_legal(origin.zone)}.{_legal(destination.zone)}.{digest}"
+
+
+def failure_key(origin: Place, destination: Place, test: Test) -> str:
+    """The key that says that a pair could not be measured; beside the sample's, so that the last good one stays."""
+    return sample_key(origin, destination, test) + FAILED_SUFFIX
+
+
+def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
+    """The key that a writer sets for a failure, and removes with a later success."""
+    value = msgspec.structs.replace(failure, taken_at=round(failure.taken_at, 3))
+    return {failure_key(failure.origin, failure.destination, test): msgspec.json.encode(value).decode()}
 
 
 def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
@@ -97,7 +113,7 @@ def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] =
         for percentile in upstream:
             name = upstream_key(sample.origin.node, sample.destination.node, percentile)
             if name is not None:
-                value = measurement.percentile_us(percentile)
+                value = sample.priced.percentile_us(percentile)
                 data[name] = None if value is None else str(max(1, math.floor(value / 1000 + 0.5)))
     return data
 
@@ -112,24 +128,38 @@ def removal_patch(keys: Iterable[str]) -> dict[str, dict[str, str | None]]:
     return merge_patch(dict.fromkeys(sorted(keys)))
 
 
-def vanished_keys(data: Mapping[str, str], plans: Iterable[ZonePlan]) -> set[str]:
+def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
+    """Every key that some agent is meant to write, of samples and of failures, and the probe that it is for."""
+    return {
+        key + suffix: probe
+        for plan in plans
+        for probe in plan.probes
+        for key in (sample_key(probe.origin.place, probe.destination.place, t) for t in tests_of(plan, probe))
+        for suffix in ("", FAILED_SUFFIX)
+    }
+
+
+def tests_of(plan: ZonePlan, probe: Probe) -> tuple[Test, ...]:
+    """What is run for a probe; for datagrams alone the usual test's name stands, and there are no extra ones."""
+    return plan.settings.tests if probe.rank == 0 else (plan.settings.test,)
+
+
+def vanished_keys(data: Mapping[str, str], planned: Container[str]) -> set[str]:
     """Keys of ours whose node pair, or whose test, is in none of the plans, for the controller to remove.
 
     Upstream-format keys go along when the same pair has a key of ours, since then we wrote them; those of other
     components stay.
+
+    Args:
+        data: of one results ConfigMap.
+        planned: `planned_keys` of all plans in force; made once for all objects, for there is one object a zone.
     """
-    planned = {
-        sample_key(probe.origin.place, probe.destination.place, test)
-        for plan in plans
-        for probe in plan.probes
-        for test in plan.settings.tests
-    }
     doomed: set[str] = set()
     for key in data:
         if not key.startswith(OWN_PREFIX) or key in planned:
             continue
         doomed.add(key)
-        sample = _decode_own(key, data[key])
+        sample = None if key.endswith(FAILED_SUFFIX) else _decode_own(key, data[key])
         if isinstance(sample, Sample):
             names = (upstream_key(sample.origin.node, sample.destination.node, p) for p in PERCENTILES)
             doomed |= {name for name in names if name is not None and name in data}
@@ -142,44 +172,58 @@ def _legal(text: str) -> str:
 
 def _rounded(sample: Sample) -> Sample:
     """Hundredths are finer than any clock involved, and bytes in etcd are not free."""
-    measurement = sample.measurement
+    return msgspec.structs.replace(
+        sample,
+        measurement=_round_figures(sample.measurement),
+        datagrams=None if sample.datagrams is None else _round_figures(sample.datagrams),
+        taken_at=round(sample.taken_at, 3),
+    )
+
+
+def _round_figures(measurement: Measurement) -> Measurement:
     changes = {
-        name: round(value, 6 if name == "loss_ratio" else 2)
+        name: round(value, 6 if name.endswith("_ratio") else 2)
         for name in measurement.__struct_fields__
         if isinstance(value := getattr(measurement, name), float)
     }
-    return msgspec.structs.replace(
-        sample, measurement=msgspec.structs.replace(measurement, **changes), taken_at=round(sample.taken_at, 3)
-    )
+    return msgspec.structs.replace(measurement, **changes)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def decode_results(data: Mapping[str, str], places: Mapping[str, Place]) -> Results:
+def decode_results(
+    data: Mapping[str, str], places: Mapping[str, Place], planned: Collection[str] | None = None
+) -> Results:
     """Read the ``data`` of a results ConfigMap, or of all shards together. Never raises.
 
     Args:
         data: keys and values, by whomever.
+        planned: keys that agents are meant to write (`planned_keys`); any other key of ours is refused (``unplanned``),
+            and the node that it says it comes from is named. None where the reader knows no plan.
         places: the cluster's nodes by name; upstream's keys name nodes only. Our own samples name their zones, but
             one of a node that moved to another zone, or is gone, is refused (``unknown-node``, ``moved-node``).
     """
     samples: dict[str, Sample] = {}
+    failures: dict[str, Failure] = {}
     refusals: list[Refusal] = []
     refused: Counter[str] = Counter()
     external: dict[tuple[str, str], dict[Percentile, tuple[str, float, str]]] = {}
     foreign = 0
     for key, value in data.items():
-        outcome: Sample | Refusal | None
+        outcome: Sample | Failure | Refusal | None
         if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
             outcome = refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
         elif key.startswith(OWN_PREFIX):
-            outcome = _check_places(key, _decode_own(key, value), places)
+            found = _decode_failure(key, value) if key.endswith(FAILED_SUFFIX) else _decode_own(key, value)
+            outcome = _check_planned(key, _check_places(key, found, places), planned)
         else:
             outcome = _collect_external(key, value, places, external)
             foreign += outcome is None and not _FOREIGN.fullmatch(key)
         if isinstance(outcome, Sample):
             samples[key] = outcome
+        elif isinstance(outcome, Failure):
+            failures[key] = outcome
         elif outcome is not None:
             refused[outcome.reason] += 1
             refusals.append(outcome)
@@ -191,6 +235,7 @@ def decode_results(data: Mapping[str, str], places: Mapping[str, Place]) -> Resu
             samples[key] = sample
     return Results(
         samples=samples,
+        failures={key: f for key, f in failures.items() if not _overtaken(f, samples.get(key[: -len(FAILED_SUFFIX)]))},
         refusals=tuple(refusals[:SHOWN_REFUSALS]),
         refused=dict(refused),
         foreign_keys=foreign,
@@ -203,20 +248,50 @@ def _decode_own(key: str, value: str) -> Sample | Refusal:
         sample = msgspec.json.decode(value, type=Sample)
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error))
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return refuse(key, "half-written", str(error))
     measurement = sample.measurement
     if key != sample_key(sample.origin, sample.destination, measurement.test):
         return refuse(key, "wrong-key", f"holds {sample.origin.node} to {sample.destination.node}")
     known = [v for v in (measurement.p50_us, measurement.p90_us, measurement.p99_us) if v is not None]
-    if known != sorted(known):
-        return refuse(key, "bad-field", "percentiles do not ascend")
+    for figures in (measurement, *([sample.datagrams] if sample.datagrams else [])):
+        ascending = [v for v in (figures.p50_us, figures.p90_us, figures.p99_us) if v is not None]
+        if ascending != sorted(ascending):
+            return refuse(key, "bad-field", "percentiles do not ascend")
     if not known and measurement.throughput_bps is None:
         return refuse(key, "no-value", "neither a percentile nor a throughput")
     return sample
 
 
-def _check_places(key: str, sample: Sample | Refusal, places: Mapping[str, Place]) -> Sample | Refusal:
+def _decode_failure(key: str, value: str) -> Failure | Refusal:
+    try:
+        failure = msgspec.json.decode(value, type=Failure)
+    except msgspec.ValidationError as error:
+        return refuse(key, "bad-field", str(error))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return refuse(key, "half-written", str(error))
+    if key not in {failure_key(failure.origin, failure.destination, test) for test in TESTS}:
+        return refuse(key, "wrong-key", f"holds {failure.origin.node} to {failure.destination.node}")
+    return failure
+
+
+def _overtaken(failure: Failure, sample: Sample | None) -> bool:
+    return sample is not None and sample.sequence > failure.sequence
+
+
+def _check_planned(
+    key: str, found: Sample | Failure | Refusal, planned: Collection[str] | None
+) -> Sample | Failure | Refusal:
+    """Whoever may write results may say what he likes, but only about what he was asked."""
+    if planned is None or isinstance(found, Refusal) or key in planned:
+        return found
+    node = found.origin.node
+    return refuse(key, "unplanned", f"node {node} was not asked to measure {found.destination.node}", node)
+
+
+def _check_places(
+    key: str, sample: Sample | Failure | Refusal, places: Mapping[str, Place]
+) -> Sample | Failure | Refusal:
     if isinstance(sample, Refusal):
         return sample
     for place in (sample.origin, sample.destination):
@@ -334,12 +409,13 @@ def shard_index(base: str, name: str) -> int | None:
 
 
 def zones_per_shard(zone_count: int) -> int:
-    """How many zones' agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on.
+    """How many zones' agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on, 2 above 100.
 
     A zone starts (Z - 1) / 2 probes, so this keeps an object at about `SAMPLES_PER_SHARD` samples of 500 bytes, twice
-    that with both directions.
+    that with both directions, as long as there are names for so many.
     """
-    return min(ZONES_PER_SHARD, max(1, 2 * SAMPLES_PER_SHARD // max(1, zone_count)))
+    fitting = min(ZONES_PER_SHARD, 2 * SAMPLES_PER_SHARD // max(1, zone_count))
+    return max(1, fitting, math.ceil(zone_count / MOST_SHARDS))
 
 
 def shard_names(base: str, zone_count: int) -> list[str]:

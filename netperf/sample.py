@@ -8,7 +8,6 @@ would be the best latency of all.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
@@ -16,10 +15,12 @@ import msgspec
 
 from kubekit.errors import ConfigError
 
-ProberName = Literal["netperf", "echo", "external"]
+ProberName = Literal["netperf", "echo", "external", "datagrams"]
 Test = Literal["TCP_RR", "UDP_RR", "TCP_STREAM"]
 Percentile = Literal["p50", "p90", "p99"]
-Doubt = Literal["throttled", "too-few-samples", "run-queue", "loss", "outlier"]
+Doubt = Literal["throttled", "too-few-samples", "run-queue", "loss", "outlier", "stalled", "starved-peer"]
+
+Instrument = Literal["measurement", "datagrams"]
 
 PERCENTILES: tuple[Percentile, ...] = get_args(Percentile)
 TESTS: tuple[Test, ...] = get_args(Test)
@@ -62,6 +63,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         run_queue_us: how long the prober was runnable but waited for a CPU; None if unknown.
         cpu_us: CPU time of the prober during the run; None if unknown.
         local_cpu_percent: utilisation of the whole node as netperf saw it.
+        held_us: p90 of how long requests waited at the peer; datagrams only. It is not part of the latencies.
+        held_ratio: share of the answers that waited so long at the peer that they were not used; 0..1.
     """
 
     prober: ProberName
@@ -84,6 +87,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     run_queue_us: Amount | None = None
     cpu_us: Amount | None = None
     local_cpu_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    held_us: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_US)] | None = None
+    held_ratio: Ratio | None = None
 
     def percentile_us(self, percentile: Percentile) -> float | None:
         """The percentile in microseconds, or None where it is missing or the run was too short to know it.
@@ -103,7 +108,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         sequence: counts the runs of this writer; with ``taken_at`` it tells a new sample from one seen before, so that
             a reader can age samples by its own clock (`Sighting`).
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
-        doubts: why not to trust it; empty when there is no reason to doubt.
+        doubts: why not to trust what prices; empty when there is no reason to doubt.
+        datagrams: what paced datagrams read between this run and the one before, where there were any beside a run.
+        prices: which of the two the pair is to be priced by, see `choose_instrument`.
     """
 
     origin: Place
@@ -112,6 +119,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence: Count = 0
     taken_at: Amount = 0.0
     doubts: tuple[Doubt, ...] = ()
+    datagrams: Measurement | None = None
+    prices: Instrument = "measurement"
+
+    @property
+    def priced(self) -> Measurement:
+        """The measurement that prices."""
+        return self.datagrams if self.prices == "datagrams" and self.datagrams is not None else self.measurement
 
     @property
     def trusted(self) -> bool:
@@ -124,6 +138,48 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.origin.zone, self.destination.zone
 
 
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """That a pair of nodes could not be measured, as it is written to the results: a failure is data, and silence is none.
+
+    Attributes:
+        failure: a name of `netperf.probers.prober.FailureName`.
+        in_a_row: failures since the last success.
+        alive: the other host's kernel answered all the same, so that it is not the path that is dead.
+        sequence: counts with those of samples: the higher one of a pair is the newer.
+    """
+
+    origin: Place
+    destination: Place
+    failure: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+    in_a_row: Count = 1
+    alive: bool = False
+    sequence: Count = 0
+    taken_at: Amount = 0.0
+
+
+FEWEST_DATAGRAMS = 20
+AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
+
+
+def choose_instrument(measurement: Measurement, datagrams: Measurement | None, doubts: Sequence[Doubt]) -> Instrument:
+    """Which of two readings of the same path prices it.
+
+    netperf is the instrument of record; but its histogram has steps of up to a tenth of the value, so the datagrams price where
+    they agree with it as closely as it can tell, and where it is itself in doubt. Where the two disagree netperf prices.
+    """
+    if datagrams is None or (datagrams.transactions or 0) < FEWEST_DATAGRAMS or datagrams.p50_us is None:
+        return "measurement"
+    if measurement.prober != "netperf" or measurement.p50_us is None or set(doubts) - {"loss"}:
+        return "datagrams"
+    slack_us = histogram_step_us(measurement.p50_us) + max(AGREEMENT_RATIO * measurement.p50_us, AGREEMENT_US)
+    return "datagrams" if abs(datagrams.p50_us - measurement.p50_us) <= slack_us else "measurement"
+
+
+def histogram_step_us(value_us: float) -> float:
+    """Width of netperf 2.7's histogram buckets: a tenth to a hundredth of the value (its dlpar histogram, src/hist.h)."""
+    return max(1.0, 10.0 ** (math.floor(math.log10(value_us)) - 1)) if value_us > 0 else 1.0
+
+
 class TrustLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When to doubt a run. The defaults are meant for nodes that also do other work.
 
@@ -134,12 +190,10 @@ class TrustLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_run_queue_ratio: what waiting for a CPU added to each transaction, over the run's mean latency.
         run_queue_floor_us: waiting below this per transaction is never doubted, whatever the latency.
         max_loss_ratio: lost datagrams or retransmitted segments over transactions.
-        outlier_sigmas: distance from the pair's median, in robust standard deviations.
-        outlier_floor_ratio: a distance below this share of the median is never an outlier, since the MAD of a quiet
-            link is nearly 0.
-        outlier_floor_us: nor is a distance below this.
-        min_history: runs before outliers are judged at all.
-        history_runs: how many runs of a pair to remember.
+        max_stall_ratio: one transaction that took this share of the run stood still; the median of a closed loop hides it.
+        stall_factor: and this many times the median, lest a slow path looks like a stall.
+        max_held_ratio: share of the datagrams that waited at a busy peer.
+        max_held_us: p90 of that wait, beyond which netperf's peer was starved as well, and a quarter of the median.
     """
 
     min_transactions: int = 10
@@ -147,26 +201,22 @@ class TrustLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_run_queue_ratio: float = 0.25
     run_queue_floor_us: float = 100.0
     max_loss_ratio: float = 0.01
-    outlier_sigmas: float = 5.0
-    outlier_floor_ratio: float = 0.25
-    outlier_floor_us: float = 200.0
-    min_history: int = 5
-    history_runs: int = 20
+    max_stall_ratio: float = 0.1
+    stall_factor: float = 20.0
+    max_held_ratio: float = 0.1
+    max_held_us: float = 5000.0
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` naming the first field that makes no sense."""
-        for field in ("min_transactions", "min_history", "history_runs"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"trust.{field}", f"{getattr(self, field)} is too small", "at least 1")
+        if self.min_transactions < 1:
+            raise ConfigError("trust.min_transactions", f"{self.min_transactions} is too small", "at least 1")
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if not math.isfinite(value) or value < 0:
                 raise ConfigError(f"trust.{field}", f"{value} is not a number we can use", "0 or more")
-        for field in ("max_throttled_ratio", "max_loss_ratio"):
+        for field in ("max_throttled_ratio", "max_loss_ratio", "max_stall_ratio", "max_held_ratio"):
             if getattr(self, field) > 1:
                 raise ConfigError(f"trust.{field}", f"{getattr(self, field)} is over 1", "a ratio from 0 to 1")
-        if self.min_history > self.history_runs:
-            raise ConfigError("trust.min_history", "is more than trust.history_runs", "remember more runs")
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -197,24 +247,13 @@ def sight(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float
     return Sighting(sample.sequence, sample.taken_at, now_s)
 
 
-def history_value(measurement: Measurement) -> float | None:
-    """The one number by which runs of a pair are compared: the median latency, or a stream's throughput in bit/s."""
-    return measurement.throughput_bps if measurement.test == "TCP_STREAM" else measurement.p50_us
-
-
-def remember(history: Sequence[float], measurement: Measurement, limits: TrustLimits) -> tuple[float, ...]:
-    """The history with this run added, outlier or not, and cut to ``limits.history_runs``."""
-    value = history_value(measurement)
-    return tuple(history if value is None else (*history, value))[-limits.history_runs :]
-
-
-def judge(measurement: Measurement, history: Sequence[float], limits: TrustLimits) -> tuple[Doubt, ...]:
-    """Reasons to doubt a run, in a fixed order.
+def judge(measurement: Measurement, limits: TrustLimits, datagrams: Measurement | None = None) -> tuple[Doubt, ...]:
+    """Reasons to doubt a run by itself, in a fixed order; whether it fits the pair's other runs is judged by `netperf.levels`.
 
     Args:
         measurement: the run.
-        history: `remember` of the pair's earlier runs, oldest first.
         limits: thresholds.
+        datagrams: of the same time; they tell what the run cannot, how long the peer held requests.
     """
     doubts: list[Doubt] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
@@ -227,27 +266,36 @@ def judge(measurement: Measurement, history: Sequence[float], limits: TrustLimit
             doubts.append("run-queue")
         if measurement.loss_ratio is not None and measurement.loss_ratio > limits.max_loss_ratio:
             doubts.append("loss")
-    value = history_value(measurement)
-    if value is not None and is_outlier(value, history, limits):
-        doubts.append("outlier")
+        if _stood_still(measurement, limits):
+            doubts.append("stalled")
+        if _starved_peer(measurement, datagrams, limits):
+            doubts.append("starved-peer")
     return tuple(doubts)
 
 
-def is_outlier(value: float, history: Sequence[float], limits: TrustLimits) -> bool:
-    """Whether a run lies far from the pair's history: median and MAD (Hampel's identifier), with floors.
+def _stood_still(measurement: Measurement, limits: TrustLimits) -> bool:
+    """A closed loop asks nothing while it waits, so a stall of half the run is one transaction of thousands to its p99.
 
-    A second run in a row that agrees with the one before is no outlier but a new level: a route that changed must reach
-    the costs in two rounds, while one odd run must not.
+    Segments that were sent again explain a long wait: that is the path, and counts as loss.
     """
-    window = history[-limits.history_runs :]
-    if len(window) < limits.min_history:
+    max_us, p50_us = measurement.max_us, measurement.p50_us
+    if (
+        max_us is None
+        or p50_us is None
+        or not measurement.duration_s
+        or measurement.retransmits
+        or measurement.loss_ratio
+    ):
         return False
-    median = statistics.median(window)
-    mad = statistics.median(abs(v - median) for v in window)
-    floor = max(limits.outlier_floor_ratio * median, limits.outlier_floor_us)
-    if abs(value - median) <= max(limits.outlier_sigmas * MAD_TO_SIGMA * mad, floor):
+    return max_us > max(limits.max_stall_ratio * measurement.duration_s * 1e6, limits.stall_factor * p50_us, 50_000.0)
+
+
+def _starved_peer(measurement: Measurement, datagrams: Measurement | None, limits: TrustLimits) -> bool:
+    if datagrams is None or datagrams.held_us is None or measurement.p50_us is None:
         return False
-    return abs(value - window[-1]) > max(limits.outlier_floor_ratio * window[-1], limits.outlier_floor_us)
+    return (datagrams.held_ratio or 0.0) > limits.max_held_ratio or datagrams.held_us > max(
+        limits.max_held_us, 0.25 * measurement.p50_us
+    )
 
 
 def _waited_for_cpu(measurement: Measurement, limits: TrustLimits) -> bool:

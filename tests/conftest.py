@@ -14,12 +14,14 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
+from lab.axe_install import find_or_fetch_axe
 from lab.build import find_or_build
 from lab.chromium_install import Chromium
 from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
-from lab.errors import BuildError
+from lab.errors import BuildError, UnsupportedError
 from lab.netperf_install import Missing
 from lab.prometheus_build import find_or_build_prometheus
+from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
@@ -85,10 +87,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             find_or_build()
             if "prometheus_programs" in fixtures:
                 find_or_build_prometheus()
+            if "node_programs" in fixtures:
+                _build_node_programs()
             if "chromium" in fixtures:
                 find_or_fetch_chromium()
+            if "axe" in fixtures:
+                find_or_fetch_axe()
         except BuildError as error:
             pytest.exit(f"no control plane to test against: {error}", returncode=1)
+
+
+def _build_node_programs() -> None:
+    try:
+        find_or_build_node_programs(CNI_CHECKSUMS)
+    except UnsupportedError:
+        # The fixture says so, test by test.
+        return
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +118,15 @@ def chromium() -> Chromium:
     if isinstance(found, Missing):
         pytest.skip(found.reason)
     return found
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The script of axe-core: from the user's cache, or by npm."""
+    found = find_or_fetch_axe()
+    if isinstance(found, Missing):
+        pytest.skip(found.reason)
+    return found.read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -1,22 +1,156 @@
-"""The name of the node's CNI network, which the bandwidth plugin's device names are made of."""
+"""What the CNI configuration says of the node's network, and what the runtime's cache of CNI results says of each pod.
+
+libcni keeps what it asked for and what it got under ``/var/lib/cni/results``, one file for each container, network and
+device (libcni/api.go, ``cachedInfo``). It names the container, and the network that the bandwidth plugin was called with,
+where cgroups and the configuration mislead: CRI-O runs no pause container, and Multus calls other networks than its own.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 
-def find_network(directory: Path) -> str:
-    """``name`` in the first configuration of the directory, as container runtimes choose it; empty when there is none."""
+_MOST_BYTES = 262_144
+
+
+class Network(msgspec.Struct, frozen=True):
+    """The node's CNI network: its name, part of the plugin's device names, and the types of its plugins in order."""
+
+    name: str = ""
+    plugins: tuple[str, ...] = ()
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of one pod, as a runtime set it up.
+
+    Attributes:
+        container: what CNI plugins call the container id.
+        network: name of the network that it was called with.
+        devices: names in the result, of the host's side too.
+        plugins: types of the plugins that were called.
+        asked: the keys of the bandwidth that the runtime asked for, with their values in bits (per second).
+    """
+
+    container: str
+    network: str
+    devices: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    asked: dict[str, int] = {}
+
+
+def read_network(directory: Path) -> Network:
+    """The first configuration of the directory, as container runtimes choose it; empty when there is none."""
     try:
         files = sorted(entry for entry in directory.iterdir() if entry.suffix in {".conflist", ".conf", ".json"})
     except OSError:
-        return ""
+        return Network()
     for file in files:
         try:
-            document = json.loads(file.read_text())
-        except (OSError, ValueError):
+            document = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(document, dict) and isinstance(document.get("name"), str):
-            return str(document["name"])
-    return ""
+            return Network(document["name"], _plugins(document))
+    return Network()
+
+
+def _plugins(document: object) -> tuple[str, ...]:
+    if not isinstance(document, dict):
+        return ()
+    listed = document.get("plugins", [document])
+    types = [plugin.get("type") for plugin in listed if isinstance(plugin, dict)] if isinstance(listed, list) else []
+    return tuple(type_ for type_ in types if isinstance(type_, str))
+
+
+class _Interface(msgspec.Struct):
+    name: str = ""
+
+
+class _Result(msgspec.Struct):
+    interfaces: list[_Interface] | None = None
+
+
+class _Capabilities(msgspec.Struct):
+    bandwidth: dict[str, int] | None = None
+
+
+class _Cached(msgspec.Struct, rename="camel"):
+    kind: str
+    container_id: str
+    network_name: str = ""
+    if_name: str = ""
+    config: str = ""
+    cni_args: list[tuple[str, str]] | None = None
+    capability_args: _Capabilities | None = None
+    result: _Result | None = None
+
+
+class ResultCache:
+    """Reads the cache again where files changed.
+
+    Args:
+        directory: usually ``/var/lib/cni/results``; need not be there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[int, tuple[str, str, Attachment] | None]] = {}
+
+    def read(self, interface: str) -> dict[str, Attachment]:
+        """By pod uid, how its device of that name came about; of several the one that the bandwidth plugin took part in."""
+        try:
+            with os.scandir(self._directory) as entries:
+                stamps = {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_file()}
+        except OSError:
+            return {}
+        known = {}
+        for name, stamp in stamps.items():
+            before = self._known.get(name)
+            known[name] = before if before is not None and before[0] == stamp else (stamp, self._parse(name))
+        self._known = known
+        found: dict[str, tuple[tuple[bool, bool, int], Attachment]] = {}
+        for stamp, parsed in known.values():
+            if parsed is None or parsed[1] != interface:
+                continue
+            uid, _, attachment = parsed
+            # Multus caches what it was called for, too; the newest is that of the pod's present sandbox.
+            rank = ("bandwidth" in attachment.plugins, "multus" not in attachment.plugins, stamp)
+            if uid not in found or rank > found[uid][0]:
+                found[uid] = rank, attachment
+        return {uid: attachment for uid, (_, attachment) in found.items()}
+
+    def _parse(self, name: str) -> tuple[str, str, Attachment] | None:
+        try:
+            with (self._directory / name).open("rb") as file:
+                return parse_cached(file.read(_MOST_BYTES))
+        except OSError:
+            return None
+
+
+def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
+    """Pod uid, device inside the pod, and how it came about; None where the file is none of these, or names no pod."""
+    try:
+        cached = msgspec.json.decode(data, type=_Cached)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    uid = next((value for name, value in cached.cni_args or () if name == "K8S_POD_UID"), "")
+    if cached.kind != "cniCacheV1" or not uid:
+        return None
+    try:
+        plugins = _plugins(json.loads(base64.b64decode(cached.config)))
+    except (ValueError, RecursionError):
+        plugins = ()
+    interfaces: Iterable[_Interface] = (cached.result.interfaces if cached.result is not None else None) or ()
+    attachment = Attachment(
+        container=cached.container_id,
+        network=cached.network_name,
+        devices=tuple(one.name for one in interfaces),
+        plugins=plugins,
+        asked=(cached.capability_args.bandwidth if cached.capability_args is not None else None) or {},
+    )
+    return uid, cached.if_name, attachment

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,18 +12,26 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.tcmsg import plugins, sched_tbf
+from pyroute2.protocols import ETH_P_ALL
 
-from agent.bandwidth.state import INGRESS_HANDLE, ROOT, Action, Filter, LimitEgress, LimitIngress, Unlimit
+from agent.bandwidth.state import (
+    HOOK_MARK,
+    LAST_PRIORITY,
+    RECEIVED_HOOK,
+    ROOT,
+    Action,
+    Filter,
+    LimitEgress,
+    LimitIngress,
+    Unlimit,
+)
 from agent.bandwidth.tbf import WORD, Shape
-from agent.bandwidth.traffic_control import parse_device, read_filters
+from agent.bandwidth.traffic_control import ALL_PROTOCOLS, parse_device, read_filters
+from agent.errors import KernelError
 from agent.rtnetlink import dump, rtnetlink
 
 _TBF_HANDLE = 0x10000
 _TBF_CLASS = 0x10001
-_PRIORITY = 1
-_ALL_PROTOCOLS = 0x0003
-_ALL_PROTOCOLS_SWAPPED = 0x0300
-_EXISTS = 17
 
 
 class _TbfOptions(sched_tbf.options):  # type: ignore[misc]
@@ -58,7 +68,7 @@ async def execute(action: Action) -> None:
     """
     async with rtnetlink(f"{type(action).__name__} on {action.name}") as netlink:
         if isinstance(action, LimitIngress):
-            await _set_root(netlink, action.device, action.shape)
+            await _set_root(netlink, action.device, action.shape, displaces=action.displaces)
         elif isinstance(action, LimitEgress):
             await _limit_egress(netlink, action)
         elif isinstance(action, Unlimit):
@@ -67,41 +77,70 @@ async def execute(action: Action) -> None:
             await _remove(netlink, action.name)
 
 
-async def _set_root(netlink: Any, device: int, shape: Shape) -> None:
+async def _set_root(netlink: Any, device: int, shape: Shape, *, displaces: bool) -> None:
+    if displaces:  # the kernel does not change one kind into another under the same handle
+        await netlink.tc("del", index=device, handle=_TBF_HANDLE, parent=ROOT)
     await netlink.tc("replace", "tbf", index=device, handle=_TBF_HANDLE, shape=shape)
 
 
 async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
+    """Bucket, then filter. What was made for a repair that fails does not stay."""
+    through, made = await _intermediate(netlink, action)
+    try:
+        # The bucket before the filter: packets must not find an intermediate device that does not limit yet.
+        await _set_root(netlink, through, action.shape, displaces=action.displaces)
+        if action.redirect:
+            await _redirect(netlink, action, through)
+    except (NetlinkError, KernelError, OSError, asyncio.CancelledError):
+        if made:
+            await _remove(netlink, action.through)
+        raise
+
+
+async def _intermediate(netlink: Any, action: LimitEgress) -> tuple[int, bool]:
+    """Index of the intermediate device, up, and whether it was made here."""
     found = await netlink.link_lookup(ifname=action.through)
-    if not found:
+    made = not found
+    if made:
         await netlink.link("add", ifname=action.through, kind="ifb", mtu=action.mtu, txqlen=0)
         found = await netlink.link_lookup(ifname=action.through)
+        if not found:
+            raise NetlinkError(errno.ENODEV, f"{action.through} has gone again")
         await netlink.link("set", index=found[0], ifalias=action.alias)
-    through = found[0]
-    await netlink.link("set", index=through, state="up")
-    # The bucket before the filter: packets must not find an intermediate device that does not limit yet.
-    await _set_root(netlink, through, action.shape)
-    if action.redirect:
-        await _redirect(netlink, action.device, through)
+    await netlink.link("set", index=found[0], state="up")
+    return found[0], made
 
 
-async def _redirect(netlink: Any, device: int, through: int) -> None:
+async def _redirect(netlink: Any, action: LimitEgress, through: int) -> None:
+    """The filter, behind all others: a packet that it takes skips every filter after it when it comes back.
+
+    Where nothing hangs on the device yet we make ``clsact``, beside which others find room later; ``ingress`` would
+    shut them out. Whoever attached something since the rules looked makes this fail.
+    """
+    device = action.device
     try:
-        await netlink.tc("add", "ingress", index=device, handle=INGRESS_HANDLE)
+        await netlink.tc("add", "clsact", index=device)
     except NetlinkError as error:
-        if error.code != _EXISTS:
+        if error.code != errno.EEXIST:
             raise
-    existing = {found.index for found in await dump(netlink, ifinfmsg(), RTM_GETLINK, parse_device)}
-    for one in await read_filters(netlink, device):
-        if one.redirects_to is not None and one.redirects_to not in existing:
-            await _remove_filter(netlink, device, one)
+    else:
+        await netlink.link("set", index=through, ifalias=action.alias + HOOK_MARK)
+    existing = {found.index for found in await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)}
+    for one in await read_filters(netlink, device, "received"):
+        if one.redirects_to == through:
+            if one.matches_all:
+                return
+            continue  # it lets some packets escape; ours comes behind it
+        if one.redirects_to is None or one.redirects_to in existing:
+            raise KernelError(f"LimitEgress on {action.name}: a filter of somebody else's has appeared")
+        await _remove_filter(netlink, device, one)
     await netlink.tc(
         "add-filter",
         "u32",
         index=device,
-        parent=INGRESS_HANDLE,
-        protocol=_ALL_PROTOCOLS,
-        prio=_PRIORITY,
+        parent=RECEIVED_HOOK,
+        protocol=ETH_P_ALL,
+        prio=LAST_PRIORITY,
         target=_TBF_CLASS,
         keys=["0x0/0x0+0"],
         action={"kind": "mirred", "direction": "egress", "ifindex": through, "action": "redirect"},
@@ -109,23 +148,28 @@ async def _redirect(netlink: Any, device: int, through: int) -> None:
 
 
 async def _remove_filter(netlink: Any, device: int, one: Filter) -> None:
-    await netlink.tc(
-        "del-filter", index=device, parent=INGRESS_HANDLE, info=_ALL_PROTOCOLS_SWAPPED | one.priority << 16
-    )
+    await netlink.tc("del-filter", index=device, parent=RECEIVED_HOOK, info=one.priority << 16 | ALL_PROTOCOLS)
 
 
 async def _unlimit(netlink: Any, action: Unlimit) -> None:
     if action.direction == "ingress":
         await netlink.tc("del", index=action.device, handle=_TBF_HANDLE, parent=ROOT)
         return
-    through: set[int | None] = set(await netlink.link_lookup(ifname=action.through))
-    filters = await read_filters(netlink, action.device)
-    ours = [one for one in filters if one.redirects_to in through]
+    devices = await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
+    through = next((device for device in devices if device.name == action.through), None)
+    filters = await read_filters(netlink, action.device, "received")
+    ours = [one for one in filters if through is not None and one.redirects_to == through.index]
     for one in ours:
         await _remove_filter(netlink, action.device, one)
-    if len(ours) == len(filters):
-        await netlink.tc("del", "ingress", index=action.device, handle=INGRESS_HANDLE)
+    if through is not None and through.alias.endswith(HOOK_MARK):
+        await _remove_hook(netlink, action.device, others=len(filters) - len(ours))
     await _remove(netlink, action.through)
+
+
+async def _remove_hook(netlink: Any, device: int, others: int) -> None:
+    """Take away the ``clsact`` that we made, unless somebody uses it by now."""
+    if not others and not await read_filters(netlink, device, "sent"):
+        await netlink.tc("del", "clsact", index=device)
 
 
 async def _remove(netlink: Any, name: str) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from agent.bandwidth.annotations import plain_uid
+
 _UID = re.compile(r"pod([0-9a-f]{8}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{4}[-_]?[0-9a-f]{12})(?![0-9a-f])")
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 # CRI-O's monitors live in the pod's slice but in the node's network namespace.
@@ -36,11 +38,6 @@ def parse_cgroup(text: str) -> tuple[str, str] | None:
         container = _CONTAINER.search(path, match.end())
         return plain_uid(match[1]), container[1] if container else ""
     return None
-
-
-def plain_uid(uid: str) -> str:
-    """A uid without the dashes, or underscores, that depend on where it is written."""
-    return uid.replace("-", "").replace("_", "")
 
 
 def find_processes(proc: Path, uids: Collection[str]) -> dict[str, PodProcess]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from agent.bandwidth.effect import Effect, Key
 from agent.bandwidth.state import BandwidthPlan, Judgement
-from agent.bandwidth.usage import Usage
 
 MOST_JUDGEMENTS = 2000
+_UNKNOWN = Effect()
 _LABELS = ("namespace", "pod", "direction")
 
 
@@ -21,20 +22,20 @@ class BandwidthMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._judgements: Sequence[Judgement] = ()
         self._unlocated = 0
-        self.usage = Usage()
+        self._effects: Mapping[Key, Effect] = {}
         self.repairs = Counter(
             "netaware_pod_bandwidth_repairs", "Limits set or removed, by outcome.", ["outcome"], registry=registry
         )
         registry.register(self)
 
-    def take(self, plan: BandwidthPlan) -> None:
+    def take(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
         """Show these from now on."""
         self._judgements, self._unlocated = plan.judgements[:MOST_JUDGEMENTS], len(plan.unlocated)
+        self._effects = effects
 
-    @property
-    def judgements(self) -> Sequence[Judgement]:
-        """Those shown now."""
-        return self._judgements
+    def show_effects(self, effects: Mapping[Key, Effect]) -> None:
+        """Show what goes through now; the judgements are those of before."""
+        self._effects = effects
 
     def collect(self) -> Iterator[Metric]:
         """The families of this node."""
@@ -47,23 +48,35 @@ class BandwidthMetrics:
         rate = _gauge("effective_rate_bytes_per_second", "Limit that the kernel enforces, 0 when nothing gets through.")
         burst = _gauge("effective_burst_bytes", "Burst that the kernel lets through unlimited.")
         queue = _gauge("queue_seconds", "The longest that a packet can wait in the limit's queue.")
-        used = _gauge("used_bytes_per_second", "What the pod used, mean of the last quarter of a minute.")
+        used = _gauge("used_bytes_per_second", "What went through, mean of the last quarter of a minute.")
+        backlog = _gauge("backlog_bytes", "What waits in the limit's queue.")
+        dropped = _counter("dropped_packets", "Packets that the limit's queue had no room for.")
+        overlimits = _counter("overlimits", "How often the limit made a packet wait.")
         for judgement in self._judgements:
             labels = (judgement.pod.namespace, judgement.pod.name, judgement.direction)
             verdict.add_metric((*labels, judgement.verdict, judgement.device), 1)
+            effect = self._effects.get((judgement.pod.uid, judgement.direction), _UNKNOWN)
             for family, value in (
                 (wanted, None if judgement.wanted_bps is None else judgement.wanted_bps / 8),
                 (rate, judgement.rate_bytes_per_s),
                 (burst, judgement.burst_bytes),
                 (queue, judgement.queue_s),
-                (used, self.usage.rates.get((judgement.pod.uid, judgement.direction))),
+                (used, effect.bytes_per_s),
             ):
                 if value is not None and math.isfinite(value):
                     family.add_metric(labels, value)
-        yield from (verdict, wanted, rate, burst, queue, used)
+            if effect.bucket is not None:
+                backlog.add_metric(labels, effect.bucket.backlog_bytes)
+                dropped.add_metric(labels, effect.bucket.dropped_packets)
+                overlimits.add_metric(labels, effect.bucket.overlimits)
+        yield from (verdict, wanted, rate, burst, queue, used, backlog, dropped, overlimits)
         yield GaugeMetricFamily(
             "netaware_pod_bandwidth_unlocated", "Annotated pods whose device was not found.", self._unlocated
         )
+
+
+def _counter(name: str, text: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"netaware_pod_bandwidth_{name}", text, labels=_LABELS)
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

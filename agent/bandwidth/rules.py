@@ -7,31 +7,32 @@ limits what goes into the pod; what comes out is redirected to an intermediate d
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from agent.bandwidth import tbf
+from agent.bandwidth.annotations import DIRECTIONS, Direction, PodWish, contested
+from agent.bandwidth.enforcers import find_enforcer
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
-    ROOT,
     Action,
     BandwidthPlan,
     BandwidthSnapshot,
     Device,
-    Filter,
+    Hook,
     Judgement,
     LimitEgress,
     LimitIngress,
     Location,
     RemoveDevice,
+    Site,
     Unlimit,
     Verdict,
 )
 from agent.bandwidth.tbf import Shape
-from agent.bandwidth.wanted import DIRECTIONS, Direction, PodWish
+from agent.bandwidth.view import PLUGIN_HANDLE, View, describe, is_a_limits, is_ours, owner_of
 
-_PASSIVE = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq", "prio"})
-"""Queueing disciplines that devices have by default and that limit nothing; any other is somebody's work."""
 _REPAIRED: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _REPAIRED_ON_REQUEST: frozenset[Verdict] = frozenset({"burst-too-large", "wrapped"})
 
@@ -43,42 +44,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     repair_burst: bool = False
 
 
-class _View:
-    """The snapshot, indexed."""
-
-    def __init__(self, snapshot: BandwidthSnapshot) -> None:
-        kernel = snapshot.kernel
-        self.network = snapshot.network
-        self.devices = {device.index: device for device in kernel.devices}
-        self.by_name = {device.name: device for device in kernel.devices}
-        self.roots = {qdisc.device: qdisc for qdisc in kernel.qdiscs if qdisc.parent == ROOT}
-        self.ingress = {qdisc.device: qdisc for qdisc in kernel.qdiscs if qdisc.kind in {"ingress", "clsact"}}
-        self.filters: dict[int, list[Filter]] = {}
-        for one in sorted(kernel.filters, key=lambda f: f.priority):
-            self.filters.setdefault(one.device, []).append(one)
-        self.cilium = "cilium_host" in self.by_name
-        self.paced_uplinks = any(
-            qdisc.kind == "fq" and self.devices[qdisc.device].physical
-            for qdisc in kernel.qdiscs
-            if qdisc.device in self.devices
-        )
-
-    def shape_at(self, device: int) -> Shape | None:
-        root = self.roots.get(device)
-        return root.shape if root is not None and root.kind == "tbf" else None
-
-    def redirect_of(self, device: int) -> Filter | None:
-        """The filter by which everything from a pod goes elsewhere."""
-        return next((f for f in self.filters.get(device, ()) if f.matches_all and f.redirects_to is not None), None)
-
-
 def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     """Judge every annotated pod and say what to do."""
-    view = _View(snapshot)
+    view = View(snapshot)
+    doubtful = contested(snapshot.pods)
     judgements: list[Judgement] = []
     unlocated: dict[str, str] = {}
     actions: list[Action] = []
     for pod in snapshot.pods:
+        if pod.uid in doubtful:
+            refusal = _Ruling("invalid", f"{doubtful[pod.uid]}, so its claim is not followed")
+            judgements += [_judgement(pod, direction, refusal) for direction in pod.wishes]
+            continue
         for direction in DIRECTIONS:
             if direction not in pod.wishes:
                 continue
@@ -94,8 +71,22 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
         if policy.enforce:
             actions += _leftovers_of(pod, snapshot.locations.get(pod.uid), view)
     if policy.enforce:
-        actions += _orphans(view, snapshot.pods)
+        actions += _orphans(view, snapshot)
     return BandwidthPlan(judgements=tuple(judgements), unlocated=unlocated, actions=tuple(actions))
+
+
+def with_effect(judgement: Judgement, exceeded: str, disputed: str) -> Judgement:
+    """A verdict on what is set up, overruled by what happens: an excess, or somebody who takes our limit away again."""
+    if exceeded:
+        verdict, found = "exceeded", exceeded
+    elif disputed:
+        verdict, found = "disputed", disputed
+    else:
+        return judgement
+    set_up = judgement.verdict + (f", {judgement.detail}" if judgement.detail else "")
+    return msgspec.structs.replace(
+        judgement, verdict=verdict, set_up=judgement.verdict, detail=f"{found}; as set up: {set_up}"
+    )
 
 
 def intermediate_name(network: str, sandbox: str) -> str:
@@ -103,31 +94,38 @@ def intermediate_name(network: str, sandbox: str) -> str:
     return ("bwp" + hashlib.sha512((network + sandbox).encode()).hexdigest())[:15]
 
 
-def find_device(pod_location: Location, devices: dict[int, Device]) -> Device | None:
-    """The host's end of the pod's veth pair.
+def intermediate_of(pod: PodWish, location: Location, view: View) -> str:
+    """Name of the device that the plugin made for a pod, or would have made."""
+    network = location.attachment.network if location.attachment is not None else view.network.name
+    return intermediate_name(network, location.sandbox or pod.uid)
+
+
+def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) -> Device | None:
+    """The host's end of the pod's veth pair, among `pod_ends`.
 
     A pod with several networks has several; the one whose other end is eth0 counts, else the one that was made first,
     because a meta plugin sets up the cluster's network before any other.
     """
     if pod_location.namespace_id is None:
         return None
-    ends = [d for d in devices.values() if d.kind == "veth" and d.namespace_id == pod_location.namespace_id]
-    exact = next((d for d in ends if d.peer is not None and d.peer == pod_location.own_index), None)
-    return exact or min(ends, key=lambda d: (d.peer or 0, d.index), default=None)
+    found = ends.get(pod_location.namespace_id, ())
+    exact = next((d for d in found if d.peer is not None and d.peer == pod_location.own_index), None)
+    return exact or min(found, key=lambda d: (d.peer or 0, d.index), default=None)
 
 
 class _Ruling(msgspec.Struct, frozen=True):
-    """A verdict, what it is about, and what would mend it."""
+    """A verdict, what it is about, and what would mend it; ``lossy`` where others may drop what a pod sends."""
 
     verdict: Verdict
     detail: str = ""
     device: Device | None = None
     shape: Shape | None = None
     action: Action | None = None
+    lossy: bool = False
 
 
 def _judge(
-    pod: PodWish, direction: Direction, location: Location | None, view: _View
+    pod: PodWish, direction: Direction, location: Location | None, view: View
 ) -> tuple[Judgement, Action | None] | str:
     """A judgement and what would mend it; or a text, when it is too early to judge."""
     wish = pod.wishes[direction]
@@ -144,84 +142,107 @@ def _judge(
         ruling = _rule(pod, direction, wish.rate_bps, location, view)
     if isinstance(ruling, str):
         return ruling
-    return _judgement(pod, direction, ruling), ruling.action
+    judgement = _judgement(pod, direction, ruling)
+    if location is None or wish.rate_bps is None:
+        return judgement, ruling.action
+    return msgspec.structs.replace(judgement, **_site(direction, ruling, location, view)), ruling.action
 
 
-def _rule(pod: PodWish, direction: Direction, rate_bps: int, location: Location, view: _View) -> _Ruling:
-    device = find_device(location, view.devices)
+def _site(direction: Direction, ruling: _Ruling, location: Location, view: View) -> dict[str, object]:
+    """Where the effect can be counted, and whether it tells that the limit is exceeded."""
+    end = find_device(location, view.ends)
+    bucket = ruling.device.index if ruling.device is not None and ruling.device.index in view.roots else None
+    if direction == "egress" and (end is None or bucket == end.index or view.redirect_of(end.index) is None):
+        bucket = None
+    counts = direction == "ingress" or bucket is not None or not (ruling.lossy or ruling.verdict == "other-enforcer")
+    return {
+        "host_device": end.name if end is not None else "",
+        "site": Site(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
+        "effect_counts": counts,
+    }
+
+
+def _rule(pod: PodWish, direction: Direction, rate_bps: int, location: Location, view: View) -> _Ruling:
+    device = find_device(location, view.ends)
     if device is None:
         detail = "the pod has no veth pair on this node (macvlan, ipvlan, SR-IOV or alike)"
         return _Ruling("not-applicable", detail)
-    other = _other_enforcer(pod, device, view)
-    if other:
-        return _Ruling("other-enforcer", other, device)
-    if _is_bypassed(device, view):
-        detail = "Cilium carries packets past this device, and its bandwidth manager is off"
-        return _Ruling("missing", detail, device)
+    enforcer = find_enforcer(pod, direction, device, view)
+    if enforcer is not None:
+        seen = enforcer.device or device
+        verdict: Verdict = "missing" if enforcer.absent else "other-enforcer"
+        return _Ruling(verdict, enforcer.evidence, seen, view.shape_at(seen.index) if not enforcer.absent else None)
     if direction == "ingress":
-        return _rule_ingress(rate_bps, device, view)
-    return _rule_egress(pod, rate_bps, device, location, view)
+        ruling = _rule_ingress(rate_bps, device, view)
+    else:
+        ruling = _rule_egress(pod, rate_bps, device, location, view)
+    return _beside_others(ruling, device, "sent" if direction == "ingress" else "received", view)
 
 
-def _other_enforcer(pod: PodWish, device: Device, view: _View) -> str:
-    if pod.calico:
-        return "Calico limits pods with annotations of its own (qos.projectcalico.org)"
-    if _is_cilium(device, view) and view.paced_uplinks:
-        return "Cilium's bandwidth manager paces packets by their departure time"
-    root = view.roots.get(device.index)
-    if root is not None and root.kind != "tbf" and root.kind not in _PASSIVE:
-        return f"somebody set up {root.kind} on {device.name}"
-    return ""
+def _beside_others(ruling: _Ruling, device: Device, hook: Hook, view: View) -> _Ruling:
+    """Where filters or programs of others are attached nothing is set: they may limit, and ours could take packets from them."""
+    strangers = view.strangers(device, hook)
+    if not strangers or ruling.verdict == "other-enforcer":
+        return ruling
+    found = describe(device, strangers)
+    if ruling.verdict == "enforced":
+        return msgspec.structs.replace(
+            ruling, detail=f"as set up; whether {found} may carry packets past it is not known"
+        )
+    return _Ruling("other-enforcer", f"{found}: not ours, so nothing is set; {ruling.detail}", device)
 
 
-def _is_cilium(device: Device, view: _View) -> bool:
-    return view.cilium and device.name.startswith("lxc")
-
-
-def _is_bypassed(device: Device, view: _View) -> bool:
-    """Cilium redirects from the uplink straight into the pod (bpf_redirect_peer), so a bucket on the veth limits nothing."""
-    return _is_cilium(device, view) and not view.paced_uplinks
-
-
-def _rule_ingress(rate_bps: int, device: Device, view: _View) -> _Ruling:
-    action = LimitIngress(device.index, device.name, tbf.bounded_shape(rate_bps, device.mtu))
+def _rule_ingress(rate_bps: int, device: Device, view: View) -> _Ruling:
     shape = view.shape_at(device.index)
+    root = view.roots.get(device.index)
+    # Under the handle that the bucket is to have the kernel changes no kind into another.
+    displaces = root is not None and root.handle == PLUGIN_HANDLE and root.kind != "tbf"
+    action = LimitIngress(device.index, device.name, tbf.bounded_shape(rate_bps, device.mtu), displaces)
     if shape is None:
-        root = view.roots.get(device.index)
         detail = f"no limit on {device.name}" + (f", its root is {root.kind}" if root is not None else "")
         return _Ruling("missing", detail, device, None, action)
     verdict, detail = _judge_shape(shape, rate_bps, device.mtu)
+    if verdict != "enforced" and view.roots[device.index].handle != PLUGIN_HANDLE:
+        return _Ruling("other-enforcer", f"somebody set up a bucket on {device.name}: {detail}", device, shape)
     return _Ruling(verdict, detail, device, shape, action)
 
 
-def _rule_egress(pod: PodWish, rate_bps: int, device: Device, location: Location, view: _View) -> _Ruling:
+def _rule_egress(pod: PodWish, rate_bps: int, device: Device, location: Location, view: View) -> _Ruling:
     redirect = view.redirect_of(device.index)
     shape = tbf.bounded_shape(rate_bps, device.mtu)
-    name = intermediate_name(view.network, location.sandbox or pod.uid)
+    name = intermediate_of(pod, location, view)
     action = LimitEgress(device.index, device.name, name, device.mtu, shape, ALIAS_PREFIX + pod.uid)
     if redirect is None:
         return _rule_without_redirect(device, action, view)
     through = view.devices.get(redirect.redirects_to or 0)
     if through is None:
-        detail = f"{device.name} redirects to device {redirect.redirects_to}, which is not there"
-        return _Ruling("filter-missing", detail, device, None, action)
-    if through.kind != "ifb":
-        return _Ruling("other-enforcer", f"the traffic is redirected to {through.name}", through)
-    action = msgspec.structs.replace(action, through=through.name, redirect=False)
+        lost = "and is lost" if redirect.swallows else "and goes on unlimited"
+        detail = f"what {device.name} receives is redirected to a device that is gone, {lost}"
+        return _Ruling("filter-missing", detail, device, None, action, lossy=redirect.swallows)
+    if not is_a_limits(through):
+        return _Ruling(
+            "other-enforcer", f"a filter of somebody else's redirects the traffic to {through.name}", through
+        )
     limit = view.shape_at(through.index)
+    displaces = limit is not None and limit.kind == "htb"
+    action = msgspec.structs.replace(action, through=through.name, redirect=False, displaces=displaces)
+    if not through.up:
+        lost = f"{through.name} is down, and what {device.name} receives is lost there"
+        return _Ruling("filter-missing", lost, through, limit, action, lossy=True)
     if limit is None:
         return _Ruling("missing", f"{through.name} has no limit", through, None, action)
     verdict, detail = _judge_shape(limit, rate_bps, device.mtu)
     return _Ruling(verdict, detail, through, limit, action)
 
 
-def _rule_without_redirect(device: Device, action: LimitEgress, view: _View) -> _Ruling:
-    if any(f.polices for f in view.filters.get(device.index, ())):
+def _rule_without_redirect(device: Device, action: LimitEgress, view: View) -> _Ruling:
+    if any(f.polices for f in view.filters(device.index)):
         return _Ruling("other-enforcer", "a filter polices the traffic", device)
     made = view.by_name.get(action.through)
     limit = view.shape_at(made.index) if made is not None else None
     if made is None or limit is None:
         return _Ruling("missing", f"nothing limits what {device.name} receives", device, None, action)
+    action = msgspec.structs.replace(action, displaces=limit.kind == "htb")
     detail = f"{made.name} has a limit, but no filter sends it what {device.name} receives"
     return _Ruling("filter-missing", detail, made, limit, action)
 
@@ -230,8 +251,9 @@ def _judge_shape(shape: Shape, rate_bps: int, mtu: int) -> tuple[Verdict, str]:
     wanted = rate_bps // 8
     if abs(shape.rate_bytes_per_s - wanted) > 1:
         return "wrong-rate", f"limited to {shape.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
-    if tbf.is_bounded(shape, mtu):
-        return "enforced", ""
+    if tbf.is_bounded(shape, mtu) or shape.partial:
+        partly = "only for the subnets that the plugin's configuration names (shapedSubnets)"
+        return "enforced", partly if shape.partial else ""
     asked = tbf.wrapped_burst(shape)
     if asked is not None:
         effect = (
@@ -257,7 +279,6 @@ def _judgement(pod: PodWish, direction: Direction, ruling: _Ruling) -> Judgement
         direction=direction,
         verdict=ruling.verdict,
         device=device.name if device is not None else "",
-        received=direction == "egress" and device is not None and device.kind != "ifb",
         wanted_bps=pod.wishes[direction].rate_bps,
         detail=ruling.detail,
     )
@@ -271,35 +292,41 @@ def _judgement(pod: PodWish, direction: Direction, ruling: _Ruling) -> Judgement
     )
 
 
-def _leftovers_of(pod: PodWish, location: Location | None, view: _View) -> list[Action]:
+def _leftovers_of(pod: PodWish, location: Location | None, view: View) -> list[Action]:
     """Limits of ours on a pod that does not ask for them any more. Those that a plugin made are not ours to remove."""
     if location is None or pod.host_network or not pod.has_address:
         return []
-    device = find_device(location, view.devices)
+    device = find_device(location, view.ends)
     if device is None:
         return []
     found: list[Action] = []
     root = view.shape_at(device.index)
-    if "ingress" not in pod.wishes and root is not None and tbf.is_bounded(root, device.mtu):
+    ours = root is not None and view.roots[device.index].handle == PLUGIN_HANDLE and tbf.is_bounded(root, device.mtu)
+    if "ingress" not in pod.wishes and ours:
         found.append(Unlimit(device.index, device.name, "ingress"))
     redirect = view.redirect_of(device.index)
     through = view.devices.get(redirect.redirects_to or 0) if redirect is not None else None
-    if "egress" not in pod.wishes and through is not None and through.kind == "ifb":
-        limit = view.shape_at(through.index)
-        if limit is not None and tbf.is_bounded(limit, device.mtu):
-            found.append(Unlimit(device.index, device.name, "egress", through.name))
+    if through is None or not is_a_limits(through):
+        return found
+    limit = view.shape_at(through.index)
+    unwanted = "egress" not in pod.wishes and limit is not None and tbf.is_bounded(limit, device.mtu)
+    if unwanted or view.stolen_from(device):
+        found.append(Unlimit(device.index, device.name, "egress", through.name))
     return found
 
 
-def _orphans(view: _View, pods: tuple[PodWish, ...]) -> list[Action]:
-    """Intermediate devices of ours whose pod is gone, and to which nothing is redirected."""
-    used = {f.redirects_to for filters in view.filters.values() for f in filters}
-    living = {ALIAS_PREFIX + pod.uid for pod in pods}
+def _orphans(view: View, snapshot: BandwidthSnapshot) -> list[Action]:
+    """Intermediate devices of ours to which nothing is redirected, and which no pod's repair would use again."""
+    used = view.used()
+    names = {
+        pod.uid: intermediate_of(pod, location, view)
+        if (location := snapshot.locations.get(pod.uid)) is not None
+        else None
+        for pod in snapshot.pods
+        if "egress" in pod.wishes or pod.uid not in snapshot.locations
+    }
     return [
         RemoveDevice(device.index, device.name)
         for device in view.devices.values()
-        if device.kind == "ifb"
-        and device.alias.startswith(ALIAS_PREFIX)
-        and device.alias not in living
-        and device.index not in used
+        if is_ours(device) and device.index not in used and names.get(owner_of(device), "") not in {device.name, None}
     ]

@@ -6,35 +6,55 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.bandwidth.locate import find_processes, own_index
+from agent.bandwidth.annotations import PodWish, contested
+from agent.bandwidth.cilium import Cilium
+from agent.bandwidth.cni import Network, ResultCache
+from agent.bandwidth.locate import INTERFACE, find_processes, own_index
 from agent.bandwidth.state import BandwidthSnapshot, Location
 from agent.bandwidth.traffic_control import read_kernel
-from agent.bandwidth.wanted import PodWish
 
 
-async def take_snapshot(proc: Path, network: str, pods: Sequence[PodWish]) -> BandwidthSnapshot:
+async def take_snapshot(
+    proc: Path,
+    network: Network,
+    pods: Sequence[PodWish],
+    *,
+    cache: ResultCache | None = None,
+    cilium: Cilium | None = None,
+) -> BandwidthSnapshot:
     """What there is now. A pod that vanishes meanwhile has no location, and a device that vanishes is not in the picture.
 
     Args:
         proc: the host's proc file system.
-        network: name of the CNI network.
+        network: the CNI network.
         pods: those of this node.
+        cache: the runtime's of CNI results.
+        cilium: its configuration.
 
     Raises:
         KernelError: netlink did not answer.
     """
-    sought = {pod.cgroup_uid or pod.uid: pod.uid for pod in pods if not pod.host_network and pod.has_address}
+    doubtful = contested(pods)
+    sought = {
+        pod.cgroup_uid or pod.uid: pod.uid
+        for pod in pods
+        if not pod.host_network and pod.has_address and pod.uid not in doubtful
+    }
     # Reading /proc blocks for some milliseconds per thousand processes.
     found = await asyncio.to_thread(find_processes, proc, sought)
     processes = {sought[uid]: process for uid, process in found.items()}
     kernel, numbers = await read_kernel({uid: process.pid for uid, process in processes.items()})
+    attachments = await asyncio.to_thread(cache.read, INTERFACE) if cache is not None else {}
     locations = {
         uid: Location(
             pid=process.pid,
-            sandbox=process.container,
+            sandbox=attachments[uid].container if uid in attachments else process.container,
+            attachment=attachments.get(uid),
             namespace_id=numbers.get(uid),
             own_index=own_index(proc, process.pid),
         )
         for uid, process in processes.items()
     }
-    return BandwidthSnapshot(pods=tuple(pods), locations=locations, kernel=kernel, network=network)
+    return BandwidthSnapshot(
+        pods=tuple(pods), locations=locations, kernel=kernel, network=network, cilium=cilium or Cilium()
+    )

@@ -6,13 +6,20 @@ from typing import Literal
 
 import msgspec
 
+from agent.bandwidth.annotations import Direction, PodWish
+from agent.bandwidth.cilium import Cilium
+from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.tbf import Shape
-from agent.bandwidth.wanted import Direction, PodWish
 
 ROOT = 0xFFFFFFFF
-INGRESS_HANDLE = 0xFFFF0000
+RECEIVED_HOOK, SENT_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
+"""Where filters hang on ``clsact``; ``ingress`` has the first alone, and takes its filters by that name too (sch_ingress.c)."""
+LAST_PRIORITY = 0xFFF0
+"""Of our own filter: behind the places that other programs ask for and behind those that the kernel gives (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"
 """Interface alias of the intermediate devices that we made, followed by the pod's uid."""
+HOOK_MARK = "/clsact"
+"""Ends the alias where we made the device's ``clsact`` as well, and may take it away again."""
 
 Verdict = Literal[
     "enforced",
@@ -21,6 +28,8 @@ Verdict = Literal[
     "burst-too-large",
     "wrapped",
     "filter-missing",
+    "exceeded",
+    "disputed",
     "not-applicable",
     "other-enforcer",
     "invalid",
@@ -37,6 +46,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         namespace_id: of the network namespace that its other end is in, as the kernel numbers it here.
         peer: index of its other end, over there.
         physical: it leads out of the machine.
+        master: index of the bridge, bond or switch that it belongs to.
+        queue_packets: IFLA_TXQLEN.
+        up: IFF_UP; what is redirected to a device that is down is lost.
     """
 
     index: int
@@ -47,36 +59,72 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace_id: int | None = None
     peer: int | None = None
     physical: bool = False
+    master: int | None = None
+    queue_packets: int = 0
+    up: bool = True
 
 
 class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A queueing discipline; ``shape`` for token buckets only."""
+    """A queueing discipline.
+
+    Attributes:
+        shape: of token buckets, and of the HTB of the plugin's 1.5, whose class is one.
+        shared_block: of a hook whose filters for received packets it shares with other devices, the number of their block.
+    """
 
     device: int
     kind: str
     handle: int
     parent: int
     shape: Shape | None = None
+    default_class: int | None = None
+    shared_block: int = 0
+
+
+Hook = Literal["received", "sent"]
+"""What a filter or program on a device sees: what the device receives, or what it is about to send."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A filter on a device's ingress.
+    """A filter on a device.
 
     Attributes:
         device: where it sits.
         kind: ``u32``, ``matchall``, ``bpf``, ...
-        priority: its place.
+        hook: which of the device's packets it sees.
+        priority: its place; smaller ones come first.
+        name: of a BPF program.
         matches_all: no packet escapes it.
         redirects_to: index of the device to whose egress it sends packets, None when it does not.
         polices: it has a police action, a limiter without a queue.
+        swallows: what it redirects is lost when the device that it goes to is deleted; with other actions it goes on.
     """
 
     device: int
     kind: str
+    hook: Hook = "received"
     priority: int = 0
+    name: str = ""
     matches_all: bool = False
     redirects_to: int | None = None
     polices: bool = False
+    swallows: bool = False
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """BPF programs attached to a device itself, before any filter; rtnetlink does not show them.
+
+    Attributes:
+        device: where they sit.
+        kind: ``tcx`` or ``netkit``.
+        hook: which of the device's packets they see.
+        ids: of the programs, in the order in which they run.
+    """
+
+    device: int
+    kind: str
+    hook: Hook
+    ids: tuple[int, ...]
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,20 +135,30 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         sandbox: id of that container, from the cgroup's name; what CNI plugins call the container id.
         namespace_id: of its network namespace, None when the kernel has no link to it from here.
         own_index: index of its eth0 inside, where it could be read.
+        attachment: what the runtime's cache of CNI results says of its eth0; None where it says nothing.
     """
 
     pid: int
     sandbox: str = ""
     namespace_id: int | None = None
     own_index: int | None = None
+    attachment: Attachment | None = None
 
 
 class KernelState(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices and what is set up on them."""
+    """Devices and what is set up on them.
+
+    Attributes:
+        devices, qdiscs, filters: of the host's namespace.
+        programs: attached to the pods' devices.
+        programs_unknown: why the kernel did not say which programs there are; empty when it did.
+    """
 
     devices: tuple[Device, ...] = ()
     qdiscs: tuple[Qdisc, ...] = ()
     filters: tuple[Filter, ...] = ()
+    programs: tuple[Program, ...] = ()
+    programs_unknown: str = ""
 
 
 class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +168,29 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         pods: those of this node that are not finished.
         locations: by pod uid; pods whose processes were not found are missing.
         kernel: devices and what is set up on them.
-        network: name of the CNI network, part of device names.
+        network: the CNI network; its name is part of device names.
+        cilium: its configuration.
     """
 
     pods: tuple[PodWish, ...]
     locations: dict[str, Location] = {}
     kernel: KernelState = KernelState()
-    network: str = ""
+    network: Network = Network()
+    cilium: Cilium = Cilium()
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the counters are that tell what one direction of a pod came to.
+
+    Attributes:
+        pid: a process in the pod's network namespace.
+        device: index of the host's end of its pair, 0 where it has none.
+        bucket: index of the device whose root holds the limit, None without a limit.
+    """
+
+    pid: int
+    device: int = 0
+    bucket: int | None = None
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,32 +201,40 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         direction: into the pod, or out of it.
         verdict: see the user's documentation.
         device: name of the device that carries the limit, or would.
-        received: the pod's traffic in this direction is what that device receives, not what it sends.
         wanted_bps: bits per second.
         rate_bytes_per_s: effective rate; None without a limit, 0 when nothing gets through.
         burst_bytes: effective burst.
         queue_s: worst queueing time.
         detail: what was found, in words.
+        host_device: name of the host's end of the pod's pair.
+        site: where its effect is counted; None where it cannot be.
+        effect_counts: that more went through than the limit allows can be told from the counters. Of what a pod sends it
+            cannot where others may drop packets after they were counted.
+        set_up: the verdict on what is set up, where the effect is told instead of it.
     """
 
     pod: PodWish
     direction: Direction
     verdict: Verdict
     device: str = ""
-    received: bool = False
     wanted_bps: int | None = None
     rate_bytes_per_s: int | None = None
     burst_bytes: int | None = None
     queue_s: float | None = None
     detail: str = ""
+    host_device: str = ""
+    site: Site | None = None
+    effect_counts: bool = False
+    set_up: Verdict | None = None
 
 
 class LimitIngress(msgspec.Struct, frozen=True, tag=True):
-    """Put a token bucket at the root of the pod's host-side device."""
+    """Put a token bucket at the root of the pod's host-side device; ``displaces`` the plugin's HTB, which is removed first."""
 
     device: int
     name: str
     shape: Shape
+    displaces: bool = False
 
 
 class LimitEgress(msgspec.Struct, frozen=True, tag=True):
@@ -165,6 +247,7 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
         shape: of its token bucket.
         alias: marks an intermediate device that we make.
         redirect: whether the filter is to be made.
+        displaces: the plugin's HTB is there, and is removed first.
     """
 
     device: int
@@ -174,6 +257,7 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
     shape: Shape
     alias: str
     redirect: bool = True
+    displaces: bool = False
 
 
 class Unlimit(msgspec.Struct, frozen=True, tag=True):

@@ -17,10 +17,12 @@ PLUGIN_LATENCY_S = 0.025
 
 BURST_S = 0.010
 """Our burst lasts this long at the limit's rate: enough for timers of a busy machine, too little to notice."""
-QUEUE_S = 0.050
-"""Our queue is never longer than this at the limit's rate, unless `LEAST_FRAMES` need more room."""
+QUEUE_S = 0.040
+"""Our queue is never longer than this at the limit's rate, unless `LEAST_FRAMES` need more room: 50 ms with the way there."""
+_EARLIER_QUEUE_S = 0.050
+"""That of limits that an edition before ours set, which are ours all the same."""
 LEAST_FRAMES = 16
-"""TCP needs to have some segments under way; fewer would cost throughput at rates below 4 Mbit/s."""
+"""TCP needs to have some segments under way; fewer would cost throughput at rates below 5 Mbit/s."""
 LEAST_BURST_FRAMES = 2
 
 ENFORCED_BURST_S = 0.25
@@ -38,11 +40,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         rate_bytes_per_s: bytes per second.
         buffer_ticks: depth of the bucket in ticks of 64 ns at that rate.
         limit_bytes: longest queue.
+        kind: ``tbf``, or ``htb`` for a class of the plugin's 1.5.
+        partial: only some subnets are limited, as the plugin was told.
     """
 
     rate_bytes_per_s: int
     buffer_ticks: int
     limit_bytes: int
+    kind: str = "tbf"
+    partial: bool = False
 
     @property
     def burst_s(self) -> float:
@@ -83,7 +89,7 @@ def wrapped_burst(shape: Shape) -> int | None:
 
     The plugin keeps the burst in the limit as well, which may have wrapped too (CRI-O asks for nearly 4 GiB).
     """
-    if shape.rate_bytes_per_s <= 0:
+    if shape.rate_bytes_per_s <= 0 or shape.kind != "tbf":
         return None
     rate = shape.rate_bytes_per_s
     base = shape.limit_bytes - int(rate * PLUGIN_LATENCY_S)
@@ -95,17 +101,18 @@ def wrapped_burst(shape: Shape) -> int | None:
     return None
 
 
-def bounded_shape(rate_bps: int, mtu: int) -> Shape:
+def bounded_shape(rate_bps: int, mtu: int, queue_s: float = QUEUE_S) -> Shape:
     """Our own set-up for a rate in bits per second: limits from the first second, and its queue is bounded in time.
 
     Args:
         rate_bps: the limit.
         mtu: of the device, bytes; a frame also has an Ethernet header.
+        queue_s: the queue's length.
     """
     rate = rate_bps // 8
     frame = mtu + 14
     burst = max(math.ceil(rate * BURST_S), LEAST_BURST_FRAMES * frame)
-    limit = max(math.ceil(rate * QUEUE_S), LEAST_FRAMES * frame)
+    limit = max(math.ceil(rate * queue_s), LEAST_FRAMES * frame)
     # At the lowest rates two frames are more than the bucket's 32 bits of ticks can hold (274.9 s).
     ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), WORD - 1)
     return Shape(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
@@ -113,10 +120,12 @@ def bounded_shape(rate_bps: int, mtu: int) -> Shape:
 
 def is_bounded(shape: Shape, mtu: int) -> bool:
     """Whether a shape is ours: exactly what `bounded_shape` gives for its rate. The plugin's never is."""
-    if shape.rate_bytes_per_s <= 0:
+    if shape.rate_bytes_per_s <= 0 or shape.kind != "tbf":
         return False
-    ours = bounded_shape(shape.rate_bytes_per_s * 8, mtu)
-    return abs(ours.buffer_ticks - shape.buffer_ticks) <= _TICK_SLACK and ours.limit_bytes == shape.limit_bytes
+    own = [bounded_shape(shape.rate_bytes_per_s * 8, mtu, queue_s) for queue_s in (QUEUE_S, _EARLIER_QUEUE_S)]
+    return abs(own[0].buffer_ticks - shape.buffer_ticks) <= _TICK_SLACK and shape.limit_bytes in {
+        one.limit_bytes for one in own
+    }
 
 
 def queue_bound_s(rate_bps: int, mtu: int) -> float:
@@ -128,7 +137,8 @@ def lets_too_much_through(shape: Shape, mtu: int) -> bool:
     """Whether burst or queue are so large that the limit is none for seconds, or delays packets by more than half a one."""
     least = max(GSO_BYTES, LEAST_FRAMES * (mtu + 14))
     large_burst = shape.burst_s > ENFORCED_BURST_S and shape.burst_bytes > least
-    long_queue = shape.queue_s > ENFORCED_QUEUE_S and shape.limit_bytes > 2 * least
+    # HTB's queue is the device's own length in packets, whoever sets the class up.
+    long_queue = shape.kind == "tbf" and shape.queue_s > ENFORCED_QUEUE_S and shape.limit_bytes > 2 * least
     return large_burst or long_queue
 
 

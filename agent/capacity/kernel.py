@@ -1,7 +1,7 @@
 """Reads the link snapshot: links and routes over rtnetlink, speeds over generic netlink, sysfs, and psutil in the last place.
 
 Links of pods (veth, ifb) make up most of a node's links and nothing of its capacity, so of them only the fixed part and
-the kind are read; all others are decoded in full by pyroute2.
+the kind are read.
 """
 
 from __future__ import annotations
@@ -9,36 +9,60 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import struct
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from pyroute2 import AsyncNlEthtool
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETROUTE
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from agent.capacity.links import Link, LinkSnapshot, Route
 from agent.capacity.sysfs import NetDirectory, psutil_speeds, read_machine
-from agent.rtnetlink import DEADLINE_S, attributes, dump, nested, read_text, read_u32, rtnetlink
+from agent.rtnetlink import (
+    DEADLINE_S,
+    IFINFO,
+    Spans,
+    attributes,
+    dump,
+    each_attribute,
+    nested,
+    read_number,
+    read_text,
+    read_u32,
+    rtnetlink,
+)
 
-_IFINFO = struct.Struct("=BxHiII")
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_HEADER_BYTES = 16
-_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
-_IFNAME, _LINK, _MASTER, _LINKINFO, _CARRIER, _LINK_NETNSID = 3, 5, 10, 18, 33, 37
-_INFO_KIND = 1
+_IFNAME, _LINK, _MASTER, _LINKINFO, _VFINFO_LIST, _CARRIER, _LINK_NETNSID = 3, 5, 10, 18, 22, 33, 37
+_INFO_KIND, _INFO_DATA, _INFO_PORT_KIND, _INFO_PORT_DATA = 1, 2, 4, 5
+_BOND_MODE, _BOND_ACTIVE, _BOND_AD_INFO, _AD_AGGREGATOR = 1, 2, 23, 1
+_BOND_PORT_AGGREGATOR, _BRIDGE_PORT_STATE = 6, 1
+_VF_RATE = 6
+_RATE = struct.Struct("=IxxxxI")
+"""struct ifla_vf_rate: function, least and greatest rate of what it sends."""
 _RTA_DST, _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 1, 4, 6, 9, 15
 _NEXT_HOP = struct.Struct("=HBBi")
 _UNICAST, _MAIN_TABLE = 1, 254
 _FAMILIES = {2: 4, 10: 6}
-_EXT_VF = 1
+_WITH_FUNCTIONS = 1
 _OF_PODS = frozenset({"veth", "ifb"})
+ROUTES_S = 600.0
+"""Routes are read so often at least; a change of a default route is told at once."""
 _SPEED_UNKNOWN = 0xFFFFFFFF
-_REMOTES = ("IFLA_IPTUN_REMOTE", "IFLA_GRE_REMOTE", "IFLA_VXLAN_GROUP", "IFLA_VXLAN_GROUP6", "IFLA_GENEVE_REMOTE")
-_LOWERS = ("IFLA_VXLAN_LINK", "IFLA_IPTUN_LINK", "IFLA_GRE_LINK", "IFLA_VTI_LINK", "IFLA_XFRM_LINK")
+_GRE, _IP_TUNNEL = (1, (7,)), (1, (3,))
+_TUNNELS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "vxlan": (3, (2, 16)),
+    "geneve": (0, (2, 7)),
+    **dict.fromkeys(("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan"), _GRE),
+    **dict.fromkeys(("ipip", "sit", "ip6tnl"), _IP_TUNNEL),
+    **dict.fromkeys(("vti", "vti6", "xfrm"), (1, ())),
+}
+"""By kind: which attribute has the device below (0 is none), and which the other end's address (linux/if_tunnel.h)."""
 
 
 class _Ethtool(AsyncNlEthtool):  # type: ignore[misc]
@@ -47,102 +71,117 @@ class _Ethtool(AsyncNlEthtool):  # type: ignore[misc]
     module_err_level = "debug"
 
 
-async def read_links(sys: Path) -> LinkSnapshot:
-    """The node's links now.
+class LinkReader:
+    """Reads links each time, and routes only when that is due: there may be tens of thousands.
 
-    Raises:
-        KernelError: netlink did not answer.
+    Args:
+        sys: the host's sys file system.
+        proc: its proc file system.
     """
-    directory = NetDirectory(sys)
-    async with rtnetlink("cannot read links") as netlink:
-        request = ifinfmsg()
-        request["attrs"].append(["IFLA_EXT_MASK", _EXT_VF])
-        links = await dump(netlink, request, RTM_GETLINK, _link_parser(directory))
-        routes = await dump(netlink, rtmsg(), RTM_GETROUTE, parse_routes)
-    links = await _with_speeds(links, directory)
-    return LinkSnapshot(
-        links=tuple(links),
-        routes=tuple(route for hops in routes for route in hops),
-        machine=read_machine(sys),
-    )
+
+    def __init__(self, sys: Path, proc: Path) -> None:
+        self._sys, self._proc = sys, proc
+        self._routes: tuple[Route, ...] | None = None
+        self._read_at_s = 0.0
+
+    def note_route_change(self) -> None:
+        """A default route changed."""
+        self._routes = None
+
+    async def read(self) -> LinkSnapshot:
+        """The node's links now.
+
+        Raises:
+            KernelError: netlink did not answer.
+        """
+        directory = NetDirectory(self._sys)
+        async with rtnetlink("cannot read links") as netlink:
+            links = await dump(netlink, _links_request, RTM_GETLINK, partial(parse_link, directory=directory))
+            routes, now_s = self._routes, time.monotonic()
+            if routes is None or now_s - self._read_at_s >= ROUTES_S:
+                # Set before reading: a change meanwhile is read next time.
+                self._routes, self._read_at_s = (), now_s
+                # Where a tunnel's packets leave is told by the routes to its other end; no one else needs them.
+                parse = parse_routes if any(link.remote for link in links) else parse_default_routes
+                routes = tuple(route for hops in await dump(netlink, rtmsg, RTM_GETROUTE, parse) for route in hops)
+                if self._routes is not None:
+                    self._routes = routes
+        links = await _with_speeds(links, directory)
+        return LinkSnapshot(links=tuple(links), routes=routes, machine=read_machine(self._sys, self._proc))
 
 
-def _link_parser(directory: NetDirectory) -> Callable[[bytes, int, int], Link]:
-    def parse(data: bytes, begin: int, end: int) -> Link:
-        spans = attributes(data, begin + _IFINFO.size, end)
-        kind = read_text(data, nested(data, spans, _LINKINFO), _INFO_KIND)
-        if kind not in _OF_PODS:
-            message = ifinfmsg(data, offset=begin - _HEADER_BYTES)
-            message.decode()
-            return _link(message, directory)
-        _, _, index, flags, _ = _IFINFO.unpack_from(data, begin)
-        carrier = spans.get(_CARRIER)
-        return Link(
-            index=index,
-            name=read_text(data, spans, _IFNAME),
-            kind=kind,
-            up=bool(flags & _IFF_UP) and (carrier is None or data[carrier[0]] != 0),
-            parent=read_u32(data, spans, _LINK),
-            parent_elsewhere=_LINK_NETNSID in spans,
-            master=read_u32(data, spans, _MASTER),
-        )
-
-    return parse
+def _links_request() -> ifinfmsg:
+    request = ifinfmsg()
+    request["attrs"].append(["IFLA_EXT_MASK", _WITH_FUNCTIONS])
+    return request
 
 
-def _link(message: Any, directory: NetDirectory) -> Link:
-    name = str(message.get_attr("IFLA_IFNAME"))
-    flags = int(message["flags"])
-    info = message.get_attr("IFLA_LINKINFO")
-    kind = str(info.get_attr("IFLA_INFO_KIND") or "") if info is not None else ""
-    data = info.get_attr("IFLA_INFO_DATA") if info is not None else None
-    port = info.get_attr("IFLA_INFO_SLAVE_DATA") if info is not None else None
-    physical = directory.is_physical(name)
-    return Link(
-        index=int(message["index"]),
+def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Link:
+    """RTM_NEWLINK: struct ifinfomsg and IFLA_* attributes, with what sysfs says of hardware."""
+    _, _, index, flags, _ = IFINFO.unpack_from(data, begin)
+    spans = attributes(data, begin + IFINFO.size, end)
+    name, info = read_text(data, spans, _IFNAME), nested(data, spans, _LINKINFO)
+    kind = read_text(data, info, _INFO_KIND)
+    link = Link(
+        index=index,
         name=name,
         kind=kind,
-        up=bool(flags & _IFF_UP) and message.get_attr("IFLA_CARRIER") != 0,
-        parent=_first(message, ("IFLA_LINK",)) or _first(data, _LOWERS),
-        parent_elsewhere=message.get_attr("IFLA_LINK_NETNSID") is not None,
-        master=message.get_attr("IFLA_MASTER"),
+        up=bool(flags & IFF_UP) and read_number(data, spans, _CARRIER) != 0,
+        parent=read_u32(data, spans, _LINK),
+        parent_elsewhere=_LINK_NETNSID in spans,
+        master=read_u32(data, spans, _MASTER),
+    )
+    if kind in _OF_PODS:
+        return link
+    options, port = nested(data, info, _INFO_DATA), nested(data, info, _INFO_PORT_DATA)
+    port_kind = read_text(data, info, _INFO_PORT_KIND)
+    below, others = _TUNNELS.get(kind, (0, ()))
+    bond, physical = kind == "bond", directory.is_physical(name)
+    return msgspec.structs.replace(
+        link,
+        parent=link.parent or read_u32(data, options, below),
         physical=physical,
         driver=directory.driver(name) if physical else "",
-        loopback=bool(flags & _IFF_LOOPBACK),
-        bond_mode=_first(data, ("IFLA_BOND_MODE",)) if kind == "bond" else None,
-        active_slave=_first(data, ("IFLA_BOND_ACTIVE_SLAVE",)) if kind == "bond" else None,
-        port_state=_first(port, ("IFLA_BRPORT_STATE",)),
-        remote=_remote(data),
+        loopback=bool(flags & IFF_LOOPBACK),
+        bond_mode=read_number(data, options, _BOND_MODE) if bond else None,
+        active_slave=read_u32(data, options, _BOND_ACTIVE) if bond else None,
+        aggregator=_aggregator(data, options if bond else {}, port if port_kind == "bond" else {}),
+        port_state=read_number(data, port, _BRIDGE_PORT_STATE) if port_kind == "bridge" else None,
+        remote=next((text for one in others if (text := _address(data, options, one))), ""),
         physical_function=directory.physical_function(name) if physical else "",
         vf_number=directory.vf_number(name) if physical else None,
-        vf_rates_mbps=_vf_rates(message),
+        vf_rates_mbps=_vf_rates(data, spans),
     )
 
 
-def _first(found: Any, names: tuple[str, ...]) -> int | None:
-    """The first of the attributes that is there; pyroute2 gives plain text for option blocks that it cannot decode."""
-    if not hasattr(found, "get_attr"):
-        return None
-    return next((int(value) for name in names if (value := found.get_attr(name)) is not None), None)
+def _aggregator(data: bytes, bond: Spans, port: Spans) -> int | None:
+    """Of an LACP bond the active aggregator, of its ports each one's own."""
+    active = read_number(data, nested(data, bond, _BOND_AD_INFO), _AD_AGGREGATOR)
+    return active or read_number(data, port, _BOND_PORT_AGGREGATOR)
 
 
-def _remote(data: Any) -> str:
-    if not hasattr(data, "get_attr"):
-        return ""
-    found = next((value for name in _REMOTES if (value := data.get_attr(name))), "")
-    return "" if found in {"0.0.0.0", "::"} else str(found)
+def _address(data: bytes, spans: Spans, kind: int) -> str:
+    """An address of either family; empty without one, and for the one that stands for any."""
+    packed = data[slice(*spans[kind])] if kind in spans else b""
+    return str(ipaddress.ip_address(packed)) if any(packed) and len(packed) in {4, 16} else ""
 
 
-def _vf_rates(message: Any) -> dict[int, int]:
-    functions = message.get_attr("IFLA_VFINFO_LIST")
-    if functions is None:
+def _vf_rates(data: bytes, spans: Spans) -> dict[int, int]:
+    """Limits of virtual functions in Mbit/s, by number (IFLA_VFINFO_LIST)."""
+    if _VFINFO_LIST not in spans:
         return {}
     rates: dict[int, int] = {}
-    for function in functions.get_attrs("IFLA_VF_INFO"):
-        rate = function.get_attr("IFLA_VF_RATE")
-        if rate is not None:
-            rates[int(rate["vf"])] = int(rate["max_tx_rate"])
+    for _, span in each_attribute(data, *spans[_VFINFO_LIST]):
+        rate = attributes(data, *span).get(_VF_RATE)
+        if rate is not None and rate[1] - rate[0] >= _RATE.size:
+            function, most = _RATE.unpack_from(data, rate[0])
+            rates[function] = most
     return rates
+
+
+def parse_default_routes(data: bytes, begin: int, end: int) -> list[Route] | None:
+    """As `parse_routes`, of default routes alone; the length of the destination is the second byte of struct rtmsg."""
+    return None if data[begin + 1] else parse_routes(data, begin, end)
 
 
 def parse_routes(data: bytes, begin: int, end: int) -> list[Route] | None:

@@ -9,6 +9,7 @@ import msgspec
 
 BOND_ACTIVE_BACKUP = 1
 BOND_BROADCAST = 3
+BOND_LACP = 4
 BOND_MODES = ("balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb")
 BRIDGE_FORWARDING = 3
 
@@ -28,6 +29,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         loopback: IFF_LOOPBACK.
         bond_mode: see `BOND_MODES`.
         active_slave: of an active-backup bond.
+        aggregator: of an 802.3ad bond the number of its active aggregator, of a port of it that of its own.
         port_state: of a bridge port (IFLA_BRPORT_STATE, 3 forwards).
         remote: other end of a point-to-point tunnel, an address, or empty.
         physical_function: name of the device whose virtual function this is; empty when it is none, ``?`` when the
@@ -51,6 +53,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loopback: bool = False
     bond_mode: int | None = None
     active_slave: int | None = None
+    aggregator: int | None = None
     port_state: int | None = None
     remote: str = ""
     physical_function: str = ""
@@ -71,11 +74,17 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What firmware says about the machine (DMI), empty where it says nothing."""
+    """What firmware says about the machine (DMI), empty where it says nothing.
+
+    Attributes:
+        vendor, product, asset_tag: of DMI.
+        hypervisor: how we know that this is a virtual machine; empty where nothing says so.
+    """
 
     vendor: str = ""
     product: str = ""
     asset_tag: str = ""
+    hypervisor: str = ""
 
 
 class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):

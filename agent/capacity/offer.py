@@ -10,11 +10,14 @@ from typing import Literal
 
 import msgspec
 
+from agent.capacity.instances import find_instance
 from agent.config import AgentConfig, Reserve
-from agent.names import CAPACITY_ANNOTATION, INSTANCE_TYPE_LABEL
 from agent.node import OwnNode
 from kubekit import quantity
 from kubekit.errors import QuantityError
+from netperf.contract import CAPACITY_ANNOTATION
+
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 Source = Literal["annotation", "flag", "node-label", "instance-type", "hardware", "measured", "unknown"]
 
@@ -53,7 +56,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
 
 
-def make_offer(node: OwnNode | None, config: AgentConfig, hardware: Finding, measured_bps: int | None) -> Offer:
+def make_offer(
+    node: OwnNode | None, config: AgentConfig, hardware: Finding, measured_bps: int | None, instance_type: str = ""
+) -> Offer:
     """Choose by order of trust and subtract the reserve.
 
     Args:
@@ -61,9 +66,12 @@ def make_offer(node: OwnNode | None, config: AgentConfig, hardware: Finding, mea
         config: flags and file.
         hardware: what the rules of `agent.capacity.rules` found.
         measured_bps: highest throughput of stream probes, None without any or where the option is off.
+        instance_type: what the cloud's metadata service says, for nodes without the label.
     """
     warnings: list[str] = []
-    gross_bps, source, explanation = _choose(node, config, hardware, measured_bps, warnings)
+    gross_bps, source, explanation = _configured(node, config, warnings, instance_type) or _found(
+        hardware, measured_bps
+    )
     rate_bps = None if gross_bps is None else after_reserve(gross_bps, config.reserve)
     if rate_bps is not None and gross_bps is not None and rate_bps != gross_bps:
         explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
@@ -80,12 +88,7 @@ def make_offer(node: OwnNode | None, config: AgentConfig, hardware: Finding, mea
     )
 
 
-def _choose(
-    node: OwnNode | None, config: AgentConfig, hardware: Finding, measured_bps: int | None, warnings: list[str]
-) -> tuple[int | None, Source, str]:
-    said = _configured(node, config, warnings)
-    if said is not None:
-        return said
+def _found(hardware: Finding, measured_bps: int | None) -> tuple[int | None, Source, str]:
     if hardware.rate_bps is not None:
         return hardware.rate_bps, "hardware", hardware.explanation
     if measured_bps is not None:
@@ -93,8 +96,10 @@ def _choose(
     return None, "unknown", hardware.explanation
 
 
-def _configured(node: OwnNode | None, config: AgentConfig, warnings: list[str]) -> tuple[int, Source, str] | None:
-    """What a person said: on the node, for this agent, for nodes like this, for instances of this type."""
+def _configured(
+    node: OwnNode | None, config: AgentConfig, warnings: list[str], instance_type: str
+) -> tuple[int, Source, str] | None:
+    """What a person said: on the node, for this agent, for nodes like this, for instances of this type; then the cloud."""
     annotated_bps = _read_annotation(node, warnings)
     if annotated_bps is not None:
         return annotated_bps, "annotation", f"annotation {CAPACITY_ANNOTATION}"
@@ -105,10 +110,11 @@ def _configured(node: OwnNode | None, config: AgentConfig, warnings: list[str]) 
     for rule in config.capacity_rules:
         if rule.selector.matches(node.metadata.labels):
             return rule.rate_bps, "node-label", f"configured for nodes with {rule.text}"
-    instance_type = node.metadata.label(INSTANCE_TYPE_LABEL)
+    instance_type = node.metadata.label(INSTANCE_TYPE_LABEL) or instance_type
     if instance_type in config.capacity_by_type:
         return config.capacity_by_type[instance_type], "instance-type", f"configured for {instance_type}"
-    return None
+    listed = find_instance(instance_type) if instance_type else None
+    return (listed.rate_bps, "instance-type", listed.explanation) if listed is not None else None
 
 
 def _read_annotation(node: OwnNode | None, warnings: list[str]) -> int | None:

@@ -12,12 +12,15 @@ import msgspec
 
 from agent.capacity.offer import Offer
 from agent.config import AllocatableMode
-from agent.names import BANDWIDTH, COMPONENT, CONDITION, OWNER_ANNOTATION, SOURCE_ANNOTATION
 from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
 from kubekit.errors import QuantityError
 from kubekit.patches import Operation, pointer
 from kubekit.wire import Condition, to_builtins
+from netperf.contract import AGENT, BANDWIDTH, OWNER_ANNOTATION, SOURCE_ANNOTATION
+
+CONDITION = "NetawareBandwidth"
+"""Node condition: True, the capacity is published and known; False, it is unknown or disputed, and the message says why."""
 
 _KWOK_ANNOTATION = "kwok.x-k8s.io/node"
 _REAL_KUBELET = re.compile(r"v?\d+\.\d+")
@@ -65,7 +68,7 @@ def plan_writes(node: OwnNode, offer: Offer, allocatable: AllocatableMode, now_s
         now_s: seconds since the epoch, for the condition.
     """
     owner = owner_of(node)
-    if owner not in {"", COMPONENT}:
+    if owner not in {"", AGENT}:
         return Writes(condition=_condition_patch(node, _disputed(owner), now_s))
     with_allocatable = allocatable == "always" or (allocatable == "auto" and not has_kubelet(node))
     if offer.rate_bps is None:
@@ -83,7 +86,7 @@ def plan_writes(node: OwnNode, offer: Offer, allocatable: AllocatableMode, now_s
         elif not _same_quantity(_amounts(node, field).get(BANDWIDTH), offer.rate_bps):
             operations.append(patches.add(pointer("status", field, BANDWIDTH), value))
     source = f"{offer.source}: {offer.explanation}"
-    wanted = {OWNER_ANNOTATION: COMPONENT, SOURCE_ANNOTATION: source}
+    wanted = {OWNER_ANNOTATION: AGENT, SOURCE_ANNOTATION: source}
     differs = any(node.metadata.annotation(name) != text for name, text in wanted.items())
     return Writes(
         status=tuple(operations),
@@ -97,7 +100,7 @@ def plan_withdrawal(node: OwnNode, *, annotations: tuple[str, ...]) -> Writes:
     present = {name: None for name in annotations if name in (node.metadata.annotations or {})}
     condition = conditions.find(node.status.conditions, CONDITION)
     deletion: dict[str, object] = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
-    fields = ("capacity", "allocatable") if owner_of(node) == COMPONENT else ()
+    fields = ("capacity", "allocatable") if owner_of(node) == AGENT else ()
     return Writes(
         status=tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
@@ -133,7 +136,7 @@ def _state(offer: Offer) -> Condition:
 
 
 def _disputed(owner: str) -> Condition:
-    message = f"annotation {OWNER_ANNOTATION} names {owner}; remove it to let {COMPONENT} publish"
+    message = f"annotation {OWNER_ANNOTATION} names {owner}; remove it to let {AGENT} publish"
     return conditions.condition(CONDITION, holds=False, reason="OwnedByOther", message=message)
 
 

@@ -56,6 +56,7 @@ class Publisher:
         view: the own node.
         config: flags and file.
         read_hardware: reads links and applies the rules to them.
+        instance_type: what the cloud's metadata service said so far.
         registry: for the metric of writes.
 
     Attributes:
@@ -69,12 +70,13 @@ class Publisher:
         config: AgentConfig,
         read_hardware: Callable[[], Awaitable[Finding]],
         *,
+        instance_type: Callable[[], str] = str,
         registry: CollectorRegistry | None = None,
         wall_clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
         self._patcher, self._view, self._config = patcher, view, config
-        self._read_hardware, self._wall_clock = read_hardware, wall_clock
+        self._read_hardware, self._instance_type, self._wall_clock = read_hardware, instance_type, wall_clock
         self._backoff = Backoff(base_s=0.2, cap_s=30.0, rng=rng or random.Random())
         self._wake = asyncio.Event()
         self._links_changed = True
@@ -85,6 +87,10 @@ class Publisher:
             "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
         )
         view.subscribe(self._wake.set)
+
+    def note_instance_type(self) -> None:
+        """The metadata service said which type of instance this is."""
+        self._wake.set()
 
     def note_link_change(self) -> None:
         """A link, or a route, changed: read them again soon."""
@@ -109,7 +115,7 @@ class Publisher:
                 hardware, read_at = await self._look(hardware), loop.time()
             idle_s = read_at + due_s - loop.time()
             node = self._view.node
-            self.offer = make_offer(node, self._config, hardware, self._peak_bps)
+            self.offer = make_offer(node, self._config, hardware, self._peak_bps, self._instance_type())
             pause_s = SETTLE_S
             if node is not None:
                 try:

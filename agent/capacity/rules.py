@@ -14,6 +14,7 @@ import msgspec
 from agent.capacity.links import (
     BOND_ACTIVE_BACKUP,
     BOND_BROADCAST,
+    BOND_LACP,
     BOND_MODES,
     BRIDGE_FORWARDING,
     Link,
@@ -155,6 +156,9 @@ def _bundle(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tu
         slaves = [slave for slave in slaves if slave.index == link.active_slave]
         if not slaves:
             raise _Unknown(f"{link.name} ({name}) has no active slave")
+    if mode == BOND_LACP and link.aggregator is not None:
+        # Ports that negotiated with another switch, or with none, wait in aggregators of their own (bond_3ad.c).
+        slaves = [slave for slave in slaves if slave.aggregator in {None, link.aggregator}]
     live = [slave for slave in slaves if slave.up]
     if not live:
         raise _Unknown(f"{link.name} ({name}) has no slave that is up")
@@ -221,6 +225,8 @@ def _hardware(link: Link, snapshot: LinkSnapshot, links: dict[int, Link]) -> _Fo
     fiction = _FICTIONS.get(link.kind) or _FICTIONAL_DRIVERS.get(link.driver)
     if fiction is None and is_azure(snapshot.machine):
         fiction = "Azure's ports are faster than what the instance may use"
+    if fiction is None and snapshot.machine.hypervisor:
+        fiction = f"inside a virtual machine ({snapshot.machine.hypervisor}) a speed is the port's, not the guest's"
     if fiction is not None:
         raise _Unknown(f"{link.name}: {fiction}; set --capacity, or a capacity by instance type")
     if not link.up:

@@ -67,8 +67,26 @@ class NetDirectory:
             return None
 
 
-def read_machine(sys: Path) -> Machine:
-    """What the firmware says about this machine."""
+_VIRTUAL_VENDORS = (
+    *("QEMU", "Amazon EC2", "Google", "VMware", "Xen", "innotek GmbH", "DigitalOcean", "Alibaba Cloud", "OpenStack"),
+    *(
+        "Hetzner",
+        "Nutanix",
+        "Bochs",
+        "Parallels",
+        "Tencent Cloud",
+        "Vultr",
+        "Linode",
+        "UpCloud",
+        "KubeVirt",
+        "Scaleway",
+    ),
+)
+"""Of DMI, where a processor has no flag to tell (arm64); machines of Amazon's that end in ``.metal`` are none."""
+
+
+def read_machine(sys: Path, proc: Path) -> Machine:
+    """What the firmware and the processor say about this machine."""
     directory = sys / "class" / "dmi" / "id"
 
     def field(name: str) -> str:
@@ -77,7 +95,30 @@ def read_machine(sys: Path) -> Machine:
         except OSError:
             return ""
 
-    return Machine(vendor=field("sys_vendor"), product=field("product_name"), asset_tag=field("chassis_asset_tag"))
+    vendor, product = field("sys_vendor"), field("product_name")
+    return Machine(
+        vendor=vendor,
+        product=product,
+        asset_tag=field("chassis_asset_tag"),
+        hypervisor=_hypervisor(sys, proc, vendor, product),
+    )
+
+
+def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
+    try:
+        with (proc / "cpuinfo").open() as file:
+            for line in file:
+                if line.startswith("flags") and " hypervisor" in line:
+                    return f"the processor says so, firmware {vendor} {product}".strip()
+                if not line.strip():
+                    break  # one processor is enough
+    except OSError:
+        pass
+    if (sys / "hypervisor" / "type").exists():
+        return "Xen"
+    if ".metal" not in product and (vendor.startswith(_VIRTUAL_VENDORS) or "Virtual Machine" in product):
+        return f"firmware says {vendor} {product}".strip()
+    return ""
 
 
 def psutil_speeds() -> dict[str, int]:

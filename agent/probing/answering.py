@@ -12,13 +12,13 @@ from collections.abc import Callable
 import msgspec
 
 from agent import VERSION
-from agent.names import AGENT_ANNOTATION
 from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.backoff import Backoff
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import KubekitError
 from kubekit.wire import NODES
+from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, Announcement
 from netperf.plans import ProbeSettings
 from netperf.probers.echo_server import EchoServer
 from netperf.probers.netserver import Netserver
@@ -28,15 +28,6 @@ log = logs.get("agent.probing")
 SILENCE_S = 30.0
 CHECK_S = 0.25
 IDLE_CHECK_S = 5.0
-
-
-class Announcement(msgspec.Struct, frozen=True):
-    """The value of the annotation on the node."""
-
-    address: str
-    port: int
-    version: str
-    prober: str
 
 
 class Answering:
@@ -69,7 +60,7 @@ class Answering:
             return None
         prober = "netperf" if self.netserver is not None else "echo"
         port = self.settings.port if self.netserver is not None else self.settings.echo_port
-        return Announcement(self.address, port, VERSION, prober)
+        return Announcement(self.address, port, VERSION, prober, PLAN_FORM)
 
     @property
     def rejected(self) -> int:

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 )
 
 from agent.probing.rounds import Outcome
+from netperf.pacing import probes_of
 from netperf.plans import ZonePlan
 from netperf.sample import PERCENTILES, Measurement, Sample, Test
 
@@ -52,6 +53,7 @@ class ProbeMetrics:
         self._plan: ZonePlan | None = None
         self._own_probes = 0
         self._refusals: dict[str, int] = {}
+        self._others: dict[str, int] = {}
         self.rejected: Callable[[], int] = lambda: 0
         if registry is not None:
             registry.register(self)
@@ -59,7 +61,7 @@ class ProbeMetrics:
     def follow(self, plan: ZonePlan | None, node: str) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
         self._plan = plan
-        own = [probe for probe in plan.probes if probe.origin.node == node] if plan is not None else []
+        own = list(probes_of(plan, node)) if plan is not None else []
         self._own_probes = len(own)
         wanted = {(p.origin.zone, p.destination.zone, p.origin.region, p.destination.region): _PairState() for p in own}
         self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
@@ -72,6 +74,11 @@ class ProbeMetrics:
         """Count one turn; those of pairs that left the plan meanwhile are dropped."""
         origin, destination = outcome.origin, outcome.destination
         state = self._pairs.get((origin.zone, destination.zone, origin.region, destination.region))
+        if outcome.result == "waiting":
+            return
+        if outcome.rank:  # the pair's own series are those of its rank 0; the others are counted apart
+            self._others[outcome.result] = self._others.get(outcome.result, 0) + 1
+            return
         if state is None:
             return
         state.outcomes[outcome.test, outcome.result] = state.outcomes.get((outcome.test, outcome.result), 0) + 1
@@ -79,10 +86,10 @@ class ProbeMetrics:
         if sample is None:
             return
         state.samples[outcome.test] = sample
-        for doubt in sample.doubts:
+        for doubt in outcome.run_doubts or sample.doubts:
             state.doubts[outcome.test, doubt] = state.doubts.get((outcome.test, doubt), 0) + 1
-        if sample.measurement.p50_us is not None and outcome.test == self._usual_test:
-            value_s = sample.measurement.p50_us / 1e6
+        if sample.priced.p50_us is not None and outcome.test == self._usual_test:
+            value_s = sample.priced.p50_us / 1e6
             state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
             state.sum_s += value_s
 
@@ -106,9 +113,9 @@ class ProbeMetrics:
         latency = SummaryMetricFamily(
             "netaware_probe_latency_seconds", "Round-trip latency of the newest run, by quantile.", labels=PAIR_LABELS
         )
-        for pair, measured, _ in self._samples(self._usual_test):
+        for pair, _, sample in self._samples(self._usual_test):
             for percentile in PERCENTILES:
-                value_us = measured.percentile_us(percentile)
+                value_us = sample.priced.percentile_us(percentile)
                 if value_us is not None:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
@@ -161,13 +168,22 @@ class ProbeMetrics:
                 runs.add_metric((*pair, *key), count)
             for key, count in state.doubts.items():
                 doubts.add_metric((*pair, *key), count)
-        yield from (runs, doubts)
+        others = CounterMetricFamily(
+            "netaware_probe_other_node_pairs",
+            "Looks at pairs of nodes that only datagrams measure, by outcome.",
+            labels=("outcome",),
+        )
+        for result, count in self._others.items():
+            others.add_metric((result,), count)
+        yield from (runs, doubts, others)
 
     def _about_plan(self) -> Iterator[Metric]:
         plan = self._plan
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", self._own_probes)
         yield GaugeMetricFamily(
-            "netaware_probe_plan_zone_probes", "Probes of the whole zone in its plan.", len(plan.probes) if plan else 0
+            "netaware_probe_plan_zone_probes",
+            "Probes of the whole zone in its plan.",
+            sum(probe.rank == 0 for probe in plan.probes) if plan else 0,
         )
         if plan is not None:
             yield GaugeMetricFamily("netaware_probe_plan_epoch", "Epoch of the plan in force.", plan.epoch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -18,40 +19,56 @@ from kubekit.backoff import Backoff
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import CONFIGMAPS, ConfigMap
+from netperf.contract import PART_OF
 from netperf.errors import TooLargeError
-from netperf.results import check_growth, encode_samples, merge_patch, sample_key
-from netperf.sample import Percentile, Sample, Test
+from netperf.results import FAILED_SUFFIX, check_growth, encode_failure, encode_samples, merge_patch, sample_key
+from netperf.sample import Failure, Percentile, Place, Sample, Test
 
 log = logs.get("agent.probing")
 
 GATHER_S = 2.0
 """Samples that come within this time, more or less by half at random, go in one write."""
 REFRESH_S = 170.0
-"""A value that does not change is written again in the first round after this. The controller calls it stale after the longer of
-300 s and three rounds (cost policy), and this plus a round stays below that, whatever the round."""
-SAME_RATIO = 0.05
-SAME_US = 50.0
+"""A value that does not change is written again in the first round after this, or in every second round where rounds are longer.
+The controller calls it stale after the longer of 300 s and three rounds (cost policy)."""
+FAILURES_TOLD = 4
+"""Failures in a row that are told one by one."""
+TOLD_TWICE = 2
+"""A change counts when a second run says it, so a value is held back only once it was written twice."""
+SAME_RATIO = 0.03
+SAME_US = 30.0
+TAIL_RATIO = 0.25
+LOSS_FLOOR = 0.005
 
 
 def says_the_same(new: Sample, old: Sample) -> bool:
-    """Whether a reader would draw the same conclusions: same doubts, and no number moved by more than 5 % or 50 us."""
-    if new.doubts != old.doubts or new.measurement.prober != old.measurement.prober:
+    """Whether a reader would draw the same conclusions: same doubts and instrument, and nothing that prices moved by more than
+    3 % or 30 us; the tail, which moves with every run, by no more than a quarter.
+    """
+    if (new.doubts, new.prices, new.priced.prober) != (old.doubts, old.prices, old.priced.prober):
         return False
-    after, before = new.measurement, old.measurement
-    numbers = [
-        (after.p50_us, before.p50_us, SAME_US),
-        (after.p90_us, before.p90_us, SAME_US),
-        (after.p99_us, before.p99_us, 2 * SAME_US),
-        (after.throughput_bps, before.throughput_bps, 0.0),
-        (after.loss_ratio, before.loss_ratio, 0.0),
-    ]
-    return all(_near(a, b, floor) for a, b, floor in numbers)
+    after, before = new.priced, old.priced
+    return (
+        _near(after.p50_us, before.p50_us, SAME_US, SAME_RATIO)
+        and _near(after.p90_us, before.p90_us, SAME_US, SAME_RATIO)
+        and _near(after.p99_us, before.p99_us, 5 * SAME_US, TAIL_RATIO)
+        and _near(after.throughput_bps, before.throughput_bps, 0.0, SAME_RATIO)
+        and _near(after.loss_ratio, before.loss_ratio, LOSS_FLOOR, SAME_RATIO)
+    )
 
 
-def _near(after: float | None, before: float | None, floor: float) -> bool:
+def _near(after: float | None, before: float | None, floor: float, ratio: float) -> bool:
     if after is None or before is None:
         return after is before
-    return abs(after - before) <= max(floor, SAME_RATIO * before)
+    return abs(after - before) <= max(floor, ratio * before)
+
+
+class _Written(NamedTuple):
+    """A sample in the object, when it was written (loop's clock), and how often something that says the same was."""
+
+    sample: Sample
+    at_s: float
+    times: int
 
 
 class ResultsWriter:
@@ -79,15 +96,26 @@ class ResultsWriter:
         self._there: Mapping[str, str] | None = None
         self._pending: dict[str, Sample] = {}
         self._held: dict[str, Sample] = {}
-        self._written: dict[str, tuple[Sample, float]] = {}
+        self._written: dict[str, _Written] = {}
+        self._failures: dict[str, tuple[Failure, Test]] = {}
+        self._failed_at_s: dict[str, float] = {}
+        self._over: set[str] = set()
+        self._interval_s = 0.0
         self._name: str | None = None
         self._due = asyncio.Event()
         self._writes = Counter(
             "netaware_probe_results_writes", "Writes of results, by outcome.", ["outcome"], registry=registry
         )
 
-    def aim(self, name: str | None, test: Test = "TCP_RR") -> None:
-        """Write into this ConfigMap from now on; None holds everything back. ``test`` is the plan's usual one."""
+    def aim(self, name: str | None, test: Test = "TCP_RR", interval_s: float = 0.0) -> None:
+        """Write into this ConfigMap from now on; None holds everything back.
+
+        Args:
+            name: of the ConfigMap.
+            test: the plan's usual one.
+            interval_s: length of a round.
+        """
+        self._interval_s = interval_s
         if name != self._name:
             self._written.clear()
             self._there = None
@@ -100,19 +128,45 @@ class ResultsWriter:
         self._pending = {key: value for key, value in self._pending.items() if key in keys}
         self._held = {key: value for key, value in self._held.items() if key in keys}
         self._written = {key: value for key, value in self._written.items() if key in keys}
+        self._failures = {key: value for key, value in self._failures.items() if key in keys}
+        self._over &= keys
+        self._failed_at_s = {key: value for key, value in self._failed_at_s.items() if key in keys}
 
     def take(self, sample: Sample) -> None:
         """Write this sample soon, unless it says nothing new."""
         key = sample_key(sample.origin, sample.destination, sample.measurement.test)
         known = self._written.get(key)
-        if key not in self._pending and known is not None:
-            before, at = known
-            if says_the_same(sample, before) and asyncio.get_running_loop().time() - at < REFRESH_S:
+        self._failures.pop(key, None)
+        if key not in self._pending and known is not None and key not in self._failed_at_s:
+            fresh = asyncio.get_running_loop().time() - known.at_s < self._refresh_s
+            if known.times >= TOLD_TWICE and fresh and says_the_same(sample, known.sample):
                 self._held[key] = sample
                 return
         self._held.pop(key, None)
         self._pending[key] = sample
         self._due.set()
+
+    def take_failure(self, failure: Failure, test: Test) -> None:
+        """Write soon that a pair could not be measured; when it stays so, as often as a value that does not change."""
+        key = sample_key(failure.origin, failure.destination, test)
+        now = asyncio.get_running_loop().time()
+        if failure.in_a_row > FAILURES_TOLD and now - self._failed_at_s.get(key, -self._refresh_s) < self._refresh_s:
+            return
+        for waiting in (self._pending, self._held):
+            waiting.pop(key, None)
+        self._failures[key] = failure, test
+        self._due.set()
+
+    def take_back(self, origin: Place, destination: Place, test: Test) -> None:
+        """The peer was heard again, though there is no sample yet: remove what was written of failures."""
+        key = sample_key(origin, destination, test)
+        if self._failures.pop(key, None) is not None or key in self._failed_at_s:
+            self._over.add(key)
+            self._due.set()
+
+    @property
+    def _refresh_s(self) -> float:
+        return max(REFRESH_S, 1.5 * self._interval_s)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -121,11 +175,17 @@ class ResultsWriter:
             await self._due.wait()
             await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
             self._due.clear()
-            batch, name = self._held | self._pending, self._name
-            if not self._pending or name is None:
+            batch, failures, name = self._held | self._pending, dict(self._failures), self._name
+            over = self._over - failures.keys()
+            if not (self._pending or failures or over) or name is None:
                 continue
+            data = self._encode(batch.values()) | {
+                key + FAILED_SUFFIX: None for key in over | self._perhaps_failed(batch)
+            }
+            for failure, test in failures.values():
+                data |= encode_failure(failure, test)
             try:
-                self._there = await self._write(name, self._encode(batch.values()))
+                self._there = await self._write(name, data)
             except KubekitError as error:
                 self._there = None
                 reason = "too-large" if isinstance(error, TooLargeError) else "failed"
@@ -138,12 +198,27 @@ class ResultsWriter:
             backoff.reset()
             self._writes.labels("ok").inc()
             log.change("results", "", "results are written again", name=name)
-            self._settle(batch)
+            self._over -= over
+            for key in over:
+                self._failed_at_s.pop(key, None)
+            self._settle(batch, failures)
 
-    def _settle(self, batch: dict[str, Sample]) -> None:
+    def _perhaps_failed(self, keys: Collection[str]) -> set[str]:
+        """Pairs that succeed now and whose failure is in the object, or may be there since before we started."""
+        return {key for key in keys if key in self._failed_at_s or key not in self._written}
+
+    def _settle(self, batch: dict[str, Sample], failures: dict[str, tuple[Failure, Test]]) -> None:
         now = asyncio.get_running_loop().time()
+        for key, told in failures.items():
+            self._failed_at_s[key] = now
+            if self._failures.get(key) is told:
+                del self._failures[key]
         for key, sample in batch.items():
-            self._written[key] = (sample, now)
+            before = self._written.get(key)
+            again = before is not None and says_the_same(sample, before.sample)
+            self._written[key] = _Written(sample, now, before.times + 1 if again and before is not None else 1)
+            if key not in failures:
+                self._failed_at_s.pop(key, None)
             for waiting in (self._pending, self._held):
                 if waiting.get(key) is sample:
                     del waiting[key]
@@ -155,7 +230,11 @@ class ResultsWriter:
         return encode_samples(usual, upstream=self._upstream) | encode_samples(others)
 
     async def _write(self, name: str, data: dict[str, str | None]) -> Mapping[str, str]:
-        """Patch, or create; what the object holds afterwards."""
+        """Patch; what the object holds afterwards.
+
+        The controller makes the object before it sends a plan that names it. One of the version before does not, and its
+        rights let agents do it.
+        """
         try:
             if self._there is None:
                 found = await self._client.get(CONFIGMAPS, name, ConfigMap, namespace=self._namespace)
@@ -175,9 +254,8 @@ class ResultsWriter:
 
     async def _create(self, name: str, data: dict[str, str | None]) -> Mapping[str, str]:
         body = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "netaware"}},
+            **CONFIGMAPS.type_meta,
+            "metadata": {"name": name, "labels": PART_OF},
             "data": {key: value for key, value in data.items() if value is not None},
         }
         try:

@@ -1,7 +1,9 @@
 """Runs this node's probes when their turn comes, one at a time, and judges what they read.
 
 Turns come from the plan and the wall clock (`netperf.pacing`), so agents need not talk to each other. What a run cost in
-CPU and bandwidth is booked, and a run that the budget does not allow is skipped and counted, not queued.
+CPU and bandwidth is booked, and a run that the budget does not allow is skipped and counted, not queued. A run ends when the
+node's next turn comes, so that a peer that swallows packets costs its own turn and no other pair's. Beside the runs,
+datagrams go all the time (`agent.probing.between`); each turn takes what they read since the one before.
 """
 
 from __future__ import annotations
@@ -14,22 +16,50 @@ from typing import Protocol
 import msgspec
 
 from kubekit import logs
-from netperf.pacing import ProbeBudget, Spending, Turn, forget_old, next_turn, within_budget
+from netperf.pacing import (
+    CONNECT_ALLOWANCE_S,
+    ProbeBudget,
+    Spending,
+    Turn,
+    forget_old,
+    missed_turns,
+    next_turn,
+    slot_width_s,
+    within_budget,
+)
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.prober import ProbeFailedError, Prober, run_probe
-from netperf.sample import Measurement, Place, Sample, Test, TrustLimits, judge, remember
+from netperf.sample import (
+    FEWEST_DATAGRAMS,
+    Doubt,
+    Failure,
+    Measurement,
+    Place,
+    Sample,
+    Test,
+    TrustLimits,
+    choose_instrument,
+    judge,
+)
 
 log = logs.get("agent.probing")
 
 TURN_OVER_S = 1e-3
 
-PairKey = tuple[str, str, str]
-"""Origin node, destination node, test."""
+NodePair = tuple[str, str]
+"""Origin node, destination node."""
 
 
-def pair_key(probe: Probe, test: Test) -> PairKey:
-    """What one history belongs to."""
-    return probe.origin.node, probe.destination.node, test
+class Between(Protocol):
+    """What datagrams read between the runs."""
+
+    def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
+        """What they read of this pair since the last call, as far as it is enough to tell, and how many came back."""
+        ...
+
+    def pause(self, paused: bool) -> None:
+        """Send none while a run has the CPU."""
+        ...
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +68,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         origin, destination: the pair.
         test: what was run.
-        result: ``ok``, ``over-budget``, or one of `netperf.probers.prober.FailureName`.
-        sample: only with ``ok``.
+        result: ``ok``, ``over-budget``, ``missed`` (the run before took too long), or one of
+            `netperf.probers.prober.FailureName`.
+        sample: with ``ok``; also after a run that failed while datagrams came back.
+        failure: when neither the run nor datagrams came back.
         detail: what failed, for the log.
+        run_doubts: why the run is doubted; the sample's own doubts are about what prices.
+        rank: of the probe.
+        heard: the peer answered in some way, so that a failure told earlier is over.
     """
 
     origin: Place
@@ -48,7 +83,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     test: Test
     result: str
     sample: Sample | None = None
+    failure: Failure | None = None
     detail: str = ""
+    run_doubts: tuple[Doubt, ...] = ()
+    rank: int = 0
+    heard: bool = False
 
 
 class OutcomeListener(Protocol):
@@ -67,6 +106,7 @@ class Rounds:
         budget: what runs may take.
         listeners: told of each outcome, in order.
         limits: when to doubt a run.
+        between: what datagrams read; None where there are none.
 
     Attributes:
         prober: how to probe; None while servers and secret are not known yet.
@@ -81,15 +121,17 @@ class Rounds:
         listeners: tuple[OutcomeListener, ...],
         *,
         limits: TrustLimits | None = None,
+        between: Between | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._node, self._budget, self._listeners = node, budget, listeners
         self._limits, self._wall_clock = limits or TrustLimits(), wall_clock
-        self._histories: dict[PairKey, tuple[float, ...]] = {}
+        self._between = between
+        self._in_a_row: dict[NodePair, int] = {}
         self._spent: tuple[Spending, ...] = ()
         # Starting from the clock keeps sequence numbers growing over restarts; readers compare them with the last seen.
         self._sequence = int(wall_clock())
-        self._taken_s = 0.0
+        self._taken_s = wall_clock()
         self._changed = asyncio.Event()
         self.prober: Prober | None = None
         self.plan: ZonePlan | None = None
@@ -99,8 +141,8 @@ class Rounds:
         """Probe by another plan from now on; a run under way is finished."""
         self.plan = plan
         if plan is not None:
-            current = {pair_key(probe, test) for probe in plan.probes for test in plan.settings.tests}
-            self._histories = {key: value for key, value in self._histories.items() if key in current}
+            current = {(probe.origin.node, probe.destination.node) for probe in plan.probes}
+            self._in_a_row = {pair: count for pair, count in self._in_a_row.items() if pair in current}
         self._wake()
 
     def use(self, prober: Prober | None) -> None:
@@ -118,19 +160,31 @@ class Rounds:
             changed = self._changed
             turn = None
             if self.plan is not None and self.prober is not None:
-                turn = next_turn(self.plan, self._node, self._from_s())
+                self._count_missed(self.plan)
+                turn = next_turn(self.plan, self._node, self._from_s(self.plan))
             if turn is None:
                 await changed.wait()
             elif await self._comes(turn, changed):
                 self._taken_s = turn.starts_at_s + TURN_OVER_S
-                outcome = await self._take(turn, self.plan, self.prober)
-                for listener in self._listeners:
-                    listener(outcome)
+                self._tell(await self._take(turn, self.plan, self.prober))
 
-    def _from_s(self) -> float:
-        """Now, but after the last turn: one that was skipped took no time, and must not come again."""
+    def _tell(self, outcome: Outcome) -> None:
+        for listener in self._listeners:
+            listener(outcome)
+
+    def _from_s(self, plan: ZonePlan) -> float:
+        """From when on a turn may begin: one that came while another ran may still be taken in the first half of its slot.
+
+        Never a turn twice: one that was skipped took no time. A clock that was set back starts anew.
+        """
         now_s = self._wall_clock()
-        return self._taken_s if 0 <= self._taken_s - now_s <= TURN_OVER_S else now_s
+        earliest_s = now_s - slot_width_s(plan) / 2
+        return max(self._taken_s, earliest_s) if self._taken_s - now_s <= TURN_OVER_S else earliest_s
+
+    def _count_missed(self, plan: ZonePlan) -> None:
+        for turn in missed_turns(plan, self._node, self._taken_s, self._from_s(plan)):
+            self._taken_s = turn.starts_at_s + TURN_OVER_S
+            self._tell(_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
 
     async def _comes(self, turn: Turn, changed: asyncio.Event) -> bool:
         """Wait for the turn; False when plan or prober change before. The wall clock may be set meanwhile."""
@@ -152,17 +206,79 @@ class Rounds:
         self._spent = forget_old(self._spent, now_s, self._budget)
         if not within_budget(self._spent, now_s, self._budget, stream=test == "TCP_STREAM"):
             return _outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
-        self.busy = True
+        run: Measurement | ProbeFailedError
+        self._set_busy(busy=True)
         started = time.monotonic()
         try:
-            measurement = await run_probe(prober, probe, settings, test)
+            async with asyncio.timeout(self._limit_s(turn, plan)):
+                run = await run_probe(prober, probe, settings, test)
+            self._book(run.duration_s or 0.0, run)
         except ProbeFailedError as failure:
-            self._book(min(time.monotonic() - started, settings.duration_s), None)
-            return _outcome(probe, test, failure.name, detail=failure.detail)
+            run = failure
+        except TimeoutError:
+            run = ProbeFailedError("timeout", "no end before the next turn", alive=True)
         finally:
-            self.busy = False
-        self._book(measurement.duration_s or 0.0, measurement)
-        return _outcome(probe, test, "ok", sample=self._judged(probe, measurement))
+            self._set_busy(busy=False)
+        if isinstance(run, ProbeFailedError):
+            self._book(min(time.monotonic() - started, settings.duration_s), None)
+        return self.conclude(probe, test, run)
+
+    def _set_busy(self, *, busy: bool) -> None:
+        self.busy = busy
+        if self._between is not None:
+            self._between.pause(busy)
+
+    def _limit_s(self, turn: Turn, plan: ZonePlan) -> float:
+        """Until this node's next turn can only just begin, but always long enough for a run as planned."""
+        following = next_turn(plan, self._node, turn.starts_at_s + TURN_OVER_S)
+        least_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
+        if following is None:
+            return plan.interval_s + least_s
+        return max(least_s, following.starts_at_s + slot_width_s(plan) / 4 - self._wall_clock())
+
+    def conclude(self, probe: Probe, test: Test, run: Measurement | ProbeFailedError | None) -> Outcome:
+        """Put together what a run (None where none is planned) and datagrams say about a pair.
+
+        A run that failed says little about a path on which datagrams come back, and where neither came back it is a failure
+        that must be told: silence could be anything.
+        """
+        datagrams, returned = self._between.close_window(probe) if self._between is not None else (None, 0)
+        if isinstance(run, Measurement):
+            if test == "TCP_STREAM":
+                datagrams = None
+            doubts = judge(run, self._limits, datagrams)
+            prices = choose_instrument(run, datagrams, doubts)
+            own = doubts if prices == "measurement" or datagrams is None else judge(datagrams, self._limits)
+            sample = self._sample(probe, run, own, datagrams)
+            sample = msgspec.structs.replace(sample, prices=prices)
+            return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_doubts=doubts))
+        result = "ok" if run is None else run.name
+        detail = "" if run is None else run.detail
+        if datagrams is not None and (datagrams.transactions or 0) >= FEWEST_DATAGRAMS / 2:
+            standing_in = msgspec.structs.replace(datagrams, test=test)
+            sample = self._sample(probe, standing_in, judge(standing_in, self._limits), None)
+            return self._succeeded(probe, _outcome(probe, test, result, sample=sample, detail=detail))
+        if returned:
+            return self._succeeded(probe, _outcome(probe, test, result, detail=detail))
+        if run is None:
+            return _outcome(probe, test, "waiting")
+        pair = probe.origin.node, probe.destination.node
+        self._in_a_row[pair] = self._in_a_row.get(pair, 0) + 1
+        self._sequence += 1
+        failure = Failure(
+            origin=probe.origin.place,
+            destination=probe.destination.place,
+            failure=run.name,
+            in_a_row=self._in_a_row[pair],
+            alive=run.alive,
+            sequence=self._sequence,
+            taken_at=self._wall_clock(),
+        )
+        return _outcome(probe, test, result, failure=failure, detail=detail)
+
+    def _succeeded(self, probe: Probe, outcome: Outcome) -> Outcome:
+        self._in_a_row.pop((probe.origin.node, probe.destination.node), None)
+        return msgspec.structs.replace(outcome, heard=True)
 
     def _book(self, duration_s: float, measurement: Measurement | None) -> None:
         """Note what a run cost; where nobody tells, as after a failure, a whole core is assumed for its duration."""
@@ -175,11 +291,9 @@ class Rounds:
         )
         self._spent = (*self._spent, cost)
 
-    def _judged(self, probe: Probe, measurement: Measurement) -> Sample:
-        key = pair_key(probe, measurement.test)
-        history = self._histories.get(key, ())
-        doubts = judge(measurement, history, self._limits)
-        self._histories[key] = remember(history, measurement, self._limits)
+    def _sample(
+        self, probe: Probe, measurement: Measurement, doubts: tuple[Doubt, ...], datagrams: Measurement | None
+    ) -> Sample:
         self._sequence += 1
         return Sample(
             origin=probe.origin.place,
@@ -188,14 +302,34 @@ class Rounds:
             sequence=self._sequence,
             taken_at=self._wall_clock(),
             doubts=doubts,
+            datagrams=datagrams,
         )
 
 
-def _outcome(probe: Probe, test: Test, result: str, *, sample: Sample | None = None, detail: str = "") -> Outcome:
+def _outcome(
+    probe: Probe,
+    test: Test,
+    result: str,
+    *,
+    sample: Sample | None = None,
+    failure: Failure | None = None,
+    detail: str = "",
+    run_doubts: tuple[Doubt, ...] = (),
+) -> Outcome:
     origin, destination = probe.origin.place, probe.destination.place
     topic = f"{destination.node}/{test}"
     if result == "ok":
         log.change(topic, "", "probes succeed again", destination=destination.node, test=test)
-    else:
+    elif result != "waiting":
         log.change(topic, result, "probe failed", destination=destination.node, test=test, why=result, detail=detail)
-    return Outcome(origin=origin, destination=destination, test=test, result=result, sample=sample, detail=detail)
+    return Outcome(
+        origin=origin,
+        destination=destination,
+        test=test,
+        result=result,
+        sample=sample,
+        failure=failure,
+        detail=detail,
+        run_doubts=run_doubts,
+        rank=probe.rank,
+    )

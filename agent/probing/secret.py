@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from pathlib import Path
 
 from kubekit import logs
@@ -16,12 +15,11 @@ from kubekit.backoff import Backoff
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError
 from kubekit.wire import SECRETS, Secret
+from netperf.contract import PASSPHRASE_KEY, PROBE_SECRET
 from netperf.probers.passphrase import check_secret
 
 log = logs.get("agent.probing")
 
-SECRET_NAME = "netaware-probe"
-SECRET_KEY = "passphrase"
 POLL_S = 60.0
 
 
@@ -31,13 +29,13 @@ def decode_secret(data: dict[str, str] | None) -> bytes:
     Raises:
         ConfigError: it is not base64, or too short to keep a secret.
     """
-    text = (data or {}).get(SECRET_KEY, "")
+    text = (data or {}).get(PASSPHRASE_KEY, "")
     if not text:
         return b""
     try:
         return check_secret(base64.b64decode(text, validate=True).strip())
-    except binascii.Error as error:
-        raise ConfigError(f"Secret {SECRET_NAME}, key {SECRET_KEY}", "is not base64") from error
+    except ValueError as error:
+        raise ConfigError(f"Secret {PROBE_SECRET}, key {PASSPHRASE_KEY}", "is not base64") from error
 
 
 def read_secret_file(path: Path) -> bytes:
@@ -69,7 +67,7 @@ class SecretSource:
                 return self._checked(await self._read_once())
             except ApiError as error:
                 if not error.transient:
-                    return self._checked(b"", f"cannot read Secret {SECRET_NAME}: {error}")
+                    return self._checked(b"", f"cannot read Secret {PROBE_SECRET}: {error}")
                 await asyncio.sleep(backoff.next())
             except ConfigError as error:
                 return self._checked(b"", str(error))
@@ -91,7 +89,7 @@ class SecretSource:
         if self._path is not None:
             return read_secret_file(self._path)
         try:
-            found = await self._client.get(SECRETS, SECRET_NAME, Secret, namespace=self._namespace)
+            found = await self._client.get(SECRETS, PROBE_SECRET, Secret, namespace=self._namespace)
         except ApiError as error:
             if error.not_found:
                 return b""

@@ -32,6 +32,11 @@ class Bandwidth(Command):
 
     name = "bandwidth"
     help = "bandwidth asked, allocated, enforced and used, by node or by pod"
+    examples = (
+        ("bandwidth", "by node"),
+        ("bandwidth pod -A", "by pod, with verdicts"),
+        ("bandwidth node n1", "one node's pods"),
+    )
     description = (
         "Nodes: what the NIC offers, what pods have booked of it (requests for network.aware.com/bandwidth), what flows. "
         "Pods: what they request, what their annotations limit, whether the agent finds the limit enforced, what flows. "

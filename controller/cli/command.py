@@ -23,6 +23,7 @@ class Command(ABC):
         name: the subcommand.
         help: half a sentence for the list of commands.
         description: what it shows and how to read it.
+        examples: lines to paste, behind ``kubectl netaware``, each with what it does.
         watchable: whether it takes ``--watch``.
         online: whether the cluster is asked at all.
         completes: kind of objects that the shell's Tab key should offer for its arguments.
@@ -31,6 +32,7 @@ class Command(ABC):
     name: ClassVar[str]
     help: ClassVar[str]
     description: ClassVar[str]
+    examples: ClassVar[Sequence[tuple[str, str]]]
     watchable: ClassVar[bool] = True
     online: ClassVar[bool] = True
     completes: ClassVar[Completes] = ""
@@ -49,6 +51,13 @@ class Command(ABC):
     @abstractmethod
     def show(self, answer: Any, options: argparse.Namespace, width: int) -> RenderableType:
         """The answer for a person, at most ``width`` columns wide where that can be helped."""
+
+    def asks_cluster(self, options: argparse.Namespace) -> bool:  # noqa: ARG002
+        """Whether these arguments need a cluster at all."""
+        return self.online
+
+    async def stay(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
+        """Go on after the answer was shown, as long as what it names must be held open; not at all by default."""
 
     def rows(self, answer: Any, options: argparse.Namespace) -> Table | None:  # noqa: ARG002
         """Header and rows of ``-o csv``; None when the answer is no table."""

@@ -14,11 +14,12 @@ from contextlib import suppress
 
 from controller.cli.command import Command, Completes
 from controller.cli.parser import build_parser
-from controller.resources import APPGROUPS, ZONE_LABEL
+from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import KubekitError
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object, Resource
+from netperf.contract import ZONE_LABEL
 
 PATIENCE_S = 2.0
 NO_FILES, FILES = ":4", ":0"

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from controller.cli.command import Command
 from controller.cli.session import Session
-from controller.convert import Change, Document, convert
+from controller.convert.spellings import Change, Document, convert
 from kubekit.errors import ConfigError
 
 
@@ -30,6 +30,7 @@ class Convert(Command):
 
     name = "convert"
     help = "turn older spellings of AppGroup and NetworkTopology into accepted ones"
+    examples = (("convert -f old.yaml", "older spellings into accepted ones"),)
     description = (
         "Reads YAML or JSON and prints it with every AppGroup and NetworkTopology in the spelling that the API server "
         "accepts; other objects pass untouched. What was changed is listed on standard error; with --exit-code the command "

@@ -13,11 +13,11 @@ from rich.text import Text
 from controller.cli.command import Command, Row, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
-from controller.resources import NETWORK_TOPOLOGIES
+from controller.cluster.resources import NETWORK_TOPOLOGIES
 from controller.views.model import NetworkView, PairView, View
 from controller.views.network import build_network, by_pair
 
-_SIGNS = {"stale": "~", "inferred": "*"}
+_SIGNS = {"stale": "~", "inferred": "*", "unreachable": "x"}
 _BARE_WIDTH = 2
 CORNER = "from \\ to"
 
@@ -29,11 +29,16 @@ class CostsView(View, frozen=True):
     network: NetworkView
 
 
-class Costs(Command):
+class ShowCosts(Command):
     """See `controller.cli.command.Command`."""
 
     name = "costs"
     help = "costs, or latencies, between zones as a heat map"
+    examples = (
+        ("costs", "the zones as a heat map"),
+        ("costs --percentile p90", "in milliseconds"),
+        ("costs --level region -o csv", "between regions, for a spreadsheet"),
+    )
     description = (
         "The matrix of costs between zones as the scheduler reads them, or with --percentile the round trips behind them in "
         "milliseconds. Rows are origins, columns destinations. Behind a number: ~ rests on an old measurement, * is "
@@ -90,7 +95,7 @@ class Costs(Command):
 
     def is_bad(self, answer: CostsView) -> bool:
         """Some pair has no measurement of its own, or an old one."""
-        return any(pair.basis in {"absent", "inferred", "stale"} for pair in answer.network.pairs)
+        return any(pair.basis in {"absent", "inferred", "stale", "unreachable"} for pair in answer.network.pairs)
 
 
 def _row(pair: PairView, at: float) -> Row:
@@ -123,7 +128,9 @@ def _sign(pair: PairView, *, latency: bool) -> str:
 
 def _headline(answer: CostsView, percentile: str | None) -> Text:
     network = answer.network
-    counts = {basis: sum(p.basis == basis for p in network.pairs) for basis in ("stale", "inferred", "absent")}
+    counts = {
+        basis: sum(p.basis == basis for p in network.pairs) for basis in ("stale", "inferred", "absent", "unreachable")
+    }
     text = Text()
     text.append(network.topology or "no NetworkTopology", style=STRONG)
     if network.weights:
@@ -199,7 +206,12 @@ def _foot(matrix: _Matrix, unit: str) -> Iterator[RenderableType]:
     if known:
         yield legend(matrix.ends, unit, min(known))
     used = set(matrix.signs.values())
-    meanings = {"~": "old measurement", "*": "inferred from a path", "!": "newest sample not trusted"}
+    meanings = {
+        "~": "old measurement",
+        "*": "inferred from a path",
+        "x": "unreachable",
+        "!": "newest sample not trusted",
+    }
     notes = [f"{sign} {meaning}" for sign, meaning in meanings.items() if sign in used]
     if any(value is None for value in matrix.values.values()):
         notes.append("· none")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -14,15 +15,34 @@ from rich.text import Text
 
 from controller.cli.command import Command, Table
 from controller.cli.live_config import live_configuration
+from controller.cli.placed_money import PlacedMoney
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, STRONG, grid
+from controller.cli.style import BAD, FAINT, STRONG, grid, money
+from controller.cli.traffic_reading import add_price_arguments, read_prices
 from controller.config import load_config
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Move, NodeState, Skip
 from controller.descheduler.preview import Preview, preview
+from controller.traffic.prices import PriceTable
 from kubekit.errors import ConfigError
 
 SHOWN_SKIPS = 20
+
+
+class MoveMoney(msgspec.Struct, frozen=True, rename="camel"):
+    """What a moved pod's calls cost a month, before and after; known from ``basis``."""
+
+    pod: str
+    before: float
+    after: float
+    currency: str
+    basis: str
+
+
+class Previewed(Preview, frozen=True):
+    """With prices, also the money of moves whose traffic is known."""
+
+    money: tuple[MoveMoney, ...] = ()
 
 
 class Deschedule(Command):
@@ -30,6 +50,10 @@ class Deschedule(Command):
 
     name = "deschedule"
     help = "--dry-run: which pods would move off hot or distant nodes, why and where to"
+    examples = (
+        ("deschedule --dry-run", "who would be moved, why and where to"),
+        ("deschedule --dry-run --policy lownodeload.yaml", "with a policy to try"),
+    )
     description = (
         "Decides one round of descheduling and evicts nobody: evictions are the controller's. The configuration is the running "
         "controller's, unless --config or --policy names a file. Capacity is deducted move by move and PodDisruptionBudgets, "
@@ -41,9 +65,10 @@ class Deschedule(Command):
         parser.add_argument("--dry-run", action="store_true", help="required: there is no other way to run this")
         files = parser.add_mutually_exclusive_group()
         files.add_argument("--config", metavar="FILE", help="a ControllerConfiguration instead of the running one")
+        add_price_arguments(parser)
         files.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Preview:
+    async def ask(self, session: Session, options: argparse.Namespace) -> Previewed:
         """Read the configuration, then the cluster."""
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
@@ -68,11 +93,14 @@ class Deschedule(Command):
             session.notes["descheduler"] = "it is not enabled, so nothing of this will happen"
         for i, note in enumerate(answer.notes):
             session.notes[f"plan {i + 1}" if i else "plan"] = note
-        return answer
+        prices = read_prices(options.prices)
+        return Previewed(**_fields(answer), money=await _money(session, answer.plan.moves, prices) if prices else ())
 
     def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Moves, then hot nodes, then who stays and why."""
         parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("nobody would move")]
+        if isinstance(answer, Previewed) and answer.money:
+            parts += [Text(), *_priced(answer.money)]
         hot = [node for node in answer.plan.nodes if node.kind == "over"]
         if hot:
             parts += [Text(), _hot(hot)]
@@ -90,6 +118,33 @@ class Deschedule(Command):
     def is_bad(self, answer: Preview) -> bool:
         """A hot node cannot be relieved."""
         return any(node.stuck for node in answer.plan.nodes)
+
+
+def _fields(answer: Preview) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in answer.__struct_fields__}
+
+
+async def _money(session: Session, moves: Iterable[Move], prices: PriceTable) -> tuple[MoveMoney, ...]:
+    session.namespace = None
+    known = PlacedMoney(await session.snapshot(groups=True), prices)
+    found = []
+    for move in moves:
+        traffic, here, there = known.traffic(move.pod), known.places.get(move.node), known.places.get(move.target)
+        if traffic is None or here is None or there is None:
+            continue
+        before, after = known.month(move.pod, here), known.month(move.pod, there)
+        if before is not None and after is not None:
+            found.append(MoveMoney(move.pod, before, after, prices.currency, traffic.basis))
+    return tuple(found)
+
+
+def _priced(found: Sequence[MoveMoney]) -> Iterable[RenderableType]:
+    table = grid("POD", "A MONTH", "AFTER", "MONEY BY", right=("A MONTH", "AFTER"))
+    for one in found:
+        table.add_row(one.pod, money(one.before, one.currency), money(one.after, one.currency), one.basis)
+    yield table
+    saved = sum(one.before - one.after for one in found)
+    yield Text(f"{'saves' if saved >= 0 else 'costs'} {money(abs(saved), found[0].currency)} a month in all")
 
 
 def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:

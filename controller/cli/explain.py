@@ -1,4 +1,4 @@
-"""`explain pod NAME`: candidate zones and nodes, what each dependency costs from each, and what decided."""
+"""`explain`: of a pod its candidate places, what each dependency costs there and what decided; of a group, see `explain_group`."""
 
 from __future__ import annotations
 
@@ -10,77 +10,114 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Row, Table
+from controller.cli.explain_group import (
+    ExplainedGroup,
+    explain_group,
+    group_rows,
+    show_group,
+    standing_survival,
+    survival_lines,
+)
 from controller.cli.live_config import live_configuration
-from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
-from controller.resources import APPGROUP_LABEL
+from controller.cli.looking import facts_of, verdict_on
+from controller.cli.placed_money import PlacedMoney
+from controller.cli.scheduling import state_of
+from controller.cli.session import Session
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
+from controller.cli.traffic_reading import add_price_arguments, read_prices
+from controller.cli.why import describe_verdict
+from controller.diagnosis.pods import Verdict
+from controller.scheduler.balance import as_it_stands
 from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
-from controller.scheduler.pods import GroupPod
-from controller.scheduler.state import State
-from kubekit.errors import ApiError
-from kubekit.wire import PODS
+from controller.scheduler.survival import Survival
 
 SHOWN_CANDIDATES = 30
 SHOWN_BONDS = 6
 
 
+class Months(msgspec.Struct, frozen=True, rename="camel"):
+    """What the pod's calls cost a month by zone that it could be in; known from ``basis``."""
+
+    by_zone: dict[str, float]
+    currency: str
+    basis: str
+
+
 class Explained(msgspec.Struct, frozen=True, rename="camel"):
-    """What holds now, and what was decided when the pod was released (null where nobody kept it)."""
+    """What holds now, what was decided when the pod was released (null where nobody kept it), and why it still waits.
+
+    ``at`` is unix seconds; ``survival`` is that of its group as it stands.
+    """
 
     now: Explanation
     decision: Decision | None
+    verdict: Verdict | None = None
+    at: float = 0.0
+    survival: Survival | None = None
+    money: Months | None = None
 
 
 class Explain(Command):
     """See `controller.cli.command.Command`."""
 
     name = "explain"
-    help = "why a pod is where it is, or where it could go"
+    help = "why a pod is where it is, or where it could go; what a zone's loss takes from a group"
+    examples = (
+        ("explain pod cart-5d9f -n shop", "where it could be, and what decided"),
+        ("explain group online-boutique -n shop", "the whole group"),
+    )
     description = (
         "For a pod of an AppGroup: the zones and nodes it could be on, what each of its dependencies costs from there (✗ beyond "
         "its maxNetworkCost), the score among those that pass, and what decided. Columns are the workloads it depends on, and "
         "in brackets those that depend on it, which only weigh in the score. Computed by the scheduler's own rules, with the "
-        "running controller's configuration, from what holds now."
+        "running controller's configuration, from what holds now. For a group: what the loss of each zone would take, what surviving "
+        "one costs a call (against a plan with spread none), and what would route its calls better."
     )
     completes = "pods"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        parser.add_argument("kind", choices=("pod",), help="what to explain")
-        parser.add_argument("name", metavar="NAME", help="the pod")
+        parser.add_argument("kind", choices=("pod", "group"), help="what to explain")
+        parser.add_argument("name", metavar="NAME", help="the pod, or the AppGroup")
+        add_price_arguments(parser)
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Explained:
+    async def ask(self, session: Session, options: argparse.Namespace) -> Explained | ExplainedGroup:
         """Read the pod, its group, and everything that the rules look at."""
+        if options.kind == "group":
+            return await explain_group(session, options.name)
         config = await live_configuration(session)
-        namespace = session.namespace or "default"
-        try:
-            pod = await session.client.get(PODS, options.name, GroupPod, namespace=namespace)
-        except ApiError as error:
-            if not error.not_found:
-                raise
-            msg = f"there is no pod {options.name!r} in namespace {namespace}"
-            raise NotFoundError(msg) from error
+        pod = await session.pod(options.name)
         session.namespace = None
-        snapshot = await session.snapshot(groups=True)
-        state = State(config.scheduler, session.home)
-        for node in snapshot.nodes:
-            state.take_node(node.metadata.name, None, node)
-        for group in snapshot.groups:
-            state.take_group(group.metadata.key, None, group)
-        for topology in snapshot.topologies:
-            state.take_topology(topology.metadata.key, None, topology)
-        for other in await session.list_all(PODS, GroupPod, label_selector=APPGROUP_LABEL):
-            # The pod itself is to be judged as if it were not there yet.
-            if other.metadata.key != pod.metadata.key:
-                state.take_pod(other.metadata.key, None, other)
-        return Explained(explain(state, pod), decision_of(pod))
+        snapshot = await session.snapshot(groups=True, agents=True, around=True)
+        # The pod itself is to be judged as if it were not there yet.
+        others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
+        state = state_of(snapshot, others, config.scheduler)
+        verdict = verdict_on(pod, facts_of(snapshot, pod))
+        now = explain(state, pod)
+        state.take_pod(pod.metadata.key, None, pod)
+        survival = standing_survival(as_it_stands(state, now.group)) if now.group else None
+        prices = read_prices(options.prices)
+        months = _months(PlacedMoney(snapshot, prices), now) if prices else None
+        return Explained(now, decision_of(pod), verdict, snapshot.now_s, survival, months)
 
-    def show(self, answer: Explained, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """What decided, then the table."""
+        if isinstance(answer, ExplainedGroup):
+            return show_group(answer)
         now = answer.now
-        parts: list[RenderableType] = [_headline(now), Text(now.decided)]
+        parts: list[RenderableType] = [_headline(now)]
+        verdict = answer.verdict
+        if verdict is not None and verdict.kind not in {"placed", "finished"}:
+            parts += describe_verdict(verdict, answer.at)
+        # Where the rule would put a pod says nothing about one that the rule is not asked about.
+        if verdict is None or verdict.kind in {"placed", "waiting"}:
+            parts.append(Text(now.decided))
         if answer.decision is not None:
             parts.append(_then(answer.decision))
+        if answer.survival is not None:
+            parts += survival_lines(answer.survival)
+        if answer.money is not None:
+            parts.append(_money_by_zone(answer.money))
         if now.bonds:
             parts += [Text(), _bonds(now)]
         if now.candidates:
@@ -90,17 +127,35 @@ class Explain(Command):
                 parts.append(Text(f"and {more} more; -o csv has all", style=FAINT))
         return Group(*parts)
 
-    def rows(self, answer: Explained, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """One row per candidate; a column per dependency."""
+    def rows(self, answer: Explained | ExplainedGroup, options: argparse.Namespace) -> Table:  # noqa: ARG002
+        """One row per candidate; a column per dependency. Of a group one per zone and workload."""
+        if isinstance(answer, ExplainedGroup):
+            return group_rows(answer)
         names = _columns(answer.now)
         header = ("region", "zone", "node", "nodes", "passes", "satisfied", "violated", "cost", "score", *names)
         return header, [_row(line) for line in answer.now.candidates]
 
-    def is_bad(self, answer: Explained) -> bool:
-        """The pod violates a dependency where it is, or no place would take it."""
+    def is_bad(self, answer: Explained | ExplainedGroup) -> bool:
+        """The pod violates a dependency where it is, or no place would take it; a group would lose a workload with a zone."""
+        if isinstance(answer, ExplainedGroup):
+            return not answer.survival.survives
         lines = answer.now.candidates
         here = [line for line in lines if line.chosen]
         return any(line.violated for line in here) or bool(lines and not any(line.passes for line in lines))
+
+
+def _months(known: PlacedMoney, now: Explanation) -> Months | None:
+    traffic = known.traffic(now.pod)
+    if traffic is None:
+        return None
+    zones = {line.zone: (line.region, line.zone) for line in now.candidates if line.zone}
+    found = {zone: month for zone, place in zones.items() if (month := known.month(now.pod, place)) is not None}
+    return Months(dict(sorted(found.items(), key=lambda item: item[1])), known.prices.currency, traffic.basis)
+
+
+def _money_by_zone(found: Months) -> Text:
+    amounts = ", ".join(f"{zone} {money(month, found.currency)}" for zone, month in found.by_zone.items())
+    return Text.assemble(f"its calls cost a month: {amounts}", (f"  by {found.basis}", FAINT))
 
 
 def _row(line: CandidateLine) -> Row:

@@ -13,8 +13,8 @@ from rich.text import Text
 from controller.cli.command import Command, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, grid, milliseconds, sparkline
+from controller.cluster.zones import draw_map
 from controller.prometheus import PrometheusClient, PrometheusError, Series
-from controller.topology.places import draw_map
 from controller.views.model import PairView, View
 from controller.views.network import build_network, by_pair
 
@@ -43,6 +43,10 @@ class Latency(Command):
 
     name = "latency"
     help = "between two zones: the newest sample, and with --prometheus its history"
+    examples = (
+        ("latency eu-1a eu-1b", "both directions"),
+        ("latency eu-1a eu-1b --since 7d --prometheus http://localhost:9090", "with its history"),
+    )
     description = (
         "Round trips between two zones, or the zones of two nodes. One node per zone measures, so usually one direction has "
         "samples and stands for both. With --prometheus the history is drawn, lowest to highest value of the time shown."
@@ -104,7 +108,7 @@ class Latency(Command):
 
     def is_bad(self, answer: LatencyView) -> bool:
         """There is no measurement, an old one, or one that is not trusted."""
-        return answer.there.basis in {"absent", "inferred", "stale"} or bool(answer.there.doubts)
+        return answer.there.basis in {"absent", "inferred", "stale", "unreachable"} or bool(answer.there.doubts)
 
 
 def duration(text: str) -> float:
@@ -147,7 +151,9 @@ def _headline(answer: LatencyView) -> Text:
     text.append(f"  cost {there.cost if there.cost is not None else 'unknown'}")
     if answer.back.cost != there.cost:
         text.append(f", {answer.back.cost if answer.back.cost is not None else 'unknown'} back")
-    text.append(f"  {there.basis}", style=BAD if there.basis in {"absent", "inferred", "stale"} else FAINT)
+    text.append(
+        f"  {there.basis}", style=BAD if there.basis in {"absent", "inferred", "stale", "unreachable"} else FAINT
+    )
     if there.doubts:
         text.append(f"  newest sample not trusted: {', '.join(there.doubts)}", style=BAD)
     return text

@@ -6,8 +6,9 @@ from controller.cli.session import Session
 from controller.config import ControllerConfiguration, parse_config
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, ConfigMap, Object, Wire
+from netperf.contract import CONTROLLER
 
-DEPLOYMENT, VOLUME, FILE = "netaware-controller", "config", "config.yaml"
+DEPLOYMENT, VOLUME, FILE = CONTROLLER, "config", "config.yaml"
 
 
 class _ConfigMapVolume(Wire, frozen=True):

@@ -74,11 +74,11 @@ class Screen:
 
     def note(self, text: str) -> None:
         """What is missing from the answer, on standard error."""
-        self._errors.print(f"note: {text}", style="dim", highlight=False, markup=False)
+        self._errors.print(f"note: {_shown(text)}", style="dim", highlight=False, markup=False)
 
     def say(self, text: str) -> None:
         """A line on standard error."""
-        self._errors.print(text, highlight=False, markup=False)
+        self._errors.print(_shown(text), highlight=False, markup=False)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -92,6 +92,11 @@ class Screen:
                 yield
             finally:
                 self._live = None
+
+
+def _shown(text: str) -> str:
+    """Text without control characters: names in it may be anybody's, and a terminal obeys what it prints."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def open_screen(options: argparse.Namespace, stream: TextIOBase | None = None) -> Screen:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from controller.cli.command import Command
 from controller.cli.output import FORMATS
 from controller.cli.shells import SHELLS
+from netperf.contract import HOME_NAMESPACE
 
 DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
 EPILOG = """\
+examples:
+  kubectl netaware status                           is it working, on one screen
+  kubectl netaware explain pod NAME -n shop         why it is there, or where it could go
+  kubectl netaware graph online-boutique -n shop    an AppGroup, and what each dependency costs
+  kubectl netaware costs --percentile p90           the zones as a heat map, in milliseconds
+
 exit codes:
   0    answered (also when what was found is bad news, unless --exit-code is given)
   1    no answer: the cluster cannot be reached, refused, or has no such object
@@ -25,6 +33,12 @@ environment:
   NO_COLOR              no colours; COLUMNS sets the width
 """
 
+COMMON = """\
+options of every command, which `kubectl netaware --help` explains:
+  -n NAME  -A  --context  --kubeconfig  --netaware-namespace  --prometheus URL  --timeout
+  -o table|json|yaml|csv  --color  --exit-code
+"""
+
 _DEFAULTS: Mapping[str, Any] = {
     "namespace": "",
     "all_namespaces": False,
@@ -33,12 +47,15 @@ _DEFAULTS: Mapping[str, Any] = {
     "output": "table",
     "color": "auto",
     "prometheus": "",
-    "netaware_namespace": "netaware-system",
+    "netaware_namespace": HOME_NAMESPACE,
     "timeout": 15.0,
     "watch": False,
     "interval": 2.0,
     "exit_code": False,
 }
+
+
+_SHARED = frozenset(_DEFAULTS) - {"watch", "interval"}
 
 
 def build_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
@@ -52,12 +69,15 @@ def build_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"kubectl-netaware {own_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in commands:
         sub = subparsers.add_parser(
             command.name,
             help=command.help,
             description=command.description,
+            epilog=_epilog(command),
+            formatter_class=_CommandFormatter,
             parents=[shared, *([_watching()] if command.watchable else [])],
             allow_abbrev=False,
         )
@@ -70,6 +90,42 @@ def build_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     )
     script.add_argument("shell", choices=SHELLS)
     return parser
+
+
+class _CommandFormatter(argparse.HelpFormatter):
+    """Help of one command: its own options alone, since every command has the others; lines of examples stay lines."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Leave out what `COMMON` names."""
+        if action.dest not in _SHARED:
+            super().add_argument(action)
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        prefix: str | None = None,
+    ) -> None:
+        """The same for the line of usage."""
+        super().add_usage(usage, [action for action in actions if action.dest not in _SHARED], groups, prefix)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+def _epilog(command: Command) -> str:
+    width = max(len(line) for line, _ in command.examples) + 3
+    lines = [f"  kubectl netaware {line:<{width}}{what}" for line, what in command.examples]
+    return "\n".join(["examples:", *lines, "", COMMON])
+
+
+def own_version() -> str:
+    """Version of the package; ``unknown`` where it runs from a folder that was never installed."""
+    try:
+        return version("netaware")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def fill_defaults(options: argparse.Namespace) -> None:

@@ -73,6 +73,8 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
             answer = await command.ask(session, options)
             _print(screen, command, answer, options)
             _print_notes(screen, session)
+            sys.stdout.flush()
+            await command.stay(session, answer, options)
             return EXIT_PROBLEM if options.exit_code and command.is_bad(answer) else EXIT_ANSWERED
         await _watch(screen, session, command, options)
     return EXIT_ANSWERED
@@ -80,7 +82,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 async def _connect(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
     cluster = ClusterConfig("http://offline.invalid")
-    if command.online:
+    if command.asks_cluster(options):
         cluster = load_cluster(options.kubeconfig or None, context=options.context or None)
     client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", timeout_s=options.timeout))
     address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")
@@ -90,7 +92,13 @@ async def _connect(command: Command, options: argparse.Namespace, stack: AsyncEx
         prometheus = await stack.enter_async_context(PrometheusClient(address, field=field))
     namespace = None if options.all_namespaces else options.namespace or cluster.namespace
     return Session(
-        client, prometheus, namespace, options.netaware_namespace, context=cluster.context, server=cluster.server
+        client,
+        prometheus,
+        namespace,
+        options.netaware_namespace,
+        context=cluster.context,
+        server=cluster.server,
+        stack=stack,
     )
 
 

@@ -8,29 +8,56 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
 from controller.cli.templates import STATEFUL_SETS, Controller
+from controller.cluster.hosts import Fleet
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
+from controller.cluster.requests import Amounts
+from controller.cluster.resources import (
+    APPGROUP_LABEL,
+    APPGROUPS,
+    NETWORK_TOPOLOGIES,
+    SERVICES,
+    AppGroup,
+    NetworkTopology,
+)
+from controller.cluster.services import Service
+from controller.diagnosis.facts import Surroundings
+from controller.diagnosis.reading import PROGRAM_SELECTOR, ProgramPodObject, read_lease, read_programs
 from controller.prometheus import PrometheusClient
-from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
-from controller.scheduler.fleet import BOUND_PODS, BoundPod, Fleet
-from controller.scheduler.requests import Amounts
-from controller.topology.places import AGENT_POD_SELECTOR
 from controller.views.readings import read_all
-from controller.views.snapshot import BandwidthPod, Readings, Snapshot
+from controller.views.snapshot import Readings, Snapshot
 from kubekit.client import Client
-from kubekit.errors import ApiError, KubekitError
-from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
+from kubekit.errors import ApiError, KubekitError, UnreachableError
+from kubekit.lease import Lease
+from kubekit.wire import (
+    CONFIGMAPS,
+    DEPLOYMENTS,
+    LEASES,
+    NODES,
+    PODS,
+    ConfigMap,
+    Node,
+    Object,
+    Resource,
+)
+from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, PLAN_SELECTOR, RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.results import shard_index, shard_name
 
-PLAN_SELECTOR = "netaware.io/plan=true"
-RESULTS_NAME = "netperf-metrics"
+BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that hold room."""
+CONTROLLER_SELECTOR = "app.kubernetes.io/name=netaware-controller"
+CONTROLLER_PORT = 9851
+PROXY_TIMEOUT_S = 5.0
 _MOST_SHARDS = 100
 
 T = TypeVar("T", bound=Object)
@@ -48,6 +75,8 @@ class Session:
         context: of the kubeconfig, empty in a cluster; server: the API server's address.
         notes: what could not be read and why, by kind; for stderr.
         remarks: what else the command has to say; for stderr.
+        complaints: what the controller's replicas say is wrong with themselves, once they were asked.
+        stack: closed when the command ends; for what it holds open meanwhile.
     """
 
     client: Client
@@ -58,10 +87,18 @@ class Session:
     server: str = ""
     notes: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def snapshot(
-        self, *, groups: bool = False, bandwidth: bool = False, agents: bool = False, readings: bool = False
+        self,
+        *,
+        groups: bool = False,
+        bandwidth: bool = False,
+        agents: bool = False,
+        readings: bool = False,
+        around: bool = False,
     ) -> Snapshot:
         """Read nodes, topologies, results and plans, and on request more.
 
@@ -70,20 +107,22 @@ class Session:
             bandwidth: every pod of the namespace, since any may ask for bandwidth.
             agents: pods of the agent's DaemonSet.
             readings: what Prometheus knows; empty without one.
+            around: how our own programs fare, so that it can be said what is wrong.
 
         Raises:
             KubekitError: the nodes cannot be read; nothing can be shown without them.
         """
-        nodes, topologies, plans = await asyncio.gather(
+        nodes, topologies, plans, services = await asyncio.gather(
             self.client.list(NODES, Node),
             self._list(NETWORK_TOPOLOGIES, NetworkTopology, None),
             self._plans(),
+            self._list(SERVICES, Service, None, wanted=groups),
         )
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
             self._list(APPGROUPS, AppGroup, self.namespace, wanted=groups),
-            self._list(PODS, Pod, None, APPGROUP_LABEL, wanted=groups),
-            self._list(PODS, BandwidthPod, self.namespace, wanted=bandwidth),
-            self._list(PODS, Pod, self.home, AGENT_POD_SELECTOR, wanted=agents),
+            self._list(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
+            self._pods(self.namespace, wanted=bandwidth),
+            self._pods(self.home, AGENT_POD_SELECTOR, wanted=agents),
             self._results(topologies, plans),
             self._readings(wanted=readings),
         )
@@ -98,8 +137,72 @@ class Session:
             agent_pods=tuple(agent_pods),
             results=results,
             plans=tuple(plans),
+            services=tuple(services),
             readings=read,
+            around=await self._around() if around else None,
         )
+
+    async def pod(self, name: str) -> GroupPod:
+        """One pod of the namespace, or of the default one.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        namespace = self.namespace or "default"
+        try:
+            return await self.client.get(PODS, name, GroupPod, namespace=namespace)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            msg = f"there is no pod {name!r} in namespace {namespace}"
+            raise NotFoundError(msg) from error
+
+    async def ask_controllers(self) -> None:
+        """Note what the controller's replicas say is wrong with themselves, such as the age of a mirror.
+
+        They are asked for /readyz through the API server, as far as that is allowed and they run as pods.
+        """
+        self.complaints.clear()
+        try:
+            pods = await self._list(PODS, Object, self.home, CONTROLLER_SELECTOR)
+        except UnreachableError:
+            return  # what else the command reads will say so
+        for pod in pods:
+            path = PODS.path(self.home, f"{pod.metadata.name}:{CONTROLLER_PORT}", "proxy") + "/readyz"
+            try:
+                await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
+            except UnreachableError:
+                self.remarks.append(f"{pod.metadata.name}: no answer from /readyz")
+            except ApiError as error:
+                # The pod's own answer, not the API server's, which comes as a Status with a reason.
+                if error.status == 503 and not error.reason:
+                    self.complaints += [f"{pod.metadata.name}: {line}" for line in error.message.splitlines()]
+
+    async def _around(self) -> Surroundings:
+        lease, known = await self._lease()
+        note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
+        try:
+            pods = await self.client.list(PODS, ProgramPodObject, namespace=self.home, label_selector=PROGRAM_SELECTOR)
+        except ApiError:
+            pods = []
+        return Surroundings(
+            installed=not note or "not allowed" in note,
+            topologies_known=not note,
+            programs=read_programs(pods),
+            lease=read_lease(lease),
+            lease_known=known,
+            complaints=tuple(self.complaints),
+        )
+
+    async def _lease(self) -> tuple[Lease | None, bool]:
+        """The leader's Lease, and whether it may be read at all."""
+        try:
+            return await self.client.get(LEASES, CONTROLLER, Lease, namespace=self.home), True
+        except ApiError as error:
+            if not error.forbidden:
+                return None, error.not_found
+            self.notes["Lease"] = "not allowed to read it"
+            return None, False
 
     def require(self, resource: Resource) -> None:
         """Raise NotFoundError when objects of a kind, which the answer is about, could not be read."""
@@ -119,13 +222,31 @@ class Session:
         )
         return [item for items in found for item in items]
 
-    async def used_room(self, *, except_group: tuple[str, str]) -> dict[str, Amounts]:
-        """Node -> requests of the pods on it, without those of one AppGroup (namespace, name)."""
+    async def services(self, namespace: str) -> list[Service]:
+        """Services of a namespace; none where nobody may read them, which is noted."""
+        return await self._list(SERVICES, Service, namespace)
+
+    async def used_room(
+        self, *, except_group: tuple[str, str], except_workloads: Collection[str] = ()
+    ) -> dict[str, Amounts]:
+        """Node -> requests of the pods on it, without those of one AppGroup (namespace, name), and of workloads
+        (``namespace/Kind/name``).
+        """
         fleet = Fleet()
-        for pod in await self._list(PODS, BoundPod, None, field_selector=BOUND_PODS):
-            if (pod.metadata.namespace, pod.metadata.label(APPGROUP_LABEL)) != except_group:
-                fleet.take_pod(pod.metadata.key, None, pod)
+        for pod in await self._pods(None, field_selector=BOUND_PODS):
+            mine = (pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == except_group
+            if not mine and pod.workload not in except_workloads:
+                fleet.take_pod(pod.key, None, pod)
         return fleet.used
+
+    async def _pods(
+        self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", wanted: bool = True
+    ) -> list[PodInfo]:
+        reader = PodReader()
+        found = await self._list(
+            PODS, GroupPod, namespace, label_selector, field_selector=field_selector, wanted=wanted
+        )
+        return [reader.read(pod) for pod in found]
 
     async def _list(
         self,
@@ -147,7 +268,7 @@ class Session:
                 for raw in page.items:
                     try:
                         found.append(msgspec.json.decode(raw, type=type_))
-                    except msgspec.MsgspecError as error:
+                    except (msgspec.MsgspecError, RecursionError) as error:
                         self.notes[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
         except ApiError as error:
             if not (error.forbidden or error.not_found):

@@ -8,33 +8,50 @@ import random
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.appgroup.graph import Graph, build_graph
 from controller.cli.command import Command, Table
 from controller.cli.convert import read_documents
-from controller.cli.default_scheduler import Waiting, place
+from controller.cli.offline import OFFLINE_HEADER, Given, OfflinePlan, offline_rows, plan_offline, show_offline
+from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
 from controller.cli.templates import Controller
-from controller.convert import convert
-from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.scheduler.fleet import Host, host_of
+from controller.cli.traffic_reading import add_price_arguments, read_prices
+from controller.cluster.costs import CostTable
+from controller.cluster.graph import Graph, build_graph
+from controller.cluster.hosts import Host, host_of
+from controller.cluster.pod_info import PodReader
+from controller.cluster.pods import GroupPod, GroupPodSpec
+from controller.cluster.requests import Amounts
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, NetworkTopology
+from controller.cluster.services import Service
+from controller.convert.spellings import convert
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
-from controller.scheduler.pods import GroupPod, GroupPodSpec
-from controller.scheduler.requests import Amounts, requests_of
-from controller.scheduler.rules import CostTable
+from controller.scheduler.preferences import OBJECTIVES
+from controller.scheduler.problem_builder import PRICED, Spread
+from controller.scheduler.stock import place
+from controller.traffic.placed import GroupTraffic, kept_near, month_of, traffic_of
+from controller.traffic.prices import PriceTable
 from controller.views.model import View
 from controller.views.network import choose_topology, choose_weights
 from kubekit.errors import ConfigError
 from kubekit.wire import ObjectMeta
+from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
 
 RUNS = 25
 """The default scheduler draws lots between equal nodes, so that one run of it says little."""
+
+
+class Waiting(NamedTuple):
+    """A replica to place."""
+
+    workload: str
+    spec: GroupPodSpec
 
 
 class Outcome(View, frozen=True):
@@ -46,6 +63,7 @@ class Outcome(View, frozen=True):
         cost: of all pairs of dependent pods together.
         violations: pairs beyond their maxNetworkCost.
         unplaced: replicas that fit nowhere.
+        month: money that its traffic costs a month; null without prices.
     """
 
     nodes: dict[str, list[str]]
@@ -53,6 +71,7 @@ class Outcome(View, frozen=True):
     cost: int
     violations: int
     unplaced: int
+    month: float | None = None
 
 
 class Compared(View, frozen=True):
@@ -66,7 +85,10 @@ class Compared(View, frozen=True):
 
 
 class Simulation(View, frozen=True):
-    """What would happen. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending."""
+    """What would happen. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending.
+
+    With prices, ``money_by`` says what the bytes are known from.
+    """
 
     group: str
     topology: str | None
@@ -76,6 +98,8 @@ class Simulation(View, frozen=True):
     network_aware: Outcome
     default_costs: tuple[int, ...]
     dependencies: tuple[Compared, ...]
+    currency: str = ""
+    money_by: str = ""
 
 
 class Simulate(Command):
@@ -83,30 +107,78 @@ class Simulate(Command):
 
     name = "simulate"
     help = "where an AppGroup would land now: the default scheduler against ours"
+    examples = (
+        ("simulate -f appgroup.yaml", "where a group would land"),
+        ("simulate --offline cluster.json -o json", "a whole cluster in a file, without a cluster"),
+    )
     description = (
         "Reads an AppGroup from a file, with its Deployments and StatefulSets if they are in it, and plans it for the cluster "
         "as it is now: our planner, and a model of the default scheduler (resources, spreading; 25 runs, since it draws lots "
         "between equal nodes). Workloads whose template is neither in the file nor in the cluster count as one pod without "
         "requests. Nothing is created. With --exit-code the command ends with 3 when ours would violate a dependency or not "
-        "fit."
+        "fit. With --offline everything is read from a file instead, as `kubectl get nodes,pods,services,pv,pvc,appgroups,"
+        "networktopologies -A -o json` prints it: the plan is the one that the controller would make of the pods in it that wait, "
+        "and no cluster is asked."
     )
     watchable = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
         parser.add_argument(
-            "-f", "--filename", action="append", required=True, metavar="FILE", help="- is standard input"
+            "-f",
+            "--filename",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="AppGroup to plan; - is standard input",
+        )
+        parser.add_argument(
+            "--offline",
+            default="",
+            metavar="FILE",
+            help="a v1 List (JSON or YAML) of a whole cluster; - is standard input",
+        )
+        parser.add_argument(
+            "--spread", choices=get_args(Spread), help="with --offline: instead of what the AppGroups' annotations say"
+        )
+        parser.add_argument(
+            "--objective",
+            choices=tuple(OBJECTIVES),
+            help=(
+                "with --offline: time that calls spend on the network (default), upstream's sum over all pairs (parity), or with"
+                " --prices money, or both money and time"
+            ),
+        )
+        parser.add_argument(
+            "--survival",
+            action="store_true",
+            help="with --offline: also what the loss of a zone would take, and what surviving one costs a call (a second plan)",
         )
         parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: as the scheduler's)")
         parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
+        add_price_arguments(parser)
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Simulation:
+    def asks_cluster(self, options: argparse.Namespace) -> bool:
+        """Not with ``--offline``, nor to say that there is no file."""
+        return bool(options.filename) and not options.offline
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> Simulation | OfflinePlan:
         """Read the file, then the cluster, then plan."""
+        if options.offline:
+            return await self._ask_offline(session, options)
+        if not options.filename:
+            raise ConfigError(
+                "--filename", "is missing", "name a file with an AppGroup, or a whole cluster by --offline FILE"
+            )
+        prices = read_prices(options.prices)
+        for flag in ("spread", "objective", "survival"):
+            if getattr(options, flag):
+                raise ConfigError(f"--{flag}", "works with --offline only")
         documents, _ = convert(await asyncio.to_thread(read_documents, options.filename))
         group, given = _read(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
         snapshot = await session.snapshot()
-        topology = choose_topology(snapshot, options.topology)
+        topology = choose_topology(snapshot, options.topology, namespace=namespace)
         weights = choose_weights(topology, snapshot.rules, options.weights)
         if options.weights and weights is None:
             msg = f"there is no weight {options.weights!r}"
@@ -117,22 +189,65 @@ class Simulate(Command):
         replicas = _replicas(group, known, session)
         used = await session.used_room(except_group=(namespace, group.metadata.name))
         hosts = {node.metadata.name: host_of(node) for node in snapshot.nodes if node.ready}
-        costs = CostTable(topology.weight(weights) if topology is not None and weights else None)
+        costs = cost_table(topology, weights)
+        services = await session.services(namespace)
+        labels = {
+            selector: dict(known[group.metadata.name, selector].spec.template.metadata.labels or {})
+            for selector in replicas
+            if (group.metadata.name, selector) in known
+        }
         source = (topology.metadata.key if topology is not None else None, weights)
-        return await asyncio.to_thread(simulate, group, replicas, hosts, used, costs=costs, source=source)
+        answer = await asyncio.to_thread(
+            simulate,
+            group,
+            replicas,
+            hosts,
+            used,
+            costs=costs,
+            source=source,
+            services=services,
+            labels=labels,
+            prices=prices,
+        )
+        if prices is None:
+            return answer
+        # The file's group has no traffic of its own; the one that stands may.
+        known_groups = {g.metadata.key: g for g in await session.list_all(APPGROUPS, AppGroup)}
+        standing = known_groups.get(f"{namespace}/{group.metadata.name}", group)
+        near = kept_near(services, namespace, labels)
+        return priced(answer, msgspec.structs.replace(traffic_of(standing), near=near), hosts, prices)
 
-    def show(self, answer: Simulation, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+    async def _ask_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
+        if options.filename:
+            raise ConfigError("--offline", "holds everything, --filename included; give one of them")
+        objective = OBJECTIVES[options.objective] if options.objective else None
+        prices = read_prices(options.prices)
+        if objective in PRICED and prices is None:
+            raise ConfigError("--objective", f"{options.objective} needs prices", "give --prices, too")
+        given = Given(options.spread, objective, options.topology, options.weights, options.survival, prices)
+        cluster = await asyncio.to_thread(read_cluster, options.offline)
+        answer, remarks = await asyncio.to_thread(plan_offline, cluster, given)
+        session.remarks += remarks
+        return answer
+
+    def show(self, answer: Simulation | OfflinePlan, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Placements side by side, then the dependencies."""
+        if isinstance(answer, OfflinePlan):
+            return show_offline(answer)
         return Group(
             _headline(answer), Text(), _placements(answer), Text(), _dependencies(answer), Text(), *_sums(answer)
         )
 
-    def rows(self, answer: Simulation, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """One row per dependency."""
+    def rows(self, answer: Simulation | OfflinePlan, options: argparse.Namespace) -> Table:  # noqa: ARG002
+        """One row per dependency; offline, one per pod."""
+        if isinstance(answer, OfflinePlan):
+            return OFFLINE_HEADER, offline_rows(answer)
         return Compared.__struct_fields__, [msgspec.structs.astuple(row) for row in answer.dependencies]
 
-    def is_bad(self, answer: Simulation) -> bool:
+    def is_bad(self, answer: Simulation | OfflinePlan) -> bool:
         """Even our placement violates a dependency, or does not fit."""
+        if isinstance(answer, OfflinePlan):
+            return bool(answer.violations or answer.unplaced)
         return bool(answer.network_aware.violations or answer.network_aware.unplaced)
 
 
@@ -144,6 +259,9 @@ def simulate(
     *,
     costs: CostTable,
     source: tuple[str | None, str | None] = (None, None),
+    services: Sequence[Service] = (),
+    labels: Mapping[str, Mapping[str, str]] | None = None,
+    prices: PriceTable | None = None,
 ) -> Simulation:
     """Plan a group both ways. Pure; the default scheduler's lots are drawn from fixed seeds.
 
@@ -154,19 +272,32 @@ def simulate(
         used: node -> requests of the pods on it.
         costs: by which both are judged.
         source: key of the NetworkTopology and name of the weight, for the answer.
+        services: of the group's namespaces; they say who answers a call.
+        labels: workload selector -> labels of its pods, by which Services select them.
+        prices: for a group whose objective weighs money.
     """
     graph = build_graph(group.spec)
-    waiting = [
-        Waiting(selector, spec, requests_of(spec.containers, spec.init_containers, spec.overhead))
-        for selector in graph.selectors
-        for spec in replicas.get(selector, ())
-    ]
+    waiting = [Waiting(selector, spec) for selector in graph.selectors for spec in replicas.get(selector, ())]
+    pods = _pods(group, waiting, labels or {})
+    reader = PodReader()
+    asked = [(replica.workload, reader.read(pod)) for replica, pod in zip(waiting, pods, strict=True)]
     runs = [
-        _outcome(graph, waiting, place(waiting, hosts, used, random.Random(seed)), hosts, costs) for seed in range(RUNS)
+        _outcome(graph, waiting, place(asked, hosts, used, random.Random(seed)), hosts, costs) for seed in range(RUNS)
     ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
     plan = plan_group(
-        GroupSnapshot(graph=graph, pods=_pods(group, waiting), replicas={}, costs=costs, hosts=hosts, used=used)
+        GroupSnapshot(
+            graph=graph,
+            pods=pods,
+            replicas={},
+            costs=costs,
+            hosts=hosts,
+            used=used,
+            # Without its annotations and Services it would be another plan than the leader's.
+            group=group,
+            services=services,
+            prices=prices,
+        )
     )
     ours = _outcome(graph, waiting, _targets(waiting, plan), hosts, costs)
     default = runs[len(runs) // 2]
@@ -192,6 +323,32 @@ def simulate(
             )
             for edge in graph.edges
         ),
+    )
+
+
+def cost_table(topology: NetworkTopology | None, weights: str | None) -> CostTable:
+    """Costs as the leader plans by them: with the latencies behind them, where they were measured."""
+    if topology is None or not weights:
+        return CostTable()
+    return CostTable(topology.weight(weights), decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION)))
+
+
+def priced(answer: Simulation, traffic: GroupTraffic, hosts: Mapping[str, Host], prices: PriceTable) -> Simulation:
+    """The same with what either placement's traffic costs a month."""
+
+    def price(outcome: Outcome) -> Outcome:
+        placed = {
+            workload: Counter((hosts[n].location.region, hosts[n].location.zone) for n in nodes if n)
+            for workload, nodes in outcome.nodes.items()
+        }
+        return msgspec.structs.replace(outcome, month=month_of(traffic, placed, prices))
+
+    return msgspec.structs.replace(
+        answer,
+        default=price(answer.default),
+        network_aware=price(answer.network_aware),
+        currency=prices.currency,
+        money_by=traffic.basis if traffic.rates else "no traffic is known",
     )
 
 
@@ -232,14 +389,18 @@ def _replicas(
     return found
 
 
-def _pods(group: AppGroup, waiting: Sequence[Waiting]) -> list[GroupPod]:
+def _pods(group: AppGroup, waiting: Sequence[Waiting], labels: Mapping[str, Mapping[str, str]]) -> list[GroupPod]:
     """The replicas as pods that wait; named by their place in the list."""
     return [
         GroupPod(
             metadata=ObjectMeta(
                 name=_name(index),
                 namespace=group.metadata.namespace,
-                labels={APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: replica.workload},
+                labels={
+                    **labels.get(replica.workload, {}),
+                    APPGROUP_LABEL: group.metadata.name,
+                    WORKLOAD_LABEL: replica.workload,
+                },
             ),
             spec=replica.spec,
         )
@@ -323,7 +484,11 @@ def _sums(answer: Simulation) -> Iterable[RenderableType]:
             text.append(f"   {counted(outcome.unplaced, 'pod')} without room", style=BAD)
         if outcome is answer.default and costs[0] != costs[-1]:
             text.append(f"   {costs[0]} to {costs[-1]} over {len(costs)} runs", style=FAINT)
+        if outcome.month is not None:
+            text.append(f"   {money(outcome.month, answer.currency)} a month")
         yield text
+    if answer.money_by:
+        yield Text(f"money by {answer.money_by}", style=FAINT)
     median = statistics.median(costs)
     if median:
         saved = 1 - answer.network_aware.cost / median

@@ -14,15 +14,21 @@ from rich.text import Text
 from controller.cli.command import Command, Table
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, counted, percent, rate
+from controller.cli.why import describe
 from controller.views.model import NetworkView, Overview, ProblemView
 from controller.views.overview import build
 
 
-class Status(Command):
+class ShowStatus(Command):
     """See `controller.cli.command.Command`."""
 
     name = "status"
     help = "agents, measurements, costs, groups, bandwidth and problems, in one screen"
+    examples = (
+        ("status", "is it working, on one screen"),
+        ("status --exit-code -o json", "for a script: exit code 3 when something is wrong"),
+        ("status --prometheus http://localhost:9090", "with alerts that only history can judge"),
+    )
     description = (
         "One line per part of the system, then what needs a person's eye, under the name of the alert that stands for it. "
         "With --prometheus, alerts that only history can judge are added, and each is marked if it fires. "
@@ -33,7 +39,8 @@ class Status(Command):
         """Read everything."""
         if not options.namespace:
             session.namespace = None
-        return build(await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True))
+        await session.ask_controllers()
+        return build(await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, around=True))
 
     def show(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The screen."""
@@ -42,7 +49,12 @@ class Status(Command):
         lines.add_column(overflow="fold")
         for name, text in _lines(answer):
             lines.add_row(name, text)
-        return Group(lines, Text(), _problems(answer.problems))
+        if any(finding.code == "not-installed" for finding in answer.findings):
+            return Group(*describe(answer.findings, answer.at))
+        told = {finding.alert for finding in answer.findings}
+        rest = [problem for problem in answer.problems if problem.alert not in told]
+        found = [*describe(answer.findings, answer.at), Text()] if answer.findings else []
+        return Group(lines, Text(), *found, *([_problems(rest)] if rest or not found else []))
 
     def rows(self, answer: Overview, options: argparse.Namespace) -> Table:  # noqa: ARG002
         """The problems; the other lines are no table."""
@@ -53,7 +65,8 @@ class Status(Command):
 
     def is_bad(self, answer: Overview) -> bool:
         """There is a problem that is more than a remark."""
-        return any(problem.severity != "info" for problem in answer.problems)
+        severities = [problem.severity for problem in answer.problems] + [f.severity for f in answer.findings]
+        return any(severity != "info" for severity in severities)
 
 
 def _lines(answer: Overview) -> Iterable[tuple[str, Text]]:
@@ -114,7 +127,7 @@ def _costs(network: NetworkView) -> Text:
         text.append(f", {min(known)} to {max(known)}")
     text.append(f"  {network.topology} {network.weights or 'without weights'}", style=FAINT)
     bases = Counter(p.basis for p in network.pairs)
-    wrong = [f"{bases[basis]} {basis}" for basis in ("stale", "inferred", "absent") if bases[basis]]
+    wrong = [f"{bases[basis]} {basis}" for basis in ("stale", "inferred", "absent", "unreachable") if bases[basis]]
     if wrong:
         text.append(f"  {', '.join(wrong)}", style=BAD)
     return text

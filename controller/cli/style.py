@@ -147,3 +147,8 @@ def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """``1 pod``, ``2 pods``."""
     return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def money(amount: float | None, currency: str) -> str:
+    """An amount with its currency; ``-`` where no price is known."""
+    return "-" if amount is None else f"{amount:,.2f} {currency}"

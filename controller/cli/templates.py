@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.scheduler.pods import GroupPodSpec
+from controller.cluster.pods import GroupPodSpec
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from kubekit.wire import Object, ObjectMeta, Resource, Wire
 
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")

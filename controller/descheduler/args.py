@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from controller.descheduler.amounts import BANDWIDTH, CPU, MEMORY, RESOURCES
-from controller.descheduler.strict import Section, SelectorSpec, check_range, join, seconds
+from controller.descheduler.usage import CPU, MEMORY, RESOURCES
 from kubekit.errors import ConfigError
 from kubekit.selectors import Selector
+from kubekit.settings import Range, Section, SelectorSpec, join, seconds
+from netperf.contract import BANDWIDTH
 
 T = TypeVar("T")
 
@@ -43,8 +44,8 @@ class AnomalyCondition(Section, frozen=True):
     """
 
     timeout: str | float = "1m"
-    consecutive_abnormalities: int = 5
-    consecutive_normalities: int = 3
+    consecutive_abnormalities: Annotated[int, Range(1, 1000)] = 5
+    consecutive_normalities: Annotated[int, Range(1, 1000)] = 3
 
 
 class NodePool(Section, frozen=True):
@@ -64,8 +65,8 @@ class LowNodeLoadArgs(Section, frozen=True):
 
     paused: bool = False
     dry_run: bool = False
-    number_of_nodes: int = 0
-    node_metric_expiration_seconds: float = 180
+    number_of_nodes: Annotated[int, Range(0, 1_000_000)] = 0
+    node_metric_expiration_seconds: Annotated[float, Range(1, 86_400)] = 180
     evictable_namespaces: Namespaces | None = None
     node_selector: SelectorSpec | None = None
     pod_selectors: list[PodSelector] = []
@@ -87,8 +88,7 @@ class LowNodeLoadArgs(Section, frozen=True):
         Raises:
             ConfigError: naming the first field that makes no sense.
         """
-        check_range(join(field, "numberOfNodes"), self.number_of_nodes, 0, 1_000_000)
-        check_range(join(field, "nodeMetricExpirationSeconds"), self.node_metric_expiration_seconds, 1, 86_400)
+        self.validate(field)
         namespaces = self.evictable_namespaces or Namespaces()
         if namespaces.include and namespaces.exclude:
             raise ConfigError(
@@ -234,15 +234,13 @@ def _weights(field: str, weights: Mapping[str, int] | None, high: Mapping[str, f
     for resource, weight in weights.items():
         if resource not in RESOURCES:
             raise ConfigError(f"{field}.{resource}", "is an unknown resource", f"known are {', '.join(RESOURCES)}")
-        check_range(f"{field}.{resource}", weight, 1, 1_000_000)
+        Range(1, 1_000_000).check(weight, f"{field}.{resource}")
     if not weights:
         raise ConfigError(field, "is empty", "leave it out for cpu 1, memory 1")
     return dict(weights)
 
 
 def _anomaly(field: str, condition: AnomalyCondition) -> Anomaly:
-    check_range(f"{field}.consecutiveAbnormalities", condition.consecutive_abnormalities, 1, 1000)
-    check_range(f"{field}.consecutiveNormalities", condition.consecutive_normalities, 1, 1000)
     return Anomaly(
         seconds(condition.timeout, f"{field}.timeout", least=1),
         condition.consecutive_abnormalities,

@@ -1,14 +1,17 @@
-"""Which nodes are hot, which have room, and by which thresholds (docs/contracts, section 11)."""
+"""Which nodes are hot, since when, which have room, and by which thresholds (docs/contracts, section 11).
+
+"5 consecutive" means the fifth round, and one normal round starts the count anew (deliberate difference 9).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from controller.descheduler.amounts import RESOURCES, percents, weighted_percent
-from controller.descheduler.args import LowNodeLoad, Pool
-from controller.descheduler.objects import NodeInfo
+from controller.cluster.hosts import Host
+from controller.descheduler.args import Anomaly, LowNodeLoad, Pool
+from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 
 Class = Literal["over", "under", "normal", "unknown"]
 
@@ -32,7 +35,7 @@ class Load:
         load: mean of the shares by weight, for sorting.
     """
 
-    node: NodeInfo
+    node: Host
     pool: Pool
     thresholds: Thresholds
     kind: Class
@@ -42,10 +45,10 @@ class Load:
     load: float
 
 
-def assign(nodes: Iterable[NodeInfo], pools: Iterable[Pool]) -> dict[str, list[NodeInfo]]:
+def assign(nodes: Iterable[Host], pools: Iterable[Pool]) -> dict[str, list[Host]]:
     """Pool name -> its nodes, by name; a node belongs to the first pool that selects it, or to none."""
     pools = tuple(pools)
-    found: dict[str, list[NodeInfo]] = {pool.name: [] for pool in pools}
+    found: dict[str, list[Host]] = {pool.name: [] for pool in pools}
     for node in sorted(nodes, key=lambda node: node.name):
         pool = next((pool for pool in pools if pool.selector.matches(node.labels)), None)
         if pool is not None:
@@ -72,7 +75,7 @@ def thresholds_of(pool: Pool, shares: Iterable[Mapping[str, float]]) -> Threshol
     return Thresholds(low, high)
 
 
-def classify(load: LowNodeLoad, nodes: Iterable[NodeInfo], usage: Mapping[str, Mapping[str, float]]) -> list[Load]:
+def classify(load: LowNodeLoad, nodes: Iterable[Host], usage: Mapping[str, Mapping[str, float]]) -> list[Load]:
     """Judge every node of every pool, in order of pools and names.
 
     A node is over with any resource above high; under with all at or below low, schedulable and ready; unknown when usage of
@@ -94,7 +97,7 @@ def classify(load: LowNodeLoad, nodes: Iterable[NodeInfo], usage: Mapping[str, M
 
 
 def judge(
-    node: NodeInfo, pool: Pool, thresholds: Thresholds, used: Mapping[str, float], share: Mapping[str, float]
+    node: Host, pool: Pool, thresholds: Thresholds, used: Mapping[str, float], share: Mapping[str, float]
 ) -> Load:
     """Judge one node."""
     weight = weighted_percent(share, pool.weights)
@@ -102,11 +105,13 @@ def judge(
         return Load(node, pool, thresholds, "unknown", used, share, (), weight)
     exceeded = tuple(r for r in RESOURCES if r in share and share[r] > thresholds.high[r])
     low = all(share[resource] <= thresholds.low[resource] for resource in share)
-    kind: Class = "over" if exceeded else "under" if low and node.schedulable and node.ready else "normal"
+    kind: Class = (
+        "over" if exceeded else "under" if low and node.schedulable and node.ready and not node.closing else "normal"
+    )
     return Load(node, pool, thresholds, kind, used, share, exceeded, weight)
 
 
-def _asked(pool: Pool, node: NodeInfo) -> list[str]:
+def _asked(pool: Pool, node: Host) -> list[str]:
     return [resource for resource in pool.high if node.allocatable.get(resource, 0) > 0]
 
 
@@ -114,3 +119,49 @@ def describe_overload(share: Mapping[str, float], high: Mapping[str, float], exc
     """The reason that users know: ``node is overutilized, node cpu usage(75.12%)>threshold(70.00%)``."""
     parts = [f"node {resource} usage({share[resource]:.2f}%)>threshold({high[resource]:.2f}%)" for resource in exceeded]
     return "node is overutilized, " + ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """What is remembered of one node.
+
+    Attributes:
+        hot: found hot, and neither normal again nor expired.
+        warm: found hot, and not normal again, though that may have expired: what others go by who only keep away from it.
+        hot_since_s: when it was found hot, unix seconds.
+        abnormal, normal: rounds in a row, up to now.
+        seen_s: time of the newest round that knew the node's usage.
+    """
+
+    hot: bool = False
+    warm: bool = False
+    hot_since_s: float = 0.0
+    abnormal: int = 0
+    normal: int = 0
+    seen_s: float = 0.0
+
+
+def mark(detector: Detector, *, over: bool, condition: Anomaly, now: float) -> Detector:
+    """The detector after one more round in which the node was ``over`` its threshold, or was not."""
+    if detector.hot and now - detector.hot_since_s > condition.timeout_s:
+        detector = Detector(warm=True, seen_s=detector.seen_s)
+    if over:
+        count = detector.abnormal + 1
+        fresh = replace(detector, abnormal=count, normal=0, seen_s=now)
+        if not detector.hot and count >= condition.abnormal:
+            return replace(fresh, hot=True, warm=True, hot_since_s=now)
+        return fresh
+    count = detector.normal + 1
+    if detector.warm and count < condition.normal:
+        return replace(detector, abnormal=0, normal=count, seen_s=now)
+    return Detector(normal=count, seen_s=now)
+
+
+def miss(detector: Detector) -> Detector:
+    """The detector after a round that did not know the node's usage: what counts in a row starts anew."""
+    return replace(detector, abnormal=0, normal=0)
+
+
+def forget_unseen(detectors: Mapping[str, Detector], timeout_s: float, now: float) -> dict[str, Detector]:
+    """Without the nodes whose usage no round of the last ``timeout_s`` knew; they start anew when they come back."""
+    return {name: detector for name, detector in detectors.items() if now - detector.seen_s <= timeout_s}

@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from controller.descheduler.amounts import BANDWIDTH
 from controller.descheduler.args import LowNodeLoad, LowNodeLoadArgs
-from controller.descheduler.policy import Policy, parse_policy, read_policy
-from controller.descheduler.queries import Queries
-from controller.descheduler.strict import Section, check_range, join
+from controller.descheduler.policy import Policy, read_policy
 from controller.prometheus import check_url
 from kubekit.errors import ConfigError
+from kubekit.settings import YEAR_S, Percent, Range, Section, camel, join, load_yaml
+from netperf.contract import BANDWIDTH
+
+
+class Queries(Section, frozen=True):
+    """Expressions by purpose, and the labels by which their series are told apart. An empty expression is not asked.
+
+    Attributes:
+        node_cpu: cores in use, per node.
+        node_memory: bytes in use, per node.
+        node_bandwidth: bits per second, the busier of transmit and receive, per node.
+        pod_cpu, pod_memory, pod_bandwidth: the same per pod.
+        node_label: label that holds the node's name.
+        namespace_label, pod_label: labels that name a pod.
+    """
+
+    node_cpu: str = "sum by (node) (rate(node_cpu_usage_seconds_total[2m]))"
+    node_memory: str = "max by (node) (last_over_time(node_memory_working_set_bytes[2m]))"
+    node_bandwidth: str = (
+        "8 * max by (node) (last_over_time("
+        '{__name__=~"netaware_node_network_(transmit|receive)_bytes_per_second"}[2m]))'
+    )
+    pod_cpu: str = "sum by (namespace, pod) (rate(pod_cpu_usage_seconds_total[2m]))"
+    pod_memory: str = "max by (namespace, pod) (last_over_time(pod_memory_working_set_bytes[2m]))"
+    pod_bandwidth: str = (
+        "8 * max by (namespace, pod) ("
+        'label_replace(sum by (namespace, pod) (rate(container_network_transmit_bytes_total{pod!=""}[2m])),'
+        ' "way", "transmit", "", "")'
+        ' or label_replace(sum by (namespace, pod) (rate(container_network_receive_bytes_total{pod!=""}[2m])),'
+        ' "way", "receive", "", ""))'
+    )
+    node_label: str = "node"
+    namespace_label: str = "namespace"
+    pod_label: str = "pod"
+
 
 FIELD = "descheduler"
+Count = Annotated[int, Range(0, YEAR_S)]
+Time = Annotated[float, Range(0, YEAR_S)]
+"""Seconds, up to a year."""
 _SHARE = re.compile(r"([0-9]{1,3})%\Z")
 
 
@@ -46,15 +80,16 @@ class UsageConfig(Section, frozen=True):
 
     source: Literal["metrics.k8s.io", "prometheus"] = "metrics.k8s.io"
     prometheus: PrometheusConfig = PrometheusConfig()
-    half_life_s: float = 30.0
-    timeout_s: float = 20.0
+    half_life_s: Annotated[float, Range(0, 3600)] = 30.0
+    timeout_s: Annotated[float, Range(0.1, 600)] = 20.0
 
 
 class LimitsConfig(Section, frozen=True):
     """How many evictions, where, and how often. 0 means none at all.
 
     Attributes:
-        per_node, per_namespace, per_round: evictions in one round.
+        per_node, per_namespace, per_round: evictions in one round, together with those of before whose replacements are not
+            there yet: where nothing starts, nothing more is stopped.
         per_workload: moves of one workload within workloadBackoffS: a number, or a share such as ``10%`` of its pods,
             at least one.
         unavailable_per_workload: pods of one workload that may be missing or not ready, the moving ones included.
@@ -63,24 +98,45 @@ class LimitsConfig(Section, frozen=True):
         workload_backoff_s: how long a workload rests after a move that helped.
         failure_backoff_s: how long it rests after a move that did not; doubles with each further one.
         longest_backoff_s: no rest is longer.
+        moved_pod_rest_s: a replacement is not moved again for so long, so that none is evicted more than twice a day; at most
+            trust_window_s.
         settle_s: after a move its node is left alone, and the pod's usage counts where it went, until usage shows it.
         judge_s: how long after a replacement runs it is asked whether the move helped.
         lost_s: a replacement that is not running after this time counts as a move that did not help.
+        least_relief_percent: a pod goes only when it takes this share of what has to leave its node along.
+        least_chance_percent: and only when kube-scheduler's scores put its replacement with this chance where it is a gain; 0
+            where its profile is not the default, so that they would say nothing.
+        margin_percent: it is a gain where a resource that is exceeded is used less by so many percent of a node.
+        least_true_percent: the automatic mode of a pool or a workload stops where less of its moves came true and helped.
+        judged_moves: so many of its moves have to be judged before that is asked.
+        trust_window_s: how long a move counts in it.
     """
 
-    per_node: int = 2
-    per_namespace: int = 10
-    per_round: int = 20
+    per_node: Count = 2
+    per_namespace: Count = 10
+    per_round: Count = 20
     per_workload: int | str = "10%"
     unavailable_per_workload: int | str = "10%"
-    per_hour: int = 100
-    per_app_group: int = 1
-    workload_backoff_s: float = 300.0
-    failure_backoff_s: float = 7200.0
-    longest_backoff_s: float = 7 * 86_400.0
-    settle_s: float = 120.0
-    judge_s: float = 300.0
-    lost_s: float = 600.0
+    per_hour: Count = 100
+    per_app_group: Count = 1
+    workload_backoff_s: Time = 300.0
+    failure_backoff_s: Time = 7200.0
+    longest_backoff_s: Time = 7 * 86_400.0
+    moved_pod_rest_s: Time = 12 * 3600.0
+    settle_s: Time = 120.0
+    judge_s: Time = 300.0
+    lost_s: Time = 600.0
+    least_relief_percent: Percent = 2.0
+    least_chance_percent: Percent = 95.0
+    margin_percent: Percent = 5.0
+    least_true_percent: Percent = 50.0
+    judged_moves: Annotated[int, Range(1, 1000)] = 4
+    trust_window_s: Time = 86_400.0
+
+    def check(self, field: str) -> None:
+        """Raise ConfigError when a rest begins above the longest."""
+        if self.failure_backoff_s > self.longest_backoff_s:
+            raise ConfigError(join(field, "failureBackoffS"), "is above longestBackoffS", "it doubles up to that")
 
 
 class ProtectionConfig(Section, frozen=True):
@@ -90,11 +146,20 @@ class ProtectionConfig(Section, frozen=True):
         bare_pods: whether pods without a controller may go; nobody makes them anew.
         local_storage: whether pods with emptyDir or hostPath volumes may go; they lose that data.
         priority_below: only pods with a priority below this go.
+        volume_claims: whether pods with PersistentVolumeClaims may go; their volume may hold them where they are.
+        owner_kinds: kinds of workloads whose pods may go. A Job counts an evicted pod against its backoffLimit, and who makes a
+            pod of an unknown kind anew is not known.
+        min_replicas: workloads with fewer pods stay: moving the only replica is an outage.
+        min_pod_age_s: younger pods stay, since they may still be starting.
     """
 
     bare_pods: bool = False
     local_storage: bool = False
-    priority_below: int = 2_000_000_000
+    priority_below: Annotated[int, Range(-(2**31), 2_000_000_000)] = 2_000_000_000
+    volume_claims: bool = False
+    owner_kinds: tuple[str, ...] = ("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet")
+    min_replicas: Annotated[int, Range(1, 1_000_000)] = 2
+    min_pod_age_s: Time = 60.0
 
 
 class MisplacementConfig(Section, frozen=True):
@@ -109,9 +174,9 @@ class MisplacementConfig(Section, frozen=True):
     """
 
     enabled: bool = False
-    margin: int = 10
-    margin_percent: float = 20.0
-    hold_s: float = 300.0
+    margin: Count = 10
+    margin_percent: Percent = 20.0
+    hold_s: Time = 300.0
     dry_run: bool = False
 
 
@@ -125,11 +190,13 @@ class DeschedulerConfig(Section, frozen=True):
         policy: LowNodeLoadArgs or a DeschedulerConfiguration (descheduler/v1alpha2), as koord-descheduler reads them; without
             one, LowNodeLoad's defaults hold.
         policy_file: the same in a file of its own.
+        taint_hot_nodes: keep the taint ``netaware.io/hot`` (PreferNoSchedule) on them, so that kube-scheduler puts replacements
+            elsewhere; needs the right to patch nodes, which the component heat-taint gives.
         node_conditions: keep the condition Overutilized on nodes that have been hot.
     """
 
     enabled: bool = False
-    interval_s: float = 60.0
+    interval_s: Annotated[float, Range(0.05, 86_400)] = 60.0
     dry_run: bool = False
     policy: dict[str, Any] | None = None
     policy_file: str = ""
@@ -138,9 +205,10 @@ class DeschedulerConfig(Section, frozen=True):
     protection: ProtectionConfig = ProtectionConfig()
     misplacement: MisplacementConfig = MisplacementConfig()
     node_conditions: bool = True
+    taint_hot_nodes: bool = False
 
-    def validate(self) -> None:
-        """Raise `ConfigError` naming the first field that makes no sense."""
+    def check(self, field: str) -> None:  # noqa: ARG002 - the policy may stand in another file, whose fields are then named
+        """Raise ConfigError for a policy, a share or an address that makes no sense."""
         self.compiled()
 
     def compiled(self) -> Settings:
@@ -149,24 +217,22 @@ class DeschedulerConfig(Section, frozen=True):
         Raises:
             ConfigError: naming the first field that makes no sense.
         """
-        check_range(f"{FIELD}.intervalS", self.interval_s, 0.05, 86_400)
         policy = self._policy()
         load = None if policy.args is None else policy.args.compiled(policy.args_field)
         self._check_usage(load)
-        _check_numbers(self)
         limits = _with_policy(self.limits, policy)
         for name in ("per_workload", "unavailable_per_workload"):
-            share_of(getattr(limits, name), 1, f"{FIELD}.limits.{_camel(name)}")
+            share_of(getattr(limits, name), 1, f"{FIELD}.limits.{camel(name)}")
         protection = self.protection
-        bare = protection.bare_pods if policy.bare_pods is None else policy.bare_pods
         local = protection.local_storage if policy.local_storage is None else policy.local_storage
         return Settings(
             interval_s=self.interval_s if policy.interval_s is None else policy.interval_s,
             dry_run=self.dry_run or policy.dry_run,
             load=load,
             limits=limits,
-            protection=msgspec.structs.replace(protection, bare_pods=bare, local_storage=local),
+            protection=msgspec.structs.replace(protection, local_storage=local),
             misplacement=self.misplacement,
+            taint_hot_nodes=self.taint_hot_nodes,
         )
 
     def _policy(self) -> Policy:
@@ -176,17 +242,11 @@ class DeschedulerConfig(Section, frozen=True):
             return read_policy(self.policy, f"{FIELD}.policy")
         if not self.policy_file:
             return Policy(args=LowNodeLoadArgs(), args_field=FIELD)
-        try:
-            text = Path(self.policy_file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{FIELD}.policyFile", f"{self.policy_file} cannot be read: {error}") from error
-        return parse_policy(text, self.policy_file)
+        return read_policy(load_yaml(self.policy_file, f"{FIELD}.policyFile"), self.policy_file)
 
     def _check_usage(self, load: LowNodeLoad | None) -> None:
         usage = self.usage
         url_field = f"{FIELD}.usage.prometheus.url"
-        check_range(f"{FIELD}.usage.halfLifeS", usage.half_life_s, 0, 3600)
-        check_range(f"{FIELD}.usage.timeoutS", usage.timeout_s, 0.1, 600)
         if usage.prometheus.url:
             check_url(usage.prometheus.url, url_field)
         if not self.enabled or usage.prometheus.url or load is None:
@@ -213,6 +273,7 @@ class Settings:
     limits: LimitsConfig
     protection: ProtectionConfig
     misplacement: MisplacementConfig
+    taint_hot_nodes: bool = False
 
 
 def share_of(limit: int | str, pods: int, field: str = "") -> int:
@@ -222,7 +283,7 @@ def share_of(limit: int | str, pods: int, field: str = "") -> int:
         ConfigError: the limit is neither; names ``field``.
     """
     if isinstance(limit, int):
-        check_range(field, limit, 0, 1_000_000)
+        Range(0, 1_000_000).check(limit, field)
         return limit
     match = _SHARE.match(limit)
     if match is None or int(match[1]) > 100:
@@ -240,22 +301,3 @@ def _with_policy(limits: LimitsConfig, policy: Policy) -> LimitsConfig:
         "workload_backoff_s": policy.workload_backoff_s,
     }
     return msgspec.structs.replace(limits, **{k: v for k, v in wanted.items() if v is not None})
-
-
-def _check_numbers(config: DeschedulerConfig) -> None:
-    for section, fields in (
-        ("limits", ("per_node", "per_namespace", "per_round", "per_hour", "per_app_group")),
-        ("limits", ("workload_backoff_s", "failure_backoff_s", "longest_backoff_s", "settle_s", "judge_s", "lost_s")),
-        ("misplacement", ("margin", "hold_s")),
-    ):
-        for field in fields:
-            check_range(join(FIELD, section, _camel(field)), getattr(getattr(config, section), field), 0, 31_536_000)
-    check_range(f"{FIELD}.misplacement.marginPercent", config.misplacement.margin_percent, 0, 100)
-    check_range(f"{FIELD}.protection.priorityBelow", config.protection.priority_below, -(2**31), 2_000_000_000)
-    if config.limits.failure_backoff_s > config.limits.longest_backoff_s:
-        raise ConfigError(f"{FIELD}.limits.failureBackoffS", "is above longestBackoffS", "it doubles up to that")
-
-
-def _camel(field: str) -> str:
-    head, *rest = field.split("_")
-    return head + "".join(part.capitalize() for part in rest)

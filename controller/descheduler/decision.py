@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.descheduler.anomaly import Detector
+from controller.descheduler.classify import Detector
 from controller.descheduler.memory import Followed, Strategy
 
 MOST_SKIPS = 2000
@@ -66,6 +66,7 @@ class NodeState(Answer, frozen=True):
         kind: over, under, normal or unknown.
         share: percent of allocatable by resource.
         stuck: hot for long enough, and this round could not plan all that is needed.
+        stopped: why nothing moves off a hot node although it should: too few moves came true; empty otherwise.
         why: what keeps a hot node from being relieved now, or why its load is not known; empty otherwise.
     """
 
@@ -77,6 +78,7 @@ class NodeState(Answer, frozen=True):
     high: Mapping[str, float]
     stuck: bool = False
     why: str = ""
+    stopped: str = ""
 
 
 class Plan(Answer, frozen=True):
@@ -97,16 +99,32 @@ class Plan(Answer, frozen=True):
     free_after: Mapping[str, Mapping[str, float]] = {}
 
 
+class Declined(msgspec.Struct, frozen=True):
+    """A pod whose move the planner would undo, so that others have their turn.
+
+    Attributes:
+        why: what the planner said.
+        until_s: not asked again before, unix seconds.
+        times: how often in a row it said no.
+    """
+
+    why: str
+    until_s: float
+    times: int = 1
+
+
 class Watched(msgspec.Struct, frozen=True):
     """What is remembered in the process alone; a restart begins to watch anew, which errs on the quiet side.
 
     Attributes:
         detectors: by node.
         better_since: uid of a pod -> since when a better place has been there without a break, unix seconds.
+        declined: uid of a pod -> what the planner had against its move.
     """
 
     detectors: Mapping[str, Detector] = {}
     better_since: Mapping[str, float] = {}
+    declined: Mapping[str, Declined] = {}
 
 
 class Decision(msgspec.Struct, frozen=True):

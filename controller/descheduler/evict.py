@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
-from controller.descheduler.budgets import Ledger
 from controller.descheduler.decision import Move
+from controller.descheduler.limits import Ledger
 from controller.descheduler.snapshot import Snapshot
 from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
-from kubekit.wire import PODS
 
 ResultKind = Literal["evicted", "dry-run", "gone", "disruption-budget", "throttled", "forbidden", "refused", "unknown"]
 DISRUPTION_CAUSE = "DisruptionBudget"
@@ -31,8 +29,13 @@ class Result(NamedTuple):
 
     @property
     def ends_round(self) -> bool:
-        """Whether the next eviction would fare no better."""
-        return self.kind in {"throttled", "forbidden", "unknown"}
+        """Whether the next eviction would fare no better: the API server is busy, or out of reach."""
+        return self.kind in {"throttled", "unknown"}
+
+    @property
+    def refused(self) -> bool:
+        """Whether this pod alone was refused, by rights or by a webhook; asking again soon would bring the same answer."""
+        return self.kind in {"forbidden", "refused"}
 
 
 class Evictor(Protocol):
@@ -54,7 +57,7 @@ class ApiEvictor:
 
     async def evict(self, move: Move) -> Result:
         """Evict the pod with the plan's uid; another pod of that name is left alone."""
-        return await _post(self._client, move, {})
+        return await _post(self._client, move)
 
 
 class DryRunEvictor:
@@ -75,23 +78,17 @@ class DryRunEvictor:
         why = self._ledger.refusal(pod)
         if why:
             return Result("disruption-budget", why)
-        result = await _post(self._client, move, {"dryRun": "All"})
+        result = await _post(self._client, move, dry_run=True)
         if result.kind != "evicted":
             return result
         self._ledger.book(pod)
         return Result("dry-run")
 
 
-async def _post(client: Client, move: Move, params: Mapping[str, str]) -> Result:
+async def _post(client: Client, move: Move, *, dry_run: bool = False) -> Result:
     namespace, _, name = move.pod.partition("/")
-    body = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": name, "namespace": namespace},
-        "deleteOptions": {"preconditions": {"uid": move.uid}},
-    }
     try:
-        await client.request("POST", PODS.path(namespace, name, "eviction"), params=params, body=body)
+        await client.evict(namespace, name, move.uid, dry_run=dry_run)
     except ApiError as error:
         return result_of(error)
     except (UnreachableError, MalformedObjectError) as error:

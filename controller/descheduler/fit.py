@@ -1,19 +1,37 @@
-"""Would the scheduler let a pod onto a node? Its requests and required anti-affinity; `shapes` has the rest.
+"""Where a pod fits: by the rules that plans keep (constraints, requests, other pods, volumes), and by usage on nodes with low load.
 
-Other pods' anti-affinity against this one, volumes and topology spread are not looked at: where they decide, the replacement
-goes elsewhere or waits, and the follow-up sees it.
+What a round plans is booked as it goes: a pod that is to arrive takes room, and counts for those that come after it. Free capacity
+is the sum over targets of ``high x allocatable - usage`` (docs/contracts, section 11; seed 004's example: 96 cores at 20 % under a
+threshold of 70 % can take 48 cores).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from controller.descheduler.objects import NodeInfo, PodInfo
-from controller.descheduler.shapes import AntiTerm
+import msgspec
+import numpy as np
+
+from controller.cluster.eligibility import Constraints, may_run_on
+from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity
+from controller.cluster.requests import PODS_RESOURCE
+from controller.descheduler.classify import Load
 from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.usage import RESOURCES, percents, weighted_percent
+from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
+from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Rule, RuleKind
+from controller.scheduler.sharing import Shared, Sharing
 
-PODS = "pods"
+_WHY = {
+    RuleKind.SPREAD: "topology spread",
+    RuleKind.APART: "pod anti-affinity",
+    RuleKind.TOGETHER: "pod affinity",
+}
 
 
 def describe_misfits(whys: Mapping[str, int]) -> str:
@@ -24,72 +42,297 @@ def describe_misfits(whys: Mapping[str, int]) -> str:
     return f"0/{sum(whys.values())} nodes fit: {parts}"
 
 
-def requested_on(node: str, snapshot: Snapshot) -> dict[str, float]:
-    """Sum of requests of pods bound to a node and not finished, with their number as ``pods``."""
-    total: dict[str, float] = {PODS: 0}
-    for pod in snapshot.pods.on_node(node).values():
-        if not pod.going:
-            add_requests(total, pod)
-    return total
+def asked_of(pod: PodInfo) -> GroupPod:
+    """What its user asked for: a requirement that our own gates wrote would hold it where it is for ever."""
+    return pod.asked if pod.wire is None else as_asked(pod.wire)
 
 
-def add_requests(total: dict[str, float], pod: PodInfo) -> None:
-    """Count one more pod."""
-    total[PODS] = total.get(PODS, 0) + 1
-    for resource, amount in pod.requests.items():
-        total[resource] = total.get(resource, 0) + amount
+class Fit:
+    """Answers for one round.
 
-
-def shortage(node: NodeInfo, requested: Mapping[str, float], pod: PodInfo) -> str:
-    """Which request of the pod the node cannot grant; empty when it can grant all."""
-    if PODS in node.allocatable and requested.get(PODS, 0) + 1 > node.allocatable[PODS]:
-        return "too many pods"
-    for resource, amount in pod.requests.items():
-        if amount > 0 and requested.get(resource, 0) + amount > node.allocatable.get(resource, 0):
-            return f"{resource} request"
-    return ""
-
-
-class Separation:
-    """Required anti-affinity of pods, by domains that hold pods they must not meet; one per round."""
+    Args:
+        snapshot: the cluster.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._domains: dict[tuple[str, int], Counter[str]] = {}
+        self._hosts = [snapshot.nodes[name] for name in sorted(snapshot.nodes)]
+        self._number_of = {host.name: number for number, host in enumerate(self._hosts)}
+        self._constraints: dict[str, Constraints] = {}
+        self._statics: dict[tuple[Constraints, str], str] = {}
+        self._requested: dict[str, dict[str, float]] = {}
+        self._goes: dict[str, tuple[PodInfo, str]] = {}
+        self._whys: dict[str, Sequence[str]] = {}
+        self._repellers: list[PodInfo] | None = None
 
-    def refusal(self, node: NodeInfo, pod: PodInfo, booked: Iterable[PodInfo] = ()) -> str:
-        """Why the pod must not go to the node; empty when it may.
+    def constraints_of(self, pod: PodInfo) -> Constraints:
+        """Those that its user gave it."""
+        if pod.wire is None or not pod.wire.metadata.annotation(NARROWED_ANNOTATION):
+            return pod.constraints
+        if pod.key not in self._constraints:
+            self._constraints[pod.key] = Constraints(as_asked(pod.wire).spec)
+        return self._constraints[pod.key]
 
-        Args:
-            node: the candidate.
-            pod: who wants to go there; it does not keep itself away.
-            booked: pods planned onto the node in this round.
-        """
-        for term in pod.shape.anti:
-            domain = node.labels.get(term.topology_key)
-            if domain is None:
-                continue
-            count = self._count(pod.namespace, term)[domain]
-            if term.selector.matches(pod.labels) and self._domain_of(pod, term) == domain:
-                count -= 1
-            met = any(p.namespace == pod.namespace and term.selector.matches(p.labels) for p in booked)
-            if count > 0 or met:
-                return "pod anti-affinity"
+    def bars(self, node: Host, pod: PodInfo) -> str:
+        """Why the node would not have the pod at all, whoever else is there; empty when it would."""
+        key = (constraints := self.constraints_of(pod), node.name)
+        if key not in self._statics:
+            self._statics[key] = constraints.refusal(node.name, node.labels, node.taints)
+        return self._statics[key] or self._volume(node, pod)
+
+    def crowds(self, node: Host, pod: PodInfo) -> str:
+        """Why there is no room for the pod beside those that are there or planned to be; empty when there is."""
+        why = self.lack(node, pod)
+        return why or (self._company(pod)[self._number_of[node.name]] if self.is_social(pod) else "")
+
+    def lack(self, node: Host, pod: PodInfo) -> str:
+        """What the node has too little of for the pod's requests, beside those that are there or planned to be."""
+        requested = self.requested_on(node.name)
+        for resource, amount in pod.requests.items():
+            if amount > 0 and requested.get(resource, 0) + amount > node.allocatable.get(resource, 0):
+                return "too many pods" if resource == PODS_RESOURCE else f"{resource} request"
         return ""
 
-    def _count(self, namespace: str, term: AntiTerm) -> Counter[str]:
-        # Shapes outlive the round, so the term's identity is a safe key within it.
-        key = namespace, id(term)
-        if key not in self._domains:
-            found: Counter[str] = Counter()
-            for pod in self._snapshot.pods.in_namespace(namespace).values():
-                if not pod.going and term.selector.matches(pod.labels):
-                    domain = self._domain_of(pod, term)
-                    if domain is not None:
-                        found[domain] += 1
-            self._domains[key] = found
-        return self._domains[key]
+    def refusal(self, node: Host, pod: PodInfo) -> str:
+        """Both."""
+        return self.bars(node, pod) or self.crowds(node, pod)
 
-    def _domain_of(self, pod: PodInfo, term: AntiTerm) -> str | None:
-        node = self._snapshot.nodes.get(pod.node)
-        return None if node is None else node.labels.get(term.topology_key)
+    def requested_on(self, node: str) -> Mapping[str, float]:
+        """Sum of requests of pods bound to a node and not finished, their number as ``pods`` among them.
+
+        A pod that is being deleted holds its room until it is gone, as kube-scheduler counts it.
+        """
+        if node not in self._requested:
+            total: dict[str, float] = {}
+            for pod in self._snapshot.pods.on_node(node).values():
+                if not pod.finished:
+                    _add(total, pod)
+            self._requested[node] = total
+        return self._requested[node]
+
+    def book(self, pod: PodInfo, node: str) -> None:
+        """The pod is planned to go, to a node or (empty) nobody knows where."""
+        self._goes[pod.key] = pod, node
+        if node:
+            self.requested_on(node)
+            _add(self._requested[node], pod)
+        self._whys.clear()
+
+    def withdraw(self, pod: PodInfo) -> None:
+        """What `book` did, undone."""
+        _, node = self._goes.pop(pod.key, (pod, ""))
+        if node:
+            _add(self._requested[node], pod, -1)
+        self._whys.clear()
+
+    def is_social(self, pod: PodInfo) -> bool:
+        """Whether where other pods are decides where this one may go."""
+        if self._repellers is None:
+            bound = (p for p in self._snapshot.pods.by_key.values() if p.constraints.repels and p.node)
+            self._repellers = [p for p in bound if not p.finished]
+        return bool(self._repellers) or pod.constraints.social
+
+    def _volume(self, node: Host, pod: PodInfo) -> str:
+        for where in self._snapshot.volumes.demands(pod.namespace, pod.claims):
+            bound = GroupPodSpec(
+                affinity=Affinity(NodeAffinity(required_during_scheduling_ignored_during_execution=where))
+            )
+            if not may_run_on(bound, node.name, node.labels):
+                return "volume node affinity"
+        return ""
+
+    def _company(self, pod: PodInfo) -> Sequence[str]:
+        """[host] what other pods have against it there, as the planner's rules say."""
+        if pod.key not in self._whys:
+            whys = [""] * len(self._hosts)
+            for rule in self._rules(pod):
+                for number in np.flatnonzero(refused_by(rule)).tolist():
+                    whys[number] = whys[number] or _WHY[rule.kind]
+            self._whys[pod.key] = whys
+        return self._whys[pod.key]
+
+    def _rules(self, pod: PodInfo) -> Iterable[Rule]:
+        """Rules that bind the pod. Spread does not count pods on their way out, anti-affinity keeps away from them as well."""
+        asked = asked_of(pod)
+        around = self._around(pod)
+        everywhere: Bools = np.ones(len(self._hosts), np.bool_)
+        for leaving, kinds in ((False, {RuleKind.SPREAD, RuleKind.TOGETHER}), (True, {RuleKind.APART})):
+            standing = [(self._number_of[n], asked_of(p)) for p, n in around if leaving or not p.leaving]
+            shared = Shared(pods=[asked], rows=[everywhere], hosts=self._hosts, standing=standing)
+            yield from (rule for rule in Sharing(shared).rules() if rule.kind in kinds)
+
+    def _around(self, pod: PodInfo) -> list[tuple[PodInfo, str]]:
+        """Pods that count, with their nodes: those of its namespace, or all where it asks about others, and all that repel."""
+        pods = self._snapshot.pods
+        asks = msgspec.json.encode(pod.constraints.spec.affinity) if pod.constraints.social else b""
+        mine = pods.by_key if b"namespace" in asks else pods.in_namespace(pod.namespace)
+        found = {p.key: p for p in (*(mine.values() if pod.constraints.social else ()), *(self._repellers or ()))}
+        found.update({key: p for key, (p, node) in self._goes.items() if node})
+        found.pop(pod.key, None)
+        placed = ((p, self._goes[key][1] if key in self._goes else p.node) for key, p in found.items())
+        return [(p, node) for p, node in placed if node in self._number_of and not p.finished]
+
+
+def refused_by(rule: Rule) -> Bools:
+    """[host] whether a replica of class 0 must not go there."""
+    role, domain_of = rule.roles.get(0, 0), rule.domain_of
+    count = len(rule.standing)
+    nowhere: Bools = domain_of < 0
+    if not count:
+        return nowhere if rule.kind is not RuleKind.APART else np.zeros(len(domain_of), np.bool_)
+    standing, owned = rule.standing[domain_of], rule.owned[domain_of]
+    if rule.kind is RuleKind.APART:
+        met = (standing > 0) & bool(role & OWNER) | (owned > 0) & bool(role & COUNTED)
+        apart: Bools = ~nowhere & met
+        return apart
+    if not role & OWNER:
+        return np.zeros(len(domain_of), np.bool_)
+    if rule.kind is RuleKind.SPREAD:
+        least = 0 if rule.short or not rule.eligible.any() else int(rule.standing[rule.eligible].min())
+        spread: Bools = nowhere | (standing + bool(role & COUNTED) - least > rule.skew)
+        return spread
+    first = not rule.standing.any() and role & COUNTED
+    near: Bools = nowhere | ((standing == 0) & (not first))
+    return near
+
+
+def _add(total: dict[str, float], pod: PodInfo, sign: int = 1) -> None:
+    for resource, amount in pod.requests.items():
+        total[resource] = total.get(resource, 0) + sign * amount
+
+
+class Target:
+    """A node that may take pods, with what was planned onto it."""
+
+    __slots__ = ("load", "used", "weight")
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.used = dict(load.used)
+        self.weight = load.load
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.load.node.name
+
+    def free(self, resource: str) -> float:
+        """What it can take of a resource before it is at the high threshold; in the resource's unit."""
+        limit = self.load.thresholds.high[resource] / 100.0 * self.load.node.allocatable.get(resource, 0)
+        return limit - self.used[resource]
+
+    def add(self, used: Mapping[str, float]) -> None:
+        """Count more usage."""
+        for resource, amount in used.items():
+            if resource in self.used:
+                self.used[resource] += amount
+        self.weight = weighted_percent(percents(self.used, self.load.node.allocatable), self.load.pool.weights)
+
+
+class Failure(NamedTuple):
+    """A search that found nothing; one that asks for as much or more will not find anything either."""
+
+    requests: Mapping[str, float]
+    used: Mapping[str, float]
+    why: str
+
+    def covers(self, requests: Mapping[str, float], used: Mapping[str, float]) -> bool:
+        """Whether the other search asks for at least as much of everything."""
+        return all(requests.get(r, 0) >= amount for r, amount in self.requests.items()) and all(
+            used.get(r, 0) >= amount for r, amount in self.used.items()
+        )
+
+
+class Room:
+    """The targets of one pool.
+
+    Args:
+        targets: nodes with low load.
+        fit: whether the scheduler would let a pod onto them.
+        underway: usage of replacements that are expected but bound nowhere yet.
+    """
+
+    def __init__(self, targets: Iterable[Load], fit: Fit, underway: Iterable[Mapping[str, float]] = ()) -> None:
+        self._targets = sorted((Target(load) for load in targets), key=_order)
+        self._by_name = {target.name: target for target in self._targets}
+        self._fit = fit
+        self._free = {
+            r: sum(target.free(r) for target in self._targets if r in target.used)
+            for r in RESOURCES
+            if any(r in target.used for target in self._targets)
+        }
+        self._failures: dict[Constraints, list[Failure]] = {}
+        for used in underway:
+            self._reserve(used)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def free(self) -> dict[str, float]:
+        """Sum over the targets of what they can still take, of resources that any target knows."""
+        return dict(self._free)
+
+    def target(self, node: str) -> Target | None:
+        """One of the targets by name."""
+        return self._by_name.get(node)
+
+    def expect(self, node: str, used: Mapping[str, float]) -> None:
+        """Count usage that is known to arrive on a node, where this is one of the targets."""
+        target = self._by_name.get(node)
+        if target is not None:
+            self._move(target, used)
+
+    def find(self, pod: PodInfo, used: Mapping[str, float]) -> tuple[Target | None, str]:
+        """The least loaded target that fits the pod by everything the scheduler would check and by usage.
+
+        Returns:
+            The target, or None and why each of them does not fit, counted.
+        """
+        cacheable = not pod.claims and not self._fit.is_social(pod)
+        constraints = self._fit.constraints_of(pod)
+        if cacheable:
+            for failure in self._failures.get(constraints, ()):
+                if failure.covers(pod.requests, used):
+                    return None, failure.why
+        whys: Counter[str] = Counter()
+        for target in self._targets:
+            why = self._refusal(target, pod, used)
+            if not why:
+                return target, ""
+            whys[why] += 1
+        text = describe_misfits(whys)
+        if cacheable:
+            self._failures.setdefault(constraints, []).append(Failure(pod.requests, dict(used), text))
+        return None, text
+
+    def book(self, used: Mapping[str, float], target: Target | None) -> None:
+        """Deduct a planned move, from one target or, when it goes to none of them for certain, from all together."""
+        if target is None or target.name not in self._by_name:
+            self._reserve(used)
+        else:
+            self._move(target, used)
+
+    def _move(self, target: Target, used: Mapping[str, float]) -> None:
+        del self._targets[bisect_left(self._targets, _order(target), key=_order)]
+        target.add(used)
+        insort(self._targets, target, key=_order)
+        self._reserve({resource: amount for resource, amount in used.items() if resource in target.used})
+
+    def _reserve(self, used: Mapping[str, float]) -> None:
+        for resource, amount in used.items():
+            if resource in self._free:
+                self._free[resource] -= amount
+
+    def _refusal(self, target: Target, pod: PodInfo, used: Mapping[str, float]) -> str:
+        why = self._fit.bars(target.load.node, pod)
+        if why:
+            return why
+        for resource in target.load.pool.high:
+            amount = used.get(resource, 0.0)
+            if amount > 0 and (resource not in target.used or amount > target.free(resource)):
+                return f"{resource} usage would exceed the high threshold"
+        return self._fit.crowds(target.load.node, pod)
+
+
+def _order(target: Target) -> tuple[float, str]:
+    return target.weight, target.name

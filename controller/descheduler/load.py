@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from controller.descheduler.amounts import percents
-from controller.descheduler.anomaly import Detector, forget_unseen, mark
+import msgspec
+
+from controller.cluster.hosts import Host
 from controller.descheduler.args import LowNodeLoad, Pool
-from controller.descheduler.classify import Load, classify, describe_overload
+from controller.descheduler.classify import Detector, Load, classify, describe_overload, forget_unseen, mark, miss
 from controller.descheduler.decision import Move, NodeState
+from controller.descheduler.fit import Room, Target
+from controller.descheduler.foresight import Outlook
 from controller.descheduler.limits import group_key, workload_of
-from controller.descheduler.memory import Followed
-from controller.descheduler.room import Room, Target
+from controller.descheduler.memory import Followed, mark_of
 from controller.descheduler.round import Round
+from controller.descheduler.usage import percents
 from controller.descheduler.victims import Victim, next_victim, usage_of, victim_refusal
+from netperf.contract import HOT_TAINT
 
 UNRESERVED_WEIGHT = 2
 """What an eviction without nodeFit costs of the hourly budget: on a stock cluster nothing is reserved for the pod."""
@@ -34,7 +38,10 @@ class LoadRound:
         self._weight = 1 if load.node_fit else UNRESERVED_WEIGHT
         self._why: dict[str, str] = {}
         self._stuck: set[str] = set()
+        self._stopped: dict[str, str] = {}
         self._cooling = base.cooling
+        self._by_node = {load.node.name: load for load in self.loads}
+        self._promised = self._underway()
         self._rooms: dict[str, Room] = {pool.name: self._room(pool) for pool in load.pools}
         self.free_before = {name: room.free() for name, room in self._rooms.items()}
 
@@ -57,11 +64,13 @@ class LoadRound:
             self._base.note("LowNodeLoad is paused")
             return dict(detectors)
         marked = self._mark(detectors)
+        if self._base.settings.taint_hot_nodes:
+            self._base.foresight.shun(shunned_by(self.states(), marked, self._base.snapshot.nodes))
         for pool in self._load.pools:
             loads = [load for load in self.loads if load.pool is pool]
             hot = [load for load in loads if load.kind == "over"]
             sources = [load for load in hot if self._is_source(load, marked, confirmed=confirmed)]
-            if sources and self._may_start(pool, sources):
+            if sources and self._is_trusted(pool, sources) and self._may_start(pool, sources):
                 for source in sorted(sources, key=lambda load: (-load.load, load.node.name)):
                     self._why[source.node.name] = self._relieve(source)
                     if self._why[source.node.name]:
@@ -81,29 +90,34 @@ class LoadRound:
                 load.thresholds.high,
                 load.node.name in self._stuck,
                 self._why.get(load.node.name, "") if load.kind != "unknown" else _unknown(load, expired),
+                self._stopped.get(load.node.name, ""),
             )
             for load in self.loads
         )
 
     def _room(self, pool: Pool) -> Room:
-        settle_s, now = self._base.settings.limits.settle_s, self._base.now
         members = {load.node.name for load in self.loads if load.pool is pool}
-        underway = [m.used for m in self._base.memory.follows if m.node in members and not m.landed]
-        targets = (load for load in self.loads if load.pool is pool and load.kind == "under")
-        room = Room(targets, self._base.snapshot, underway)
-        for move in self._base.memory.follows:
-            if move.landed and now - move.landed_s < settle_s:
-                room.expect(move.landed, move.used)
+        targets = [load for load in self.loads if load.pool is pool and load.kind == "under"]
+        names = {load.node.name for load in targets}
+        waiting = [m for m in self._base.memory.follows if not m.landed]
+        nowhere = [m.used for m in waiting if m.node in members and m.target not in names]
+        room = Room(targets, self._base.fit, nowhere)
+        for name, used in self._promised.items():
+            room.expect(name, used)
         return room
 
     def _mark(self, detectors: Mapping[str, Detector]) -> dict[str, Detector]:
         now = self._base.now
-        found = forget_unseen(detectors, self._load.cache_timeout_s, now)
+        # A cache that forgets between two rounds would never count to five; with long intervals it keeps three rounds.
+        keep_s = max(self._load.cache_timeout_s, 3 * self._base.settings.interval_s)
+        found = forget_unseen(detectors, keep_s, now)
         for load in self.loads:
             if load.kind != "unknown":
                 before = found.get(load.node.name, Detector())
                 over = load.kind == "over"
                 found[load.node.name] = mark(before, over=over, condition=load.pool.anomaly, now=now)
+            elif load.node.name in found:
+                found[load.node.name] = miss(found[load.node.name])
         return {name: detector for name, detector in found.items() if name in self._base.snapshot.nodes}
 
     def _is_source(self, load: Load, detectors: Mapping[str, Detector], *, confirmed: bool) -> bool:
@@ -117,6 +131,19 @@ class LoadRound:
             return True
         return False
 
+    def _is_trusted(self, pool: Pool, sources: Iterable[Load]) -> bool:
+        why = self._base.trust.against_pool(pool.name)
+        if why:
+            self._base.note(why)
+            for load in sources:
+                self._hold(load, why)
+                self._stopped[load.node.name] = why
+        return not why
+
+    def _hold(self, load: Load, why: str) -> None:
+        self._why[load.node.name] = why
+        self._stuck.add(load.node.name)
+
     def _may_start(self, pool: Pool, sources: Iterable[Load]) -> bool:
         low = len(self._rooms[pool.name])
         if low > self._load.number_of_nodes:
@@ -125,8 +152,7 @@ class LoadRound:
         text = f"pool {pool.name}: {low} {nodes} low load, and numberOfNodes asks for more than {self._load.number_of_nodes}"
         self._base.note(text)
         for load in sources:
-            self._why[load.node.name] = text
-            self._stuck.add(load.node.name)
+            self._hold(load, text)
         return False
 
     def _relieve(self, source: Load) -> str:
@@ -138,19 +164,91 @@ class LoadRound:
             why = self._stop(source, room)
             if why:
                 return why
-            victim = next_victim(victims, source, used, exceeded)
+            least = base.settings.limits.least_relief_percent / 100.0
+            victim = next_victim(victims, source, used, exceeded, least_relief=least)
             if victim is None:
                 return _nobody(stays)
             victims.remove(victim)
             admitted, target = self._admit(victim, source, room, stays)
             if not admitted:
                 continue
+            outlook = self._look_ahead(victim, source)
+            if outlook is not None:
+                if outlook.gain < base.settings.limits.least_chance_percent / 100.0:
+                    stays["scheduler"] += 1
+                    base.skip(victim.pod, "scheduler", outlook.describe())
+                    continue
+                target = room.target(outlook.expected[0]) or Target(self._by_node[outlook.expected[0]])
             move, after = _move(victim, source, used, exceeded, target)
             follow = _follow(victim, move, source, base.now, self._weight)
-            base.take(victim.pod, move, follow)
-            room.book(victim.pod, victim.used, target)
+            if outlook is not None:
+                marks = tuple(mark_of(name) for name in outlook.expected)
+                follow = msgspec.structs.replace(follow, expected=marks)
+            base.take(victim.pod, move, follow, () if outlook is None else outlook.expected)
+            room.book(victim.used, target)
             used = after
         return ""
+
+    def _look_ahead(self, victim: Victim, source: Load) -> Outlook | None:
+        """Where kube-scheduler would put the replacement; None where that cannot be told, or is not asked."""
+        base = self._base
+        if not base.settings.limits.least_chance_percent or not base.foresight.knows(victim.pod):
+            return None
+        return base.foresight.of(victim.pod, lambda host: self.loss(host.name, victim.used, source))
+
+    def loss_of(self, move: Move, node: str) -> str:
+        """The same of a planned move that is expected nowhere, were it to a node."""
+        source = self._by_node.get(move.node)
+        return self.loss(node, move.used, source) if source is not None else ""
+
+    def redirected(self, move: Move, node: str) -> Move:
+        """The move, told as one to this node."""
+        load = self._by_node.get(node)
+        if load is None:
+            return msgspec.structs.replace(move, target=node, target_before={}, target_after={})
+        arriving = self._base.arriving.get(node, {})
+        before = {r: amount + arriving.get(r, 0.0) for r, amount in load.used.items()}
+        after = {r: amount + move.used.get(r, 0.0) for r, amount in before.items()}
+        shares = (percents(used, load.node.allocatable) for used in (before, after))
+        return msgspec.structs.replace(move, target=node, target_before=next(shares), target_after=next(shares))
+
+    def loss(self, name: str, used: Mapping[str, float], source: Load) -> str:
+        """Why it would be no gain if a pod went from a hot node to this one; empty when it would be one.
+
+        Args:
+            name: of the node.
+            used: what the pod uses; nothing of it is booked to arrive anywhere.
+            source: where it is.
+        """
+        if name == source.node.name:
+            return "it would come back"
+        load = self._by_node.get(name)
+        if load is None or load.kind == "unknown":
+            return "its load is not known"
+        if load.node.closing:
+            return "it is about to be removed"
+        total = {r: amount + used.get(r, 0.0) for r, amount in load.used.items()}
+        for more in (self._promised.get(name, {}), self._base.arriving.get(name, {})):
+            total = {r: amount + more.get(r, 0.0) for r, amount in total.items()}
+        share = percents(total, load.node.allocatable)
+        margin = self._base.settings.limits.margin_percent
+        for resource in share:
+            if used.get(resource, 0.0) > 0 and share[resource] > load.thresholds.high[resource]:
+                return f"its {resource} usage would be {share[resource]:.0f} %"
+            if resource in source.exceeded and share[resource] > source.share[resource] - margin:
+                return f"its {resource} usage would be {share[resource]:.0f} %, not {margin:g} less than here"
+        return ""
+
+    def _underway(self) -> dict[str, dict[str, float]]:
+        """Node -> usage that recent moves take there and that its own usage does not show yet."""
+        settle_s, now = self._base.settings.limits.settle_s, self._base.now
+        found: dict[str, dict[str, float]] = {}
+        for move in self._base.memory.follows:
+            if not move.landed or now - move.landed_s < settle_s:
+                there = found.setdefault(move.landed or move.target, {})
+                for resource, amount in move.used.items():
+                    there[resource] = there.get(resource, 0.0) + amount
+        return found
 
     def _stop(self, source: Load, room: Room) -> str:
         why = self._base.exhausted(self._weight)
@@ -183,6 +281,9 @@ class LoadRound:
         base, pod = self._base, victim.pod
         if not base.admits(pod):
             stays[base.skips[-1].kind if base.skips else "limits"] += 1
+            against = base.trust.against_workload(workload_of(pod))
+            if against:
+                self._stopped.setdefault(source.node.name, against)
             return False, None
         target: Target | None = None
         if self._load.node_fit:
@@ -196,6 +297,33 @@ class LoadRound:
             stays[kind] += 1
             base.skip(pod, kind, why)
         return not why, target
+
+
+def shunned_by(
+    states: Iterable[NodeState], detectors: Mapping[str, Detector], nodes: Mapping[str, Host]
+) -> frozenset[str]:
+    """Nodes that are to carry the taint: hot ones, and those more than half way there, until they have low load again.
+
+    A node just below its threshold is no better a place: whatever lands there makes it hot.
+    """
+
+    def has_it(name: str) -> bool:
+        return name in nodes and any(taint.key == HOT_TAINT for taint in nodes[name].unloved)
+
+    def above(state: NodeState, part: float) -> bool:
+        return any(
+            share > state.low[resource] + part * (state.high[resource] - state.low[resource])
+            for resource, share in state.share.items()
+        )
+
+    return frozenset(
+        state.node
+        for state in states
+        if (state.node in detectors and detectors[state.node].hot)
+        or above(state, 0.5)
+        # What is not known is no reason to let pods come.
+        or (has_it(state.node) and (state.kind == "unknown" or above(state, 0.0)))
+    )
 
 
 def _exceeded(source: Load, used: Mapping[str, float]) -> tuple[str, ...]:
@@ -248,6 +376,7 @@ def _follow(victim: Victim, move: Move, source: Load, now: float, weight: int) -
         share_before={r: source.share[r] for r in source.exceeded},
         relief={r: relief.get(r, 0.0) for r in source.exceeded},
         high={r: source.thresholds.high[r] for r in source.exceeded},
+        pool=source.pool.name,
         weight=weight,
     )
 

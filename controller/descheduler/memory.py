@@ -1,17 +1,38 @@
-"""What outlives a round, and a restart: moves being followed, workloads at rest, what was spent of the hourly budget."""
+"""What outlives a round, and in a ConfigMap a restart: moves being followed and judged, workloads at rest, what was spent."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
-Strategy = Literal["LowNodeLoad", "NetworkMisplacement"]
-Outcome = Literal["helped", "returned", "not-cooled", "cost-not-fallen", "lost", "not-evicted"]
+from controller.cluster.resources import FIELD_MANAGER
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import CONFIGMAPS, ConfigMap, Object
+from netperf.contract import PART_OF
+
+Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
+Outcome = Literal[
+    "helped",
+    "returned",
+    "not-cooled",
+    "moved-heat",
+    "cost-not-fallen",
+    "not-running",
+    "lost",
+    "not-replaced",
+    "not-known",
+    "not-evicted",
+    "refused",
+]
 HOUR_S = 3600.0
 MOST_RESTS = 2000
 """Workloads at rest that are remembered; about 150 bytes each in a ConfigMap of at most 1 MiB."""
+MOST_TRIED = 1000
 
 
 class Remembered(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -32,6 +53,9 @@ class Followed(Remembered, frozen=True):
         high: the thresholds that were exceeded.
         cost_before: network cost at the node, for NetworkMisplacement.
         weight: what it costs of the hourly budget.
+        pool: of the node, for LowNodeLoad.
+        expected: marks (`mark_of`) of the nodes that it was expected to land on; empty where any but its own would do.
+        known: marks (`mark_of`) of the workload's other pods at the time: none of them is the replacement.
         landed, landed_pod, landed_uid, landed_s: the replacement, once it is bound.
     """
 
@@ -49,10 +73,18 @@ class Followed(Remembered, frozen=True):
     high: dict[str, float] = {}
     cost_before: int = 0
     weight: int = 1
+    pool: str = ""
+    expected: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
     landed: str = ""
     landed_pod: str = ""
     landed_uid: str = ""
     landed_s: float = 0.0
+
+
+def mark_of(uid: str) -> str:
+    """Eight digits that tell the pods of one workload apart, so that hundreds of them fit into the memory."""
+    return f"{zlib.crc32(uid.encode()):08x}"
 
 
 class Rest(Remembered, frozen=True):
@@ -77,16 +109,36 @@ class Spent(Remembered, frozen=True):
     weight: int = 1
 
 
+class Tried(Remembered, frozen=True):
+    """A move that was judged.
+
+    Attributes:
+        pool: of the node, or what stands for one.
+        came_true: the replacement landed where it was expected.
+        helped: see `Outcome`.
+        heir: mark (`mark_of`) of the replacement.
+    """
+
+    at_s: float
+    pool: str
+    workload: str
+    came_true: bool = False
+    helped: bool = False
+    heir: str = ""
+
+
 class Memory(Remembered, frozen=True):
     """Everything that is remembered.
 
     Attributes:
+        tried: judged moves, the newest `MOST_TRIED` of them.
         hold_until_s: the API server asked for patience until then.
     """
 
     follows: tuple[Followed, ...] = ()
     rests: dict[str, Rest] = {}
     spent: tuple[Spent, ...] = ()
+    tried: tuple[Tried, ...] = ()
     hold_until_s: float = 0.0
 
     def resting(self, workload: str, now: float) -> Rest | None:
@@ -121,6 +173,11 @@ def take_back(memory: Memory, move: Followed) -> Memory:
     return msgspec.structs.replace(memory, follows=follows, spent=tuple(spent))
 
 
+def add_tried(memory: Memory, tried: Tried) -> Memory:
+    """Remember how a move was judged."""
+    return msgspec.structs.replace(memory, tried=(*memory.tried, tried)[-MOST_TRIED:])
+
+
 def put_to_rest(memory: Memory, workload: str, rest: Rest) -> Memory:
     """Leave a workload alone for a while; of too many, those whose rest ends first are forgotten."""
     rests = {**memory.rests, workload: rest}
@@ -130,21 +187,71 @@ def put_to_rest(memory: Memory, workload: str, rest: Rest) -> Memory:
     return msgspec.structs.replace(memory, rests=rests)
 
 
-def forget_old(memory: Memory, keep_s: float, failure_memory_s: float, now: float) -> Memory:
+def forget_old(memory: Memory, keep_s: float, failure_memory_s: float, trust_s: float, now: float) -> Memory:
     """Drop what no rule asks for any more.
 
     Args:
         memory: as it is.
         keep_s: how far back any limit looks, at least an hour.
         failure_memory_s: how long after the end of its rest a workload's failures still count.
+        trust_s: how long a judged move counts.
         now: unix seconds.
     """
+    tried = tuple(entry for entry in memory.tried if now - entry.at_s <= trust_s)
     spent = tuple(entry for entry in memory.spent if now - entry.at_s < max(keep_s, HOUR_S))
     rests: Mapping[str, Rest] = {
         name: rest
         for name, rest in memory.rests.items()
         if rest.until_s + (failure_memory_s if rest.failures else 0.0) > now
     }
-    if len(spent) == len(memory.spent) and len(rests) == len(memory.rests):
+    if (len(spent), len(rests), len(tried)) == (len(memory.spent), len(memory.rests), len(memory.tried)):
         return memory
-    return msgspec.structs.replace(memory, spent=spent, rests=dict(rests))
+    return msgspec.structs.replace(memory, spent=spent, rests=dict(rests), tried=tried)
+
+
+log = logs.get("controller.descheduler")
+
+NAME, KEY = "netaware-descheduler", "memory.json"
+
+
+class MemoryStore:
+    """The ConfigMap ``netaware-descheduler`` in netaware's namespace."""
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self._client, self._namespace = client, namespace
+        self._written: Memory | None = None
+
+    async def load(self) -> Memory:
+        """Read it; an absent one is an empty memory, and so is one that does not read, which is said once.
+
+        Raises:
+            KubekitError: the API server does not answer, or does not allow it.
+        """
+        try:
+            found = await self._client.get(CONFIGMAPS, NAME, ConfigMap, namespace=self._namespace)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return Memory()
+        text = (found.data or {}).get(KEY, "{}")
+        try:
+            memory = msgspec.json.decode(text, type=Memory)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            log.change("memory", str(error), "memory does not read and starts anew", configmap=NAME, error=error)
+            return Memory()
+        self._written = memory
+        return memory
+
+    async def save(self, memory: Memory) -> None:
+        """Write it, unless it stands there already.
+
+        Raises:
+            KubekitError: it was not written.
+        """
+        if memory == self._written or (self._written is None and memory == Memory()):
+            return
+        data = {KEY: msgspec.json.encode(memory).decode()}
+        metadata = {"name": NAME, "labels": PART_OF}
+        body = {**CONFIGMAPS.type_meta, "metadata": metadata, "data": data}
+        await self._client.apply(CONFIGMAPS, NAME, body, Object, field_manager=FIELD_MANAGER, namespace=self._namespace)
+        self._written = memory

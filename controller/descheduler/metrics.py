@@ -11,12 +11,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from controller.descheduler.config import Settings
 from controller.descheduler.decision import Decision
 from controller.descheduler.evict import ResultKind
-from controller.descheduler.followup import Ended
+from controller.descheduler.followup import FAILED, Ended
+from controller.descheduler.limits import Trust
 from controller.descheduler.memory import HOUR_S, Memory, Outcome, Strategy
 from controller.descheduler.usage import Refusal
 
 KINDS = ("over", "under", "normal", "unknown")
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+PREDICTIONS = {True: "true", False: "false"}
+SCOPES = ("pool", "workload")
 _PREFIX = "netaware_descheduler"
 
 
@@ -33,6 +36,11 @@ class DeschedulerMetrics:
         self.rounds = counter("rounds", "Rounds, by how they ended.", "outcome")
         self.evictions = counter("evictions", "Evictions asked for, by the answer.", "strategy", "result")
         self.ended = counter("moves_ended", "Moves by what became of them.", "strategy", "outcome")
+        self.predictions = counter(
+            "predictions", "Forecasts of where a replacement lands, by what they came to.", "strategy", "result"
+        )
+        self.vain = counter("moves_without_benefit", "Evictions that helped nobody.", "strategy")
+        self._stopped = gauge("stopped", "Pools and workloads whose moves are stopped, as too few came true.", "scope")
         self.refused = counter("usage_refused", "Usage readings that were not believed.", "reason")
         self.faults = counter("usage_faults", "Questions for usage that got no answer.")
         self.plan_seconds = Histogram(
@@ -58,6 +66,9 @@ class DeschedulerMetrics:
                 self.evictions.labels(strategy, result)
             for outcome in get_args(Outcome):
                 self.ended.labels(strategy, outcome)
+            for known in PREDICTIONS.values():
+                self.predictions.labels(strategy, known)
+            self.vain.labels(strategy)
 
     def show_round(self, decision: Decision) -> None:
         """Show what was decided."""
@@ -84,6 +95,9 @@ class DeschedulerMetrics:
         self._resting.set(sum(1 for name in memory.rests if memory.resting(name, now)))
         self._spent.set(memory.spent_since(now - HOUR_S))
         self._limit.set(settings.limits.per_hour)
+        trust = Trust(memory, settings.limits, now)
+        for scope in SCOPES:
+            self._stopped.labels(scope).set(len(trust.stopped(scope)))
 
     def count_usage(self, refused: Mapping[Refusal, int], faults: int) -> None:
         """Count what was wrong with usage."""
@@ -93,11 +107,16 @@ class DeschedulerMetrics:
 
     def count_end(self, ended: Ended) -> None:
         """Count a move that ended."""
-        self.ended.labels(ended.move.strategy, ended.outcome).inc()
+        strategy = ended.move.strategy
+        self.ended.labels(strategy, ended.outcome).inc()
+        if ended.came_true is not None:
+            self.predictions.labels(strategy, PREDICTIONS[ended.came_true]).inc()
+        if ended.outcome in FAILED:
+            self.vain.labels(strategy).inc()
 
     def clear(self) -> None:
         """Take back what only the leader knows."""
-        for labelled in (self._nodes, self._planned, self._skipped):
+        for labelled in (self._nodes, self._planned, self._skipped, self._stopped):
             labelled.clear()
         for plain in (self._hot, self._stuck, self._followed, self._resting, self._spent):
             plain.set(0)

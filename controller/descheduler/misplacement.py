@@ -10,15 +10,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
+from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.descheduler.classify import Load
 from controller.descheduler.decision import Move
-from controller.descheduler.fit import Separation, add_requests, requested_on, shortage
-from controller.descheduler.limits import group_key, workload_of
-from controller.descheduler.memory import Followed
-from controller.descheduler.objects import NodeInfo, PodInfo
+from controller.descheduler.limits import MISPLACEMENT, group_key, workload_of
+from controller.descheduler.memory import Followed, Strategy
+from controller.descheduler.one_zone import OneZone, describe, keeps_limits
 from controller.descheduler.round import Round
 from controller.descheduler.victims import protection_of, usage_of
-from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.rules import Tally, Weighing
 from controller.scheduler.state import DeletedNodeError, State
 
@@ -32,11 +35,13 @@ class Candidate(NamedTuple):
     Attributes:
         now: how it fares where it is.
         weighing: how it would fare anywhere.
+        alone: the zone that all of its workload is in though it is to survive one; empty when it is not that.
     """
 
     pod: PodInfo
     now: Tally
     weighing: Weighing
+    alone: str = ""
 
 
 class MisplacementRound:
@@ -52,6 +57,7 @@ class MisplacementRound:
         self._base, self._network = base, network
         self._config = base.settings.misplacement
         self._hosts = Hosts(base, network, {load.node.name: load for load in loads})
+        self._one_zone = OneZone(network)
 
     def plan(self, better_since: Mapping[str, float], *, confirmed: bool) -> dict[str, float]:
         """Plan moves into the round.
@@ -64,6 +70,10 @@ class MisplacementRound:
             The same after this round.
         """
         found: dict[str, float] = {}
+        why = self._base.trust.against_pool(MISPLACEMENT)
+        if why:
+            self._base.note(why)
+            return found
         for pods in self._groups():
             candidates = [c for pod in pods.values() if (c := self._candidate(pod)) is not None]
             for candidate in candidates:
@@ -100,15 +110,26 @@ class MisplacementRound:
             )
         except DeletedNodeError:
             return None
+        alone = self._one_zone.of(pod)
+        if alone:
+            weighing = self._one_zone.weigh(weighing)
+            candidate = Candidate(pod, weighing.tally(pod.node, place), weighing, alone)
+            if self._best(candidate) is not None:
+                return candidate
         if weighing.neutral:
             return None
         candidate = Candidate(pod, weighing.tally(pod.node, place), weighing)
-        best = self._hosts.best(candidate, self._is_gain)
-        return None if best is None else candidate
+        return None if self._best(candidate) is None else candidate
+
+    def _best(self, candidate: Candidate) -> tuple[Host, Tally] | None:
+        if candidate.alone:
+            return self._hosts.best(candidate, keeps_limits, self._one_zone.places(candidate.alone))
+        return self._hosts.best(candidate, self._is_gain)
 
     def _is_gain(self, now: Tally, there: Tally) -> bool:
         """Whether the move is worth it: fewer broken dependencies at no higher cost, or a gain beyond both margins."""
-        if not there.passes:
+        # The cost of a pair that nobody has measured is a number for scores, and no reason to move a pod.
+        if not there.passes or now.unknown or there.unknown:
             return False
         gain = now.cost - there.cost
         if there.violated < now.violated and gain >= 0:
@@ -116,8 +137,43 @@ class MisplacementRound:
         enough = max(self._config.margin, now.cost * self._config.margin_percent / 100.0)
         return gain > 0 and gain >= enough and there.violated <= now.violated
 
+    def redirected(self, move: Move, pod: PodInfo, node: str) -> Move:
+        """The move, told as one to this node."""
+        there, cost = self._network.place_of.get(node), -1
+        try:
+            weighing = self._network.weigh(
+                pod.namespace, pod.labels[APPGROUP_LABEL], pod.labels.get(WORKLOAD_LABEL, "")
+            )
+        except DeletedNodeError:
+            there = None
+        else:
+            if there is not None and not weighing.neutral:
+                cost = weighing.tally(node, there).cost
+        return msgspec.structs.replace(move, target=node, cost_after=cost)
+
+    def loss(self, pod: PodInfo, host: Host) -> str:
+        """Why it would be no gain if a pod were on another node; empty when it would be one."""
+        why = self._hosts.overload(host, pod)
+        if why:
+            return why
+        network, node = self._network, host.name
+        here, there = network.place_of.get(pod.node), network.place_of.get(node)
+        if here is None or there is None:
+            return "its place is not known"
+        try:
+            weighing = network.weigh(pod.namespace, pod.labels[APPGROUP_LABEL], pod.labels.get(WORKLOAD_LABEL, ""))
+        except DeletedNodeError:
+            return "a node of its peers is gone"
+        alone = self._one_zone.of(pod)
+        if alone and there not in self._one_zone.places(alone):
+            return ""
+        now, then = weighing.tally(pod.node, here), weighing.tally(node, there)
+        if weighing.neutral or not self._is_gain(now, then):
+            return f"its network cost there is {then.cost}, and {now.cost} here"
+        return ""
+
     def _rank(self, candidate: Candidate) -> tuple[int, int, str]:
-        best = self._hosts.best(candidate, self._is_gain)
+        best = self._best(candidate)
         assert best is not None, "candidates have a better place, and nothing was planned between"
         there = best[1]
         return there.violated - candidate.now.violated, there.cost - candidate.now.cost, candidate.pod.key
@@ -134,7 +190,7 @@ class MisplacementRound:
             if kind:
                 base.skip(pod, kind, why)
             elif base.admits(pod):
-                best = self._hosts.best(candidate, self._is_gain)
+                best = self._best(candidate)
                 if best is not None:
                     self._take(candidate, *best)
 
@@ -161,17 +217,19 @@ class MisplacementRound:
             return f"{ready} of {max(len(pods), wanted)} pods of AppGroup {name} are ready"
         return ""
 
-    def _take(self, candidate: Candidate, target: NodeInfo, there: Tally) -> None:
+    def _take(self, candidate: Candidate, target: Host, there: Tally) -> None:
         base, pod, now = self._base, candidate.pod, candidate.now
-        reason = describe_misplacement(now, there)
-        used = usage_of(pod, base.snapshot, pod.requests)
+        reason = describe(candidate.alone) if candidate.alone else describe_misplacement(now, there)
+        strategy: Strategy = "ZoneSurvival" if candidate.alone else "NetworkMisplacement"
+        requested = {resource: float(amount) for resource, amount in pod.requests.items()}
+        used = requested | usage_of(pod, base.snapshot, pod.requests)
         move = Move(
             pod=pod.key,
             uid=pod.uid,
             workload=workload_of(pod),
             node=pod.node,
             target=target.name,
-            strategy="NetworkMisplacement",
+            strategy=strategy,
             reason=reason,
             used=used,
             cost_before=now.cost,
@@ -184,13 +242,18 @@ class MisplacementRound:
             workload=move.workload,
             node=pod.node,
             at_s=base.now,
-            strategy="NetworkMisplacement",
+            strategy=strategy,
             target=target.name,
+            pool=MISPLACEMENT,
             group=move.group,
             used=used,
             cost_before=now.cost,
         )
         base.take(pod, move, follow)
+
+
+def _is_open(node: Host) -> bool:
+    return node.ready and node.schedulable and not node.closing
 
 
 def describe_misplacement(now: Tally, there: Tally) -> str:
@@ -214,12 +277,10 @@ class Hosts:
 
     def __init__(self, base: Round, network: State, loads: Mapping[str, Load]) -> None:
         self._base, self._network, self._loads = base, network, loads
-        self._separation = Separation(base.snapshot)
-        self._by_place: dict[int, list[NodeInfo]] = defaultdict(list)
-        self._requested: dict[str, dict[str, float]] = {}
+        self._by_place: dict[int, list[Host]] = defaultdict(list)
         for name, place in network.place_of.items():
             node = base.snapshot.nodes.get(name)
-            if node is not None and node.ready and node.schedulable:
+            if node is not None and _is_open(node):
                 self._by_place[place].append(node)
         for nodes in self._by_place.values():
             nodes.sort(key=lambda node: (self._load_of(node.name), node.name))
@@ -228,21 +289,31 @@ class Hosts:
         load = self._loads.get(name)
         return load.load if load is not None else 0.0
 
-    def best(self, candidate: Candidate, is_gain: IsGain) -> tuple[NodeInfo, Tally] | None:
-        """The node with fewest broken dependencies and then the lowest cost, among those that are a gain and take the pod."""
+    def best(
+        self, candidate: Candidate, is_gain: IsGain, shunned: frozenset[int] = frozenset()
+    ) -> tuple[Host, Tally] | None:
+        """The node with fewest broken dependencies and then the lowest cost, among those that are a gain and take the pod.
+
+        ``shunned`` are places where it is not to go.
+        """
+        place_of = self._network.place_of
         weighing, now = candidate.weighing, candidate.now
         special = [
             (tally, name)
             for name, tally in weighing.by_node.items()
-            if name != candidate.pod.node and is_gain(now, tally)
+            if name != candidate.pod.node and place_of.get(name) not in shunned and is_gain(now, tally)
         ]
-        general = [(tally, place) for place, tally in enumerate(weighing.by_class) if is_gain(now, tally)]
+        general = [
+            (tally, place)
+            for place, tally in enumerate(weighing.by_class)
+            if place not in shunned and is_gain(now, tally)
+        ]
         ways: list[tuple[Tally, str | int]] = [*special, *general]
         ways.sort(key=lambda way: (way[0].violated, way[0].cost, isinstance(way[1], int), str(way[1])))
         for tally, where in ways:
             if isinstance(where, str):
                 node = self._base.snapshot.nodes.get(where)
-                nodes = [node] if node is not None and node.ready and node.schedulable else []
+                nodes = [node] if node is not None and _is_open(node) else []
             else:
                 nodes = [n for n in self._by_place.get(where, ()) if n.name not in weighing.by_node]
             for node in nodes:
@@ -250,24 +321,11 @@ class Hosts:
                     return node, tally
         return None
 
-    def _refusal(self, node: NodeInfo, pod: PodInfo) -> str:
-        base = self._base
-        booked = base.arrivals.get(node.name, ())
-        if node.name not in self._requested:
-            self._requested[node.name] = requested_on(node.name, base.snapshot)
-        requested = self._requested[node.name]
-        if booked:
-            requested = dict(requested)
-            for other in booked:
-                add_requests(requested, other)
-        return (
-            pod.shape.refusal(node.name, node.labels, node.taints)
-            or self._overload(node, pod)
-            or shortage(node, requested, pod)
-            or self._separation.refusal(node, pod, booked)
-        )
+    def _refusal(self, node: Host, pod: PodInfo) -> str:
+        return self._base.fit.bars(node, pod) or self.overload(node, pod) or self._base.fit.crowds(node, pod)
 
-    def _overload(self, node: NodeInfo, pod: PodInfo) -> str:
+    def overload(self, node: Host, pod: PodInfo) -> str:
+        """Which usage would be above its threshold there, with what is planned to arrive; empty when none would."""
         load = self._loads.get(node.name)
         if load is None or load.kind == "unknown":
             return ""

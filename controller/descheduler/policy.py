@@ -6,14 +6,13 @@ counterpart here, is an error that names it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import yaml
 
 from controller.descheduler.args import ARGS_KIND, LowNodeLoadArgs
-from controller.descheduler.strict import Section, SelectorSpec, check_range, join, read_kind, seconds
 from kubekit.errors import ConfigError
+from kubekit.settings import Range, Section, SelectorSpec, join, parse_yaml, read_kind, seconds
 
 CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"
@@ -52,9 +51,9 @@ class _Configuration(Section, frozen=True):
     descheduling_interval: str | float | None = None
     dry_run: bool = False
     node_selector: SelectorSpec | None = None
-    max_no_of_pods_to_evict_per_node: int | None = None
-    max_no_of_pods_to_evict_per_namespace: int | None = None
-    max_no_of_pods_to_evict_total: int | None = None
+    max_no_of_pods_to_evict_per_node: Annotated[int, Range(0, 1_000_000)] | None = None
+    max_no_of_pods_to_evict_per_namespace: Annotated[int, Range(0, 1_000_000)] | None = None
+    max_no_of_pods_to_evict_total: Annotated[int, Range(0, 1_000_000)] | None = None
     profiles: list[_Profile] = []
 
 
@@ -67,6 +66,8 @@ class _Limiters(Section, frozen=True):
 
 
 class _MigrationArgs(Section, frozen=True):
+    """``evict_failed_bare_pods`` is about pods in phase Failed, which use nothing and so are never in a hot node's way."""
+
     max_migrating_per_node: int | None = None
     max_migrating_per_namespace: int | None = None
     max_migrating_globally: int | None = None
@@ -98,7 +99,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     per_workload: int | str | None = None
     unavailable_per_workload: int | str | None = None
     workload_backoff_s: float | None = None
-    bare_pods: bool | None = None
     local_storage: bool | None = None
 
 
@@ -135,11 +135,7 @@ def parse_policy(text: str, field: str) -> Policy:
     Raises:
         ConfigError: also when the text is no YAML.
     """
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(field, f"is not YAML: {error}") from error
-    return read_policy(document, field)
+    return read_policy(parse_yaml(text, field), field)
 
 
 def _check_version(document: dict[str, Any], field: str) -> None:
@@ -218,14 +214,7 @@ def _assembled(
     config: _Configuration, field: str, elsewhere: _Limits, *, args: LowNodeLoadArgs | None, args_field: str
 ) -> Policy:
     migration, migration_field = elsewhere
-    limits = {
-        "maxNoOfPodsToEvictPerNode": config.max_no_of_pods_to_evict_per_node,
-        "maxNoOfPodsToEvictPerNamespace": config.max_no_of_pods_to_evict_per_namespace,
-        "maxNoOfPodsToEvictTotal": config.max_no_of_pods_to_evict_total,
-    }
-    for name, limit in limits.items():
-        if limit is not None:
-            check_range(join(field, name), limit, 0, 1_000_000)
+    config.validate(field)
     interval, rest = config.descheduling_interval, migration.object_limiters.workload.duration
     return Policy(
         args=args,
@@ -240,7 +229,6 @@ def _assembled(
         workload_backoff_s=None
         if rest is None
         else seconds(rest, join(migration_field, "objectLimiters.workload.duration")),
-        bare_pods=migration.evict_failed_bare_pods,
         local_storage=migration.evict_local_storage_pods,
     )
 

@@ -10,18 +10,24 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+from controller.cluster.hosts import Fleet
+from controller.cluster.pod_info import PodReader
+from controller.cluster.pods import GroupPod, Target
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
+from controller.cluster.services import Service
+from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, PersistentVolumeClaim, Volumes
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decision import Answer, Plan, Watched
+from controller.descheduler.confirm import confirm, questions
+from controller.descheduler.decision import Answer, Decision, Plan, Watched
 from controller.descheduler.followup import follow
-from controller.descheduler.memory import Memory
-from controller.descheduler.objects import BUDGETS, Budget, MovablePod
-from controller.descheduler.plan import decide
+from controller.descheduler.memory import Memory, MemoryStore
+from controller.descheduler.plan import deliberate
+from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageSource, source_of
-from controller.descheduler.store import MemoryStore
 from controller.descheduler.usage import UsageBook
-from controller.descheduler.world import World
-from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.planner import GroupSnapshot, plan_group, without
+from controller.scheduler.state import State
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, Node, Object, Resource
@@ -73,25 +79,68 @@ async def preview(
     notes: list[str] = []
     reader = source or source_of(config.usage, client)
     nodes, pods, budgets = await asyncio.gather(
-        client.list(NODES, Node), client.list(PODS, MovablePod), client.list(BUDGETS, Budget)
+        client.list(NODES, Node), client.list(PODS, GroupPod), client.list(BUDGETS, Budget)
     )
-    groups, topologies, memory, batch = await asyncio.gather(
+    groups, topologies, services, memory, batch = await asyncio.gather(
         _optional(client, APPGROUPS, AppGroup, notes),
         _optional(client, NETWORK_TOPOLOGIES, NetworkTopology, notes),
+        _optional(client, SERVICES, Service, notes),
         _memory(client, namespace, notes),
         reader.read(),
     )
+    volumes, claims = await asyncio.gather(
+        _optional(client, VOLUMES, PersistentVolume, notes), _optional(client, CLAIMS, PersistentVolumeClaim, notes)
+    )
     moment = time.time() if now is None else now
-    world = World(scheduler or SchedulerConfig(), namespace)
-    world.take_lists(nodes, pods, budgets, groups, topologies)
+    reached = Volumes.among(volumes, claims)
+    world = World(State(scheduler or SchedulerConfig(), namespace), reached)
+    world.take_lists(nodes, map(PodReader().read, pods), budgets, groups, topologies)
     book = UsageBook(0, settings.load.expiry_s if settings.load else 180.0)
     refused = book.fold(batch, world.nodes, world.pods.by_key, moment)
     snapshot = world.snapshot(book.view(moment))
     memory, _ = follow(snapshot, memory, settings.limits, moment)
-    decision = decide(snapshot, memory, Watched(), settings, moment, confirmed=True)
+    deliberation = deliberate(snapshot, memory, Watched(), settings, moment, confirmed=True)
+    asked = questions(snapshot, deliberation.decision.plan.moves)
+    planner = _Planner(world, services, reached, deliberation.decision)
+    decision = (await confirm(deliberation, asked, planner.place_anew)).decision
     notes.append("hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted")
     counts = {str(reason): count for reason, count in sorted(refused.items())}
     return Preview(decision.plan, batch.faults, counts, tuple(notes))
+
+
+class _Planner:
+    """The planner of the controller, over what was listed: promises to other groups and replicas to come are not known here."""
+
+    def __init__(self, world: World, services: Sequence[Service], volumes: Volumes, decision: Decision) -> None:
+        self._world, self._services, self._volumes = world, services, volumes
+        self._fleet = Fleet()
+        self._fleet.hosts = world.nodes
+        for key, pod in world.pods.by_key.items():
+            self._fleet.take_pod(key, None, pod)
+        self._hot = frozenset(state.node for state in decision.plan.nodes if state.kind == "over")
+
+    async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
+        """Where a plan would put a bound pod of a group, were it gone."""
+        network = self._world.network
+        wires = (pod.wire for pod in self._world.pods.by_key.values())
+        pods = [w for w in wires if w is not None and network.group_of(w.metadata.namespace, w.group) == group]
+        costs = network.costs(group.partition("/")[0])
+        question = GroupSnapshot(
+            graph=network.graph(group),
+            pods=pods,
+            replicas={},
+            costs=costs.table,
+            hosts=self._fleet.hosts,
+            used=self._fleet.used,
+            group=network.groups[group],
+            services=self._services,
+            measured=bool(costs.topology),
+            hot=self._hot,
+            turn=turn,
+            volumes={pod.metadata.key: self._volumes.demands_of(pod) for pod in pods},
+        )
+        plan = await asyncio.to_thread(plan_group, without(question, key))
+        return plan.targets.get(key)
 
 
 async def _optional(client: Client, resource: Resource, type_: type[T], notes: list[str]) -> Sequence[T]:
@@ -100,7 +149,9 @@ async def _optional(client: Client, resource: Resource, type_: type[T], notes: l
     except ApiError as error:
         if not (error.forbidden or error.not_found):
             raise
-        notes.append(f"{resource.plural} cannot be read, so network misplacement is not looked at")
+        notes.append(
+            f"{resource.plural} cannot be read, so network misplacement is not looked at as the controller does"
+        )
         return ()
 
 

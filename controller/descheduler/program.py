@@ -14,36 +14,39 @@ from typing import TYPE_CHECKING
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from controller.cluster.volumes import Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
+from controller.descheduler.confirm import Confirmed, MovePlanner, confirm, questions
 from controller.descheduler.decision import Decision, Move, Watched
 from controller.descheduler.evict import ApiEvictor, DryRunEvictor, Evictor, Result
-from controller.descheduler.followup import follow
-from controller.descheduler.memory import Followed, Memory, add_moves, take_back
+from controller.descheduler.followup import follow, rest_refused
+from controller.descheduler.load import shunned_by
+from controller.descheduler.memory import Followed, Memory, MemoryStore, add_moves, take_back
 from controller.descheduler.metrics import DeschedulerMetrics
-from controller.descheduler.node_conditions import conditions_of, plan_conditions, write_condition
-from controller.descheduler.objects import BUDGETS, Budget, MovablePod
-from controller.descheduler.plan import decide
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.plan import deliberate
+from controller.descheduler.reporting import Teller, conditions_of, plan_conditions, taint_patches, write_conditions
+from controller.descheduler.snapshot import BUDGETS, Budget, Snapshot, World
 from controller.descheduler.sources import UsageSource, source_of
-from controller.descheduler.store import MemoryStore
-from controller.descheduler.tell import Teller
 from controller.descheduler.usage import UsageBook
-from controller.descheduler.world import World
-from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.state import State
 from kubekit import logs
-from kubekit.client import Client
+from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
-from kubekit.wire import PODS
+from kubekit.wire import NODES, Object
 
 if TYPE_CHECKING:
-    from controller.caches import Caches
+    from controller.cluster.caches import Caches
 
 log = logs.get("controller.descheduler")
 
 DEFAULT_EXPIRY_S = 180.0
+CHANGED_SINCE = frozenset({404, 409, 422})
+"""Answers to a patch of a node that is gone, or not as it was any more: the next round sees it."""
+REFUSALS_IN_A_ROW = 3
+"""So many evictions refused in a round, and none that was not: a right is missing, or a webhook refuses everything."""
 
 
 class Descheduler:
@@ -55,6 +58,9 @@ class Descheduler:
             leading, since nobody else needs them.
         config: its section, checked.
         scheduler: the scheduler's section, so that both judge misplacement alike.
+        volumes: from where the data of pods can be reached.
+        planner: places pods of AppGroups, and is asked before one of them is moved.
+        tell_heat: told which nodes are hot, so that plans avoid them.
         source: of usage; by default what the configuration names.
     """
 
@@ -67,7 +73,10 @@ class Descheduler:
         registry: CollectorRegistry,
         *,
         namespace: str,
-        scheduler: SchedulerConfig | None = None,
+        network: State,
+        volumes: Volumes,
+        planner: MovePlanner,
+        tell_heat: Callable[[frozenset[str]], None],
         source: UsageSource | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -75,20 +84,17 @@ class Descheduler:
         self._settings: Settings = config.compiled()
         expiry_s = self._settings.load.expiry_s if self._settings.load else DEFAULT_EXPIRY_S
         self._usage = UsageBook(config.usage.half_life_s, expiry_s)
-        self._source = source
+        self._source, self._planner, self._tell_heat = source, planner, tell_heat
         self._store = MemoryStore(client, namespace)
         self._metrics = DeschedulerMetrics(registry)
         self._teller = Teller(recorder)
         self._memory, self._watched = Memory(), Watched()
-        self.world = World(scheduler or SchedulerConfig(), namespace)
-        self._pods: Reflector[MovablePod] = Reflector(client, PODS, MovablePod)
+        self.world = World(network, volumes, feeds_network=False)
         self._budgets: Reflector[Budget] = Reflector(client, BUDGETS, Budget)
-        self._pods.subscribe(self.world.take_pod)
         self._budgets.subscribe(self.world.take_budget)
         if config.enabled:
             caches.nodes.subscribe(self.world.take_node)
-            caches.app_groups.subscribe(self.world.take_group)
-            caches.topologies.subscribe(self.world.take_topology)
+            caches.pods.subscribe(self.world.take_pod)
 
     async def run(self) -> None:
         """Run rounds until cancelled; does nothing where the descheduler is not enabled."""
@@ -96,16 +102,16 @@ class Descheduler:
             await asyncio.Event().wait()
         self._metrics.count_from_zero()
         # What was mirrored while this replica led before may be hours old; rounds wait for a fresh list.
-        for mirror in (self._pods, self._budgets):
-            mirror.synced.clear()
+        self._budgets.synced.clear()
         try:
-            await supervise({"pods": self._pods.run(), "budgets": self._budgets.run(), "rounds": self._rounds()})
+            await supervise({"budgets": self._budgets.run(), "rounds": self._rounds()})
         finally:
             self._metrics.clear()
+            self._tell_heat(frozenset())
 
     async def _rounds(self) -> None:
-        for mirror in (self._pods, self._budgets):
-            await mirror.synced.wait()
+        await self._caches.pods.synced.wait()
+        await self._budgets.synced.wait()
         # Another leader may have moved pods since this one last led.
         self._watched, loaded = Watched(), False
         log.info("descheduler runs", interval_s=self._settings.interval_s, dry_run=self._settings.dry_run)
@@ -136,16 +142,55 @@ class Descheduler:
             self._metrics.count_end(end)
             self._teller.tell_end(end)
         with self._metrics.plan_seconds.time():
-            decision = decide(snapshot, self._memory, self._watched, self._settings, now)
+            deliberation = deliberate(snapshot, self._memory, self._watched, self._settings, now)
+        self._watched = deliberation.decision.watched
+        self._tell_heat(frozenset(n for n, detector in self._watched.detectors.items() if detector.warm))
+        asked = questions(snapshot, deliberation.decision.plan.moves)
+        confirmed = await confirm(deliberation, asked, self._planner.place_anew)
+        decision = confirmed.decision
         self._watched = decision.watched
         self._metrics.show_round(decision)
         self._teller.tell_plan(decision.plan)
+        await self._taint(decision)
+        self._promise(confirmed)
         await self._execute(decision, snapshot)
         self._metrics.show_memory(self._memory, self._settings, now)
         if self._config.node_conditions:
             await self._write_conditions(decision, now)
         self._metrics.rounds.labels("finished" if usage_complete else "usage-missing").inc()
         return decision
+
+    async def _taint(self, decision: Decision) -> None:
+        """Before anybody is evicted: the forecast counts on it.
+
+        Raises:
+            KubekitError: a taint was not written, for a reason other than a node that has changed since.
+        """
+        settings = self._settings
+        if not settings.taint_hot_nodes or settings.dry_run or (settings.load is not None and settings.load.dry_run):
+            return
+        wanted = shunned_by(decision.plan.nodes, decision.watched.detectors, self.world.nodes)
+        for name, patch in taint_patches(self._caches.nodes.items, wanted).items():
+            try:
+                await self._client.patch(NODES, name, patch, Object, kind=JSON_PATCH)
+            except ApiError as error:
+                if error.status not in CHANGED_SINCE:
+                    raise
+
+    def _promise(self, confirmed: Confirmed) -> None:
+        """Before the eviction: the replacement may be there before its answer."""
+        for move in confirmed.decision.plan.moves:
+            if move.uid in confirmed.promises and not self._is_dry(move):
+                question, target = confirmed.promises[move.uid]
+                known = self.world.pods.of_workload(question.pod.workload).keys() - {move.pod}
+                self._planner.expect(
+                    question.group,
+                    question.workload,
+                    target,
+                    known,
+                    for_s=self._settings.limits.lost_s,
+                    requests=question.pod.requests,
+                )
 
     async def _read_usage(self) -> bool:
         """Take new usage in; tells whether all of it was there."""
@@ -169,6 +214,7 @@ class Descheduler:
         await self._store.save(self._memory)
         real, rehearsal = ApiEvictor(self._client), DryRunEvictor(self._client, snapshot)
         stopped_by: Result | None = None
+        refusals, others = 0, 0
         for move, followed in pairs:
             if stopped_by is not None:
                 self._memory = take_back(self._memory, followed)
@@ -176,7 +222,10 @@ class Descheduler:
             evictor: Evictor = rehearsal if self._is_dry(move) else real
             result = await evictor.evict(move)
             self._record(move, followed, result)
-            stopped_by = result if result.ends_round else None
+            refusals += result.refused
+            others += not result.refused
+            everybody = refusals >= REFUSALS_IN_A_ROW and not others
+            stopped_by = result if result.ends_round or everybody else None
         if stopped_by is not None and stopped_by.kind == "throttled":
             until_s = self._wall() + stopped_by.retry_after_s
             self._memory = msgspec.structs.replace(self._memory, hold_until_s=until_s)
@@ -184,22 +233,25 @@ class Descheduler:
 
     def _is_dry(self, move: Move) -> bool:
         settings = self._settings
-        if move.strategy == "NetworkMisplacement":
-            return settings.dry_run or settings.misplacement.dry_run
+        if move.strategy != "LowNodeLoad":
+            by_load = settings.load is not None and settings.load.dry_run
+            return settings.dry_run or settings.misplacement.dry_run or by_load
         return settings.dry_run or (settings.load is not None and settings.load.dry_run)
 
     def _record(self, move: Move, followed: Followed, result: Result) -> None:
         if result.kind not in {"evicted", "unknown"} and not self._is_dry(move):
             self._memory = take_back(self._memory, followed)
+        if result.refused and not self._is_dry(move):
+            self._memory = rest_refused(self._memory, move.workload, self._settings.limits, self._wall())
         self._metrics.evictions.labels(move.strategy, result.kind).inc()
         self._teller.tell_result(move, result)
 
     async def _write_conditions(self, decision: Decision, now: float) -> None:
         current = conditions_of(self._caches.nodes.items)
         wanted = plan_conditions(decision.plan.nodes, decision.watched.detectors, current)
-        for node, condition in wanted.items():
+        for node, conditions in wanted.items():
             try:
-                await write_condition(self._client, node, condition, now)
+                await write_conditions(self._client, node, conditions, now)
             except ApiError as error:
                 # The condition is for people; a missing right must not stop the rounds.
                 log.change("condition", str(error.status), "node condition not written", node=node, error=error)

@@ -1,4 +1,4 @@
-"""What the rules look at: one moment of the cluster, with pods indexed as the rules ask for them."""
+"""The cluster as the rules look at it, one moment at a time, and as it is kept: by watches in the program, by lists in a preview."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from controller.descheduler.objects import Budget, NodeInfo, PodInfo
+from controller.cluster.hosts import Host, host_of
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.resources import APPGROUP_LABEL, AppGroup, NetworkTopology
+from controller.cluster.volumes import Volumes
 from controller.descheduler.usage import UsageView
-from controller.resources import APPGROUP_LABEL
+from controller.scheduler.state import State
 from controller.scheduler.state import State as Network
 from kubekit.errors import SelectorError
-from kubekit.selectors import Selector, from_object
+from kubekit.selectors import LabelSelector, Selector, from_object
+from kubekit.wire import Node, Object, Resource, Wire
 
 _EMPTY: Mapping[str, PodInfo] = {}
 
@@ -74,6 +78,29 @@ class PodIndex:
         return self._by_group
 
 
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+
+
+class BudgetSpec(Wire, frozen=True):
+    """Which pods a budget is for; an absent selector is for none, an empty one for all."""
+
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(Wire, frozen=True):
+    """What the disruption controller allows now."""
+
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, str] | None = None
+
+
+class Budget(Object, frozen=True):
+    """policy/v1 PodDisruptionBudget."""
+
+    spec: BudgetSpec = BudgetSpec()
+    status: BudgetStatus = BudgetStatus()
+
+
 class Guard(NamedTuple):
     """A PodDisruptionBudget.
 
@@ -111,13 +138,15 @@ class Snapshot:
         guards: by namespace.
         usage: smoothed, nothing expired in it.
         network: the scheduler's view of AppGroups and costs; None where there are none.
+        volumes: from where the data of pods can be reached.
     """
 
-    nodes: Mapping[str, NodeInfo]
+    nodes: Mapping[str, Host]
     pods: PodIndex
     usage: UsageView
     guards: Mapping[str, tuple[Guard, ...]] = field(default_factory=dict)
     network: Network | None = None
+    volumes: Volumes = field(default_factory=Volumes)
 
 
 def by_namespace(guards: Iterable[Guard]) -> dict[str, tuple[Guard, ...]]:
@@ -126,3 +155,77 @@ def by_namespace(guards: Iterable[Guard]) -> dict[str, tuple[Guard, ...]]:
     for guard in sorted(guards, key=lambda guard: guard.key):
         found[guard.namespace].append(guard)
     return {namespace: tuple(entries) for namespace, entries in found.items()}
+
+
+class World:
+    """Nodes, pods, disruption budgets, and the scheduler's view of AppGroups and costs.
+
+    Attributes:
+        nodes: by name; pods: indexed.
+        network: the scheduler's own state object; fed here, unless somebody else feeds it already.
+
+    Args:
+        network: the state.
+        volumes: kept up to date by somebody else, where there are any.
+        feeds_network: off where the scheduler of the same program keeps it up to date.
+    """
+
+    def __init__(self, network: State, volumes: Volumes | None = None, *, feeds_network: bool = True) -> None:
+        self.nodes: dict[str, Host] = {}
+        self.pods = PodIndex()
+        self.network, self._feeds_network = network, feeds_network
+        self._volumes = volumes or Volumes()
+        self._guards: dict[str, Guard] = {}
+
+    def take_node(self, key: str, old: Node | None, new: Node | None) -> None:
+        """A node changed."""
+        if self._feeds_network:
+            self.network.take_node(key, old, new)
+        if new is None:
+            self.nodes.pop(key, None)
+        else:
+            self.nodes[key] = host_of(new)
+
+    def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
+        """A pod changed."""
+        # What the network state counted before is what our index holds, whatever event came in between.
+        before = self.pods.by_key.get(key)
+        if self._feeds_network:
+            self.network.take_pod(key, before.wire if before else None, new.wire if new else None)
+        if new is None:
+            self.pods.drop(key)
+        else:
+            self.pods.put(new)
+
+    def take_budget(self, key: str, _: Budget | None, new: Budget | None) -> None:
+        """A PodDisruptionBudget changed."""
+        guard = None if new is None else read_guard(new)
+        if guard is None:
+            self._guards.pop(key, None)
+        else:
+            self._guards[key] = guard
+
+    def take_lists(
+        self,
+        nodes: Iterable[Node],
+        pods: Iterable[PodInfo],
+        budgets: Iterable[Budget],
+        groups: Iterable[AppGroup],
+        topologies: Iterable[NetworkTopology],
+    ) -> None:
+        """Take whole lists instead of events."""
+        for node in nodes:
+            self.take_node(node.metadata.key, None, node)
+        for pod in pods:
+            self.take_pod(pod.key, None, pod)
+        for budget in budgets:
+            self.take_budget(budget.metadata.key, None, budget)
+        for group in groups:
+            self.network.take_group(group.metadata.key, None, group)
+        for topology in topologies:
+            self.network.take_topology(topology.metadata.key, None, topology)
+
+    def snapshot(self, usage: UsageView) -> Snapshot:
+        """Now. Shares the indexes with this object, so it must be used before the next await."""
+        guards: Mapping[str, tuple[Guard, ...]] = by_namespace(self._guards.values())
+        return Snapshot(self.nodes, self.pods, usage, guards, self.network, self._volumes)

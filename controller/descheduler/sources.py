@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from controller.descheduler.amounts import BANDWIDTH, CPU, MEMORY, parse_amount
-from controller.descheduler.config import UsageConfig
-from controller.descheduler.queries import Queries
-from controller.descheduler.usage import Batch, Reading
+from controller.cluster.requests import parse_amount
+from controller.descheduler.config import Queries, UsageConfig
+from controller.descheduler.usage import CPU, MEMORY, Batch, Reading
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, QuantityError
 from kubekit.wire import Object, Resource, Wire, parse_time
+from netperf.contract import BANDWIDTH
 
 NODE_METRICS = Resource("metrics.k8s.io", "v1beta1", "nodes", "NodeMetrics", namespaced=False)
 POD_METRICS = Resource("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")

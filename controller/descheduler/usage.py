@@ -1,7 +1,8 @@
-"""Usage of nodes and pods: what a source says, checked, smoothed and expired.
+"""Usage of nodes and pods: amounts and their units, what a source says, checked, smoothed and expired.
 
-What cannot be true is refused and counted, never corrected: no usage is a state that the rules know (the node is neither
-source nor target), a wrong usage is one that they cannot see.
+An amount maps a resource to a number: cpu in millicores, memory in bytes, bandwidth in bits per second. A resource that is
+missing is not known, which is not the same as 0. What cannot be true is refused and counted, never corrected: no usage is a state
+that the rules know (the node is neither source nor target), a wrong usage is one that they cannot see.
 """
 
 from __future__ import annotations
@@ -13,6 +14,34 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from netperf.contract import BANDWIDTH
+
+CPU, MEMORY = "cpu", "memory"
+RESOURCES = (CPU, MEMORY, BANDWIDTH)
+
+Amounts = Mapping[str, float]
+"""Resource -> amount; see the module's units."""
+Percents = Mapping[str, float]
+"""Resource -> percent of allocatable."""
+
+
+def percents(used: Amounts, allocatable: Amounts) -> dict[str, float]:
+    """Used share of allocatable in percent, for resources that both know and of which there is any."""
+    return {
+        resource: 100.0 * used[resource] / allocatable[resource]
+        for resource in RESOURCES
+        if resource in used and allocatable.get(resource, 0) > 0
+    }
+
+
+def weighted_percent(shares: Percents, weights: Mapping[str, int]) -> float:
+    """Mean of the shares by weight; 0 when none of the weighted resources is known."""
+    total = sum(weight for resource, weight in weights.items() if resource in shares)
+    if not total:
+        return 0.0
+    return sum(shares[resource] * weight for resource, weight in weights.items() if resource in shares) / total
+
+
 Refusal = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
 MOST_AHEAD_S = 60.0
 """Clocks differ; a reading further ahead than this is refused."""
@@ -23,7 +52,7 @@ class Reading(NamedTuple):
 
     Attributes:
         name: of a node, or ``namespace/name`` of a pod.
-        resource: see `controller.descheduler.amounts`.
+        resource: see `controller.descheduler.usage`.
         at_s: unix seconds.
     """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from controller.cluster.pod_info import PodInfo
 from controller.descheduler.args import LowNodeLoad
 from controller.descheduler.classify import Load
 from controller.descheduler.config import ProtectionConfig
-from controller.descheduler.objects import PodInfo
 from controller.descheduler.snapshot import Snapshot
 
 
@@ -16,7 +16,7 @@ class Victim(NamedTuple):
     """A pod that may go.
 
     Attributes:
-        used: what leaves the node with it; requests stand in where usage is not known.
+        used: what leaves the node with it, as far as it is known.
     """
 
     pod: PodInfo
@@ -25,15 +25,28 @@ class Victim(NamedTuple):
 
 def protection_of(pod: PodInfo, protection: ProtectionConfig) -> tuple[str, str]:
     """Kind and text of why the pod never goes under these settings; empty when it may."""
-    if pod.barred:
-        return "protected", pod.barred
-    if pod.bare and not protection.bare_pods:
-        return "bare", "no controller would make it anew"
-    if pod.local_storage and not protection.local_storage:
-        return "local-storage", "it has an emptyDir or hostPath volume"
-    if pod.priority >= protection.priority_below:
-        return "priority", f"priority {pod.priority} is not below {protection.priority_below}"
-    return "", ""
+    kind = pod.workload.split("/")[1] if pod.workload else ""
+    bars = (
+        (bool(pod.barred), "protected", pod.barred),
+        (pod.bare and not protection.bare_pods, "bare", "no controller would make it anew"),
+        (
+            bool(kind) and kind not in protection.owner_kinds,
+            "owner",
+            f"it belongs to a {kind}, and protection.ownerKinds are {', '.join(protection.owner_kinds)}",
+        ),
+        (
+            bool(pod.claims) and not protection.volume_claims,
+            "volume",
+            f"it mounts PersistentVolumeClaim {', '.join(pod.claims)}, which may hold it to this node or zone",
+        ),
+        (pod.local_storage and not protection.local_storage, "local-storage", "it has an emptyDir or hostPath volume"),
+        (
+            pod.priority >= protection.priority_below,
+            "priority",
+            f"priority {pod.priority} is not below {protection.priority_below}",
+        ),
+    )
+    return next(((kind, why) for holds, kind, why in bars if holds), ("", ""))
 
 
 def selection_of(pod: PodInfo, load: LowNodeLoad) -> tuple[str, str]:
@@ -46,15 +59,9 @@ def selection_of(pod: PodInfo, load: LowNodeLoad) -> tuple[str, str]:
 
 
 def usage_of(pod: PodInfo, snapshot: Snapshot, resources: Iterable[str]) -> dict[str, float]:
-    """What the pod uses; its request where its usage is not known, and nothing where neither is."""
+    """What the pod is known to use. A request is no use: to move an idle pod for what it asked for relieves nobody."""
     measured = snapshot.usage.pods.get(pod.key, {})
-    found: dict[str, float] = {}
-    for resource in resources:
-        if resource in measured:
-            found[resource] = measured[resource]
-        elif resource in pod.requests:
-            found[resource] = float(pod.requests[resource])
-    return found
+    return {resource: measured[resource] for resource in resources if resource in measured}
 
 
 def victim_refusal(
@@ -72,7 +79,12 @@ def victim_refusal(
 
 
 def next_victim(
-    victims: Iterable[Victim], node: Load, used: Mapping[str, float], exceeded: Iterable[str]
+    victims: Iterable[Victim],
+    node: Load,
+    used: Mapping[str, float],
+    exceeded: Iterable[str],
+    *,
+    least_relief: float = 0.0,
 ) -> Victim | None:
     """The best victim for what is still exceeded.
 
@@ -84,8 +96,10 @@ def next_victim(
         node: the hot node.
         used: what is in use on it, after the moves planned so far.
         exceeded: resources still above their threshold.
+        least_relief: the share of what has to leave that a pod must take along, of one resource at least.
     """
     exceeded = tuple(exceeded)
+    # What has to leave, by resource.
     bound = {r: used[r] - node.thresholds.high[r] / 100.0 * node.node.allocatable[r] for r in exceeded}
 
     def rank(victim: Victim) -> tuple[object, ...]:
@@ -98,4 +112,6 @@ def next_victim(
         by_use = share if suffices else -share
         return (pod.priority, pod.qos, pod.cost, not suffices, by_use, -pod.created_s, pod.key)
 
-    return min(victims, key=rank, default=None)
+    # A pod of a millicore relieves nobody, however low its priority: it would only be the first of many.
+    worth = (v for v in victims if any(v.used.get(r, 0.0) >= least_relief * bound[r] for r in exceeded))
+    return min(worth, key=rank, default=None)

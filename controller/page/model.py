@@ -16,7 +16,7 @@ from controller.views.model import Overview, PairView, View
 
 SHOWN_NODES = 500
 SHOWN_PODS = 500
-SECTIONS = ("network", "agents", "bandwidth", "problems")
+SECTIONS = ("network", "agents", "bandwidth", "problems", "findings", "changes")
 ROWS: dict[str, tuple[str, ...]] = {
     "agent_rows": ("node",),
     "groups": ("namespace", "name"),
@@ -25,13 +25,21 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 """Lists that are told row by row, and the fields that name a row."""
 
-BASES = {"measured": "m", "mirrored": "r", "stale": "s", "inferred": "i", "given": "g", "absent": "a"}
+BASES = {
+    "measured": "m",
+    "mirrored": "r",
+    "stale": "s",
+    "inferred": "i",
+    "unreachable": "u",
+    "given": "g",
+    "absent": "a",
+}
 
 T = TypeVar("T")
 Cell = tuple[Any, ...]
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class PageData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the browser holds.
 
     Attributes:
@@ -48,6 +56,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         node_rows: as `NodeBandwidthView`, the fullest first.
         pod_rows: as `PodBandwidthView`, those with a problem first.
         problems: as `ProblemView`.
+        findings: as `controller.diagnosis.findings.Finding`.
+        changes: as `ChangeView`.
+        runbook: where each alert has a section of its name.
     """
 
     version: int
@@ -62,6 +73,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     node_rows: list[Any]
     pod_rows: list[Any]
     problems: list[Any]
+    findings: list[Any]
+    changes: list[Any]
+    runbook: str
 
 
 CELL = (
@@ -78,15 +92,17 @@ CELL = (
     "capacity",
     "allocated",
     "nodes",
+    "traffic",
+    "month",
 )
 """Fields of a cell of the matrix; latencies in whole microseconds, rates in bits per second, times in unix seconds."""
 
 
-def encode(overview: Overview, version: int) -> Page:
+def encode(overview: Overview, version: int, runbook: str = "") -> PageData:
     """The page of an overview. Pure."""
     network = msgspec.to_builtins(overview.network)
     network.pop("pairs")
-    return Page(
+    return PageData(
         version=version,
         at=overview.at,
         prometheus={"url": overview.prometheus, "error": overview.prometheus_error},
@@ -99,10 +115,13 @@ def encode(overview: Overview, version: int) -> Page:
         node_rows=_nodes(overview),
         pod_rows=_pods(overview),
         problems=_plain_views(overview.problems),
+        findings=[msgspec.to_builtins(finding) for finding in overview.findings],
+        changes=_plain_views(overview.changes),
+        runbook=runbook,
     )
 
 
-def plain(page: Page) -> dict[str, Any]:
+def plain(page: PageData) -> dict[str, Any]:
     """The page as JSON has it, the matrix as columns."""
     found: dict[str, Any] = msgspec.to_builtins(page)
     columns = zip(*page.matrix, strict=True) if page.matrix else ([] for _ in CELL)
@@ -110,7 +129,7 @@ def plain(page: Page) -> dict[str, Any]:
     return found
 
 
-def difference(old: Page, new: Page) -> dict[str, Any]:
+def difference(old: PageData, new: PageData) -> dict[str, Any]:
     """What to tell a browser that has ``old``: whole sections where they differ, of the matrix single cells.
 
     The answer always has ``version``, ``since`` (the old version) and ``at``; a browser with another version asks for
@@ -142,7 +161,7 @@ def row_name(row: dict[str, Any], fields: Sequence[str]) -> str:
     return "/".join(str(row[field]) for field in fields)
 
 
-def _rows_difference(name: str, old: Page, new: Page) -> dict[str, Any]:
+def _rows_difference(name: str, old: PageData, new: PageData) -> dict[str, Any]:
     fields = ROWS[name]
     before = {row_name(row, fields): row for row in getattr(old, name)}
     after = {row_name(row, fields): row for row in getattr(new, name)}
@@ -181,6 +200,8 @@ def _cell(pair: PairView) -> Cell:
         pair.bandwidth_allocated_bps,
         # Of a pair that is measured one way, the way that was measured has the names.
         f"{pair.origin_node} {pair.destination_node}" if pair.origin_node and pair.basis != "mirrored" else "",
+        _whole(pair.traffic_bps),
+        None if pair.month is None else round(pair.month, 2),
     )
 
 

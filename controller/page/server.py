@@ -1,7 +1,6 @@
 """The page's routes and the task that keeps it true while somebody looks.
 
-Nothing is computed while nobody looks. The mirrors that only the page needs (results on a replica that does not lead, pods
-that ask for bandwidth) run while there are viewers and a little longer.
+Nothing is computed while nobody looks, and viewers, however many, open no watches: the page is made from the manager's mirrors.
 """
 
 from __future__ import annotations
@@ -10,64 +9,84 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from controller.caches import Caches
+from controller.cluster.caches import Caches
+from controller.page.access import Access
 from controller.page.audience import Audience
 from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
-from controller.page.model import Page as PageData
-from controller.page.model import difference, encode, plain, says_something
+from controller.page.model import PageData, difference, encode, plain, says_something
 from controller.page.sources import Sources
 from controller.prometheus import PrometheusClient
-from controller.scheduler.config import NetworkOverheadArgs
+from controller.scheduler.config import SchedulerConfig
+from controller.topology.results import ResultsMirror
+from controller.traffic.prices import PriceTable
 from controller.views.overview import build
+from controller.views.snapshot import Snapshot
 from kubekit import logs
 from kubekit.client import Client
 from netperf.policy import CostPolicy
 
 log = logs.get("controller.page")
 
-HEARTBEAT_S = 15.0
+HEARTBEAT_S = 5.0
+"""Browsers say that there are no data when they have heard nothing for three of these (assets/app.js)."""
 SEND_TIMEOUT_S = 10.0
 FIRST_PAGE_TIMEOUT_S = 15.0
+LEAST_REST = 4.0
+"""Rest after a page, as a multiple of what it took: at 100 zones it takes seconds, which the leader has not to give all the time."""
 
 
 class Page:
     """``add_routes`` before the server runs; ``run`` beside it, on every replica, leader or not.
 
     Args:
-        client: for the mirrors that only the page needs; nothing is ever written.
         caches: the manager's mirrors.
+        results: the manager's mirror of results.
         config: settings.
         registry: for the page's own metrics.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
-        rules: the scheduler's, for which costs to show.
+        scheduler: for which costs to show, how long gates stay shut, and who asks us.
+        client: reads how our own programs fare, and asks who may see the page where the configuration says that somebody must.
         clock: wall clock, unix seconds.
+        prices: of bytes between zones; None where nobody configured any.
     """
 
     def __init__(
         self,
-        client: Client,
         caches: Caches,
+        results: ResultsMirror,
         config: PageConfig,
         registry: CollectorRegistry,
         *,
         namespace: str,
         policy: CostPolicy,
-        rules: NetworkOverheadArgs,
+        scheduler: SchedulerConfig,
+        client: Client,
         clock: Callable[[], float] = time.time,
+        prices: PriceTable | None = None,
     ) -> None:
         self._config, self._clock = config, clock
+        self._access = Access(client, namespace) if config.auth == "token" else None
         self._audience = Audience(config.max_viewers)
         self._changed = asyncio.Event()
-        self._sources = Sources(client, caches, namespace, policy=policy, rules=rules, changed=self._changed.set)
+        self._sources = Sources(
+            caches,
+            results,
+            client,
+            namespace,
+            policy=policy,
+            scheduler=scheduler,
+            changed=self._changed.set,
+            prices=prices,
+        )
         self._page: PageData | None = None
+        self._whole: tuple[int, bytes] | None = None
         self._there = asyncio.Event()
         self._viewers = Gauge("netaware_page_viewers", "Browsers with the page open.", registry=registry)
         self._viewers.set_function(lambda: float(len(self._audience)))
@@ -76,9 +95,9 @@ class Page:
     def add_routes(self, app: web.Application) -> None:
         """``/`` the document, ``/api/v1/overview`` everything as JSON, ``/api/v1/events`` what changes."""
         if self._config.enabled:
-            app.router.add_get("/", self._document)
-            app.router.add_get("/api/v1/overview", self._overview)
-            app.router.add_get("/api/v1/events", self._events)
+            doors = {"/": self._document, "/api/v1/overview": self._overview, "/api/v1/events": self._events}
+            for path, handler in doors.items():
+                app.router.add_get(path, handler if self._access is None else self._access.behind(handler))
 
     async def run(self) -> None:
         """Keep the page true while somebody looks; until cancelled."""
@@ -94,17 +113,19 @@ class Page:
                     await self._sources.settle()
                     await self._refresh_until_idle()
                     mirroring.cancel()
-                self._page = None
+                self._page = self._whole = None
                 self._there.clear()
 
     async def _refresh_until_idle(self) -> None:
         alone_since: float | None = None
         while True:
+            began = time.monotonic()
             await self._compute()
+            took_s = time.monotonic() - began
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.resync_s):
                     await self._changed.wait()
-            await asyncio.sleep(self._config.refresh_s)
+            await asyncio.sleep(rest_s(self._config.refresh_s, took_s))
             now = time.monotonic()
             alone_since = None if len(self._audience) else alone_since or now
             if alone_since is not None and now - alone_since >= self._config.idle_s:
@@ -113,34 +134,28 @@ class Page:
     async def _compute(self) -> None:
         """Compute the page and tell the audience what changed."""
         self._changed.clear()
-        snapshot = self._sources.snapshot(self._clock())
+        snapshot = await self._sources.snapshot(self._clock())
         before = self._page
         version = before.version + 1 if before is not None else int(self._clock() * 1000)
         # At 100 zones this takes a fifth of a second: in a thread the loop goes on answering health checks.
-        page = await asyncio.to_thread(lambda: encode(build(snapshot), version))
-        if before is not None:
-            told = difference(before, page)
-            if not says_something(told):
-                return
-            message = _event("change", told, version)
-        else:
-            # Somebody may have come in the moment in which the last page was forgotten.
-            message = _event("page", plain(page), version)
+        page, message = await asyncio.to_thread(_make, snapshot, before, version, self._config.runbook_url)
+        if message is None:
+            return
         self._slow.inc(self._audience.tell(message))
         self._page = page
         self._there.set()
 
-    async def _document(self, _: web.Request) -> web.Response:
+    async def _document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(
             body=document(), content_type="text/html", charset="utf-8", headers=_guarded(security_policy())
         )
 
-    async def _overview(self, request: web.Request) -> web.Response:
+    async def _overview(self, request: web.Request) -> web.StreamResponse:
+        if self._audience.full:
+            return _no_seat()
         with self._audience.seat():
-            page = await self._newest()
-        answer = web.Response(
-            body=msgspec.json.encode(plain(page)), content_type="application/json", headers=_guarded()
-        )
+            _, text = await self._newest_text()
+        answer = web.Response(body=text, content_type="application/json", headers=_guarded())
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
             answer.enable_compression(web.ContentCoding.gzip)
         return answer
@@ -155,38 +170,74 @@ class Page:
             raise web.HTTPServiceUnavailable(text="nothing to show yet\n", headers={"Retry-After": "5"}) from error
         return self._page
 
+    async def _newest_text(self) -> tuple[PageData, bytes]:
+        """The same with all of it as JSON, made once for everybody who comes while it is the newest."""
+        while True:
+            page = await self._newest()
+            if self._whole is not None and self._whole[0] == page.version:
+                return page, self._whole[1]
+            # A page that is told meanwhile would be cleared away by this one, which is older: then once more.
+            text = await asyncio.to_thread(_json, page)
+            self._whole = page.version, text
+
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._audience.full:
-            return web.Response(status=503, text="too many viewers\n", headers={"Retry-After": "30"})
+            return _no_seat()
         with self._audience.seat() as viewer:
             await self._newest()
             stream = web.StreamResponse(
                 headers={hdrs.CONTENT_TYPE: "text/event-stream", "X-Accel-Buffering": "no", **_guarded()}
             )
             await stream.prepare(request)
-            page = await self._newest()
+            page, text = await self._newest_text()
             seen = request.headers.get("Last-Event-ID") or request.query.get("since", "")
             known = seen == str(page.version)
-            viewer.start_with(_comment("up to date") if known else _event("page", plain(page), page.version))
+            viewer.start_with(_comment("up to date") if known else _event("page", text, page.version))
             with contextlib.suppress(ConnectionError, TimeoutError):
                 while (message := await _next_or_heartbeat(viewer.next)) is not None:
+                    # A right ends while its owner looks, and so do tokens; the browser comes back with a newer one.
+                    if self._access is not None and await self._access.judge(request) != "may":
+                        break
                     async with asyncio.timeout(SEND_TIMEOUT_S):
                         await stream.write(message)
         return stream
 
 
+def rest_s(refresh_s: float, took_s: float) -> float:
+    """How long to wait before the page is made again: it is made for a fifth of the time at most."""
+    return max(refresh_s, LEAST_REST * took_s)
+
+
+def _no_seat() -> web.Response:
+    return web.Response(status=503, text="too many viewers\n", headers={"Retry-After": "30"})
+
+
 async def _next_or_heartbeat(next_message: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-    """The next message; after a while without one a comment, by which dead connections are found."""
+    """The next message; after a while without one a beat, by which either side finds a dead connection."""
     try:
         async with asyncio.timeout(HEARTBEAT_S):
             return await next_message()
     except TimeoutError:
-        return _comment("still here")
+        return b"event: beat\ndata: {}\n\n"
 
 
-def _event(name: str, data: Any, version: int) -> bytes:
+def _make(snapshot: Snapshot, before: PageData | None, version: int, runbook: str) -> tuple[PageData, bytes | None]:
+    """The page, and what to tell those who have the one before; None when there is nothing to tell. Pure."""
+    page = encode(build(snapshot), version, runbook)
+    if before is None:
+        # Somebody may have come in the moment in which the last page was forgotten.
+        return page, _event("page", _json(page), version)
+    told = difference(before, page)
+    return page, _event("change", msgspec.json.encode(told), version) if says_something(told) else None
+
+
+def _json(page: PageData) -> bytes:
+    return msgspec.json.encode(plain(page))
+
+
+def _event(name: str, data: bytes, version: int) -> bytes:
     """One server-sent event; JSON has no line breaks, so one ``data`` line will do."""
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (version, name.encode(), msgspec.json.encode(data))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (version, name.encode(), data)
 
 
 def _comment(text: str) -> bytes:

@@ -1,68 +1,78 @@
-"""Where the page's snapshots come from: the manager's mirrors, and a few of its own that run while somebody looks."""
+"""Where the page's snapshots come from: the manager's mirrors. A viewer opens no watch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 
-from controller.caches import Caches
+import msgspec
+
+from controller.cluster.caches import Caches
+from controller.diagnosis.facts import Surroundings
+from controller.diagnosis.reading import PROGRAM_SELECTOR, ProgramPodObject, read_lease, read_programs
 from controller.prometheus import PrometheusClient
-from controller.scheduler.config import NetworkOverheadArgs
+from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ObjectName, ResultsMirror
+from controller.traffic.prices import PriceTable
 from controller.views.readings import read_all
-from controller.views.snapshot import BandwidthPod, Readings, Snapshot
+from controller.views.snapshot import Readings, Snapshot
 from kubekit.client import Client
-from kubekit.reflector import HasMetadata, Reflector
-from kubekit.wire import PODS
+from kubekit.errors import KubekitError
+from kubekit.lease import Lease
+from kubekit.reflector import HasMetadata
+from kubekit.wire import LEASES, PODS, ConfigMap
+from netperf.contract import CONTROLLER, RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
-from netperf.results import ZONES_PER_SHARD, shard_name
+from netperf.results import shard_names
 
 READINGS_INTERVAL_S = 15.0
+AROUND_INTERVAL_S = 10.0
 SETTLE_TIMEOUT_S = 5.0
-RESULTS_NAME = "netperf-metrics"
 
 
 class Sources:
     """Snapshots of now.
 
     Args:
-        client: for the page's own mirrors.
         caches: the manager's.
+        results: the manager's mirror of results.
+        client: reads the Lease and our programs' pods, which no mirror keeps as they are, while somebody looks.
         namespace: the one that netaware lives in.
         policy: the controller's default cost policy.
-        rules: the scheduler's, for which costs to show.
+        scheduler: for which costs to show, how long gates stay shut, and who asks us.
         changed: called after every change of anything that is shown.
+        prices: of bytes between zones; None where nobody configured any.
     """
 
     def __init__(
         self,
-        client: Client,
         caches: Caches,
+        results: ResultsMirror,
+        client: Client,
         namespace: str,
         *,
         policy: CostPolicy,
-        rules: NetworkOverheadArgs,
+        scheduler: SchedulerConfig,
         changed: Callable[[], None],
+        prices: PriceTable | None = None,
     ) -> None:
-        self._client, self._caches, self._namespace = client, caches, namespace
-        self._policy, self._rules = policy, rules
+        self._caches, self._namespace = caches, namespace
+        self._client, self._policy, self._scheduler = client, policy, scheduler
         self._changed, self._running, self._results_changed = changed, asyncio.Event(), asyncio.Event()
-        self._readings = Readings()
-        self._results, self._pods = self._mirrors()
-        for mirror in (caches.group_pods, caches.agent_pods, caches.app_groups, caches.topologies, caches.plans):
+        self._readings, self._prices = Readings(), prices
+        self._decoded: dict[str, tuple[str, ZonePlan | None]] = {}
+        self._around: Surroundings | None = None
+        self._results = results
+        results.subscribe(self._notify_of_results)
+        for mirror in (caches.pods, caches.app_groups, caches.topologies, caches.plans):
             mirror.subscribe(self._notify)
         # A node's heartbeat changes nothing that is shown; what does is picked up by the regular refresh.
         caches.nodes.subscribe(self._notify_of_node)
 
-    def _mirrors(self) -> tuple[ResultsMirror, Reflector[BandwidthPod]]:
-        results = ResultsMirror(self._client, self._notify_of_results)
-        pods = Reflector(self._client, PODS, BandwidthPod)
-        pods.subscribe(self._notify)
-        return results, pods
-
-    def _notify(self, key: str, old: HasMetadata | None, new: HasMetadata | None) -> None:  # noqa: ARG002
+    def _notify(self, key: str, old: object, new: object) -> None:  # noqa: ARG002
         self._changed()
 
     def _notify_of_results(self, _: ObjectName) -> None:
@@ -74,26 +84,25 @@ class Sources:
             self._changed()
 
     async def run(self, prometheus: PrometheusClient | None) -> None:
-        """Mirror until cancelled; what was mirrored is forgotten then."""
+        """Follow which results are shown, and ask Prometheus, until cancelled; what it said is forgotten then."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._results.run())
-                group.create_task(self._pods.run())
                 group.create_task(self._follow_topologies())
+                group.create_task(self._look_around())
                 if prometheus is not None:
                     group.create_task(self._ask(prometheus))
                 self._running.set()
         finally:
             self._running.clear()
-            self._readings = Readings()
-            self._results, self._pods = self._mirrors()
+            self._readings, self._around = Readings(), None
+            self._results.want("page", ())
 
     async def settle(self) -> None:
         """Wait until the mirrors have listed once, but not for ever: what cannot be read is shown as missing."""
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 await self._running.wait()
-                await self._pods.settled.wait()
+                await self._caches.pods.settled.wait()
                 while not self._results.is_known(ObjectName(self._namespace, RESULTS_NAME)):
                     self._results_changed.clear()
                     await self._results_changed.wait()
@@ -101,21 +110,49 @@ class Sources:
             pass
 
     async def _follow_topologies(self) -> None:
-        """Mirror the results ConfigMaps that exist by name; which they are changes rarely."""
+        """Say which results are shown; which they are changes rarely."""
         while True:
-            self._results.want(self._wanted())
+            self._results.want("page", self._wanted(await self._plans()))
             await asyncio.sleep(2.0)
 
-    def _wanted(self) -> Iterable[ObjectName]:
-        shards = max(1, -(-len(self._caches.plans) // ZONES_PER_SHARD))
-        bases = {ObjectName(self._namespace, RESULTS_NAME)}
-        bases |= {ObjectName(self._namespace, plan.results) for plan in self._plans()}
-        bases |= {
-            ObjectName(t.metadata.namespace, t.spec.configmap_name)
-            for t in self._caches.topologies
-            if t.spec.configmap_name
+    def _wanted(self, plans: Iterable[ZonePlan]) -> frozenset[ObjectName]:
+        home = self._namespace
+        named = {
+            (t.metadata.namespace, t.spec.configmap_name) for t in self._caches.topologies if t.spec.configmap_name
         }
-        return {ObjectName(base.namespace, shard_name(base.name, i)) for base in bases for i in range(shards)}
+        bases = {RESULTS_NAME, *(name for namespace, name in named if namespace == home)}
+        zones = len(self._caches.plans)
+        shards = {ObjectName(home, shard) for base in bases for shard in shard_names(base, zones)}
+        elsewhere = {ObjectName(namespace, name) for namespace, name in named if namespace != home}
+        return frozenset(shards | elsewhere | {ObjectName(home, plan.results) for plan in plans})
+
+    async def _look_around(self) -> None:
+        while True:
+            before, self._around = self._around, await self._read_around()
+            # A Lease that is renewed is no news; one that is not is seen at the next regular refresh.
+            if before is None or _without_times(before) != _without_times(self._around):
+                self._changed()
+            await asyncio.sleep(AROUND_INTERVAL_S)
+
+    async def _read_around(self) -> Surroundings:
+        """What cannot be read is not known, and nothing is concluded from it."""
+        lease, known, programs = None, False, None
+        with contextlib.suppress(KubekitError):
+            lease = read_lease(await self._client.get(LEASES, CONTROLLER, Lease, namespace=self._namespace))
+            known = True
+        with contextlib.suppress(KubekitError):
+            pods = await self._client.list(
+                PODS, ProgramPodObject, namespace=self._namespace, label_selector=PROGRAM_SELECTOR
+            )
+            programs = read_programs(pods)
+        problems = self._caches.problems()
+        return Surroundings(
+            installed=self._caches.topologies.synced.is_set() or not self._caches.topologies.settled.is_set(),
+            programs=programs,
+            lease=lease,
+            lease_known=known,
+            complaints=(f"not listed yet: {problems}",) if problems else (),
+        )
 
     async def _ask(self, prometheus: PrometheusClient) -> None:
         while True:
@@ -123,18 +160,18 @@ class Sources:
             self._changed()
             await asyncio.sleep(READINGS_INTERVAL_S)
 
-    def _plans(self) -> list[ZonePlan]:
-        plans = []
-        for found in self._caches.plans:
-            try:
-                plans.append(decode_plan(found.data).plan)
-            except PlanRefusedError:
-                # Whoever writes plans reports this; the page shows the plan as not there.
-                continue
-        return plans
+    async def _plans(self) -> tuple[ZonePlan, ...]:
+        """The plans in force. Those of a hundred zones take a tenth of a second to decode: once each, and in a thread."""
+        objects = tuple(self._caches.plans)
+        versions = {found.metadata.name: found.metadata.resource_version for found in objects}
+        known = self._decoded
+        if versions != {name: version for name, (version, _) in known.items()}:
+            known = self._decoded = await asyncio.to_thread(_decode, objects, known)
+        return tuple(plan for _, plan in known.values() if plan is not None)
 
-    def snapshot(self, now_s: float) -> Snapshot:
+    async def snapshot(self, now_s: float) -> Snapshot:
         """Everything as it is mirrored now."""
+        plans = await self._plans()
         return Snapshot(
             now_s=now_s,
             home=self._namespace,
@@ -142,11 +179,39 @@ class Sources:
             topologies=tuple(self._caches.topologies),
             groups=tuple(self._caches.app_groups),
             pods=tuple(self._caches.group_pods),
-            bandwidth_pods=tuple(self._pods),
+            bandwidth_pods=tuple(self._caches.pods),
             agent_pods=tuple(self._caches.agent_pods),
-            results={str(n): data for n in self._wanted() if (data := self._results.data(n)) is not None},
-            plans=tuple(self._plans()),
+            results={str(n): data for n in self._wanted(plans) if (data := self._results.data(n)) is not None},
+            plans=plans,
+            services=tuple(self._caches.services),
             policy=self._policy,
-            rules=self._rules,
+            rules=self._scheduler.rules,
+            max_wait_s=self._scheduler.gates.max_wait_s,
+            our_schedulers=self._scheduler.scheduler_names,
             readings=self._readings,
+            prices=self._prices,
+            around=self._around,
         )
+
+
+def _decode(
+    objects: Iterable[ConfigMap], known: Mapping[str, tuple[str, ZonePlan | None]]
+) -> dict[str, tuple[str, ZonePlan | None]]:
+    """Plans by the object's name, with its version; None where it cannot be read: whoever writes plans reports this."""
+    plans: dict[str, tuple[str, ZonePlan | None]] = {}
+    for found in objects:
+        name, version = found.metadata.name, found.metadata.resource_version
+        before = known.get(name)
+        if before is not None and before[0] == version:
+            plans[name] = before
+            continue
+        try:
+            plans[name] = version, decode_plan(found.data).plan
+        except PlanRefusedError:
+            plans[name] = version, None
+    return plans
+
+
+def _without_times(around: Surroundings) -> Surroundings:
+    lease = around.lease
+    return msgspec.structs.replace(around, lease=lease and msgspec.structs.replace(lease, renewed=None))

@@ -11,21 +11,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.resources import ZONE_LABEL
-from controller.scheduler.pods import (
-    GroupPod,
-    NodeAffinity,
-    NodeSelector,
-    NodeSelectorTerm,
-    PreferredTerm,
-    SelectorRequirement,
-    Target,
-)
-from controller.scheduler.rules import Location, Weighing, normalise
+from controller.cluster.costs import Location
+from controller.cluster.pods import GroupPod, NodeAffinity, NodeSelector, NodeSelectorTerm, PreferredTerm, Target
+from controller.scheduler.rules import Weighing, normalise
+from kubekit.selectors import MatchExpression
+from kubekit.wire import OwnerReference
+from netperf.contract import ZONE_LABEL
 
 HOST_WEIGHT, ZONE_WEIGHT, RULE_SHARE = 100, 60, 3
 MOST_WISHES = 20
-
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+REPLACEABLE = frozenset({"ReplicaSet", "StatefulSet"})
+"""Kinds of owners that make a pod anew at no price; an evicted pod of a Job counts against its backoffLimit."""
 
 NARROWED_ANNOTATION = "netaware.io/narrowed"
 """On a pod: the requirement that was added to its node affinity, as JSON, so that it can be told from the user's own."""
@@ -75,7 +72,7 @@ def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Seq
     return Verdicts(tuple(good), tuple(bad), unlabelled, scores)
 
 
-def tighten(pod: GroupPod, ours: SelectorRequirement | None, wishes: Sequence[PreferredTerm]) -> NodeAffinity:
+def tighten(pod: GroupPod, ours: MatchExpression | None, wishes: Sequence[PreferredTerm]) -> NodeAffinity:
     """The node affinity to give to a gated pod: the user's, narrowed, with our wishes beside the user's.
 
     Args:
@@ -99,20 +96,20 @@ def tighten(pod: GroupPod, ours: SelectorRequirement | None, wishes: Sequence[Pr
     return NodeAffinity(required, [*theirs, *wishes] or None)
 
 
-def requirement(verdicts: Verdicts, target: Target | None) -> SelectorRequirement | None:
+def requirement(verdicts: Verdicts, target: Target | None) -> MatchExpression | None:
     """The one requirement on zones that stands for the filter; None when it would exclude nothing.
 
     Args:
         verdicts: what the rules say.
-        target: where the plan wants the pod, whose zone is then required. Only for pods that an owner would make anew if
-            that zone turned out to be full.
+        target: where the plan wants the pod, whose zone is then required. Only for pods that may be replaced if that zone
+            turns out to be full.
     """
     if target is not None and target.zone:
-        return SelectorRequirement(ZONE_LABEL, "In", [target.zone])
+        return MatchExpression(ZONE_LABEL, "In", [target.zone])
     if verdicts.unlabelled_passes is False and verdicts.passing:
-        return SelectorRequirement(ZONE_LABEL, "In", list(verdicts.passing))
+        return MatchExpression(ZONE_LABEL, "In", list(verdicts.passing))
     if verdicts.refused:
-        return SelectorRequirement(ZONE_LABEL, "NotIn", list(verdicts.refused))
+        return MatchExpression(ZONE_LABEL, "NotIn", list(verdicts.refused))
     return None
 
 
@@ -125,8 +122,8 @@ def as_asked(pod: GroupPod) -> GroupPod:
     if not text or affinity is None or own is None or required is None:
         return pod
     try:
-        ours = msgspec.json.decode(text, type=SelectorRequirement)
-    except msgspec.MsgspecError:
+        ours = msgspec.json.decode(text, type=MatchExpression)
+    except (msgspec.MsgspecError, RecursionError):
         return pod
     terms = [
         (term, NodeSelectorTerm([r for r in term.match_expressions or () if r != ours], term.match_fields))
@@ -145,22 +142,42 @@ def _says_something(term: NodeSelectorTerm) -> bool:
     return bool(term.match_expressions or term.match_fields)
 
 
-def wishes_of(verdicts: Verdicts, target: Target | None) -> list[PreferredTerm]:
-    """What score would prefer, as weights: the planned host, its zone, and other zones by the rule."""
+def wishes_of(verdicts: Verdicts, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
+    """What score would prefer, as weights: the planned host, its zone, and other zones by the rule.
+
+    The host is named by its label, never by ``matchFields``: Karpenter makes no node for a pod that has these, wishes included.
+
+    Args:
+        verdicts: what the rules say.
+        target: where the plan wants the pod.
+        hostname: the label of the target's host; empty where it has none, which leaves the zone alone.
+    """
     found: list[PreferredTerm] = []
-    if target is not None:
-        host = SelectorRequirement("metadata.name", "In", [target.node])
-        found.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_fields=[host])))
+    if target is not None and hostname:
+        host = MatchExpression(HOSTNAME_LABEL, "In", [hostname])
+        found.append(PreferredTerm(HOST_WEIGHT, NodeSelectorTerm(match_expressions=[host])))
     weights = {zone: score // RULE_SHARE for zone, score in verdicts.scores.items()}
     if target is not None and target.zone:
         weights[target.zone] = ZONE_WEIGHT
     ranked = sorted(((w, zone) for zone, w in weights.items() if w > 0), key=lambda entry: (-entry[0], entry[1]))
     for weight, zone in ranked[:MOST_WISHES]:
-        near = SelectorRequirement(ZONE_LABEL, "In", [zone])
+        near = MatchExpression(ZONE_LABEL, "In", [zone])
         found.append(PreferredTerm(weight, NodeSelectorTerm(match_expressions=[near])))
     return found
 
 
-def owner_of(pod: GroupPod) -> str:
-    """Uid of the controller that would make the pod anew; empty when there is none."""
-    return next((o.uid for o in pod.metadata.owner_references or () if o.controller), "")
+def owner_of(pod: GroupPod) -> OwnerReference | None:
+    """The controller that would make the pod anew; None when there is none."""
+    return next((o for o in pod.metadata.owner_references or () if o.controller), None)
+
+
+def is_replaceable(pod: GroupPod) -> bool:
+    """Whether the pod may be evicted while it is pending, and somebody makes a new one."""
+    owner = owner_of(pod)
+    return owner is not None and owner.kind in REPLACEABLE
+
+
+def is_tied(pod: GroupPod) -> bool:
+    """Whether its owner made the pod for one node, so that there is nothing to tell the scheduler."""
+    owner = owner_of(pod)
+    return owner is not None and owner.kind == "DaemonSet"

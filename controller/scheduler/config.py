@@ -6,70 +6,24 @@ upstream`` turns all of ours off at once.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-import msgspec
-
-from controller.resources import NETPERF_COSTS, USER_DEFINED
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.pods import Placement
 from kubekit.errors import ConfigError
+from kubekit.settings import Range, Section, join
 
 Parity = Literal["none", "upstream"]
-Placement = Literal["extender", "affinity"]
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Base of this file's sections."""
-
-
-class NetworkOverheadArgs(_Section, frozen=True):
-    """Arguments of NetworkOverhead (docs/contracts, section 4).
-
-    Attributes:
-        namespaces: where AppGroups and NetworkTopologies are looked for, in order; the first hit wins.
-        weights_name: which costs of the NetworkTopology count.
-        network_topology_name: its name.
-        fallback_weights_name: taken when the NetworkTopology has no weight of `weights_name`; empty for none. Ours.
-        search_everywhere: a pod's own namespace comes before `namespaces`, then groups that name the pod's namespace; for
-            the NetworkTopology, the group's namespace comes first, then netaware's, then the only one there is. Ours.
-        dependants_weigh: placed pods that depend on the pod add their cost to a node's score. Ours.
-        finished_pods_count: finished and terminating pods count as placed, as upstream has it.
-        deleted_nodes_block: a dependency's pod on a node that is gone fails the pod, as upstream has it.
-        bandwidth_filter: refuse a node when the free bandwidth towards a dependency's pod is below minBandwidth. Ours.
-        weight: factor of this score in the extender's answer.
-    """
-
-    namespaces: tuple[str, ...] = ("default",)
-    weights_name: str = USER_DEFINED
-    network_topology_name: str = "nt-default"
-    fallback_weights_name: str = NETPERF_COSTS
-    search_everywhere: bool = True
-    dependants_weigh: bool = True
-    finished_pods_count: bool = False
-    deleted_nodes_block: bool = False
-    bandwidth_filter: bool = False
-    weight: int = 1
-
-    def in_parity(self) -> NetworkOverheadArgs:
-        """The same with everything of ours off."""
-        return msgspec.structs.replace(
-            self,
-            fallback_weights_name="",
-            search_everywhere=False,
-            dependants_weigh=False,
-            finished_pods_count=True,
-            deleted_nodes_block=True,
-            bandwidth_filter=False,
-        )
-
-
-class ResourceWeight(_Section, frozen=True):
+class ResourceWeight(Section, frozen=True):
     """A resource and its factor."""
 
     name: str
     weight: int
 
 
-class AllocatableArgs(_Section, frozen=True):
+class AllocatableArgs(Section, frozen=True):
     """Arguments of NodeResourcesAllocatable (docs/contracts, section 5).
 
     Attributes:
@@ -83,10 +37,20 @@ class AllocatableArgs(_Section, frozen=True):
         ResourceWeight(name="cpu", weight=1 << 20),
         ResourceWeight(name="memory", weight=1),
     )
-    weight: int = 0
+    weight: Annotated[int, Range(0, 100)] = 0
+
+    def check(self, field: str) -> None:
+        """Raise ConfigError when nothing counts, or something less than nothing."""
+        if not self.resources:
+            raise ConfigError(join(field, "resources"), "is empty", "name at least one resource")
+        for resource in self.resources:
+            if resource.weight <= 0 or not resource.name:
+                raise ConfigError(
+                    join(field, "resources"), f"{resource.name!r} has weight {resource.weight}", "above 0"
+                )
 
 
-class GatesConfig(_Section, frozen=True):
+class GatesConfig(Section, frozen=True):
     """TopologicalSort by scheduling gates.
 
     Attributes:
@@ -97,25 +61,34 @@ class GatesConfig(_Section, frozen=True):
             because costs have moved; doubles for each replacement of the same owner's pods.
     """
 
-    max_wait_s: float = 120.0
-    absent_wait_s: float = 15.0
-    settle_s: float = 0.5
-    replace_after_s: float = 10.0
+    max_wait_s: Annotated[float, Range(1, 3600)] = 120.0
+    absent_wait_s: Annotated[float, Range(0, 3600)] = 15.0
+    settle_s: Annotated[float, Range(0, 3600)] = 0.5
+    replace_after_s: Annotated[float, Range(1, 3600)] = 10.0
+
+    def check(self, field: str) -> None:
+        """Raise ConfigError when a part of the wait is longer than all of it."""
+        for name, part_s in (("absentWaitS", self.absent_wait_s), ("settleS", self.settle_s)):
+            Range(0, self.max_wait_s).check(part_s, join(field, name))
 
 
-class PlanningConfig(_Section, frozen=True):
+class PlanningConfig(Section, frozen=True):
     """Planning of whole groups.
 
     Attributes:
         enabled: off, every pod is judged by itself.
-        most_sites: how many candidate hosts of each zone a plan considers.
+        most_pods: groups with more pods, declared ones included, are placed by the plain rule.
+        most_pods_per_namespace: the same for all groups of one namespace that wait at a time.
+        deadline_s: a plan that takes longer is given up, and the group is placed by the plain rule.
     """
 
     enabled: bool = True
-    most_sites: int = 20
+    most_pods: Annotated[int, Range(1, 100_000)] = 10_000
+    most_pods_per_namespace: Annotated[int, Range(1, 1_000_000)] = 20_000
+    deadline_s: Annotated[float, Range(0.1, 600)] = 30.0
 
 
-class ExtenderConfig(_Section, frozen=True):
+class ExtenderConfig(Section, frozen=True):
     """Limits of the HTTP service.
 
     Attributes:
@@ -127,14 +100,19 @@ class ExtenderConfig(_Section, frozen=True):
         tls_key_file: its key.
     """
 
-    max_request_bytes: int = 16 << 20
-    request_timeout_s: float = 5.0
-    reasons_limit: int = 50
+    max_request_bytes: Annotated[int, Range(1 << 12, 1 << 30)] = 16 << 20
+    request_timeout_s: Annotated[float, Range(0.1, 600)] = 5.0
+    reasons_limit: Annotated[int, Range(0, 10_000)] = 50
     tls_cert_file: str = ""
     tls_key_file: str = ""
 
+    def check(self, field: str) -> None:
+        """Raise ConfigError for half a pair."""
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise ConfigError(join(field, "tlsCertFile"), "and tlsKeyFile go together", "give both or neither")
 
-class SchedulerConfig(_Section, frozen=True):
+
+class SchedulerConfig(Section, frozen=True):
     """The whole section.
 
     Attributes:
@@ -163,42 +141,3 @@ class SchedulerConfig(_Section, frozen=True):
     def plans(self) -> bool:
         """Whether groups are planned."""
         return self.planning.enabled and self.parity != "upstream"
-
-    def validate(self) -> None:
-        """Raise `ConfigError` naming the first field that makes no sense."""
-        overhead = self.network_overhead
-        for field, text in (
-            ("weightsName", overhead.weights_name),
-            ("networkTopologyName", overhead.network_topology_name),
-        ):
-            if not text:
-                raise ConfigError(f"scheduler.networkOverhead.{field}", "is empty", "name what to look for")
-        if not overhead.namespaces or not all(overhead.namespaces):
-            raise ConfigError("scheduler.networkOverhead.namespaces", "names no namespace", "default is upstream's")
-        self._validate_ranges()
-        if not self.allocatable.resources:
-            raise ConfigError("scheduler.allocatable.resources", "is empty", "name at least one resource")
-        for resource in self.allocatable.resources:
-            if resource.weight <= 0 or not resource.name:
-                raise ConfigError(
-                    "scheduler.allocatable.resources", f"{resource.name!r} has weight {resource.weight}", "above 0"
-                )
-        if bool(self.extender.tls_cert_file) != bool(self.extender.tls_key_file):
-            raise ConfigError("scheduler.extender.tlsCertFile", "and tlsKeyFile go together", "give both or neither")
-
-    def _validate_ranges(self) -> None:
-        gates, extender = self.gates, self.extender
-        for field, value, low, high in (
-            ("networkOverhead.weight", self.network_overhead.weight, 0, 100),
-            ("allocatable.weight", self.allocatable.weight, 0, 100),
-            ("gates.maxWaitS", gates.max_wait_s, 1, 3600),
-            ("gates.absentWaitS", gates.absent_wait_s, 0, gates.max_wait_s),
-            ("gates.settleS", gates.settle_s, 0, gates.max_wait_s),
-            ("gates.replaceAfterS", gates.replace_after_s, 1, 3600),
-            ("planning.mostSites", self.planning.most_sites, 1, 500),
-            ("extender.maxRequestBytes", extender.max_request_bytes, 1 << 12, 1 << 30),
-            ("extender.requestTimeoutS", extender.request_timeout_s, 0.1, 600),
-            ("extender.reasonsLimit", extender.reasons_limit, 0, 10_000),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"scheduler.{field}", f"{value:g} is out of range", f"{low:g} to {high:g}")

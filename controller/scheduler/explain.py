@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.scheduler.pods import TARGET_ANNOTATION, GroupPod, Target
-from controller.scheduler.rules import SAME_HOST_COST, Bond, CostTable, Tally, Verdict, Weighing, normalise
+from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
+from controller.cluster.pods import TARGET_ANNOTATION, GroupPod, Target
+from controller.scheduler.rules import Bond, Tally, Weighing, normalise
 from controller.scheduler.state import State
 from kubekit.wire import format_time
 
@@ -238,7 +239,7 @@ def _read(pod: GroupPod, annotation: str, kind: type[T]) -> T | None:
     text = pod.metadata.annotation(annotation)
     try:
         return msgspec.json.decode(text, type=kind) if text else None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 

@@ -6,7 +6,6 @@ read gets an error that says so; the shipped scheduler configuration then goes o
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -14,22 +13,24 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.scheduler.answers import Answers, Filtered
+from controller.cluster.pods import TARGET_ANNOTATION, AskedPod, Target
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.extender_wire import Answers, Filtered
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.pods import TARGET_ANNOTATION, AskedPod, Target, placement_of
+from controller.scheduler.preemption import MetaVictims, PreemptionAnswer, decode_preemption, passing
 from controller.scheduler.rules import Weighing
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
 from kubekit import logs
+from kubekit.http_limits import BodyTooLargeError, read_body
 
 log = logs.get("controller.scheduler.extender")
 
-Verb = Literal["filter", "prioritize"]
+Verb = Literal["filter", "prioritize", "preempt"]
 
 NOT_OURS = "the pod is not for a scheduler that this extender serves"
-BY_AFFINITY = "placement is handed over by affinity"
-_NOT_FOR_US = frozenset({NOT_OURS, BY_AFFINITY, NO_GROUP_LABEL})
+BY_POD = "the decision is handed over on the pod itself, by affinity or nomination"
+_NOT_FOR_US = frozenset({NOT_OURS, BY_POD, NO_GROUP_LABEL})
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -60,7 +61,7 @@ _decode_target = msgspec.json.Decoder(Target).decode
 
 
 class Extender:
-    """Serves ``POST /filter`` and ``POST /prioritize``.
+    """Serves ``POST /filter``, ``POST /prioritize`` and ``POST /preempt``.
 
     Args:
         state: the cluster, kept current by others.
@@ -77,9 +78,10 @@ class Extender:
         self._answers = Answers(state, config.rules, config.allocatable, reasons_limit=config.extender.reasons_limit)
 
     def add_routes(self, app: web.Application) -> None:
-        """Attach both verbs to an application."""
+        """Attach the verbs to an application."""
         app.router.add_post("/filter", self._handler("filter", self.answer_filter))
         app.router.add_post("/prioritize", self._handler("prioritize", self.answer_prioritize))
+        app.router.add_post("/preempt", self._handler("preempt", self.answer_preempt))
 
     def _handler(self, verb: Verb, answer: Callable[[bytes], bytes]) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
@@ -102,21 +104,13 @@ class Extender:
         if reason:
             raise BadRequestError(f"not ready: {reason}", 503)
         limit = self._config.extender.max_request_bytes
-        size, parts = request.content_length or 0, []
         try:
-            async with asyncio.timeout(self._config.extender.request_timeout_s):
-                if size <= limit:
-                    size = 0
-                    async for part in request.content.iter_any():
-                        parts.append(part)
-                        size += len(part)
-                        if size > limit:
-                            break
+            return await read_body(request, limit, self._config.extender.request_timeout_s)
         except TimeoutError:
             raise BadRequestError("the request did not arrive in time", 408) from None
-        if size > limit:
-            raise BadRequestError(f"the request is larger than {limit} bytes (scheduler.extender.maxRequestBytes)", 413)
-        return b"".join(parts)
+        except BodyTooLargeError:
+            message = f"the request is larger than {limit} bytes (scheduler.extender.maxRequestBytes)"
+            raise BadRequestError(message, 413) from None
 
     def answer_filter(self, body: bytes) -> bytes:
         """ExtenderFilterResult for ExtenderArgs, both as JSON.
@@ -152,14 +146,14 @@ class Extender:
         _check_names(question.nodenames)
         try:
             return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), weighing, target)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def _filter(self, question: Question, weighing: Weighing) -> Filtered:
         uid = question.pod.metadata.uid
         try:
             names = self._answers.names(uid, bytes(question.nodenames))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BadRequestError(f"nodenames: {error}") from None
         return self._answers.filter(uid, names, weighing)
 
@@ -175,7 +169,7 @@ class Extender:
             raise BadRequestError(str(weighing), 500)
         try:
             names = self._answers.names(question.pod.metadata.uid, bytes(question.nodenames))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BadRequestError(f"nodenames: {error}") from None
         foreign = weighing.neutral in _NOT_FOR_US
         target = None if foreign else self._target(question.pod)
@@ -187,14 +181,41 @@ class Extender:
             names, weighing, target, allocatable=not foreign or weighing.neutral == NO_GROUP_LABEL
         )
 
+    def answer_preempt(self, body: bytes) -> bytes:
+        """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON: always by the rule, since a pod that has to evict
+        others is one that the plan had no place for.
+
+        Raises:
+            BadRequestError: the arguments cannot be read.
+        """
+        try:
+            question = decode_preemption(body)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadRequestError(f"no ExtenderPreemptionArgs: {error}") from None
+        if question.nodes is None:
+            msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
+            raise BadRequestError(msg)
+        weighing = self._weigh(question.pod)
+        if isinstance(weighing, DeletedNodeError):
+            raise BadRequestError(str(weighing), 500)
+        if weighing.neutral:
+            answer = PreemptionAnswer({node: victims or MetaVictims() for node, victims in question.nodes.items()})
+        else:
+            meta = question.pod.metadata
+            workload = meta.label(WORKLOAD_LABEL)
+            answer = passing(self._state, meta.namespace, meta.label(APPGROUP_LABEL), workload, question.nodes)
+        self._metrics.count_preemption(len(question.nodes) - len(answer.nodes))
+        return msgspec.json.encode(answer)
+
     def _weigh(self, pod: AskedPod) -> Weighing | DeletedNodeError:
         scheduler = pod.spec.scheduler_name
         if self._names and scheduler and scheduler not in self._names:
             return Weighing(NOT_OURS)
         labels = pod.metadata.labels or {}
         group = labels.get(APPGROUP_LABEL, "")
-        if group and placement_of(labels, self._config.placement) == "affinity":
-            return Weighing(BY_AFFINITY)
+        mode = self._state.placement_of(labels, pod.metadata.namespace, self._config.placement)
+        if group and mode != "extender":
+            return Weighing(BY_POD)
         try:
             return self._state.weigh(pod.metadata.namespace, group, labels.get(WORKLOAD_LABEL, ""))
         except DeletedNodeError as error:
@@ -206,7 +227,7 @@ class Extender:
             return None
         try:
             return _decode_target(text)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return None
 
 
@@ -217,7 +238,7 @@ def _question(body: bytes) -> Question:
             question = Question(found.pod, found.node_names)
         else:
             question = _decode_question(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     if not question.nodenames:
         question = _other_spelling(body)
@@ -234,7 +255,7 @@ def _other_spelling(body: bytes) -> Question:
             msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
         pod = msgspec.json.decode(fields.get("pod", b"{}"), type=AskedPod)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     return Question(pod, fields["nodenames"])
 

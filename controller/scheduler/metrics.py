@@ -35,6 +35,10 @@ class ExtenderMetrics:
             registry=registry,
         )
 
+    def count_preemption(self, refused: int) -> None:
+        """Count one preempt answer."""
+        self.decisions.labels("preempt", "refused-some" if refused else "passed").inc()
+
     def count_filter(self, refused: int) -> None:
         """Count one filter answer."""
         self.decisions.labels("filter", "refused-some" if refused else "passed").inc()

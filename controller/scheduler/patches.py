@@ -9,38 +9,64 @@ from typing import Any
 
 import msgspec
 
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
     Verdicts,
-    owner_of,
+    is_replaceable,
+    is_tied,
     requirement,
     tighten,
     wishes_of,
     zone_verdicts,
 )
-from controller.scheduler.config import Placement, SchedulerConfig
+from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import DECISION_ANNOTATION, Decision, decide, explain
-from controller.scheduler.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Target, placement_of
 from controller.scheduler.rules import Weighing
 from controller.scheduler.state import DeletedNodeError, State
 
 RETRY_ANNOTATION = "netaware.io/retry"
 """On a pod: changes when the pod is worth another try, which puts it back into the scheduler's queue."""
 
-ReleasePatch = dict[str, Any]
+PodPatch = dict[str, Any]
 _OPEN = {"$patch": "delete", "name": GATE}
 
 
-def mode_of(pod: GroupPod, config: SchedulerConfig) -> Placement:
-    """How a pod's decision is handed over: pods of schedulers that ask no extender of ours can only be told by affinity."""
-    names = config.scheduler_names
-    default = config.placement if not names or pod.spec.scheduler_name in names else "affinity"
-    return placement_of(pod.metadata.labels, default)
+class Handover(msgspec.Struct, frozen=True):
+    """How a decision is put in affinity mode.
+
+    Attributes:
+        hostname: the label of the target's host, empty where it has none.
+        demands: whether zones may be required; wishes alone where demands could not be met before.
+        as_asked: the pod keeps the words of its user and gets none of ours, as where the plan found no place for it: an
+            autoscaler makes a node for what it reads there.
+    """
+
+    hostname: str = ""
+    demands: bool = True
+    as_asked: bool = False
+
+
+FULL = Handover()
+
+
+def mode_of(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
+    """How a pod's decision is handed over: pods of schedulers that ask no extender of ours cannot be told by one."""
+    names, default = config.scheduler_names, config.placement
+    if names and pod.spec.scheduler_name not in names and default == "extender":
+        default = "affinity"
+    return state.placement_of(pod.metadata.labels, pod.metadata.namespace, default)
 
 
 def release_patch(
-    state: State, config: SchedulerConfig, pod: GroupPod, target: Target | None, now: float
-) -> ReleasePatch:
+    state: State,
+    config: SchedulerConfig,
+    pod: GroupPod,
+    target: Target | None,
+    now: float,
+    *,
+    handover: Handover = FULL,
+) -> PodPatch:
     """Open the gate, and hand the decision over in the same write.
 
     Args:
@@ -49,13 +75,14 @@ def release_patch(
         pod: gated.
         target: where the plan wants it, None without a plan.
         now: wall clock.
+        handover: how the decision is put.
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
-    if mode_of(pod, config) == "affinity":
+    if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_tied(pod):
         verdicts = _verdicts(state, pod)
-        ours = requirement(verdicts, target if owner_of(pod) else None)
-        affinity = tighten(pod, ours, wishes_of(verdicts, target))
+        ours = requirement(verdicts, target if is_replaceable(pod) else None) if handover.demands else None
+        affinity = tighten(pod, ours, wishes_of(verdicts, target, handover.hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
         if ours is not None:
@@ -63,12 +90,12 @@ def release_patch(
     return _patch(pod, annotations, spec)
 
 
-def opening_patch(pod: GroupPod) -> ReleasePatch:
+def opening_patch(pod: GroupPod) -> PodPatch:
     """Open the gate and do nothing else."""
     return _patch(pod, {}, {"schedulingGates": [dict(_OPEN)]})
 
 
-def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> ReleasePatch:
+def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> PodPatch:
     """Make the scheduler try a pod again: any change of a pod does that.
 
     Args:
@@ -82,7 +109,17 @@ def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> ReleasePat
     return _patch(pod, annotations, {})
 
 
-def decision_patch(pod: GroupPod, decision: Decision) -> ReleasePatch:
+def nomination_patch(pod: GroupPod, node: str) -> PodPatch:
+    """For the subresource status: the host on which kube-scheduler is to keep room for the pod."""
+    return {**_patch(pod, {}, {}), "status": {"nominatedNodeName": node}}
+
+
+def as_of(patch: PodPatch, pod: GroupPod) -> PodPatch:
+    """The same patch for a later version of the pod."""
+    return {**patch, "metadata": {**patch["metadata"], "resourceVersion": pod.metadata.resource_version}}
+
+
+def decision_patch(pod: GroupPod, decision: Decision) -> PodPatch:
     """Keep a decision on a pod that was placed without us opening a gate."""
     return _patch(pod, {DECISION_ANNOTATION: msgspec.json.encode(decision).decode()}, {})
 
@@ -104,7 +141,7 @@ def _annotations(state: State, pod: GroupPod, target: Target | None, now: float)
     return found
 
 
-def _patch(pod: GroupPod, annotations: dict[str, str], spec: dict[str, Any]) -> ReleasePatch:
+def _patch(pod: GroupPod, annotations: dict[str, str], spec: dict[str, Any]) -> PodPatch:
     metadata: dict[str, Any] = {"resourceVersion": pod.metadata.resource_version, "uid": pod.metadata.uid}
     if annotations:
         metadata["annotations"] = annotations

@@ -1,38 +1,52 @@
-"""The whole group at once: a host for every replica that waits, so that all dependencies together cost least.
+"""The whole group at once: a host for every replica that waits, so that calls spend as little time on the network as can be.
 
-Judged pod by pod, a first replica sees no cost at all and its placement is no better than chance (docs/adr, plan the group).
-So the plan takes what is bound as given, and everything else, replicas that do not exist yet included, as one problem:
-lowest total cost, no dependency beyond its maxNetworkCost where that can be, within what the hosts have room for.
+Judged pod by pod, a first replica sees no cost at all and its placement is no better than chance (docs/adr/0006). So the plan takes
+what is bound as given, and everything else, replicas that do not exist yet included, as one problem: everything placed that can
+be, no dependency beyond its maxNetworkCost where that can be, then the time of calls (docs/adr/0051), within what hosts have room
+for and pods ask for.
 """
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from controller.appgroup.graph import Graph
+from controller.cluster.costs import CostTable, Location
+from controller.cluster.graph import Graph
+from controller.cluster.hosts import Host, Room
+from controller.cluster.pods import GroupPod, NodeSelector, Target
+from controller.cluster.requests import Amounts
+from controller.cluster.resources import AppGroup
+from controller.cluster.services import Routing, Service, routing_to
 from controller.scheduler.affinity import as_asked
-from controller.scheduler.eligibility import is_choosy, may_run_on, tolerated
-from controller.scheduler.fleet import Host, Room
-from controller.scheduler.placement import Problem
-from controller.scheduler.pods import GroupPod, GroupPodSpec, Target
-from controller.scheduler.requests import PODS_RESOURCE, Amounts, requests_of
-from controller.scheduler.rules import SAME_HOST_COST, CostTable, Location
-from controller.scheduler.search import Solution, solve
-from controller.scheduler.spreading import Spreading
-from controller.scheduler.spreading_rules import spreading_of
-from controller.scheduler.tables import CostTables
+from controller.scheduler.plan.judge import count_hosts, judge
+from controller.scheduler.plan.problem import Ints
+from controller.scheduler.plan.solve import Effort, solve
+from controller.scheduler.preferences import dependencies_of, objective_of, spread_of
+from controller.scheduler.problem_builder import (
+    Demand,
+    Draft,
+    Objective,
+    Spread,
+    Standing,
+    Waiting,
+    asks_of,
+    draft,
+    timed,
+    whole_cost,
+)
+from controller.scheduler.survival import pays, price_us
+from controller.scheduler.why import why_unplaced
+from controller.traffic.prices import PriceTable
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-_WHOLE_GROUPS = 1 << 40
-"""Replicas that fit into a host where none asks for anything."""
+EFFORT = Effort(steps_per_replica=600, most_steps=1_500_000, room_turns=4000)
+"""Of one plan: it may have to be made again a moment later. 5,000 replicas on 10,000 hosts take about a second."""
+DEADLINE_S = 20.0
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True):
@@ -50,6 +64,17 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         seats: pod key -> node of the group's pods that ``used`` counts. Pods and what they use are two watches, of which
             either may be ahead; None when they agree.
         room: hosts and used as a table, for whoever keeps one; None to have it made.
+        group: for its annotations; None when it has none.
+        services: those of the namespaces of its pods.
+        spread: where no annotation says otherwise.
+        objective: where no annotation says otherwise.
+        measured: whether there is a NetworkTopology.
+        promised: node -> requests of pods of other groups that are expected there, beyond ``used``.
+        refused: pod key -> hosts that the scheduler refused to its like, and that have not changed since.
+        volumes: pod key -> what its volumes demand of a node; every one must hold.
+        hot: hosts above what the descheduler lets them be loaded with; they are taken only where nothing else will do.
+        turn: the same question asked again gets another search.
+        prices: of bytes between zones, for groups whose objective weighs money.
     """
 
     graph: Graph
@@ -62,6 +87,17 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     previous: Mapping[str, Target] = {}
     seats: Mapping[str, str] | None = None
     room: Room | None = None
+    group: AppGroup | None = None
+    services: Sequence[Service] = ()
+    spread: Spread = "soft"
+    objective: Objective = "time"
+    measured: bool = True
+    promised: Mapping[str, Amounts] = {}
+    refused: Mapping[str, frozenset[str]] = {}
+    volumes: Mapping[str, tuple[NodeSelector, ...]] = {}
+    hot: frozenset[str] = frozenset()
+    turn: int = 0
+    prices: PriceTable | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -69,59 +105,81 @@ class Plan(msgspec.Struct, frozen=True):
 
     Attributes:
         targets: pod key -> target, for pods that wait and fit somewhere; released ones included.
-        unplaced: keys of waiting pods for which no host has room.
-        cost: of all dependencies together once everything is placed, replicas to come included.
-        violations: pairs of pods beyond their maxNetworkCost.
+        unplaced: keys of waiting pods for which no place was found.
+        cost: networkCost over all pairs once everything is placed, replicas to come included.
+        violations: pairs of a caller and a replica that may answer it beyond their maxNetworkCost; all pairs in parity.
+        latency_us: expected time of a call on the network.
+        survival_us: of it, what is paid for surviving a zone; None where nobody asked, or nothing is to survive.
+        why: unplaced pod -> what every node lacks.
+        problems: annotations that could not be read.
     """
 
     targets: Mapping[str, Target] = {}
     unplaced: tuple[str, ...] = ()
     cost: int = 0
     violations: int = 0
+    latency_us: float = 0.0
+    why: Mapping[str, str] = {}
+    problems: tuple[str, ...] = ()
+    survival_us: float | None = None
 
 
-def plan_group(snapshot: GroupSnapshot, *, most_sites: int = 20) -> Plan:
-    """Plan a group. The same snapshot gives the same plan.
+def plan_group(
+    snapshot: GroupSnapshot, *, effort: Effort = EFFORT, deadline_s: float = DEADLINE_S, priced: bool = False
+) -> Plan:
+    """Plan a group. The same snapshot and effort give the same plan, unless the deadline cuts the search short.
 
     Args:
         snapshot: the group and the cluster.
-        most_sites: how many hosts of one zone are considered at most.
+        effort: how much work the plan may be.
+        deadline_s: what is found by then is the plan, seconds.
+        priced: also work out what surviving a zone costs, by a second plan.
     """
-    draft = _Draft(snapshot, most_sites)
-    if not draft.slots:
-        return Plan(draft.kept)
-    solution = draft.solve()
-    return draft.plan(solution)
+    reading = _Reading(snapshot)
+    if not reading.slots:
+        return Plan(reading.kept, problems=tuple(reading.problems))
+    return reading.plan(effort, deadline_s, priced=priced)
+
+
+def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
+    """The same cluster if one of the group's bound pods were gone, and another like it waited under its name."""
+    pod = next(pod for pod in snapshot.pods if pod.metadata.key == key)
+    node, replace = pod.spec.node_name, msgspec.structs.replace
+    waiting = replace(pod, spec=replace(pod.spec, node_name=""), status=replace(pod.status, phase="Pending"))
+    promised = dict(snapshot.promised)
+    if snapshot.seats is None or key in snapshot.seats:
+        left = dict(promised.get(node, {}))
+        for name, value in asks_of(pod.spec).items():
+            left[name] = left.get(name, 0) - value
+        promised[node] = left
+    return replace(
+        snapshot,
+        pods=[waiting if other is pod else other for other in snapshot.pods],
+        seats=None if snapshot.seats is None else {k: seat for k, seat in snapshot.seats.items() if k != key},
+        promised=promised,
+    )
 
 
 class _Slot(msgspec.Struct, frozen=True):
-    """A replica to place: a waiting pod, or one that its workload declares and that does not exist yet (no key)."""
+    """A replica to place, and what it comes after: pods by age, then those that do not exist yet."""
 
-    workload: int
-    key: str
+    waiting: Waiting
     order: tuple[str, str]
 
 
-class _Draft:
-    """A snapshot made into numbers, and the way back."""
+class _Reading:
+    """A snapshot made into a demand, and the way back."""
 
-    def __init__(self, snapshot: GroupSnapshot, most_sites: int) -> None:
+    def __init__(self, snapshot: GroupSnapshot) -> None:
         self.snapshot = snapshot
         self.graph = snapshot.graph
+        self.problems: list[str] = []
+        self.kept: dict[str, Target] = {}
         self._position = {selector: i for i, selector in enumerate(self.graph.selectors)}
         self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
-        self._fixed: list[Counter[str]] = [Counter() for _ in self.graph.workloads]
-        self.kept: dict[str, Target] = {}
-        self._taken: dict[str, Amounts] = defaultdict(dict)
+        self._standing: list[Standing] = []
+        self._taken: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.promised.items()})
         self.slots = self._read_pods()
-        self._wanted = [_requests(model) for model in self._models]
-        self._resources = sorted({name for wanted in self._wanted for name, value in wanted.items() if value})
-        self._room = snapshot.room or Room(snapshot.hosts, snapshot.used)
-        self._free = self._free_table()
-        self._eligible = self._eligible_hosts()
-        self._chosen = self._choose_sites(most_sites)
-        self._sites = [snapshot.hosts[self._room.names[number]] for number in self._chosen.tolist()]
-        self._tables = CostTables(self.graph, snapshot.costs, [host.location for host in self._sites])
 
     def _read_pods(self) -> list[_Slot]:
         """Sort pods into what stays and what is to be placed."""
@@ -132,227 +190,162 @@ class _Draft:
             if position is None or pod.over:
                 continue
             live[position] += 1
-            key = pod.metadata.key
-            self._models[position] = self._models[position] or as_asked(pod)
-            seats = self.snapshot.seats
-            node = pod.spec.node_name or (seats or {}).get(key, "")
-            if node:
-                self._fixed[position][node] += 1
-                if seats is not None and key not in seats:
-                    self._take(node, pod)
-                continue
-            target = self.snapshot.released.get(key)
-            if target is not None and target.node in self.snapshot.hosts:
-                self._hold(pod, position, target)
-            else:
-                slots.append(_Slot(position, key, (pod.metadata.creation_timestamp or "", key)))
+            asked = as_asked(pod)
+            self._models[position] = self._models[position] or asked
+            if not self._stays(pod, position) and not pod.other_gates:
+                key, snapshot = pod.metadata.key, self.snapshot
+                refused = snapshot.refused.get(key, frozenset())
+                waiting = Waiting(key, position, asked, snapshot.volumes.get(key, ()), refused)
+                slots.append(_Slot(waiting, (pod.metadata.creation_timestamp or "", key)))
         for position, selector in enumerate(self.graph.selectors):
+            model = self._models[position] or GroupPod()
             missing = self.snapshot.replicas.get(selector, 0) - live[position]
-            slots += [_Slot(position, "", ("~", str(i))) for i in range(missing)]
+            slots += [_Slot(Waiting("", position, model), ("~", str(i))) for i in range(missing)]
         return slots
 
-    def _hold(self, pod: GroupPod, position: int, target: Target) -> None:
-        """A pod that may be bound at any moment: its target is as good as taken."""
-        self.kept[pod.metadata.key] = target
-        self._fixed[position][target.node] += 1
-        self._take(target.node, pod)
-
-    def _take(self, node: str, pod: GroupPod) -> None:
-        taken = self._taken[node]
-        for name, value in _requests(pod).items():
-            taken[name] = taken.get(name, 0) + value
-
-    def _free_table(self) -> Ints:
-        """[host, resource] what is free once everything that stays is there."""
-        free = self._room.free(self._resources)
-        for node, taken in self._taken.items():
-            number = self._room.number_of.get(node)
-            if number is not None:
-                free[number] -= [taken.get(resource, 0) for resource in self._resources]
-        return free
-
-    def _eligible_hosts(self) -> list[Bools]:
-        """Per workload, [host] whether it may go there at all; workloads that ask for the same share one answer."""
-        known: dict[bytes, Bools] = {}
-        found = []
-        for model in self._models:
-            spec = model.spec if model is not None else GroupPodSpec()
-            asked = msgspec.json.encode((spec.node_selector, spec.affinity, spec.tolerations))
-            if asked not in known:
-                known[asked] = self._eligible_for(spec)
-            found.append(known[asked])
-        return found
-
-    def _eligible_for(self, spec: GroupPodSpec) -> Bools:
-        hosts, names = self.snapshot.hosts, self._room.names
-        if is_choosy(spec):
-            may: Bools = np.array([may_run_on(spec, name, hosts[name].labels) for name in names], np.bool_)
+    def _stays(self, pod: GroupPod, position: int) -> bool:
+        """Whether a pod is bound, or may be at any moment: its target is as good as taken."""
+        key, seats = pod.metadata.key, self.snapshot.seats
+        node = pod.spec.node_name or (seats or {}).get(key, "")
+        if node:
+            counted = seats is None or key in seats
         else:
-            may = np.ones(len(names), np.bool_)
-        for number in self._room.tainted:
-            may[number] &= tolerated(hosts[names[number]].taints, spec.tolerations)
-        return may
+            target = self.snapshot.released.get(key)
+            if target is None or target.node not in self.snapshot.hosts:
+                return False
+            self.kept[key], node, counted = target, target.node, False
+        self._standing.append(Standing(node, position, pod))
+        if not counted:
+            taken = self._taken[node]
+            for name, value in asks_of(pod.spec).items():
+                taken[name] = taken.get(name, 0) + value
+        return True
 
-    def _choose_sites(self, most_sites: int) -> Ints:
-        """Numbers of the hosts to choose from: of each zone the roomiest, until the zone could hold the whole group.
-
-        Hosts with pods of the group come first, then those of earlier plans, then by room, then by name.
-        """
-        ours = np.zeros(len(self._room.names), np.bool_)
-        for node in {node for fixed in self._fixed for node in fixed} | {
-            target.node for target in self.snapshot.previous.values()
-        }:
-            number = self._room.number_of.get(node)
-            if number is not None:
-                ours[number] = True
-        rooms: Ints = (self._free // np.array(self._mean_request(), np.int64)).min(axis=1, initial=_WHOLE_GROUPS)
-        candidates = np.logical_or.reduce(self._eligible) & ((rooms > 0) | ours)
-        numbers = np.flatnonzero(candidates)
-        location_of = self._room.location_of[numbers]
-        ranked = numbers[np.lexsort((-rooms[numbers], ~ours[numbers], location_of))]
-        fewest = max(Counter(s.workload for s in self.slots).values(), default=1)
-        chosen: list[int] = []
-        ends = np.cumsum(np.bincount(location_of, minlength=len(self._room.locations))).tolist()
-        for begin, end in zip([0, *ends], ends, strict=False):
-            wanted = len(self.slots)
-            for turn, number in enumerate(ranked[begin : min(end, begin + most_sites)].tolist()):
-                # Enough is when the zone could hold everything, one workload's replicas on a host each: more hosts cannot
-                # lower the cost.
-                if wanted <= 0 and turn >= fewest:
-                    break
-                wanted -= int(rooms[number])
-                chosen.append(number)
-        return np.array(chosen, np.int64)
-
-    def _mean_request(self) -> list[int]:
-        """Per resource, the mean over the replicas to place, at least 1."""
-        count = max(len(self.slots), 1)
-        return [max(sum(self._wanted[s.workload].get(r, 0) for s in self.slots) // count, 1) for r in self._resources]
-
-    def solve(self) -> Solution:
-        """Search; where wishes to spread leave somebody out, once more without the wishes."""
-        rules = spreading_of(self._models, self._sites, self._fixed, self.snapshot.hosts)
-        strict = Spreading(rules.all) if rules.all else None
-        problem = self._problem(strict)
-        hints = self._hints()
-        seed = zlib.crc32("/".join(self.graph.selectors).encode())
-        solution = solve(problem, hints, seed=seed)
-        if len(rules.demands) < len(rules.all) and problem.sites in solution.site_of:
-            demanded = Spreading(rules.demands) if rules.demands else None
-            solution = solve(msgspec.structs.replace(problem, spreading=demanded), hints, seed=seed)
-        return solution
-
-    def _problem(self, spreading: Spreading | None) -> Problem:
-        allowed = np.array([may[self._chosen] for may in self._eligible], np.bool_)
-        return Problem(
-            workload_of=np.array([slot.workload for slot in self.slots], np.int64),
-            links=self._tables.links,
-            tables=self._tables.tables,
-            zone_of=np.array(self._tables.zone_of, np.int64),
-            free=self._free[self._chosen],
-            requests=np.array([[w.get(r, 0) for r in self._resources] for w in self._wanted], np.int64).reshape(
-                len(self._wanted), len(self._resources)
-            ),
-            allowed=allowed.reshape(len(self._wanted), len(self._sites)),
-            standing=self._standing(),
-            spreading=spreading,
+    def _demand(self) -> Demand:
+        snapshot, group = self.snapshot, self.snapshot.group or AppGroup()
+        default = spread_of(group.metadata.annotations, snapshot.spread, self.problems)
+        counts = [0] * len(self.graph.workloads)
+        for position in (*(slot.waiting.workload for slot in self.slots), *(s.workload for s in self._standing)):
+            counts[position] += 1
+        routings = [
+            routing_to(snapshot.services, model.metadata.namespace, model.metadata.labels or {})
+            if model is not None
+            else Routing.ANY
+            for model in self._models
+        ]
+        return Demand(
+            hosts=snapshot.hosts,
+            room=snapshot.room or Room(snapshot.hosts, snapshot.used),
+            waiting=[slot.waiting for slot in self.slots],
+            standing=self._standing,
+            spreads=[
+                spread_of(model.metadata.annotations, default, self.problems) if model is not None else default
+                for model in self._models
+            ],
+            dependencies=dependencies_of(group, self.graph, counts, routings, self.problems),
+            costs=snapshot.costs,
+            taken=self._taken,
+            objective=objective_of(group, snapshot.objective, self.problems, priced=snapshot.prices is not None),
+            measured=snapshot.measured,
+            prices=snapshot.prices,
         )
 
-    def _standing(self) -> Ints:
-        """[workload, site] what a replica pays towards pods that stay."""
-        standing = np.zeros((len(self.graph.workloads), len(self._sites)), np.int64)
-        index = {host.name: i for i, host in enumerate(self._sites)}
-        for link, edge in zip(self._tables.links, self.graph.edges, strict=True):
-            for one, other, outward in (
-                (edge.dependant, edge.dependency, True),
-                (edge.dependency, edge.dependant, False),
-            ):
-                for node, count in self._fixed[other].items():
-                    host = self.snapshot.hosts.get(node)
-                    if host is None:
-                        continue
-                    standing[one] += count * self._tables.towards(link.table, host.location, outward=outward)
-                    if node in index:
-                        site = index[node]
-                        own = self._tables.towards(link.table, host.location, outward=outward)[site]
-                        standing[one, site] += count * (SAME_HOST_COST - own)
-        return standing
+    def plan(self, effort: Effort, deadline_s: float, *, priced: bool) -> Plan:
+        """Search, and give the places found to the pods."""
+        demand = self._demand()
+        ends_at = time.monotonic() + deadline_s
+        seed = zlib.crc32("/".join(self.graph.selectors).encode()) + self.snapshot.turn
 
-    def _hints(self) -> list[int] | None:
+        def search(wanted: Demand) -> tuple[Demand, Draft, Ints | None, Ints]:
+            drawn = draft(wanted)
+            hints = self._hints(drawn.number_of)
+            left_s = ends_at - time.monotonic()
+            return wanted, drawn, hints, solve(drawn.problem, hints, seed=seed, effort=effort, deadline_s=left_s)
+
+        wanted, drawn, hints, at = search(self._avoiding(demand))
+        if self.snapshot.hot and _lacks(drawn, at) > (0, 0):
+            # Rather a hot host than none, and rather than one that calls must not come from.
+            anywhere = search(demand)
+            if _lacks(anywhere[1], anywhere[3]) < _lacks(drawn, at):
+                wanted, drawn, hints, at = anywhere
+        targets, unplaced, why = dict(self.kept), [], {}
+        reasons: dict[int, str] = {}
+        for replica, host in enumerate(self._in_turns(drawn.problem.class_of, at, hints, drawn.problem.zone_of)):
+            key = self.slots[replica].waiting.key
+            if not key:
+                continue
+            if host >= 0:
+                found = self.snapshot.hosts[drawn.names[host]]
+                targets[key] = Target(found.location.zone, found.location.region, found.name)
+                continue
+            class_ = int(drawn.problem.class_of[replica])
+            if class_ not in reasons:
+                reasons[class_] = why_unplaced(wanted, drawn, at, replica)
+            unplaced.append(key)
+            why[key] = reasons[class_]
+        judged = judge(drawn.problem, at)
+        paid_us = None
+        if priced and pays(demand):
+            left_s = max(ends_at - time.monotonic(), 0.0)
+            paid_us = price_us(demand, drawn, at, seed=seed, effort=effort, deadline_s=left_s)
+        return Plan(
+            targets=targets,
+            unplaced=tuple(unplaced),
+            cost=whole_cost(demand, count_hosts(drawn.problem, at), drawn.names),
+            violations=judged.beyond,
+            latency_us=0.0 if demand.objective == "parity" else judge(timed(demand, drawn.problem), at).latency,
+            why=why,
+            problems=tuple(dict.fromkeys(self.problems)),
+            survival_us=paid_us,
+        )
+
+    def _avoiding(self, demand: Demand) -> Demand:
+        """The demand without hot hosts."""
+        hot = self.snapshot.hot
+        if not hot:
+            return demand
+        waiting = [msgspec.structs.replace(w, refused=w.refused | hot) for w in demand.waiting]
+        return msgspec.structs.replace(demand, waiting=waiting)
+
+    def _hints(self, number_of: Mapping[str, int]) -> Ints | None:
+        """[replica] host of the earlier plan, or -1."""
         if not self.snapshot.previous:
             return None
-        index = {host.name: i for i, host in enumerate(self._sites)}
-        nowhere = len(self._sites)
-        targets = (self.snapshot.previous.get(slot.key) for slot in self.slots)
-        return [index.get(target.node, nowhere) if target is not None else nowhere for target in targets]
+        targets = (self.snapshot.previous.get(slot.waiting.key) for slot in self.slots)
+        return np.array([-1 if target is None else number_of.get(target.node, -1) for target in targets], np.int64)
 
-    def plan(self, solution: Solution) -> Plan:
-        """Give the places found to the pods: those created first get those of the zones with most of them first."""
-        by_workload: dict[int, list[int]] = defaultdict(list)
-        for slot, site in zip(self.slots, solution.site_of, strict=True):
-            by_workload[slot.workload].append(site)
-        targets, unplaced = dict(self.kept), []
-        where: list[Counter[str]] = [Counter(fixed) for fixed in self._fixed]
-        for workload, sites in by_workload.items():
-            slots = sorted((s for s in self.slots if s.workload == workload), key=lambda s: s.order)
-            for slot, site in zip(slots, self._in_turns(slots, sites), strict=True):
-                if site < len(self._sites):
-                    host = self._sites[site]
-                    where[workload][host.name] += 1
-                    if slot.key:
-                        targets[slot.key] = Target(host.location.zone, host.location.region, host.name)
-                elif slot.key:
-                    unplaced.append(slot.key)
-        cost, violations = self._judge(where)
-        return Plan(targets, tuple(unplaced), cost, violations)
-
-    def _in_turns(self, slots: Sequence[_Slot], sites: Sequence[int]) -> list[int]:
-        """The sites of one workload, in an order that suits its pods: each keeps its previous one where that is among them;
-        the rest take zones in turn, so that a spread is even at every moment.
+    def _in_turns(self, class_of: Ints, at: Ints, hints: Ints | None, zone_of: Ints) -> list[int]:
+        """[replica] host: the places of one class, in an order that suits its pods. Each keeps its previous one where that is
+        among them; the rest, by age, take zones in turn, so that a spread is even at every moment.
         """
-        left = Counter(sites)
-        index = {host.name: i for i, host in enumerate(self._sites)}
-        given: dict[int, int] = {}
-        for turn, slot in enumerate(slots):
-            target = self.snapshot.previous.get(slot.key)
-            site = index.get(target.node, -1) if target is not None else -1
-            if left[site] > 0:
-                left[site] -= 1
-                given[turn] = site
-        rounds: Counter[object] = Counter()
-        queue = []
-        for site in sorted(left.elements()):
-            zone = self._sites[site].location if site < len(self._sites) else None
-            queue.append((site == len(self._sites), rounds[zone], site))
-            rounds[zone] += 1
-        rest = iter(site for _, _, site in sorted(queue))
-        return [given[turn] if turn in given else next(rest) for turn in range(len(slots))]
-
-    def _judge(self, where: Sequence[Mapping[str, int]]) -> tuple[int, int]:
-        """Total cost and violations over all pairs of pods, by the contract's table."""
-        total = violations = 0
-        for edge in self.graph.edges:
-            for origin, callers in where[edge.dependant].items():
-                for destination, called in where[edge.dependency].items():
-                    cost, violated = self._pair(origin, destination, edge.max_network_cost)
-                    total += callers * called * cost
-                    violations += callers * called * violated
-        return total, violations
-
-    def _pair(self, origin: str, destination: str, max_cost: int) -> tuple[int, bool]:
-        if origin == destination:
-            return SAME_HOST_COST, False
-        hosts = self.snapshot.hosts
-        if origin not in hosts or destination not in hosts:
-            return 0, False
-        verdict, cost = self.snapshot.costs.judge(hosts[origin].location, hosts[destination].location, max_cost)
-        return cost, verdict == "violated"
+        members: dict[int, list[int]] = defaultdict(list)
+        for replica, class_ in enumerate(class_of.tolist()):
+            members[class_].append(replica)
+        given: list[int] = at.tolist()
+        for replicas in members.values():
+            left = Counter(int(at[replica]) for replica in replicas)
+            waiting = []
+            for replica in sorted(replicas, key=lambda r: self.slots[r].order):
+                hint = -1 if hints is None else int(hints[replica])
+                if hint >= 0 and left[hint] > 0:
+                    left[hint] -= 1
+                    given[replica] = hint
+                else:
+                    waiting.append(replica)
+            rounds: Counter[int] = Counter()
+            queue = []
+            for host in sorted(left.elements()):
+                zone = int(zone_of[host]) if host >= 0 else -1
+                queue.append((host < 0, rounds[zone], host))
+                rounds[zone] += 1
+            for replica, (_, _, host) in zip(waiting, sorted(queue), strict=True):
+                given[replica] = host
+        return given
 
 
-def _requests(pod: GroupPod | None) -> Amounts:
-    if pod is None:
-        return {PODS_RESOURCE: 1}
-    return requests_of(pod.spec.containers, pod.spec.init_containers, pod.spec.overhead)
+def _lacks(drawn: Draft, at: Ints) -> tuple[int, int]:
+    """Replicas without a place, and limits that are broken."""
+    return int((at < 0).sum()), judge(drawn.problem, at).beyond
 
 
 def total_cost(graph: Graph, places: Iterable[tuple[str, Location, str]], costs: CostTable) -> tuple[int, int]:

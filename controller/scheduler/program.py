@@ -6,23 +6,35 @@ import asyncio
 import ipaddress
 import ssl
 from collections.abc import Awaitable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
-from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import (
+    APPGROUP_LABEL,
+    APPGROUPS,
+    NETWORK_TOPOLOGIES,
+    SERVICES,
+    AppGroup,
+    NetworkTopology,
+)
+from controller.cluster.services import Service as KubernetesService
 from controller.scheduler.config import ExtenderConfig, SchedulerConfig
 from controller.scheduler.extender import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.pods import GroupPod
 from controller.scheduler.state import State
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 from kubekit.http import Checks, Server, parse_listen
+from kubekit.loop import LoopWatch
+from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.reflector import Reflector
 from kubekit.runtime import settle_memory, supervise
-from kubekit.wire import NODES, PODS, Node
+from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
+from netperf.contract import HOME_NAMESPACE
 
 log = logs.get("controller.scheduler.program")
 
@@ -35,7 +47,7 @@ async def run_extender(
     *,
     listen: str = DEFAULT_LISTEN,
     metrics_listen: str | None = None,
-    namespace: str = "netaware-system",
+    namespace: str = HOME_NAMESPACE,
 ) -> None:
     """Serve until cancelled.
 
@@ -82,10 +94,22 @@ class Service:
         self._pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, label_selector=APPGROUP_LABEL)
         self._groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
         self._topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
-        self.state = State(config, namespace)
-        self.state.follow(self._nodes, self._pods, self._groups, self._topologies)
+        self._namespaces: Reflector[Object] = Reflector(client, NAMESPACES, Object)
+        self._services: Reflector[KubernetesService] = Reflector(client, SERVICES, KubernetesService)
+        self.state = State(config, namespace, consent=True)
+        self.state.follow(
+            self._nodes,
+            self._pods,
+            self._groups,
+            self._topologies,
+            namespaces=self._namespaces,
+            services=self._services,
+        )
         checks = Checks()
         checks.ready["mirrors"] = self.unready
+        checks.ready["age"] = lambda: stale(self._by_name.values())
+        registry.register(MirrorMetrics(lambda: self._by_name))
+        self._loop = LoopWatch(registry)
         tls = _tls(config.extender)
         if tls is None and not _is_loopback(listen):
             log.warning("serving without TLS beyond this machine: set scheduler.extender.tlsCertFile", listen=listen)
@@ -99,9 +123,22 @@ class Service:
             "pods": self._pods.settled,
             "app groups": self._groups.settled,
             "network topologies": self._topologies.settled,
+            "namespaces": self._namespaces.settled,
+            "services": self._services.settled,
         }
         missing = [name for name, settled in mirrors.items() if not settled.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
+
+    @property
+    def _by_name(self) -> dict[str, Any]:
+        return {
+            "nodes": self._nodes,
+            "group-pods": self._pods,
+            "app-groups": self._groups,
+            "network-topologies": self._topologies,
+            "namespaces": self._namespaces,
+            "services": self._services,
+        }
 
     def mirrors(self) -> dict[str, Awaitable[None]]:
         """The endless tasks that keep the state true."""
@@ -110,14 +147,16 @@ class Service:
             "pods": self._pods.run(),
             "app groups": self._groups.run(),
             "network topologies": self._topologies.run(),
+            "namespaces": self._namespaces.run(),
+            "services": self._services.run(),
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:
         """Everything that runs, for `kubekit.runtime.supervise`."""
-        return {**self.mirrors(), "http": self.server.serve(), "memory": self._settle()}
+        return {**self.mirrors(), "http": self.server.serve(), "memory": self._settle(), "loop": self._loop.run()}
 
     async def _settle(self) -> None:
-        for mirror in (self._nodes, self._pods, self._groups, self._topologies):
+        for mirror in (self._nodes, self._pods, self._groups, self._topologies, self._namespaces, self._services):
             await mirror.settled.wait()
         settle_memory()
         log.info(

@@ -1,23 +1,29 @@
 """TopologicalSort by gates (docs/contracts, section 6): whose turn it is, and for how long anybody waits. Pure.
 
 A pod is released when every workload that comes before its own has its pods bound. What does not come, or cannot be placed,
-holds nobody up for longer than a stated time; so no pod is ever held for good, whatever is wrong with its group.
+holds nobody up for longer than a stated time; so no pod is ever held for good, whatever is wrong with its group. Pods for which
+the plan found no place are released at once and all together, since an autoscaler sees only what the scheduler has refused.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from controller.cluster.pods import GroupPod
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.pods import GroupPod
 from kubekit.wire import parse_time
 
-Cause = Literal["turn", "no-group", "no-workload", "waited"]
-"""Why a pod is released: its turn; no such AppGroup; the group has no such workload; it waited for the longest time."""
+Cause = Literal["turn", "no-group", "no-workload", "waited", "unplaced"]
+"""Why a pod is released: its turn; no such AppGroup; the group has no such workload; it waited for the longest time; the plan
+found no place for it."""
+
+FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
+"""Causes that wait for no plan."""
 
 
 class GroupQueue(msgspec.Struct, frozen=True):
@@ -30,6 +36,9 @@ class GroupQueue(msgspec.Struct, frozen=True):
         replicas: workload selector -> how many pods it declares; absent where that is not known.
         members: numMembers of the group.
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
+        unplaced: keys of pods for which the plan found no place.
+        together: keys of pods that do not go in turn but all at once, and `held` is why they may not yet; empty when
+            they may.
     """
 
     order: Mapping[str, int]
@@ -38,6 +47,9 @@ class GroupQueue(msgspec.Struct, frozen=True):
     replicas: Mapping[str, int] = {}
     members: int = 0
     seen_at: Mapping[str, float] = {}
+    unplaced: frozenset[str] = frozenset()
+    together: frozenset[str] = frozenset()
+    held: str = ""
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -72,14 +84,51 @@ def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> Turns:
     return _Turns(queue, now, config).decide()
 
 
+def settles_in_s(queue: GroupQueue, now: float, config: GatesConfig) -> float:
+    """How long until the group's pods may be taken for all there are; 0 when that is now.
+
+    While pods are missing and one came just now, more will come, and the plan should know them all.
+    """
+    live: Counter[str] = Counter(pod.workload for pod in queue.pods if not pod.over)
+    if live.total() >= queue.members and all(live[selector] >= count for selector, count in queue.replicas.items()):
+        return 0.0
+    newest = max((queue.seen_at.get(p.metadata.key, 0.0) for p in queue.pods if not p.over), default=0.0)
+    return max(newest + config.settle_s - now, 0.0)
+
+
+class _Blocks(NamedTuple):
+    """The first workload in the order that holds up those after it, and why; nobody is at an infinite place."""
+
+    place: float = math.inf
+    reason: str = ""
+
+
 class _Turns:
+    """One look at a group. What blocks is found once per workload, since a group may have thousands of pods."""
+
     def __init__(self, queue: GroupQueue, now: float, config: GatesConfig) -> None:
         self._queue, self._now, self._config = queue, now, config
         self._live: dict[str, list[GroupPod]] = defaultdict(list)
+        self._finished: set[str] = set()
+        self._begun: set[str] = set()
         for pod in queue.pods:
             if not pod.over:
                 self._live[pod.workload].append(pod)
+                if pod.spec.node_name:
+                    self._begun.add(pod.workload)
+            elif pod.metadata.deletion_timestamp is None:
+                self._finished.add(pod.workload)
         self._wakes: list[float] = []
+        self._settles_s = settles_in_s(queue, now, config)
+        sequence = sorted(queue.order.items(), key=lambda entry: entry[1])
+        self._unbound = self._first(sequence, self._unbound_reason)
+        self._short = self._first(sequence, self._short_reason)
+        self._absent = self._first(sequence, self._absent_reason)
+
+    @staticmethod
+    def _first(sequence: Sequence[tuple[str, int]], reason_of: Callable[[str], str]) -> _Blocks:
+        found = ((place, reason_of(selector)) for selector, place in sequence)
+        return next((_Blocks(place, reason) for place, reason in found if reason), _Blocks())
 
     def decide(self) -> Turns:
         releases: list[Release] = []
@@ -106,59 +155,64 @@ class _Turns:
                 return ("no-workload" if self._queue.exists else "no-group"), ""
             self._wakes.append(self._config.absent_wait_s - age_s)
             return None, "its AppGroup has no such workload" if self._queue.exists else "its AppGroup does not exist"
-        if self._unsettled():
-            return None, "the group's pods are still being created"
+        if pod.metadata.key in self._queue.unplaced and self._settles_s <= 0:
+            return "unplaced", ""
+        reason = self._held_back(pod, age_s)
+        return (None, reason) if reason else ("turn", "")
+
+    def _held_back(self, pod: GroupPod, age_s: float) -> str:
+        """Why a pod that has a place, or may get one, does not go yet; empty when it does."""
+        if pod.other_gates:
+            return f"held by another scheduling gate: {', '.join(pod.other_gates)}"
+        if self._settles_s > 0:
+            self._wakes.append(self._settles_s)
+            return "the group's pods are still being created"
+        return self._queue.held if pod.metadata.key in self._queue.together else self._held_by(pod, age_s)
+
+    def _held_by(self, pod: GroupPod, age_s: float) -> str:
+        """Why a workload that comes before holds a pod up; empty when none does."""
         place = self._queue.order[pod.workload]
-        for selector, index in sorted(self._queue.order.items(), key=lambda entry: entry[1]):
-            if index >= place:
-                break
-            reason = self._blocks(selector, patient=patient, age_s=age_s)
-            if reason:
-                return None, reason
-        return "turn", ""
+        if self._unbound.place < place:
+            return self._unbound.reason
+        if age_s >= self._config.absent_wait_s:
+            return ""
+        # Of a workload that has run already this is a scale-out or a successor: the group stands, and what it has no pods
+        # of, such as a Job that is done and swept away, is not about to come.
+        missing = (self._short,) if pod.workload in self._begun else (self._short, self._absent)
+        first = min(missing)
+        if first.place < place:
+            self._wakes.append(self._config.absent_wait_s - age_s)
+            return first.reason
+        return ""
 
     def _age_s(self, pod: GroupPod) -> float:
         created = pod.metadata.creation_timestamp
         return max(self._now - parse_time(created), 0.0) if created else 0.0
 
-    def _unsettled(self) -> bool:
-        """Whether pods are missing and one came just now: the plan should know them all."""
-        live = sum(map(len, self._live.values()))
-        if live >= self._queue.members and all(
-            len(self._live[selector]) >= count for selector, count in self._queue.replicas.items()
-        ):
-            return False
-        seen = self._queue.seen_at
-        newest = max((seen.get(p.metadata.key, 0.0) for pods in self._live.values() for p in pods), default=0.0)
-        left_s = newest + self._config.settle_s - self._now
-        if left_s > 0:
-            self._wakes.append(left_s)
-        return left_s > 0
-
-    def _blocks(self, selector: str, *, patient: bool, age_s: float) -> str:
-        """Why a workload holds up those after it; empty when it does not."""
-        for pod in self._live[selector]:
-            if not pod.spec.node_name and not self._given_up(pod):
+    def _unbound_reason(self, selector: str) -> str:
+        for pod in self._live.get(selector, ()):
+            if not pod.spec.node_name and not pod.other_gates and not self._given_up(pod):
                 return f"workload {selector} comes first, and its pod {pod.metadata.name} is not bound yet"
-        missing = self._queue.replicas.get(selector, 1) - len(self._live[selector])
-        if missing > 0 and patient:
-            self._wakes.append(self._config.absent_wait_s - age_s)
-            return f"workload {selector} comes first, and {missing} of its pods do not exist yet"
         return ""
 
+    def _short_reason(self, selector: str) -> str:
+        missing = self._queue.replicas.get(selector, 0) - len(self._live.get(selector, ()))
+        return f"workload {selector} comes first, and {missing} of its pods do not exist yet" if missing > 0 else ""
+
+    def _absent_reason(self, selector: str) -> str:
+        """Nobody says how many pods it declares; one is expected, unless it had some that are done."""
+        known = selector in self._queue.replicas or selector in self._finished or self._live.get(selector)
+        return "" if known else f"workload {selector} comes first, and 1 of its pods do not exist yet"
+
     def _given_up(self, pod: GroupPod) -> bool:
-        """Whether the scheduler found no place for a pod for so long that others go first."""
-        if pod.gated:
+        """Whether the scheduler found no place for a pod, as the plan foresaw or for so long that others go first."""
+        if pod.gated or not pod.found_no_node:
             return False
+        if pod.metadata.key in self._queue.unplaced:
+            return True
         found = pod.condition("PodScheduled")
-        if (
-            found is None
-            or found.status != "False"
-            or found.reason != "Unschedulable"
-            or not found.last_transition_time
-        ):
-            return False
-        left_s = parse_time(found.last_transition_time) + self._config.absent_wait_s - self._now
+        since = found.last_transition_time if found is not None else None
+        left_s = parse_time(since) + self._config.absent_wait_s - self._now if since else 0.0
         if left_s > 0:
             self._wakes.append(left_s)
         return left_s <= 0

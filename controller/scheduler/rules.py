@@ -8,84 +8,15 @@ its cost does not grow with nodes x placed pods.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from controller.resources import REGION_LABEL, ZONE_LABEL, WeightInfo
-from kubekit import quantity
-from kubekit.errors import QuantityError
+from controller.cluster.costs import NOWHERE, SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST, CostTable, Location
+from controller.cluster.services import Routing
 
-SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST = 0, 1, 100
 MAX_SCORE = 100
-
-Verdict = Literal["satisfied", "violated", "unknown"]
-
-
-class Location(NamedTuple):
-    """Region and zone of a node; either may be empty."""
-
-    region: str = ""
-    zone: str = ""
-
-
-NOWHERE = Location()
-"""Where a node without both labels is."""
-
-
-class Way(NamedTuple):
-    """What the NetworkTopology says about one directed pair of zones or regions.
-
-    Attributes:
-        cost: networkCost.
-        free_bps: bandwidth that nobody has taken, bits per second; None when the capacity is not known.
-    """
-
-    cost: int
-    free_bps: int | None = None
-
-
-class CostTable:
-    """One weight of a NetworkTopology, made ready for look-ups. An absent weight knows no cost."""
-
-    def __init__(self, weight: WeightInfo | None = None) -> None:
-        self._zones: dict[tuple[str, str], Way] = {}
-        self._regions: dict[tuple[str, str], Way] = {}
-        for level in weight.topology_list if weight else ():
-            ways = {ZONE_LABEL: self._zones, REGION_LABEL: self._regions}.get(level.topology_key)
-            if ways is None:
-                continue
-            for origin in level.origin_list:
-                for entry in origin.cost_list:
-                    free = _free_bps(entry.bandwidth_capacity, entry.bandwidth_allocated)
-                    ways.setdefault((origin.origin, entry.destination), Way(entry.network_cost, free))
-
-    def way(self, origin: Location, destination: Location) -> Way | None:
-        """Look up a pair of different places: by zones inside a region, by regions otherwise. None when unknown."""
-        if origin.region == destination.region:
-            return self._zones.get((origin.zone, destination.zone))
-        return self._regions.get((origin.region, destination.region))
-
-    def judge(self, candidate: Location, peer: Location, max_cost: int) -> tuple[Verdict, int]:
-        """The contract's table for two different nodes, from ``candidate`` to the node of ``peer``."""
-        if peer == NOWHERE:
-            return "violated", UNKNOWN_COST
-        if candidate == peer:
-            return "satisfied", SAME_ZONE_COST
-        way = self.way(candidate, peer)
-        if way is None:
-            return "unknown", UNKNOWN_COST
-        return ("satisfied" if way.cost <= max_cost else "violated"), way.cost
-
-
-def _free_bps(capacity: str | int | None, allocated: str | int | None) -> int | None:
-    if capacity is None:
-        return None
-    try:
-        return quantity.parse_int(capacity) - (quantity.parse_int(allocated) if allocated is not None else 0)
-    except QuantityError:
-        return None
 
 
 class Bond(NamedTuple):
@@ -96,12 +27,14 @@ class Bond(NamedTuple):
         max_cost: maxNetworkCost of the dependency.
         min_bandwidth_bps: of the dependency, 0 when not asked for.
         pods: node -> how many of its pods are placed there; only nodes that exist.
+        routing: who answers calls to that workload.
     """
 
     selector: str
     max_cost: int
     min_bandwidth_bps: int
     pods: Mapping[str, int]
+    routing: Routing = Routing.ANY
 
 
 class Tally(NamedTuple):
@@ -112,12 +45,14 @@ class Tally(NamedTuple):
         violated: dependencies beyond it.
         cost: accumulated network cost.
         starved: a dependency lacks bandwidth; never set unless the bandwidth filter is on.
+        unknown: placed pods to which no cost is known; each counts `UNKNOWN_COST`.
     """
 
     satisfied: int = 0
     violated: int = 0
     cost: int = 0
     starved: bool = False
+    unknown: int = 0
 
     @property
     def passes(self) -> bool:
@@ -177,40 +112,86 @@ class _Sums:
         self._places, self._place_of, self._costs = places, place_of, costs
         self._satisfied, self._violated = [0] * len(places), [0] * len(places)
         self._cost, self._starved = [0] * len(places), [False] * len(places)
+        self._unknown = [0] * len(places)
         self._here: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
     def add_dependency(self, bond: Bond, *, bandwidth: bool) -> None:
-        for place, count in self._by_place(bond).items():
+        """Judge by the replicas that may answer: all of them, or those near by where the Service keeps calls near."""
+        by_place = self._by_place(bond)
+        near = self._answered_near(bond, by_place)
+        for place, count in by_place.items():
             peer = self._places[place]
             for i, candidate in enumerate(self._places):
+                if i in near:
+                    continue
                 verdict, cost = self._costs.judge(candidate, peer, bond.max_cost)
                 self._cost[i] += count * cost
                 self._satisfied[i] += count * (verdict == "satisfied")
                 self._violated[i] += count * (verdict == "violated")
+                self._unknown[i] += count * (verdict == "unknown")
             if bandwidth and bond.min_bandwidth_bps:
-                self._starve(bond, peer)
+                self._starve(bond, peer, near)
+        for place in near:
+            self._satisfied[place] += by_place[place]
+            self._cost[place] += by_place.total() * SAME_ZONE_COST
         for node, count in bond.pods.items():
+            if bond.routing is Routing.NODE or near:
+                self._answer_here(bond, node, by_place, near)
+                continue
             here = self._correct(node, count)
             if self._places[self._place_of[node]] == NOWHERE:
                 here[0] += count
                 here[1] -= count
 
+    def _answered_near(self, bond: Bond, by_place: Mapping[int, int]) -> frozenset[int]:
+        """Places whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
+        if bond.routing is Routing.ANY or not all(self._places[place].zone for place in by_place):
+            return frozenset()
+        return frozenset(by_place)
+
+    def _answer_here(self, bond: Bond, node: str, by_place: Counter[int], near: Collection[int]) -> None:
+        """What a node with replicas of its own changes: by zone they are some of those that answer, by node the only ones.
+
+        Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
+        """
+        place, count = self._place_of[node], bond.pods[node]
+        here, total = self._here[node], by_place.total()
+        saved = SAME_ZONE_COST - SAME_HOST_COST
+        if bond.routing is Routing.ZONE:
+            here[2] -= round(total * count / by_place[place] * saved)
+        elif place in near:
+            here[0] += count - by_place[place]
+            here[2] -= total * saved
+        else:
+            for peer, others in by_place.items():
+                verdict, cost = self._costs.judge(self._places[place], self._places[peer], bond.max_cost)
+                here[0] -= others * (verdict == "satisfied")
+                here[1] -= others * (verdict == "violated")
+                here[2] -= others * cost
+            here[0] += count
+            here[2] += total * SAME_HOST_COST
+
     def add_dependant(self, bond: Bond) -> None:
         for place, count in self._by_place(bond).items():
             origin = self._places[place]
             for i, candidate in enumerate(self._places):
-                self._cost[i] += count * self._costs.judge(origin, candidate, bond.max_cost)[1]
+                verdict, cost = self._costs.judge(origin, candidate, bond.max_cost)
+                self._cost[i] += count * cost
+                self._unknown[i] += count * (verdict == "unknown")
         for node, count in bond.pods.items():
             self._correct(node, count)
 
     def result(self) -> Weighing:
         by_class = [
-            Tally(*tally) for tally in zip(self._satisfied, self._violated, self._cost, self._starved, strict=True)
+            Tally(*tally)
+            for tally in zip(self._satisfied, self._violated, self._cost, self._starved, self._unknown, strict=True)
         ]
         by_node: dict[str, Tally] = {}
         for node, (satisfied, violated, cost) in self._here.items():
             base = by_class[self._place_of[node]]
-            by_node[node] = Tally(base.satisfied + satisfied, base.violated + violated, base.cost + cost, base.starved)
+            by_node[node] = base._replace(
+                satisfied=base.satisfied + satisfied, violated=base.violated + violated, cost=base.cost + cost
+            )
         return Weighing("", by_class, by_node)
 
     def _by_place(self, bond: Bond) -> Counter[int]:
@@ -219,8 +200,10 @@ class _Sums:
             found[self._place_of[node]] += count
         return found
 
-    def _starve(self, bond: Bond, peer: Location) -> None:
+    def _starve(self, bond: Bond, peer: Location, near: Collection[int]) -> None:
         for i, candidate in enumerate(self._places):
+            if i in near:
+                continue
             way = self._costs.way(candidate, peer) if candidate != peer else None
             if way is not None and way.free_bps is not None and way.free_bps < bond.min_bandwidth_bps:
                 self._starved[i] = True

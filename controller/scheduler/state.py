@@ -7,17 +7,22 @@ costs are compiled when first asked for after a change.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from controller.appgroup.graph import Graph, build_graph, namespaces_of
-from controller.resources import REGION_LABEL, ZONE_LABEL, AppGroup, NetworkTopology
+from controller.cluster.costs import NOWHERE, CostIndex, Costs, Location
+from controller.cluster.graph import Graph
+from controller.cluster.membership import Membership
+from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placement_of
+from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.pods import GroupPod
-from controller.scheduler.rules import NOWHERE, Bond, CostTable, Location, Weighing, weigh
-from kubekit.reflector import Reflector
-from kubekit.wire import Node
+from controller.scheduler.rules import Bond, Weighing, weigh
+from kubekit.reflector import Mirror
+from kubekit.wire import Node, Object, ObjectMeta
+from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 NO_GROUP_LABEL = "the pod belongs to no AppGroup"
 NO_GROUP = "its AppGroup does not exist"
@@ -29,24 +34,17 @@ Members = Mapping[str, Counter[str]]
 """Workload selector -> node -> number of placed pods."""
 
 
+class Placed(NamedTuple):
+    """What of a placed pod counts."""
+
+    namespace: str
+    group: str
+    workload: str
+    node: str
+
+
 class DeletedNodeError(Exception):
     """Upstream parity only: a dependency's pod is on a node that is gone, which fails the pod."""
-
-
-class Costs(msgspec.Struct, frozen=True):
-    """The costs in use.
-
-    Attributes:
-        table: ready for look-ups.
-        topology: key of the NetworkTopology, empty when there is none.
-        weight: name of the weight, empty when the NetworkTopology has none that was asked for.
-        version: changes whenever the object does.
-    """
-
-    table: CostTable
-    topology: str = ""
-    weight: str = ""
-    version: str = ""
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
@@ -69,31 +67,43 @@ class State:
         node_version: counts changes of nodes alone.
     """
 
-    def __init__(self, config: SchedulerConfig, namespace: str) -> None:
-        self._rules, self._namespace = config.rules, namespace
+    def __init__(self, config: SchedulerConfig, namespace: str, *, consent: bool = False) -> None:
+        self._rules = config.rules
         self.version = self.surroundings_version = self.node_version = 0
         self.places: list[Location] = [NOWHERE]
         self.place_of: dict[str, int] = {}
         self.nodes: dict[str, NodeFacts] = {}
         self.population: Counter[int] = Counter()
         self._place_ids: dict[Location, int] = {NOWHERE: 0}
-        self._groups: dict[str, AppGroup] = {}
-        self._graphs: dict[str, Graph] = {}
-        self._groups_named: dict[str, dict[str, None]] = defaultdict(dict)
-        self._topologies: dict[str, NetworkTopology] = {}
-        self._costs: dict[str, Costs] = {}
+        everywhere = self._rules.search_everywhere
+        self._membership = Membership(self._rules.namespaces, everywhere=everywhere, consent=consent)
+        self._placements: dict[str, str] = {}
+        self._costs = CostIndex(self._rules, namespace)
         self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
+        self._placed: dict[str, Placed] = {}
         self._weighed: dict[tuple[str, str], Weighing] = {}
         self._weighed_at = -1
+        self._services = ServiceIndex()
+        self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
+        self._by_answer = config.parity != "upstream"
 
     def follow(
         self,
-        nodes: Reflector[Node],
-        pods: Reflector[GroupPod],
-        groups: Reflector[AppGroup],
-        topologies: Reflector[NetworkTopology],
+        nodes: Mirror[Node],
+        pods: Mirror[GroupPod],
+        groups: Mirror[AppGroup],
+        topologies: Mirror[NetworkTopology],
+        *,
+        namespaces: Mirror[Object],
+        services: Mirror[Service],
     ) -> None:
         """Take everything that these mirrors hold, and every change to come."""
+        namespaces.subscribe(self.take_namespace)
+        for key, namespace in namespaces.items.items():
+            self.take_namespace(key, None, namespace)
+        services.subscribe(self.take_service)
+        for key, service in services.items.items():
+            self.take_service(key, None, service)
         nodes.subscribe(self.take_node)
         pods.subscribe(self.take_pod)
         groups.subscribe(self.take_group)
@@ -140,12 +150,31 @@ class State:
         self._touch()
         self.node_version += 1
 
+    def take_namespace(self, key: str, _: Object | None, new: Object | None) -> None:
+        """A namespace changed: whom it lets in, or how its pods' decisions are handed over."""
+        changed = self._membership.take_namespace(key, new.metadata.labels if new is not None else None)
+        placement = new.metadata.label(PLACEMENT_LABEL) if new is not None else ""
+        if changed or placement != self._placements.get(key, ""):
+            self._placements[key] = placement
+            self._touch()
+
+    def placement_of(self, labels: Mapping[str, str] | None, namespace: str, default: Placement) -> Placement:
+        """How a decision is handed over: as the pod's label says, else its namespace's, else the default."""
+        return placement_of(labels, placement_of({PLACEMENT_LABEL: self._placements.get(namespace, "")}, default))
+
     def take_pod(self, _: str, old: GroupPod | None, new: GroupPod | None) -> None:
         """A pod of a group changed; only what is placed counts."""
         before, after = self._counted(old), self._counted(new)
         if before == after:
             return
+        for pod, placed in ((old, None), (new, after)):
+            if pod is not None and placed is None:
+                self._placed.pop(pod.metadata.uid, None)
+            elif pod is not None and placed is not None:
+                self._placed[pod.metadata.uid] = placed
         self.version += 1
+        if new is not None and after is not None:
+            self._models[new.group, new.workload][new.metadata.namespace] = new.metadata
         for where, step in ((before, -1), (after, 1)):
             if where is not None:
                 namespace, group, workload, node = where
@@ -154,64 +183,65 @@ class State:
                 if members[node] <= 0:
                     del members[node]
 
-    def _counted(self, pod: GroupPod | None) -> tuple[str, str, str, str] | None:
+    def placed(self, uid: str) -> Placed | None:
+        """What of a placed pod of an AppGroup counts, by its UID."""
+        return self._placed.get(uid)
+
+    def _counted(self, pod: GroupPod | None) -> Placed | None:
         if pod is None or not pod.spec.node_name or (pod.over and not self._rules.finished_pods_count):
             return None
-        return pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name
+        return Placed(pod.metadata.namespace, pod.group, pod.workload, pod.spec.node_name)
+
+    def take_service(self, key: str, old: Service | None, new: Service | None) -> None:
+        """A Service changed, and with it who answers calls."""
+        if self._services.take(key, old, new):
+            self._touch()
+
+    def _routing_to(self, group: str, workload: str) -> Routing:
+        """Who answers calls to a group's workload; in upstream parity every replica may."""
+        if not self._by_answer:
+            return Routing.ANY
+        found = [self._services.routing_to(m.namespace, m.labels or {}) for m in self.models(group, workload)]
+        return min(found, default=Routing.ANY)
+
+    def models(self, group: str, workload: str) -> list[ObjectMeta]:
+        """Of a placed pod of a group's workload, in each namespace where it has or had one."""
+        name = self.groups[group].metadata.name
+        found, held = self._models.get((name, workload), {}), self._membership.may_hold(group)
+        # Hundreds of releases of one chart are hundreds of groups of one name, each in a namespace of its own.
+        namespaces = sorted(found if held is None else found.keys() & held)
+        return [found[namespace] for namespace in namespaces if self.group_of(namespace, name) == group]
+
+    def services_of(self, group: str, workload: str) -> list[Service]:
+        """The Services by which a group's workload is called."""
+        return [s for m in self.models(group, workload) for s in self._services.behind(m.namespace, m.labels or {})]
 
     def take_group(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         """An AppGroup changed; its status does not matter here."""
-        if old is not None and new is not None and old.spec == new.spec:
-            self._groups[key] = new
-            return
-        self._touch()
-        self._graphs.pop(key, None)
-        known = new or old
-        if new is None:
-            self._groups.pop(key, None)
-            if known is not None:
-                self._groups_named[known.metadata.name].pop(key, None)
-        else:
-            self._groups[key] = new
-            self._groups_named[new.metadata.name][key] = None
+        if self._membership.take(key, old, new):
+            self._touch()
 
     def take_topology(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
         """A NetworkTopology changed; its status does not matter here."""
-        if old is not None and new is not None and old.spec.weights == new.spec.weights:
-            return
-        self._touch()
-        self._costs.clear()
-        if new is None:
-            self._topologies.pop(key, None)
-        else:
-            self._topologies[key] = new
+        if self._costs.take(key, old, new):
+            self._touch()
 
     @property
     def groups(self) -> Mapping[str, AppGroup]:
         """Every AppGroup by key."""
-        return self._groups
+        return self._membership.groups
 
     def graph(self, key: str) -> Graph:
         """An AppGroup's dependencies, resolved."""
-        if key not in self._graphs:
-            self._graphs[key] = build_graph(self._groups[key].spec)
-        return self._graphs[key]
+        return self._membership.graph(key)
 
     def group_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup that pods of a namespace with this label belong to; empty when there is none."""
-        named = self._groups_named.get(name, {})
-        if self._rules.search_everywhere:
-            if f"{namespace}/{name}" in named:
-                return f"{namespace}/{name}"
-            for key in sorted(named):
-                graph = self.graph(key)
-                if namespace in namespaces_of(self._groups[key].metadata.namespace, graph.workloads):
-                    return key
-        return next((f"{n}/{name}" for n in self._rules.namespaces if f"{n}/{name}" in named), "")
+        return self._membership.group_of(namespace, name)
 
     def members(self, key: str) -> Members:
         """Placed pods of a group."""
-        name = self._groups[key].metadata.name
+        name = self.groups[key].metadata.name
         by_namespace = self._pods.get(name, {})
         # Upstream takes every namespace's pods with this label for the group's.
         everybody = not self._rules.search_everywhere
@@ -226,33 +256,7 @@ class State:
 
     def costs(self, group_namespace: str) -> Costs:
         """The costs that a group of this namespace is judged by."""
-        if group_namespace not in self._costs:
-            self._costs[group_namespace] = self._find_costs(group_namespace)
-        return self._costs[group_namespace]
-
-    def _find_costs(self, group_namespace: str) -> Costs:
-        topology = next(
-            (self._topologies[k] for k in self._topology_keys(group_namespace) if k in self._topologies), None
-        )
-        if topology is None and self._rules.search_everywhere and len(self._topologies) == 1:
-            topology = next(iter(self._topologies.values()))
-        if topology is None:
-            return Costs(CostTable())
-        meta = topology.metadata
-        for name in (self._rules.weights_name, self._rules.fallback_weights_name):
-            weight = topology.weight(name) if name else None
-            if weight is not None and weight.topology_list:
-                return Costs(CostTable(weight), meta.key, name, f"{meta.uid}/{meta.resource_version}")
-        return Costs(CostTable(), meta.key, "", f"{meta.uid}/{meta.resource_version}")
-
-    def _topology_keys(self, group_namespace: str) -> Iterator[str]:
-        name = self._rules.network_topology_name
-        if self._rules.search_everywhere:
-            yield f"{group_namespace}/{name}"
-        for namespace in self._rules.namespaces:
-            yield f"{namespace}/{name}"
-        if self._rules.search_everywhere:
-            yield f"{self._namespace}/{name}"
+        return self._costs.of(group_namespace)
 
     def weigh(self, namespace: str, group_name: str, workload: str) -> Weighing:
         """Weigh every place for a pod with these labels.
@@ -272,11 +276,26 @@ class State:
             self._weighed[key, workload] = self._weigh(key, workload)
         return self._weighed[key, workload]
 
-    def _weigh(self, key: str, workload: str) -> Weighing:
-        costs = self.costs(self._groups[key].metadata.namespace)
+    def weigh_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> Weighing:
+        """The same as if these placed pods were gone already; those of other groups make no difference.
+
+        Raises:
+            DeletedNodeError: only where deleted nodes block, as upstream has it.
+        """
+        key = self.group_of(namespace, group_name) if group_name else ""
+        ours = [placed for placed in gone if key and self.group_of(placed.namespace, placed.group) == key]
+        if not ours:
+            return self.weigh(namespace, group_name, workload)
+        left = {selector: Counter(nodes) for selector, nodes in self.members(key).items()}
+        for placed in ours:
+            left[placed.workload][placed.node] -= 1
+        return self._weigh(key, workload, {selector: +nodes for selector, nodes in left.items()})
+
+    def _weigh(self, key: str, workload: str, members: Members | None = None) -> Weighing:
+        costs = self.costs(self.groups[key].metadata.namespace)
         if not costs.topology:
             return Weighing(NO_TOPOLOGY)
-        dependencies, dependants = self.bonds(key, workload, self.members(key))
+        dependencies, dependants = self.bonds(key, workload, self.members(key) if members is None else members)
         if not dependencies and not dependants:
             return Weighing(NO_DEPENDENCY)
         dependencies = [bond for bond in dependencies if bond.pods]
@@ -306,7 +325,9 @@ class State:
             limits = edge.max_network_cost, edge.min_bandwidth_bps
             if dependant.selector == workload:
                 pods = self._existing(members.get(dependency.selector, {}), complain=True)
-                dependencies.append(Bond(dependency.selector, *limits, pods))
+                dependencies.append(
+                    Bond(dependency.selector, *limits, pods, self._routing_to(key, dependency.selector))
+                )
             elif dependency.selector == workload and self._rules.dependants_weigh:
                 pods = self._existing(members.get(dependant.selector, {}), complain=False)
                 dependants.append(Bond(dependant.selector, *limits, pods))

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from fractions import Fraction
 
-from controller.appgroup.graph import Graph, build_graph, namespaces_of
-from controller.resources import APPGROUP_LABEL, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL, AppGroup, NetworkTopology
+from controller.cluster.membership import Membership
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, NetworkTopology
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from kubekit.wire import Pod
-from netperf.costs import ZonePair
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+from netperf.memory import ZonePair
 from netperf.sample import Place, Sample
 
 Quantity = str | int
@@ -25,56 +26,44 @@ PodKey = tuple[str, str, str]
 """Namespace, group, workload selector."""
 
 
-def is_placed(pod: Pod) -> bool:
-    """Bound to a node, not finished, and not on its way out."""
-    return bool(pod.spec.node_name) and not pod.terminal and pod.metadata.deletion_timestamp is None
-
-
-def placed_by_zone(pods: Iterable[Pod], places: Mapping[str, Place]) -> dict[PodKey, Counter[str]]:
+def placed_by_zone(pods: Iterable[GroupPod], places: Mapping[str, Place]) -> dict[PodKey, Counter[str]]:
     """Placed pods counted by zone; pods on nodes that are gone, or that have no zone, do not count."""
     counts: dict[PodKey, Counter[str]] = defaultdict(Counter)
     for pod in pods:
         place = places.get(pod.spec.node_name)
-        if place is not None and place.zone and is_placed(pod):
+        if place is not None and place.zone and pod.bound:
             meta = pod.metadata
             counts[meta.namespace, meta.label(APPGROUP_LABEL), meta.label(WORKLOAD_LABEL)][place.zone] += 1
     return counts
 
 
-def members_by_zone(group: AppGroup, graph: Graph, placed: Mapping[PodKey, Counter[str]]) -> list[Counter[str]]:
-    """Per workload of the graph, its placed pods by zone, over the namespaces that belong to the group."""
-    namespaces = sorted(namespaces_of(group.metadata.namespace, graph.workloads))
-    members: list[Counter[str]] = []
-    for workload in graph.workloads:
-        total: Counter[str] = Counter()
-        for namespace in namespaces:
-            total.update(placed.get((namespace, group.metadata.name, workload.selector), {}))
-        members.append(total)
-    return members
-
-
-def allocated_bps(groups: Iterable[AppGroup], placed: Mapping[PodKey, Counter[str]]) -> dict[ZonePair, int]:
+def allocated_bps(membership: Membership, placed: Mapping[PodKey, Counter[str]]) -> dict[ZonePair, int]:
     """Directed pair of zones -> bits per second that placed pods have asked of it, rounded up.
 
     Args:
-        groups: every AppGroup; their order does not matter.
+        membership: every AppGroup, and which pods belong to it.
         placed: from `placed_by_zone`.
     """
-    total: dict[ZonePair, Fraction] = defaultdict(Fraction)
-    for group in groups:
-        graph = build_graph(group.spec)
-        members = members_by_zone(group, graph, placed)
+    members: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for (namespace, name, selector), zones in placed.items():
+        members[membership.group_of(namespace, name), selector].update(zones)
+    # By the replicas that calls are spread over, so that fractions are added once for each number of them.
+    total: dict[ZonePair, Counter[int]] = defaultdict(Counter)
+    for key in membership.groups:
+        graph = membership.graph(key)
         for edge in graph.edges:
-            callers, called = members[edge.dependant], members[edge.dependency]
-            replicas = called.total()
-            if not edge.min_bandwidth_bps or not replicas:
+            callers, called = (members.get((key, graph.selectors[end])) for end in (edge.dependant, edge.dependency))
+            if not edge.min_bandwidth_bps or not callers or not called:
                 continue
+            replicas = called.total()
             for origin, callers_there in callers.items():
                 for destination, called_there in called.items():
                     if origin != destination:
-                        share = Fraction(edge.min_bandwidth_bps * callers_there * called_there, replicas)
-                        total[origin, destination] += share
-    return {pair: math.ceil(rate) for pair, rate in sorted(total.items())}
+                        total[origin, destination][replicas] += edge.min_bandwidth_bps * callers_there * called_there
+    return {
+        pair: math.ceil(sum((Fraction(bps, replicas) for replicas, bps in parts.items()), Fraction()))
+        for pair, parts in sorted(total.items())
+    }
 
 
 def between_regions(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
@@ -135,6 +124,28 @@ def region_capacities(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str])
         if all(regions) and regions[0] != regions[1]:
             best[regions] = max(rate_bps, best.get(regions, 0))
     return best
+
+
+def remembered_capacities(
+    written: Mapping[ZonePair, Quantity], measured: Mapping[ZonePair, int], zones: Container[str]
+) -> dict[ZonePair, int]:
+    """Measured capacities; for pairs whose nodes were rotated and have run no stream yet, what was written of them."""
+    kept = {
+        pair: quantity.parse_int(rate)
+        for pair, rate in written.items()
+        if pair[0] in zones and pair[1] in zones and _is_quantity(rate)
+    }
+    return kept | dict(measured)
+
+
+def spell(rate_bps: Quantity) -> Quantity:
+    """A rate in bits per second, as short as it can be said exactly: there are 9,900 of them at 100 zones."""
+    if not isinstance(rate_bps, int) or rate_bps == 0:
+        return rate_bps
+    for suffix, factor in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if rate_bps % factor == 0:
+            return f"{rate_bps // factor}{suffix}"
+    return rate_bps
 
 
 def held_capacities(

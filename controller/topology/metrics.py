@@ -1,6 +1,6 @@
 """What Prometheus sees of the costs: read from the last decision at scrape time, so that vanished pairs vanish here too.
 
-Cardinality: a handful of series per topology, and seven per directed pair of zones.
+Cardinality: a handful of series per topology, eight per directed pair of zones, and one for each node that others contradict (50 at most).
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from controller.cluster.zones import Map
 from controller.topology.bandwidth import Quantity
-from controller.topology.places import Map
 from controller.topology.status import Tally, count_bases
 from controller.topology.weights import Bandwidths
 from kubekit import quantity
-from netperf.costs import CostTable, ZonePair
+from netperf.costs import CostTable
+from netperf.memory import ZonePair
 from netperf.results import Results
 
 _PAIR = ["topology", "level", "origin", "destination"]
 _ZONES = ["topology", "origin", "destination"]
+SHOWN_ODD = 50
 
 
 class View(msgspec.Struct, frozen=True):
@@ -62,6 +64,10 @@ class TopologyMetrics(Collector):
         """Show nothing: this replica does not lead."""
         self._views.clear()
 
+    def _shown(self) -> tuple[tuple[str, View], ...]:
+        """A copy, since metrics are collected in a thread; views do not change."""
+        return tuple(self._views.items())
+
     def describe(self) -> Iterator[Metric]:
         """No names in advance: registering must not collect."""
         return iter(())
@@ -70,6 +76,8 @@ class TopologyMetrics(Collector):
         """One family after the other, over all topologies."""
         yield self._costs()
         yield self._latencies()
+        yield self._errors()
+        yield self._odd()
         yield self._ages()
         yield self._pairs()
         yield self._refused()
@@ -78,7 +86,7 @@ class TopologyMetrics(Collector):
 
     def _costs(self) -> Metric:
         family = GaugeMetricFamily("netaware_network_cost", "Cost as written to NetperfCosts.", labels=_PAIR)
-        for key, view in self._views.items():
+        for key, view in self._shown():
             for (origin, destination), entry in view.table.zones.items():
                 family.add_metric([key, "zone", origin, destination], entry.cost)
             for (origin, destination), cost in view.table.regions.items():
@@ -91,16 +99,38 @@ class TopologyMetrics(Collector):
             "Latency that was priced, smoothed, penalties included.",
             labels=[*_ZONES, "basis"],
         )
-        for key, view in self._views.items():
+        for key, view in self._shown():
             for (origin, destination), entry in view.table.zones.items():
-                family.add_metric([key, origin, destination, entry.basis], entry.latency_us / 1e6)
+                if entry.basis != "unreachable":
+                    family.add_metric([key, origin, destination, entry.basis], entry.latency_us / 1e6)
+        return family
+
+    def _errors(self) -> Metric:
+        family = GaugeMetricFamily(
+            "netaware_zone_latency_error_seconds", "By how much the priced latency may be off.", labels=_ZONES
+        )
+        for key, view in self._shown():
+            for (origin, destination), entry in view.table.zones.items():
+                if entry.basis != "unreachable":
+                    family.add_metric([key, origin, destination], entry.error_us / 1e6)
+        return family
+
+    def _odd(self) -> Metric:
+        family = GaugeMetricFamily(
+            "netaware_odd_node_offset_seconds",
+            "By how much the readings of a node that others contradict are off; only such nodes.",
+            labels=["topology", "node"],
+        )
+        for key, view in self._shown():
+            for node, odd in list(view.table.odd.items())[:SHOWN_ODD]:
+                family.add_metric([key, node], odd.offset_us / 1e6)
         return family
 
     def _ages(self) -> Metric:
         family = GaugeMetricFamily(
             "netaware_zone_measurement_age_seconds", "Age of the measurement behind a cost.", labels=_ZONES
         )
-        for key, view in self._views.items():
+        for key, view in self._shown():
             for (origin, destination), entry in view.table.zones.items():
                 if entry.basis != "inferred":
                     family.add_metric([key, origin, destination], entry.age_s)
@@ -110,7 +140,7 @@ class TopologyMetrics(Collector):
         family = GaugeMetricFamily(
             "netaware_zone_pairs", "Directed pairs of zones by what their cost rests on.", labels=["topology", "basis"]
         )
-        for key, view in self._views.items():
+        for key, view in self._shown():
             for basis, count in count_bases(view.counts, view.table).items():
                 family.add_metric([key, basis], count)
         return family
@@ -119,14 +149,14 @@ class TopologyMetrics(Collector):
         family = GaugeMetricFamily(
             "netaware_results_refused_keys", "Keys of results that could not be used.", labels=["topology", "reason"]
         )
-        for key, view in self._views.items():
+        for key, view in self._shown():
             for reason, count in view.results.refused.items():
                 family.add_metric([key, reason], count)
         return family
 
     def _nodes(self) -> Metric:
         family = GaugeMetricFamily("netaware_topology_nodes", "Nodes of the cluster.", labels=["topology", "has_zone"])
-        for key, view in self._views.items():
+        for key, view in self._shown():
             unzoned = len(view.map.unzoned)
             family.add_metric([key, "true"], len(view.map.places) - unzoned)
             family.add_metric([key, "false"], unzoned)
@@ -139,7 +169,7 @@ class TopologyMetrics(Collector):
         allocated = GaugeMetricFamily(
             "netaware_bandwidth_allocated_bytes_per_second", "What placed pods have asked of a path.", labels=_PAIR
         )
-        for key, view in self._views.items():
+        for key, view in self._shown():
             levels = (
                 ("zone", view.bandwidths.zone_capacity, view.bandwidths.zone_allocated),
                 ("region", view.bandwidths.region_capacity, view.bandwidths.region_allocated),

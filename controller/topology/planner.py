@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Counter as CounterMetric
 
-from controller.caches import PLAN_LABEL, Caches, OwnWrites
-from controller.resources import FIELD_MANAGER, ZONE_LABEL
+from controller.cluster.caches import Caches, OwnWrites
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.resources import FIELD_MANAGER
+from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, same_facts
 from controller.topology.config import TopologyConfig
-from controller.topology.places import agent_pods_by_node, draw_map, facts_of, same_facts
+from controller.topology.expired_keys import keys_to_remove
+from controller.topology.quarantine import Listening, listen, without_suspects
 from controller.topology.results import ObjectName, ResultsMirror
-from controller.topology.silence import Listening, listen, without_suspects
-from controller.topology.sweep import keys_to_remove
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.lease import boot_clock
-from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object, Pod
+from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
+from netperf.contract import PART_OF, PLAN_FORM, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
-from netperf.pairs import PairPlan, plan_pairs
-from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
-from netperf.results import decode_results, removal_patch, shard_names
+from netperf.pairs import NodeFacts, PairPlan, plan_pairs
+from netperf.plans import ZonePlan, decode_plan, encode_plan, form_of, plan_object_name
+from netperf.results import decode_results, planned_keys, removal_patch, shard_names
 
 log = logs.get("controller.topology.planner")
 
@@ -39,21 +44,48 @@ class Changes(msgspec.Struct, frozen=True):
     delete: tuple[str, ...]
 
 
-def plan_changes(plan: PairPlan, previous: Mapping[str, ZonePlan], objects: Mapping[str, ConfigMap]) -> Changes:
+def plan_changes(
+    plan: PairPlan,
+    previous: Mapping[str, ZonePlan],
+    objects: Mapping[str, ConfigMap],
+    forms: Mapping[str, int] | None = None,
+) -> Changes:
     """Compare a plan with the objects that hold the previous one; empty when they say the same.
 
     Args:
         plan: what should be.
         previous: plans that could be read, by zone.
         objects: all plan objects by name.
+        forms: the oldest form that an agent of the zone reads, by zone; ours, where there is no entry.
     """
-    write = {
-        plan_object_name(zone): wanted
-        for zone, wanted in plan.zones.items()
-        if previous.get(zone) != wanted or plan_object_name(zone) not in objects
-    }
+
+    def is_stored(zone: str, wanted: ZonePlan) -> bool:
+        found = objects.get(plan_object_name(zone))
+        form = (forms or {}).get(zone, PLAN_FORM)
+        if found is None or previous.get(zone) != wanted or form_of(found.data) != form:
+            return False
+        # What was compared is the compact plan; somebody may have spoilt the other.
+        return form == PLAN_FORM or _same_text(found, wanted, form)
+
+    write = {plan_object_name(zone): wanted for zone, wanted in plan.zones.items() if not is_stored(zone, wanted)}
     wanted_names = {plan_object_name(zone) for zone in plan.zones}
     return Changes(write, tuple(sorted(objects.keys() - wanted_names)))
+
+
+def _same_text(found: ConfigMap, wanted: ZonePlan, form: int) -> bool:
+    try:
+        return found.data == encode_plan(wanted, form=form)
+    except TooLargeError:
+        return False
+
+
+def oldest_forms(facts: Iterable[NodeFacts]) -> dict[str, int]:
+    """Zone -> the oldest form of plans that one of its agents reads."""
+    oldest: dict[str, int] = {}
+    for node in facts:
+        if node.agent_ready:
+            oldest[node.zone] = min(node.plan_form, oldest.get(node.zone, PLAN_FORM))
+    return oldest
 
 
 class Planner:
@@ -82,6 +114,8 @@ class Planner:
         self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
         self._plans: dict[str, ZonePlan] = {}
         self._listening = Listening()
+        self._nodes_in = Counter(n.metadata.label(ZONE_LABEL) for n in caches.nodes if n.metadata.label(ZONE_LABEL))
+        self._expected: dict[str, float] | None = None
         self._links = Gauge(
             "netaware_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
         )
@@ -90,9 +124,9 @@ class Planner:
             "netaware_plan_left_out", "Nodes and zones that take no part in probing.", ["reason"], registry=registry
         )
         self._silent = Gauge(
-            "netaware_plan_silent_nodes", "Nodes left out because no sample comes from them.", registry=registry
+            "netaware_plan_silent_nodes", "Nodes left out because nobody can measure them.", registry=registry
         )
-        self._writes = Counter(
+        self._writes = CounterMetric(
             "netaware_plan_writes",
             "Plan objects written or deleted, results keys removed.",
             ["what"],
@@ -105,16 +139,28 @@ class Planner:
     @property
     def result_objects(self) -> list[ObjectName]:
         """The ConfigMaps that our agents write to."""
-        base = self._config.probing.results_name
-        zones = {node.metadata.label(ZONE_LABEL) for node in self._caches.nodes} - {""}
-        shards = set(shard_names(base, len(zones)))
+        shards = set(shard_names(self._config.probing.results_name, self.zone_count))
         return [ObjectName(self._namespace, n) for n in sorted(shards | {p.results for p in self._plans.values()})]
 
+    @property
+    def zone_count(self) -> int:
+        """How many zones nodes are in."""
+        return len(self._nodes_in)
+
+    def _count_zone(self, node: Node | None, step: int) -> None:
+        zone = node.metadata.label(ZONE_LABEL) if node is not None else ""
+        if zone:
+            self._nodes_in[zone] += step
+            if self._nodes_in[zone] <= 0:
+                del self._nodes_in[zone]
+
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
+        self._count_zone(old, -1)
+        self._count_zone(new, 1)
         if not same_facts(old, new):
             self._queue.add_after(PLAN, self._config.plan_settle_s)
 
-    def _agent_pod_changed(self, _key: str, _old: Pod | None, _new: Pod | None) -> None:
+    def _agent_pod_changed(self, _key: str, _old: PodInfo | None, _new: PodInfo | None) -> None:
         self._queue.add_after(PLAN, self._config.plan_settle_s)
 
     def _plan_changed(self, key: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
@@ -124,21 +170,36 @@ class Planner:
     async def run(self) -> None:
         """Keep the plan until cancelled."""
         self._own.forget()
-        self._listening = Listening()
+        self._listening, self._expected = Listening(), None
         self._queue.add(PLAN)
         await self._queue.work(self._reconcile, name="planner")
 
+    @property
+    def quarantine(self) -> Collection[str]:
+        """Nodes that are left out because nobody can measure them."""
+        return self._listening.quarantine.keys()
+
+    @property
+    def expected_keys(self) -> Collection[str] | None:
+        """Keys that agents are meant to write, those of the plan before included for a while; None before the first plan."""
+        return self._expected.keys() if self._expected is not None else None
+
     async def _reconcile(self, _: str) -> float:
         objects = self._plan_objects()
-        previous = _decode(objects)
-        agents = agent_pods_by_node(self._caches.agent_pods)
-        self._listen()
-        facts = without_suspects((facts_of(node, agents) for node in self._caches.nodes), self._listening.quarantine)
-        plan = plan_pairs(facts, self._config.probing.options(), previous, self._wall())
-        changes = plan_changes(plan, previous, objects)
+        nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
+        data = {name: self._results.data(name) or {} for name in self.result_objects}
+        # At 100 zones planning takes a second: in a thread, since leases and watches share this loop.
+        previous, self._listening, plan, keys, forms = await asyncio.to_thread(
+            self._think, objects, nodes, pods, data, (self._clock(), self._wall())
+        )
+        self._tell_silent()
+        self._expect(keys)
+        changes = plan_changes(plan, previous, objects, forms)
+        for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
+            await self._make(ObjectName(self._namespace, results))
         for name, zone_plan in changes.write.items():
             try:
-                await self._write(name, zone_plan, objects.get(name))
+                await self._write(name, zone_plan, objects.get(name), forms.get(zone_plan.zone, PLAN_FORM))
             except TooLargeError as error:  # the other zones' plans are not to blame
                 self._writes.labels("plan-too-large").inc()
                 log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
@@ -150,37 +211,77 @@ class Planner:
         await self._sweep()
         return min(REPLAN_S, self.interval_s)
 
-    def _listen(self) -> None:
-        """Find the nodes from which nothing is heard."""
-        places = draw_map(self._caches.nodes).places
-        samples = [
-            sample
-            for name in self.result_objects
-            for sample in decode_results(self._results.data(name) or {}, places).samples.values()
-        ]
-        self._listening = listen(self._listening, self._plans.values(), samples, self._clock(), self.interval_s)
+    async def _make(self, results: ObjectName) -> None:
+        """Create results that agents are told to write to: they may fill an object that is there, and make none."""
+        if self._results.data(results) is not None:
+            return
+        metadata = {"name": results.name, "labels": PART_OF}
+        body = {**CONFIGMAPS.type_meta, "metadata": metadata}
+        try:
+            await self._client.create(CONFIGMAPS, body, Object, namespace=results.namespace)
+        except ApiError as error:
+            if not error.already_exists:
+                raise
+            return
+        self._writes.labels("results-made").inc()
+        log.info("results made", object=results)
+
+    def _think(
+        self,
+        objects: Mapping[str, ConfigMap],
+        nodes: Sequence[Node],
+        pods: Sequence[PodInfo],
+        data: Mapping[ObjectName, Mapping[str, str]],
+        clocks: tuple[float, float],
+    ) -> tuple[dict[str, ZonePlan], Listening, PairPlan, Collection[str], Mapping[str, int]]:
+        """Find the nodes that nobody can measure, and plan without them. Reads nothing but its arguments and the configuration."""
+        now_s, wall_s = clocks
+        previous = _decode(objects)
+        places = draw_map(nodes).places
+        found = [decode_results(content, places) for content in data.values()]
+        listening = listen(
+            self._listening,
+            previous.values(),
+            [sample for results in found for sample in results.samples.values()],
+            [failure for results in found for failure in results.failures.values()],
+            now_s=now_s,
+            interval_s=self.interval_s,
+        )
+        agents = agent_pods_by_node(pods)
+        known = [facts_of(node, agents) for node in nodes]
+        facts = without_suspects(known, listening.quarantine)
+        options = self._config.probing
+        plan = plan_pairs(facts, options, previous, wall_s, witnesses=listening.witnesses)
+        return previous, listening, plan, planned_keys(plan.zones.values()).keys(), oldest_forms(known)
+
+    def _expect(self, keys: Collection[str]) -> None:
+        """Keys of the plan before are still expected for two rounds: agents learn of a plan when it is written, not before."""
+        now_s = self._clock()
+        kept = {key: until for key, until in (self._expected or {}).items() if until > now_s}
+        self._expected = kept | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
+
+    def _tell_silent(self) -> None:
         silent = sorted(self._listening.quarantine)
         self._silent.set(len(silent))
         shown = ", ".join(silent[:5])
-        log.change("silent", shown, "nodes from which no sample comes: their pairs move", count=len(silent), some=shown)
+        log.change("silent", shown, "nodes that nobody can measure: their pairs move", count=len(silent), some=shown)
 
     def _plan_objects(self) -> dict[str, ConfigMap]:
         names = set(self._caches.plans.items) | {f"{self._namespace}/{plan_object_name(z)}" for z in self._plans}
         newest = {key: self._own.newest(key) for key in names}
         return {found.metadata.name: found for found in newest.values() if found is not None}
 
-    async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:
+    async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None, form: int) -> None:
         body = {
-            "apiVersion": CONFIGMAPS.api_version,
-            "kind": CONFIGMAPS.kind,
+            **CONFIGMAPS.type_meta,
             "metadata": {
                 "name": name,
                 "namespace": self._namespace,
                 **({"resourceVersion": before.metadata.resource_version} if before is not None else {}),
-                "labels": {PLAN_LABEL: "true", "app.kubernetes.io/part-of": "netaware"},
+                "labels": {PLAN_LABEL: "true", **PART_OF},
                 "annotations": {ZONE_LABEL: plan.zone},
             },
-            "data": encode_plan(plan),
+            "data": encode_plan(plan, form=form),
         }
         after = await self._client.apply(
             CONFIGMAPS, name, body, ConfigMap, field_manager=FIELD_MANAGER, namespace=self._namespace
@@ -202,9 +303,10 @@ class Planner:
         )
 
     async def _sweep(self) -> None:
-        places = draw_map(self._caches.nodes).places
-        for name in self.result_objects:
-            doomed = keys_to_remove(self._results.data(name) or {}, self._plans.values(), places)
+        data = {name: self._results.data(name) or {} for name in self.result_objects}
+        plans = tuple(self._plans.values())
+        doomed_of = await asyncio.to_thread(keys_to_remove, data, plans)
+        for name, doomed in doomed_of.items():
             if not doomed:
                 continue
             patch = removal_patch(doomed)

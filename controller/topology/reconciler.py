@@ -6,40 +6,43 @@ values) is a cache that may be lost: it is rebuilt from the samples and from the
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.caches import Caches, OwnWrites
-from controller.capabilities import Capabilities
-from controller.resources import (
-    FIELD_MANAGER,
-    NETPERF_COSTS,
-    NETWORK_TOPOLOGIES,
-    REGION_LABEL,
-    NetworkTopology,
-)
-from controller.statuses import announce, status_body, stored
+from controller.cluster.caches import Caches, OwnWrites
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.membership import Membership
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import FIELD_MANAGER, NETPERF_COSTS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.status_writing import Capabilities, announce, status_body, stored
+from controller.cluster.zones import Map, draw_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.metrics import TopologyMetrics, View
-from controller.topology.places import Map, draw_map, same_place
 from controller.topology.planner import Planner
 from controller.topology.results import ObjectName, ResultsMirror
-from controller.topology.weights import Bandwidths, build_weight, patch_weight, written_capacities, written_costs
+from controller.topology.weights import Bandwidths, build_weight, patch_topology, written_capacities, written_costs
 from kubekit import logs
+from kubekit.breath import Breath
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.events import EventRecorder, reference
 from kubekit.lease import boot_clock
+from kubekit.patches import Operation
 from kubekit.runtime import supervise
-from kubekit.wire import Condition, Node, Pod
+from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
-from netperf.costs import CostState, CostTable, PairState, ZonePair, fold, price, restore
+from netperf.contract import REGION_LABEL
+from netperf.costs import CostTable, price
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, decode_latencies, hold_latencies
+from netperf.memory import CostState, ZonePair, fold, restore, resume
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results, shard_names
+from netperf.sample import Place
 
 log = logs.get("controller.topology")
 
@@ -56,6 +59,9 @@ class Snapshot(msgspec.Struct, frozen=True):
         missing: names of those that do not exist.
         sizes: bytes of each of those that do.
         allocated: bits per second by zone pair, from the AppGroups' placed pods.
+        expected: keys that agents are meant to write; None where no plan is known.
+        quarantine: nodes that are left out of the plan because nobody can measure them.
+        streams: agents measure bandwidth now and then, so that a capacity without a sample is only not measured yet.
     """
 
     topology: NetworkTopology
@@ -65,17 +71,28 @@ class Snapshot(msgspec.Struct, frozen=True):
     allocated: Mapping[ZonePair, int]
     interval_s: float
     sizes: Mapping[str, int] = {}
+    expected: Collection[str] | None = None
+    quarantine: tuple[str, ...] = ()
+    streams: bool = False
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What follows from a snapshot: the cost table, the next state, and the bandwidths and faults beside them."""
+    """What follows from a snapshot: costs, latencies to write, the next state, and the bandwidths and faults beside them."""
 
+    latencies: Latencies
     table: CostTable
     state: CostState
     policy: CostPolicy
     results: Results
     bandwidths: Bandwidths
     faults: status.InputFaults
+
+
+class Conclusion(msgspec.Struct, frozen=True):
+    """What a decision comes to: the patch of the object, None where nothing is to be written, and what costs rest on."""
+
+    operations: list[Operation] | None
+    counts: status.Tally
 
 
 def decide(
@@ -86,34 +103,39 @@ def decide(
     now_s: float,
     wall_s: float,
     capacity_hysteresis: float = 0.25,
+    earlier: CostState | None = None,
 ) -> Decision:
     """Price one NetworkTopology. Pure.
 
     Args:
         snapshot: what was read.
-        state: from the last decision; None after a restart.
+        state: from the last decision; None after a restart, and when a leadership begins.
         defaults: the controller's policy, which the object's own overrides field by field.
         now_s: a clock that nobody sets.
         wall_s: wall clock, seconds since 1970.
         capacity_hysteresis: see `TopologyConfig`.
+        earlier: where ``state`` is None, what an earlier leadership of this process left, by the same clock.
     """
     topology, zones = snapshot.topology, snapshot.map.zones
     policy, policy_fault = policy_of(topology, defaults)
-    results = decode_results(snapshot.data, snapshot.map.places)
+    results = decode_results(snapshot.data, snapshot.map.places, snapshot.expected)
     weight = topology.weight(NETPERF_COSTS)
+    written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
-        state = restore(written_costs(weight))
-        if not results.samples:
-            state = _last_resort(state, policy, now_s)
-    state = fold(results.samples.values(), state, policy, now_s, wall_s)
+        state = restore(written_costs(weight), policy, now_s, written)
+        state = resume(earlier, state) if earlier is not None else state
+    state = fold(results.samples.values(), state, policy, now_s, wall_s, failures=results.failures.values())
     table, state = price(state, zones, policy, now_s, interval_s=snapshot.interval_s)
     zone_declared, region_declared = bandwidth.declared_capacities(topology, NETPERF_COSTS)
     measured = bandwidth.measured_capacities(results.samples.values())
+    if snapshot.streams:
+        measured = bandwidth.remembered_capacities(written_capacities(weight), measured, zones)
     held = bandwidth.held_capacities(written_capacities(weight), measured, capacity_hysteresis)
     region_held = bandwidth.held_capacities(
         written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), capacity_hysteresis
     )
     return Decision(
+        latencies=hold_latencies(written, table.latencies()),
         table=table,
         state=state,
         policy=policy,
@@ -129,6 +151,9 @@ def decide(
             missing=snapshot.missing,
             large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
             refused=results.refused,
+            writers=tuple(sorted({r.source for r in results.refusals if r.reason == "unplanned" and r.source})),
+            quarantine=snapshot.quarantine,
+            failing=_failing(results),
             map=snapshot.map,
         ),
     )
@@ -147,16 +172,9 @@ def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPoli
         return defaults, str(error)
 
 
-def _last_resort(state: CostState, policy: CostPolicy, now_s: float) -> CostState:
-    """After a restart without any sample, the written costs are the last good values, and stale from the start."""
-    return {
-        pair: PairState(
-            cost=known.cost,
-            last_good_us=(known.cost or 0) * policy.unit_us,
-            last_good_s=now_s - policy.stale_after_s - 1,
-        )
-        for pair, known in state.items()
-    }
+def _failing(results: Results) -> dict[ZonePair, str]:
+    """Directed zone pairs that could not be measured last, and the name of the failure."""
+    return {(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()}
 
 
 class TopologyController:
@@ -171,7 +189,9 @@ class TopologyController:
         registry: CollectorRegistry,
         *,
         namespace: str,
+        results: ResultsMirror,
         capabilities: Capabilities,
+        rules: NetworkOverheadArgs,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -179,23 +199,28 @@ class TopologyController:
         self._capabilities, self._clock, self._wall = capabilities, clock, wall
         self._defaults = config.policy()
         self._queue = WorkQueue()
-        self._results = ResultsMirror(client, self._result_changed, registry)
+        self._results, self._home = results, namespace
+        results.subscribe(self._result_changed)
         self.planner = Planner(
             client, caches, config, registry, namespace=namespace, results=self._results, clock=clock, wall=wall
         )
         self._metrics = TopologyMetrics(registry)
         self._states: dict[str, CostState] = {}
+        self._earlier: dict[str, CostState] = {}
         self._own: OwnWrites[NetworkTopology] = OwnWrites(caches.topologies)
         self._unwritten_change: set[str] = set()
         self._last_conditions: dict[str, list[Condition]] = {}
         self._map: Map | None = None
+        self._moves = self._pod_moves = 0
         self._allocated: Mapping[ZonePair, int] | None = None
+        self._membership = Membership(rules.namespaces, consent=True)
         self._subscribe()
 
     def _subscribe(self) -> None:
         self._caches.topologies.subscribe(lambda key, _old, _new: self._soon(key))
         self._caches.nodes.subscribe(self._node_changed)
-        self._caches.app_groups.subscribe(lambda _key, _old, _new: self._pods_moved())
+        self._caches.app_groups.subscribe(self._group_changed)
+        self._caches.namespaces.subscribe(self._namespace_changed)
         self._caches.group_pods.subscribe(self._pod_changed)
 
     def _soon(self, key: str) -> None:
@@ -205,14 +230,24 @@ class TopologyController:
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not same_place(old, new):
             self._map = None
+            self._moves += 1
             self._pods_moved()
 
-    def _pod_changed(self, _key: str, old: Pod | None, new: Pod | None) -> None:
+    def _pod_changed(self, _key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         if old is None or new is None or _account_of(old) != _account_of(new):
+            self._pods_moved()
+
+    def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
+        if self._membership.take(key, old, new):
+            self._pods_moved()
+
+    def _namespace_changed(self, key: str, _old: Object | None, new: Object | None) -> None:
+        if self._membership.take_namespace(key, new.metadata.labels if new is not None else None):
             self._pods_moved()
 
     def _pods_moved(self) -> None:
         self._allocated = None
+        self._pod_moves += 1
         self._soon(ALL)
 
     def _result_changed(self, name: ObjectName) -> None:
@@ -221,7 +256,8 @@ class TopologyController:
                 self._soon(key)
 
     async def run(self) -> None:
-        """Keep topologies and the plan until cancelled; whatever was remembered of an earlier leadership is dropped."""
+        """Keep topologies and the plan until cancelled; of an earlier leadership only the age of costs is remembered."""
+        self._earlier |= self._states
         self._states.clear()
         self._own.forget()
         self._unwritten_change.clear()
@@ -230,12 +266,12 @@ class TopologyController:
         try:
             await supervise(
                 {
-                    "results": self._results.run(),
                     "planner": self.planner.run(),
                     "topologies": self._queue.work(self._reconcile, name="topology"),
                 }
             )
         finally:
+            self._results.want("topology", ())
             self._metrics.clear()
 
     async def _reconcile(self, key: str) -> float | None:
@@ -251,18 +287,14 @@ class TopologyController:
         objects = self._objects_of(topology)
         if not all(self._results.is_known(name) for name in objects):
             return NOT_YET_S
-        snapshot = self._read(topology, objects)
-        decision = decide(
-            snapshot,
-            self._states.get(key),
-            self._defaults,
-            now_s=self._clock(),
-            wall_s=self._wall(),
-            capacity_hysteresis=self._config.capacity_hysteresis,
+        snapshot = await self._read(topology, objects)
+        # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
+        decision, conclusion = await asyncio.to_thread(
+            self._think, key, snapshot, self._states.get(key), now_s=self._clock(), wall_s=self._wall()
         )
         self._states[key] = decision.state
         try:
-            await self._execute(key, topology, decision, snapshot.interval_s)
+            await self._execute(key, snapshot, decision, conclusion)
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
@@ -272,11 +304,29 @@ class TopologyController:
             raise
         return self._config.resync_s
 
+    def _think(
+        self, key: str, snapshot: Snapshot, state: CostState | None, *, now_s: float, wall_s: float
+    ) -> tuple[Decision, Conclusion]:
+        """Decide, and what to write. Reads nothing but its arguments and the configuration."""
+        decision = decide(
+            snapshot,
+            state,
+            self._defaults,
+            now_s=now_s,
+            wall_s=wall_s,
+            capacity_hysteresis=self._config.capacity_hysteresis,
+            earlier=self._earlier.get(key),
+        )
+        weight = build_weight(decision.table, decision.bandwidths)
+        operations = patch_topology(snapshot.topology, weight, decision.latencies)
+        return decision, Conclusion(operations, status.tally(decision.table, decision.policy, snapshot.interval_s))
+
     def _is_ours(self, topology: NetworkTopology) -> bool:
         return not self._config.namespaces or topology.metadata.namespace in self._config.namespaces
 
     def _forget(self, key: str) -> None:
         self._states.pop(key, None)
+        self._earlier.pop(key, None)
         self._last_conditions.pop(key, None)
         self._unwritten_change.discard(key)
         self._metrics.drop(key)
@@ -286,24 +336,49 @@ class TopologyController:
         for topology in self._caches.topologies:
             if self._is_ours(topology):
                 wanted |= set(self._objects_of(topology))
-        self._results.want(wanted)
+        self._results.want("topology", wanted)
 
     def _objects_of(self, topology: NetworkTopology) -> list[ObjectName]:
-        """The results that a topology is priced from: what our agents write, then its own ConfigMap and its shards."""
-        base = topology.spec.configmap_name
-        shards = shard_names(base, len(self._shape().zones)) if base else []
-        own = [ObjectName(topology.metadata.namespace, name) for name in shards]
+        """The results that a topology is priced from: what our agents write, then its own ConfigMap.
+
+        Only agents spread results over shards, and they write in netaware's namespace.
+        """
+        base, namespace = topology.spec.configmap_name, topology.metadata.namespace
+        at_home = namespace == self._home
+        names = shard_names(base, self.planner.zone_count) if base and at_home else [base] if base else []
+        own = [ObjectName(namespace, name) for name in names]
         return list(dict.fromkeys([*self.planner.result_objects, *own]))
 
-    def _shape(self) -> Map:
-        if self._map is None:
-            self._map = draw_map(self._caches.nodes)
-        return self._map
+    async def _shape(self) -> Map:
+        """Zones and places; drawn anew, in a thread, when nodes came, went or changed places."""
+        if self._map is not None:
+            return self._map
+        moves = self._moves
+        drawn = await asyncio.to_thread(draw_map, tuple(self._caches.nodes))
+        if moves == self._moves:
+            self._map = drawn
+        return drawn
 
-    def _read(self, topology: NetworkTopology, objects: Iterable[ObjectName]) -> Snapshot:
-        if self._allocated is None:
-            placed = bandwidth.placed_by_zone(self._caches.group_pods, self._shape().places)
-            self._allocated = bandwidth.allocated_bps(self._caches.app_groups, placed)
+    async def _count_allocated(self, places: Mapping[str, Place]) -> Mapping[ZonePair, int]:
+        """What placed pods ask of each path; counted anew, in a thread, when pods moved."""
+        if self._allocated is not None:
+            return self._allocated
+        moves, breath = self._pod_moves, Breath()
+        for key in tuple(self._membership.groups):
+            if key in self._membership.groups:
+                self._membership.graph(key)  # kept, so that the copy has it
+            await breath()
+        groups, pods = self._membership.copy(), tuple(self._caches.group_pods)
+        allocated = await asyncio.to_thread(
+            lambda: bandwidth.allocated_bps(groups, bandwidth.placed_by_zone(pods, places))
+        )
+        if moves == self._pod_moves:
+            self._allocated = allocated
+        return allocated
+
+    async def _read(self, topology: NetworkTopology, objects: Iterable[ObjectName]) -> Snapshot:
+        shape = await self._shape()
+        allocated = await self._count_allocated(shape.places)
         merged: dict[str, str] = {}
         sizes: dict[str, int] = {}
         for name in objects:
@@ -314,21 +389,24 @@ class TopologyController:
         own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return Snapshot(
             topology=topology,
-            map=self._shape(),
+            map=shape,
             data=merged,
             missing=() if sizes else (str(own),),
-            allocated=self._allocated,
+            allocated=allocated,
             interval_s=self.planner.interval_s,
             sizes=sizes,
+            expected=self.planner.expected_keys,
+            quarantine=tuple(sorted(self.planner.quarantine)),
+            streams="TCP_STREAM" in self._config.probing.settings.tests,
         )
 
-    async def _execute(self, key: str, topology: NetworkTopology, decision: Decision, interval_s: float) -> None:
-        operations = patch_weight(topology, build_weight(decision.table, decision.bandwidths))
-        if operations is not None:
+    async def _execute(self, key: str, snapshot: Snapshot, decision: Decision, conclusion: Conclusion) -> None:
+        topology, counts = snapshot.topology, conclusion.counts
+        if conclusion.operations is not None:
             after = await self._client.patch(
                 NETWORK_TOPOLOGIES,
                 topology.metadata.name,
-                operations,
+                conclusion.operations,
                 NetworkTopology,
                 kind=JSON_PATCH,
                 namespace=topology.metadata.namespace,
@@ -339,8 +417,7 @@ class TopologyController:
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
             topology = after
-        counts = status.tally(decision.table, decision.policy, interval_s)
-        self._metrics.show(key, View(decision.table, counts, decision.bandwidths, decision.results, self._shape()))
+        self._metrics.show(key, View(decision.table, counts, decision.bandwidths, decision.results, snapshot.map))
         fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
         await self._write_status(key, topology, fresh)
 
@@ -377,5 +454,5 @@ class TopologyController:
         )
 
 
-def _account_of(pod: Pod) -> tuple[object, ...]:
-    return bandwidth.is_placed(pod), pod.spec.node_name, pod.metadata.labels
+def _account_of(pod: GroupPod) -> tuple[object, ...]:
+    return pod.bound, pod.spec.node_name, pod.metadata.labels

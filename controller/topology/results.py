@@ -1,6 +1,8 @@
-"""The ConfigMaps that measurements arrive in, mirrored one by one: which they are follows the NetworkTopologies.
+"""The ConfigMaps that measurements arrive in, mirrored by one watch, however many shards there are and whoever looks.
 
-Each is watched by name, so that neither memory nor permissions cover the cluster's other ConfigMaps. Their sizes are watched
+Agents write in netaware's own namespace, whose ConfigMaps (but for plans, which have a mirror of their own) are watched
+together. A NetworkTopology elsewhere may name one ConfigMap beside it, which is watched by name, so that neither memory nor
+permissions cover what else that namespace holds; of these a few, since anyone may make NetworkTopologies. Sizes are watched
 too: anyone may write there, and agents can write nothing more into a full one.
 """
 
@@ -16,9 +18,13 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
+from netperf.contract import PLAN_LABEL
 from netperf.results import SIZE_WARNING_BYTES, size_bytes
 
 log = logs.get("controller.topology.results")
+
+MOST_ELSEWHERE = 16
+"""ConfigMaps of other namespaces that are watched at a time; each takes a connection."""
 
 
 class ObjectName(NamedTuple):
@@ -32,12 +38,22 @@ class ObjectName(NamedTuple):
 
 
 class ResultsMirror:
-    """Reflectors for a set of ConfigMaps that changes while they run."""
+    """What those who read results share: every replica runs one.
 
-    def __init__(
-        self, client: Client, changed: Callable[[ObjectName], None], registry: CollectorRegistry | None = None
-    ) -> None:
-        self._client, self._changed = client, changed
+    Args:
+        client: for the watches.
+        home: netaware's own namespace.
+    """
+
+    def __init__(self, client: Client, home: str, registry: CollectorRegistry | None = None) -> None:
+        self._client, self._home_namespace = client, home
+        self._home = Reflector(client, CONFIGMAPS, ConfigMap, namespace=home, label_selector=f"{PLAN_LABEL}!=true")
+        self._home.subscribe(self._take)
+        self._elsewhere: dict[ObjectName, tuple[Reflector[ConfigMap], asyncio.Task[None]]] = {}
+        self._wanted_by: dict[str, frozenset[ObjectName]] = {}
+        self._wanted: frozenset[ObjectName] = frozenset()
+        self._rewanted = asyncio.Event()
+        self._changed: list[Callable[[ObjectName], None]] = []
         self._sizes: dict[ObjectName, int] = {}
         self._shown = Gauge(
             "netaware_results_size_bytes",
@@ -45,63 +61,104 @@ class ResultsMirror:
             ["namespace", "name"],
             registry=registry,
         )
-        self._mirrors: dict[ObjectName, tuple[Reflector[ConfigMap], asyncio.Task[None]]] = {}
-        self._wanted: frozenset[ObjectName] = frozenset()
-        self._rewanted = asyncio.Event()
 
-    def want(self, names: Iterable[ObjectName]) -> None:
-        """Mirror exactly these from now on."""
-        wanted = frozenset(names)
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._rewanted.set()
+    def subscribe(self, changed: Callable[[ObjectName], None]) -> None:
+        """Call ``changed`` with the name after each change of what anybody wants, and when it is first known."""
+        self._changed.append(changed)
+
+    @property
+    def home(self) -> Reflector[ConfigMap]:
+        """The mirror of netaware's own namespace."""
+        return self._home
+
+    def want(self, who: str, names: Iterable[ObjectName]) -> None:
+        """From now on ``who`` reads exactly these."""
+        self._wanted_by[who] = frozenset(names)
+        wanted = frozenset().union(*self._wanted_by.values())
+        if wanted == self._wanted:
+            return
+        fresh, gone, self._wanted = wanted - self._wanted, self._wanted - wanted, wanted
+        for name in gone:
+            self._weigh(name, None)
+        for name in fresh:
+            self._weigh(name, self._found(name))
+        self._rewanted.set()
 
     def is_known(self, name: ObjectName) -> bool:
         """Whether it is known if that ConfigMap exists, or that we may not know."""
-        mirror = self._mirrors.get(name)
-        return mirror is not None and (mirror[0].synced.is_set() or mirror[0].failure == "403")
+        if name.namespace == self._home_namespace:
+            return _is_known(self._home)
+        mirror = self._elsewhere.get(name)
+        return _is_known(mirror[0]) if mirror is not None else name not in self._watchable
 
     def data(self, name: ObjectName) -> Mapping[str, str] | None:
-        """The data of a mirrored ConfigMap; None when there is no such object, or it is not known yet."""
-        mirror = self._mirrors.get(name)
-        found = mirror[0].get(str(name)) if mirror is not None else None
+        """The data of a ConfigMap; None when there is no such object, or it is not known yet."""
+        found = self._found(name)
         return None if found is None else found.data or {}
 
     def size_bytes(self, name: ObjectName) -> int:
-        """What keys and values of a mirrored ConfigMap take; 0 when there is none."""
+        """What keys and values of a wanted ConfigMap take; 0 when there is none."""
         return self._sizes.get(name, 0)
 
     async def run(self) -> None:
         """Mirror until cancelled."""
-        self._mirrors.clear()
-        self._sizes.clear()
-        self._shown.clear()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._home.run())
+            group.create_task(self._tell_when_listed(self._home, lambda: self._wanted))
             while True:
                 self._rewanted.clear()
-                for name in self._mirrors.keys() - self._wanted:
-                    self._mirrors.pop(name)[1].cancel()
-                    self._weigh(name, None)
-                for name in sorted(self._wanted - self._mirrors.keys()):
-                    reflector = self._reflector(name)
-                    self._mirrors[name] = (reflector, group.create_task(self._watch(name, reflector)))
+                wanted = self._watchable
+                for name in self._elsewhere.keys() - wanted:
+                    self._elsewhere.pop(name)[1].cancel()
+                for name in sorted(wanted - self._elsewhere.keys()):
+                    reflector = Reflector(
+                        self._client,
+                        CONFIGMAPS,
+                        ConfigMap,
+                        namespace=name.namespace,
+                        field_selector=f"metadata.name={name.name}",
+                    )
+                    reflector.subscribe(self._take)
+                    self._elsewhere[name] = (reflector, group.create_task(self._watch(name, reflector)))
                 await self._rewanted.wait()
 
-    def _reflector(self, name: ObjectName) -> Reflector[ConfigMap]:
-        reflector = Reflector(
-            self._client,
-            CONFIGMAPS,
-            ConfigMap,
-            namespace=name.namespace,
-            field_selector=f"metadata.name={name.name}",
-        )
+    @property
+    def _watchable(self) -> frozenset[ObjectName]:
+        """The first few that are wanted of other namespaces, in the order of their names."""
+        elsewhere = sorted(name for name in self._wanted if name.namespace != self._home_namespace)
+        left_out = len(elsewhere[MOST_ELSEWHERE:])
+        what = "too many results in other namespaces, some are not read" if left_out else "all results are read again"
+        log.change("elsewhere", str(left_out or ""), what, left_out=left_out)
+        return frozenset(elsewhere[:MOST_ELSEWHERE])
 
-        def take(_key: str, _old: ConfigMap | None, new: ConfigMap | None) -> None:
+    def _found(self, name: ObjectName) -> ConfigMap | None:
+        if name.namespace == self._home_namespace:
+            return self._home.get(str(name))
+        mirror = self._elsewhere.get(name)
+        return mirror[0].get(str(name)) if mirror is not None else None
+
+    def _take(self, key: str, _old: ConfigMap | None, new: ConfigMap | None) -> None:
+        name = ObjectName(*key.split("/", 1))
+        if name in self._wanted:
             self._weigh(name, new)
-            self._changed(name)
+            self._tell(name)
 
-        reflector.subscribe(take)
-        return reflector
+    def _tell(self, name: ObjectName) -> None:
+        for changed in self._changed:
+            changed(name)
+
+    async def _watch(self, name: ObjectName, reflector: Reflector[ConfigMap]) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reflector.run())
+            await self._tell_when_listed(reflector, lambda: {name})
+
+    async def _tell_when_listed(
+        self, reflector: Reflector[ConfigMap], names: Callable[[], Iterable[ObjectName]]
+    ) -> None:
+        """That an object is not there is news as well."""
+        await reflector.synced.wait()
+        for name in names():
+            self._tell(name)
 
     def _weigh(self, name: ObjectName, found: ConfigMap | None) -> None:
         if found is None:
@@ -119,8 +176,6 @@ class ResultsMirror:
             bytes=size,
         )
 
-    async def _watch(self, name: ObjectName, reflector: Reflector[ConfigMap]) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(reflector.run())
-            await reflector.synced.wait()
-            self._changed(name)
+
+def _is_known(mirror: Reflector[ConfigMap]) -> bool:
+    return mirror.synced.is_set() or mirror.failure == "403"

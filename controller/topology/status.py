@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.resources import NetworkTopologyStatus
-from controller.topology.places import SHOWN_NODES, Map
+from controller.cluster.resources import NetworkTopologyStatus
+from controller.cluster.zones import SHOWN_NODES, Map
 from kubekit.conditions import condition, merge, news
 from kubekit.wire import Condition, format_time
-from netperf.costs import MISSED_ROUNDS, CostTable, ZoneCost, ZonePair
+from netperf.costs import MISSED_ROUNDS, CostTable, ZoneCost
+from netperf.memory import ZonePair
 from netperf.policy import CostPolicy
 
 MEASURED, STALE, INCOMPLETE, INPUT_VALID = "Measured", "Stale", "Incomplete", "InputValid"
+UNREACHABLE, ODD_NODES = "Unreachable", "OddNodes"
 SHOWN_PAIRS = 3
 
 
@@ -30,6 +32,9 @@ class InputFaults(msgspec.Struct, frozen=True):
         missing: results ConfigMaps that do not exist.
         large: sizes in bytes of results ConfigMaps that are near what the API server stores.
         refused: malformed keys by reason.
+        writers: nodes that wrote about pairs that they were not asked to measure.
+        quarantine: nodes that nobody can measure.
+        failing: how pairs failed that could not be measured last.
         map: the cluster's shape, with unlabelled nodes and torn zones.
     """
 
@@ -37,6 +42,9 @@ class InputFaults(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()
     large: Mapping[str, int] = {}
     refused: Mapping[str, int] = {}
+    writers: tuple[str, ...] = ()
+    quarantine: tuple[str, ...] = ()
+    failing: Mapping[ZonePair, str] = {}
     map: Map = Map({}, {})
 
 
@@ -47,11 +55,13 @@ class Tally(msgspec.Struct, frozen=True):
     stale: tuple[ZonePair, ...]
     inferred: tuple[ZonePair, ...]
     absent: tuple[ZonePair, ...]
+    unreachable: tuple[ZonePair, ...] = ()
 
     @property
     def total(self) -> int:
         """All pairs."""
-        return len(self.measured) + len(self.stale) + len(self.inferred) + len(self.absent)
+        lists = (self.measured, self.stale, self.inferred, self.absent, self.unreachable)
+        return sum(map(len, lists))
 
 
 def tally(table: CostTable, policy: CostPolicy, interval_s: float) -> Tally:
@@ -63,7 +73,7 @@ def tally(table: CostTable, policy: CostPolicy, interval_s: float) -> Tally:
     def is_old(entry: ZoneCost) -> bool:
         return entry.basis == "stale" and entry.age_s > limit_s
 
-    measured = [p for p, e in table.zones.items() if e.basis != "inferred" and not is_old(e)]
+    measured = [p for p, e in table.zones.items() if e.basis not in {"inferred", "unreachable"} and not is_old(e)]
     stale = [p for p, e in table.zones.items() if is_old(e)]
     inferred = [p for p, e in table.zones.items() if e.basis == "inferred"]
     return Tally(
@@ -71,15 +81,18 @@ def tally(table: CostTable, policy: CostPolicy, interval_s: float) -> Tally:
         stale=tuple(sorted(stale, key=lambda p: (-table.zones[p].age_s, p))),
         inferred=tuple(sorted(inferred, key=lambda p: (-table.zones[p].cost, p))),
         absent=tuple(sorted(table.absent)),
+        unreachable=tuple(sorted(p for p, e in table.zones.items() if e.basis == "unreachable")),
     )
 
 
 def conditions_of(counts: Tally, table: CostTable, faults: InputFaults, generation: int) -> list[Condition]:
-    """The four conditions, without times."""
+    """The conditions, without times."""
     return [
         _measured(counts, table, faults, generation),
         _stale(counts, generation),
         _incomplete(counts, generation),
+        _unreachable(counts, table, faults, generation),
+        _odd_nodes(table, faults, generation),
         _input_valid(faults, generation),
     ]
 
@@ -90,7 +103,9 @@ def _measured(counts: Tally, table: CostTable, faults: InputFaults, generation: 
         message = f"{zones} zones: there is no pair of zones to measure"
         return condition(MEASURED, holds=True, reason="NoPairs", message=message, generation=generation)
     head = f"{len(counts.measured)} of {counts.total} zone pairs measured"
-    if len(counts.measured) == counts.total:
+    if counts.unreachable:
+        head += f", {len(counts.unreachable)} unreachable"
+    if len(counts.measured) + len(counts.unreachable) == counts.total:
         costs = ", ".join(f"{_arrow(p)} {table.zones[p].cost}" for p in counts.measured[:SHOWN_PAIRS])
         message = f"{head}; highest costs: {costs}"
         return condition(MEASURED, holds=True, reason="AllPairsMeasured", message=message, generation=generation)
@@ -124,6 +139,39 @@ def _incomplete(counts: Tally, generation: int) -> Condition:
         parts.append(f"{len(counts.absent)} without a cost: {_worst(counts.absent)}")
     reason = "PairsAbsent" if counts.absent else "PairsInferred"
     return condition(INCOMPLETE, holds=True, reason=reason, message="; ".join(parts), generation=generation)
+
+
+def _unreachable(counts: Tally, table: CostTable, faults: InputFaults, generation: int) -> Condition:
+    dead = counts.unreachable
+    if not dead:
+        message = "no path is known to be dead"
+        return condition(UNREACHABLE, holds=False, reason="AllReachable", message=message, generation=generation)
+    names = {faults.failing[p] for p in dead if p in faults.failing}
+    how = f" ({', '.join(sorted(names))})" if names else ""
+    message = (
+        f"{len(dead)} of {counts.total} zone pairs cannot be reached by any pair of nodes{how} and cost "
+        f"{table.zones[dead[0]].cost}: {_worst(dead)}"
+    )
+    return condition(UNREACHABLE, holds=True, reason="PathsDead", message=message, generation=generation)
+
+
+def _odd_nodes(table: CostTable, faults: InputFaults, generation: int) -> Condition:
+    found: list[tuple[str, str]] = []
+    if faults.quarantine:
+        found.append(("NodesUnmeasurable", f"nobody can measure {_some(faults.quarantine)}: left out of the plan"))
+    if faults.writers:
+        found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(faults.writers)}"))
+    if table.odd:
+        # Tenths of a millisecond, since a status is not written anew for every microsecond.
+        named = [f"{node} ({odd.offset_us / 1000:+.1f} ms)" for node, odd in table.odd.items()]
+        found.append(("NodesContradicted", f"set aside, because other nodes contradict them: {_some(named)}"))
+    if table.disputed:
+        found.append(("PairsDisputed", f"one reading stands against one: {_worst(sorted(table.disputed))}"))
+    if not found:
+        message = "all readings agree"
+        return condition(ODD_NODES, holds=False, reason="AllAgree", message=message, generation=generation)
+    message = "; ".join(text for _, text in found)
+    return condition(ODD_NODES, holds=True, reason=found[0][0], message=message, generation=generation)
 
 
 def _input_valid(faults: InputFaults, generation: int) -> Condition:
@@ -188,7 +236,7 @@ def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] |
 
 def is_bad(found: Condition) -> bool:
     """Whether a person should look."""
-    return found.status == ("True" if found.type in {STALE, INCOMPLETE} else "False")
+    return found.status == ("True" if found.type in {STALE, INCOMPLETE, UNREACHABLE, ODD_NODES} else "False")
 
 
 def count_bases(counts: Tally, table: CostTable) -> dict[str, int]:
@@ -196,7 +244,7 @@ def count_bases(counts: Tally, table: CostTable) -> dict[str, int]:
     bases = Counter(
         {"measured": 0, "mirrored": 0, "stale": 0, "inferred": len(counts.inferred), "absent": len(counts.absent)}
     )
-    bases["stale"] = len(counts.stale)
+    bases["stale"], bases["unreachable"] = len(counts.stale), len(counts.unreachable)
     mirrored = sum(table.zones[p].basis == "mirrored" for p in counts.measured)
     bases["mirrored"], bases["measured"] = mirrored, len(counts.measured) - mirrored
     return dict(bases)

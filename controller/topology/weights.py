@@ -12,20 +12,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.resources import (
-    NETPERF_COSTS,
-    REGION_LABEL,
-    ZONE_LABEL,
-    CostInfo,
-    NetworkTopology,
-    OriginInfo,
-    TopologyInfo,
-    WeightInfo,
-)
-from controller.topology.bandwidth import Quantity
+from controller.cluster.costs import entries_of
+from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, OriginInfo, TopologyInfo, WeightInfo
+from controller.topology.bandwidth import Quantity, spell
 from kubekit import patches
 from kubekit.patches import Operation
-from netperf.costs import CostTable, ZonePair
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+from netperf.costs import CostTable
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
+from netperf.memory import ZonePair
 
 
 class Bandwidths(msgspec.Struct, frozen=True):
@@ -59,13 +54,13 @@ def _level(
     # Go compares strings bytewise; Python compares code points, which is the same order in UTF-8.
     for origin, destination in sorted(costs):
         pair = (origin, destination)
-        bounded = pair in capacity or pair in allocated
         origins[origin].append(
             CostInfo(
                 destination=destination,
                 network_cost=costs[pair],
-                bandwidth_capacity=capacity.get(pair),
-                bandwidth_allocated=str(allocated.get(pair, 0)) if bounded else None,
+                bandwidth_capacity=spell(capacity[pair]) if pair in capacity else None,
+                # Absent means 0 to every reader, and most pairs of a large cluster carry nothing that was asked for.
+                bandwidth_allocated=str(allocated[pair]) if allocated.get(pair) else None,
             )
         )
     return TopologyInfo(topology_key=key, origin_list=[OriginInfo(o, entries) for o, entries in origins.items()])
@@ -73,29 +68,40 @@ def _level(
 
 def written_costs(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, int]:
     """The costs that a weight holds for zones (or regions)."""
-    return {pair: entry.network_cost for pair, entry in _entries(weight, level).items()}
+    return {pair: entry.network_cost for pair, entry in entries_of(weight, level).items()}
 
 
 def written_capacities(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, Quantity]:
     """The bandwidth capacities that a weight holds."""
-    entries = _entries(weight, level).items()
+    entries = entries_of(weight, level).items()
     return {pair: e.bandwidth_capacity for pair, e in entries if e.bandwidth_capacity is not None}
 
 
-def _entries(weight: WeightInfo | None, level: str) -> dict[ZonePair, CostInfo]:
-    if weight is None:
-        return {}
-    return {
-        (origin.origin, entry.destination): entry
-        for topology in weight.topology_list
-        if topology.topology_key == level
-        for origin in topology.origin_list
-        for entry in origin.cost_list
-    }
+def patch_topology(topology: NetworkTopology, weight: WeightInfo, latencies: Latencies) -> list[Operation] | None:
+    """JSON patch that writes the weight and the latencies that go along with it, or None when both are there already."""
+    changes = _change_weight(topology, weight) + _change_latencies(topology, latencies)
+    if not changes:
+        return None
+    # Writing the version that we read makes the API server refuse the patch with a conflict if there is a newer one.
+    fence = patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version)
+    return [fence, *changes]
 
 
-def patch_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operation] | None:
-    """JSON patch that puts ``weight`` in the place of the one of the same name, or None when it is there already.
+def _change_latencies(topology: NetworkTopology, latencies: Latencies) -> list[Operation]:
+    annotations = topology.metadata.annotations
+    text = encode_latencies(latencies) if latencies else ""
+    if text == (annotations or {}).get(LATENCY_ANNOTATION, ""):
+        return []
+    path = patches.pointer("metadata", "annotations", LATENCY_ANNOTATION)
+    if not text:
+        return [patches.remove(path)]
+    if annotations is None:
+        return [patches.add(patches.pointer("metadata", "annotations"), {LATENCY_ANNOTATION: text})]
+    return [patches.add(path, text)]
+
+
+def _change_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operation]:
+    """Put ``weight`` in the place of the one of the same name; nothing when it is there already.
 
     An object without such a weight is left without one while there is nothing to say.
     """
@@ -103,18 +109,15 @@ def patch_weight(topology: NetworkTopology, weight: WeightInfo) -> list[Operatio
     names = [w.name for w in weights or ()]
     if weight.name in names:
         if (weights or [])[names.index(weight.name)] == weight:
-            return None
+            return []
     elif not any(level.origin_list for level in weight.topology_list):
-        return None
+        return []
     value = _plain(weight)
     if weights is None:
-        change = patches.add(patches.pointer("spec", "weights"), [value])
-    elif weight.name in names:
-        change = patches.replace(patches.pointer("spec", "weights", names.index(weight.name)), value)
-    else:
-        change = patches.add(patches.pointer("spec", "weights", "-"), value)
-    # Writing the version that we read makes the API server refuse the patch with a conflict if there is a newer one.
-    return [patches.replace(patches.pointer("metadata", "resourceVersion"), topology.metadata.resource_version), change]
+        return [patches.add(patches.pointer("spec", "weights"), [value])]
+    if weight.name in names:
+        return [patches.replace(patches.pointer("spec", "weights", names.index(weight.name)), value)]
+    return [patches.add(patches.pointer("spec", "weights", "-"), value)]
 
 
 def _plain(weight: WeightInfo) -> dict[str, object]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from controller.topology.places import agent_note, agent_pods_by_node, draw_map, facts_of
+from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of
 from controller.views.model import AgentView
 from controller.views.snapshot import Snapshot
 from kubekit.wire import Node
+from netperf.contract import AGENT_ANNOTATION, read_announcement
 from netperf.pairs import NodeFacts
 from netperf.results import decode_results
 
@@ -34,7 +35,7 @@ def _newest(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _agent(node: Node, facts: NodeFacts, probes: Counter[str], newest: dict[str, float]) -> AgentView:
-    note = agent_note(node)
+    note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     state, reason = _state(facts, note is not None)
     return AgentView(
         node=facts.name,

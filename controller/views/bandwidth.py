@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from controller.resources import ZONE_LABEL
-from controller.scheduler.requests import requests_of
+from controller.cluster.pod_info import PodInfo
 from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView
 from controller.views.network import rate_of
-from controller.views.snapshot import BandwidthPod, NodeReading, PodReading, Readings, Snapshot
+from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
 from kubekit.wire import Node
+from netperf.contract import BANDWIDTH, SOURCE_ANNOTATION, ZONE_LABEL
 
-BANDWIDTH = "network.aware.com/bandwidth"
-INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
-EGRESS_ANNOTATION = "kubernetes.io/egress-bandwidth"
-SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
 LEAST_BPS, MOST_BPS = 1_000, 10**15
 """What the CNI bandwidth plugin takes (the bandwidth annotations, docs/contracts)."""
 
 
 def build_bandwidth(snapshot: Snapshot) -> BandwidthView:
     """Every node, and every pod that asks for bandwidth in one way or the other and has not finished."""
-    pods = [pod for pod in snapshot.bandwidth_pods if not pod.over and asks_for_bandwidth(pod)]
+    pods = [pod for pod in snapshot.bandwidth_pods if not pod.finished and asks_for_bandwidth(pod)]
     views = sorted((_pod(pod, snapshot.readings) for pod in pods), key=lambda p: (p.namespace, p.name))
     booked: dict[str, list[int]] = defaultdict(list)
     for view in views:
@@ -38,26 +34,19 @@ def build_bandwidth(snapshot: Snapshot) -> BandwidthView:
     )
 
 
-def asks_for_bandwidth(pod: BandwidthPod) -> bool:
+def asks_for_bandwidth(pod: PodInfo) -> bool:
     """Whether a pod requests the resource or carries one of the annotations."""
-    annotations = pod.metadata.annotations or {}
-    return INGRESS_ANNOTATION in annotations or EGRESS_ANNOTATION in annotations or requested_bps(pod) > 0
+    return pod.ingress is not None or pod.egress is not None or pod.requests.get(BANDWIDTH, 0) > 0
 
 
-def requested_bps(pod: BandwidthPod) -> int:
-    """What the scheduler books for a pod."""
-    return requests_of(pod.spec.containers, pod.spec.init_containers, pod.spec.overhead).get(BANDWIDTH, 0)
-
-
-def _pod(pod: BandwidthPod, readings: Readings) -> PodBandwidthView:
-    annotations = pod.metadata.annotations or {}
-    ingress, egress = annotations.get(INGRESS_ANNOTATION), annotations.get(EGRESS_ANNOTATION)
-    reading = readings.pods.get(pod.metadata.key, PodReading())
-    requested = requested_bps(pod)
+def _pod(pod: PodInfo, readings: Readings) -> PodBandwidthView:
+    ingress, egress = pod.ingress, pod.egress
+    reading = readings.pods.get(pod.key, PodReading())
+    requested = pod.requests.get(BANDWIDTH, 0)
     return PodBandwidthView(
-        namespace=pod.metadata.namespace,
-        name=pod.metadata.name,
-        node=pod.spec.node_name,
+        namespace=pod.namespace,
+        name=pod.name,
+        node=pod.node,
         requested_bps=requested,
         ingress_asked=ingress,
         egress_asked=egress,
@@ -67,7 +56,7 @@ def _pod(pod: BandwidthPod, readings: Readings) -> PodBandwidthView:
         egress_verdict=reading.egress_verdict,
         ingress_used_bps=reading.ingress_used_bps,
         egress_used_bps=reading.egress_used_bps,
-        problem=_problem(requested, {"ingress": ingress, "egress": egress}, pod.spec.host_network),
+        problem=_problem(requested, {"ingress": ingress, "egress": egress}, pod.host_network),
     )
 
 

@@ -2,46 +2,93 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from controller.appgroup.graph import namespaces_of
-from controller.appgroup.status import CostLookup, Facts, Judged, Location, gather
-from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.scheduler.rules import SAME_HOST_COST, SAME_ZONE_COST
-from controller.topology.places import draw_map
+import msgspec
+
+from controller.cluster.costs import CostIndex, CostTable, Location
+from controller.cluster.membership import Membership
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.cluster.services import ServiceIndex
+from controller.cluster.zones import draw_map
+from controller.groups.status import Facts, Judged, gather
+from controller.scheduler.survival import survival_of
+from controller.traffic.placed import GroupTraffic, crossing_of, month_of
+from controller.traffic.prices import PriceTable
+from controller.traffic.proposals import Weights, read_weights
 from controller.views.model import ConditionView, EdgeView, GroupView, NetworkView, PairView, PodView, WorkloadView
 from controller.views.network import by_pair, choose_topology
+from controller.views.savings import Savings
 from controller.views.snapshot import Snapshot
-from kubekit.wire import Condition, Pod
-from netperf.costs import ZonePair
+from kubekit.wire import Condition
+from netperf.memory import ZonePair
 from netperf.sample import Place
 
 Places = Mapping[str, Place]
 
 
-def build_groups(snapshot: Snapshot, network: NetworkView) -> tuple[GroupView, ...]:
-    """All groups, sorted by namespace and name, judged by the weight that ``network`` shows."""
-    topology = choose_topology(snapshot, network.topology or "")
-    weight = topology.weight(network.weights) if topology is not None and network.weights is not None else None
-    costs, pairs, places = CostLookup(weight), by_pair(network.pairs), draw_map(snapshot.nodes).places
-    members: dict[tuple[str, str], list[Pod]] = defaultdict(list)
+def build_groups(snapshot: Snapshot, network: NetworkView, *, asked_for: bool = False) -> tuple[GroupView, ...]:
+    """All groups, sorted by namespace and name.
+
+    Args:
+        snapshot: what there is.
+        network: for the latencies.
+        asked_for: judge every group by the weight that ``network`` shows, because a person asked for it; otherwise each group
+            is judged by the costs that the scheduler uses for it.
+    """
+    pairs, places = by_pair(network.pairs), draw_map(snapshot.nodes).places
+    membership = Membership.among(snapshot.groups, snapshot.rules.namespaces)
+    members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in snapshot.pods:
         name = pod.metadata.label(APPGROUP_LABEL)
-        if name and not pod.terminal:
-            members[pod.metadata.namespace, name].append(pod)
-    groups = sorted(snapshot.groups, key=lambda g: g.metadata.key)
-    return tuple(build_group(group, _members_of(group, members), places, costs, pairs) for group in groups)
+        if name and not pod.finished:
+            members[membership.group_of(pod.metadata.namespace, name)].append(pod)
+    shown = _shown_costs(snapshot, network)
+    index = CostIndex(snapshot.rules, snapshot.home)
+    for topology in snapshot.topologies:
+        index.take(topology.metadata.key, None, topology)
+    services = ServiceIndex()
+    for service in snapshot.services:
+        services.take(service.metadata.key, None, service)
+    locations = {node: Location(place.region, place.zone) for node, place in places.items()}
+    savings = Savings(locations, pairs)
+    return tuple(
+        build_group(
+            group,
+            members[group.metadata.key],
+            places,
+            locations,
+            shown if asked_for else index.of(group.metadata.namespace).table,
+            pairs=pairs,
+            membership=membership,
+            services=services,
+            savings=savings,
+            prices=snapshot.prices,
+        )
+        for group in sorted(snapshot.groups, key=lambda g: g.metadata.key)
+    )
 
 
-def _members_of(group: AppGroup, members: Mapping[tuple[str, str], list[Pod]]) -> list[Pod]:
-    refs = [workload.workload for workload in group.spec.workloads or ()]
-    namespaces = sorted(namespaces_of(group.metadata.namespace, refs))
-    return [pod for namespace in namespaces for pod in members.get((namespace, group.metadata.name), ())]
+def _shown_costs(snapshot: Snapshot, network: NetworkView) -> CostTable:
+    topology = choose_topology(snapshot, network.topology) if network.topology else None
+    return CostTable(topology.weight(network.weights) if topology is not None and network.weights else None)
 
 
 def build_group(
-    group: AppGroup, pods: Sequence[Pod], places: Places, costs: CostLookup, pairs: Mapping[ZonePair, PairView]
+    group: AppGroup,
+    pods: Sequence[GroupPod],
+    places: Places,
+    locations: Mapping[str, Location],
+    costs: CostTable,
+    *,
+    pairs: Mapping[ZonePair, PairView],
+    membership: Membership,
+    services: ServiceIndex | None = None,
+    savings: Savings | None = None,
+    prices: PriceTable | None = None,
 ) -> GroupView:
     """One group.
 
@@ -49,14 +96,23 @@ def build_group(
         group: the object.
         pods: its pods that have not finished, in all its namespaces.
         places: node name -> place.
+        locations: the same as costs know them; of all nodes, so made once for all groups.
         costs: by which dependencies are judged.
         pairs: for the latencies behind the costs.
+        membership: tells which pods belong to which group.
+        services: tell which replica answers a call.
+        savings: tell what placement saves.
+        prices: of bytes between zones.
     """
-    locations: dict[str, Location] = {node: (place.region, place.zone) for node, place in places.items()}
-    facts = gather(group, pods, locations, costs)
-    homes = _homes(pods, places)
-    edges = tuple(_edge(judged, facts, pairs, homes) for judged in facts.judged)
-    selectors = facts.graph.selectors
+    facts = gather(group, pods, locations, costs, membership, services=services)
+    weights, selectors = read_weights(group), facts.graph.selectors
+    near = frozenset(
+        pod.workload
+        for pod in pods
+        if services is not None and services.routing_to(pod.metadata.namespace, pod.metadata.labels or {})
+    )
+    placed = _placed(facts, places)
+    edges = tuple(_with_money(_edge(judged, facts, pairs, weights), placed, near, prices) for judged in facts.judged)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
         namespace=group.metadata.namespace,
@@ -73,11 +129,13 @@ def build_group(
         edges=edges,
         faults=tuple(fault.detail for fault in facts.graph.faults),
         conditions=_conditions(group.status.conditions),
+        survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
+        saving=savings.of(facts, costs) if savings is not None else None,
     )
 
 
-def _workloads(group: AppGroup, facts: Facts, pods: Iterable[Pod], places: Places) -> tuple[WorkloadView, ...]:
-    by_selector: dict[str, list[Pod]] = defaultdict(list)
+def _workloads(group: AppGroup, facts: Facts, pods: Iterable[GroupPod], places: Places) -> tuple[WorkloadView, ...]:
+    by_selector: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
     # The order in the status is the one in force; the facts' is what the next status will say.
@@ -94,7 +152,7 @@ def _workloads(group: AppGroup, facts: Facts, pods: Iterable[Pod], places: Place
     )
 
 
-def _pod(pod: Pod, places: Places) -> PodView:
+def _pod(pod: GroupPod, places: Places) -> PodView:
     place = places.get(pod.spec.node_name)
     return PodView(
         name=pod.metadata.name,
@@ -105,22 +163,11 @@ def _pod(pod: Pod, places: Places) -> PodView:
     )
 
 
-def _homes(pods: Iterable[Pod], places: Places) -> dict[str, set[str]]:
-    """The nodes of each workload's pods, as far as pods count for the group's status."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for pod in pods:
-        if pod.spec.node_name in places and pod.metadata.deletion_timestamp is None:
-            found[pod.metadata.label(WORKLOAD_LABEL)].add(pod.spec.node_name)
-    return found
-
-
-def _edge(judged: Judged, facts: Facts, pairs: Mapping[ZonePair, PairView], homes: Mapping[str, set[str]]) -> EdgeView:
-    edge, zones = judged.edge, (judged.origin[1], judged.destination[1])
+def _edge(judged: Judged, facts: Facts, pairs: Mapping[ZonePair, PairView], weights: Weights) -> EdgeView:
+    edge, zones = judged.edge, (judged.origin.zone, judged.destination.zone)
     dependant, dependency = (facts.graph.selectors[position] for position in (edge.dependant, edge.dependency))
+    measured = weights.get(dependant, {}).get(dependency)
     cost = judged.cost if judged.verdict in {"met", "violated"} else None
-    # The status judges by zones; the scheduler's rules know that one and the same node is nearer still.
-    if cost == SAME_ZONE_COST and len(homes[dependant] | homes[dependency]) == 1:
-        cost = SAME_HOST_COST
     return EdgeView(
         dependant=dependant,
         dependency=dependency,
@@ -131,6 +178,35 @@ def _edge(judged: Judged, facts: Facts, pairs: Mapping[ZonePair, PairView], home
         origin=zones[0],
         destination=zones[1],
         p50_us=pairs[zones].p50_us if zones in pairs else None,
+        traffic_bps=measured * 8 if measured is not None and 0 <= measured < math.inf else None,
+    )
+
+
+def _placed(facts: Facts, places: Places) -> dict[str, Counter[tuple[str, str]]]:
+    """Selector -> pods by (region, zone)."""
+    found: dict[str, Counter[tuple[str, str]]] = {}
+    for selector, nodes in zip(facts.graph.selectors, facts.members, strict=True):
+        found[selector] = Counter()
+        for node, count in nodes.items():
+            if node in places:
+                found[selector][places[node].region, places[node].zone] += count
+    return found
+
+
+def _with_money(
+    edge: EdgeView,
+    placed: Mapping[str, Counter[tuple[str, str]]],
+    near: frozenset[str],
+    prices: PriceTable | None,
+) -> EdgeView:
+    """What of a dependency's measured traffic leaves its zone, and what that costs."""
+    if edge.traffic_bps is None or edge.verdict == "idle":
+        return edge
+    traffic = GroupTraffic({(edge.dependant, edge.dependency): edge.traffic_bps / 8}, measured=True, near=near)
+    return msgspec.structs.replace(
+        edge,
+        crossing_bps=crossing_of(traffic, placed) * 8,
+        month=month_of(traffic, placed, prices) if prices is not None else None,
     )
 
 

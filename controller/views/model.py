@@ -9,7 +9,11 @@ from typing import Literal
 
 import msgspec
 
-PairBasis = Literal["measured", "mirrored", "stale", "inferred", "given", "absent"]
+from controller.diagnosis.findings import Finding
+from controller.scheduler.balance import Advice
+from controller.scheduler.survival import Survival
+
+PairBasis = Literal["measured", "mirrored", "stale", "inferred", "unreachable", "given", "absent"]
 """What a cost rests on: `netperf.costs`' words, ``given`` for a weight that the user wrote, ``absent`` for no cost."""
 
 Verdict = Literal["met", "violated", "unknown", "idle"]
@@ -40,6 +44,8 @@ class PairView(View, frozen=True):
         measured_at: unix seconds, by our clock.
         doubts: why the newest sample is not trusted; empty when it is.
         prober: ``netperf``, ``echo`` or ``external``.
+        traffic_bps: of calls from origin to destination, answers included; null where nobody measures traffic.
+        month: what that costs a month; null without prices.
     """
 
     origin: str
@@ -59,6 +65,8 @@ class PairView(View, frozen=True):
     destination_node: str | None = None
     bandwidth_capacity_bps: int | None = None
     bandwidth_allocated_bps: int | None = None
+    traffic_bps: float | None = None
+    month: float | None = None
 
 
 class RegionPairView(View, frozen=True):
@@ -82,6 +90,7 @@ class NetworkView(View, frozen=True):
         interval_s: length of a probing round, null without a plan.
         planned: links that are measured, one per two zones.
         measured_at: unix seconds of the newest sample.
+        currency: of every ``month``; empty without prices.
     """
 
     topology: str | None
@@ -96,6 +105,7 @@ class NetworkView(View, frozen=True):
     planned: int
     measured_at: float | None
     refused_keys: dict[str, int]
+    currency: str = ""
 
 
 class AgentView(View, frozen=True):
@@ -148,6 +158,9 @@ class EdgeView(View, frozen=True):
         cost: of that pair; 1 within a zone, null when none is known.
         origin, destination: the zones of that pair, empty when idle.
         p50_us: round trip between these zones; null within a zone or when unknown.
+        traffic_bps: measured bits per second, both ways; null where nobody measured.
+        crossing_bps: of it, what leaves its zone as the pods are placed and Services route.
+        month: what it costs a month; null without prices.
     """
 
     dependant: str
@@ -159,6 +172,9 @@ class EdgeView(View, frozen=True):
     origin: str
     destination: str
     p50_us: float | None
+    traffic_bps: float | None = None
+    crossing_bps: float | None = None
+    month: float | None = None
 
 
 class ConditionView(View, frozen=True):
@@ -171,6 +187,31 @@ class ConditionView(View, frozen=True):
     since: str | None
 
 
+class SavingView(View, frozen=True):
+    """What placement saves: the mean call over a group's dependencies, and the same with pods on nodes taken at random.
+
+    Attributes:
+        dependencies: over how many.
+        cost, random_cost: in the units of the weight.
+        us, random_us: round trips, microseconds.
+    """
+
+    dependencies: int
+    cost: float
+    random_cost: float
+    us: float
+    random_us: float
+
+
+class ChangeView(View, frozen=True):
+    """Something that changed at ``at``, unix seconds; ``about`` is its kind and name, ``good`` whether it became better."""
+
+    at: float
+    about: str
+    what: str
+    good: bool
+
+
 class GroupView(View, frozen=True):
     """An AppGroup.
 
@@ -178,6 +219,9 @@ class GroupView(View, frozen=True):
         order: selectors in the order in which they are to be scheduled.
         total_cost: sum of its dependencies' costs, as far as known.
         violated: how many dependencies have that verdict.
+        survival: what the loss of each zone would take.
+        advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
+        saving: what its placement saves; null where that is not known.
     """
 
     namespace: str
@@ -194,6 +238,9 @@ class GroupView(View, frozen=True):
     edges: tuple[EdgeView, ...]
     faults: tuple[str, ...]
     conditions: tuple[ConditionView, ...]
+    survival: Survival = Survival()
+    advice: tuple[Advice, ...] = ()
+    saving: SavingView | None = None
 
 
 class PodBandwidthView(View, frozen=True):
@@ -263,7 +310,10 @@ class ProblemView(View, frozen=True):
 
 
 class Overview(View, frozen=True):
-    """All of it; ``at`` is unix seconds. ``prometheus`` is its address (empty: none) and why it gave nothing."""
+    """All of it; ``at`` is unix seconds. ``prometheus`` is its address (empty: none) and why it gave nothing.
+
+    ``findings`` are causes with what to do (`controller.diagnosis`), where they were looked for; ``changes`` those of the last hour.
+    """
 
     at: float
     network: NetworkView
@@ -273,3 +323,5 @@ class Overview(View, frozen=True):
     problems: tuple[ProblemView, ...]
     prometheus: str = ""
     prometheus_error: str = ""
+    findings: tuple[Finding, ...] = ()
+    changes: tuple[ChangeView, ...] = ()

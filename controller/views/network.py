@@ -9,16 +9,20 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 import controller.topology.reconciler as topology_rules
-from controller.resources import NETPERF_COSTS, REGION_LABEL, ZONE_LABEL, CostInfo, NetworkTopology
-from controller.scheduler.config import NetworkOverheadArgs
-from controller.topology.places import Map, agent_pods_by_node, draw_map, facts_of
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.costs import entries_of, topology_for, weight_for
+from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
+from controller.cluster.zones import Map, agent_pods_by_node, draw_map, facts_of
 from controller.topology.reconciler import Decision, decide
 from controller.topology.status import tally
+from controller.traffic.prices import per_month
 from controller.views.model import NetworkView, PairBasis, PairView, RegionPairView, ZoneView
 from controller.views.snapshot import Snapshot
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from netperf.costs import CostState, ZoneCost, ZonePair, best_stream
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+from netperf.costs import ZoneCost
+from netperf.memory import CostState, ZonePair, best_stream
 from netperf.policy import CostPolicy
 from netperf.results import shard_index
 from netperf.sample import Sample
@@ -26,23 +30,32 @@ from netperf.sample import Sample
 DEFAULT_INTERVAL_S = 60.0
 
 
-def choose_topology(snapshot: Snapshot, name: str = "") -> NetworkTopology | None:
-    """The NetworkTopology to show: the one of that name or ``namespace/name``, else the scheduler's, else the first."""
-    wanted = snapshot.rules.network_topology_name
-    found = sorted(snapshot.topologies, key=lambda t: (t.metadata.name != wanted, t.metadata.key))
-    if name:
-        found = [t for t in found if name in {t.metadata.name, t.metadata.key}]
-    return found[0] if found else None
+def choose_topology(snapshot: Snapshot, name: str = "", *, namespace: str = "") -> NetworkTopology | None:
+    """The NetworkTopology to show: the one of that name or ``namespace/name``, else the scheduler's, else the first.
+
+    Args:
+        snapshot: what there is.
+        name: what a person asked for.
+        namespace: of the groups that are judged by it; empty for the cluster as a whole.
+    """
+    wanted = name or snapshot.rules.network_topology_name
+    by_key = {t.metadata.key: t for t in sorted(snapshot.topologies, key=lambda t: t.metadata.key)}
+    if not name:
+        chosen = topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
+        if chosen is not None:
+            return chosen
+    named = [t for key, t in by_key.items() if wanted in {t.metadata.name, key}]
+    return next(iter(named if name else (*named, *by_key.values())), None)
 
 
 def choose_weights(topology: NetworkTopology | None, rules: NetworkOverheadArgs, name: str = "") -> str | None:
-    """The weight to show: the one of that name, else the one that the scheduler uses, else the first there is."""
-    there = (
-        [w for w in topology.spec.weights or () if w.topology_list or w.name == name] if topology is not None else []
-    )
-    names = [w.name for w in there]
-    wanted = [name] if name else [rules.weights_name, rules.fallback_weights_name, *names]
-    return next((n for n in wanted if n in names), None)
+    """The weight to show: the one of that name, else the one that the scheduler uses, else the first that is not empty."""
+    if topology is None:
+        return None
+    if name:
+        return name if topology.weight(name) is not None else None
+    used = weight_for(topology, rules) or next((w for w in topology.spec.weights or () if w.topology_list), None)
+    return used.name if used is not None else None
 
 
 def data_for(topology: NetworkTopology | None, snapshot: Snapshot) -> dict[str, str]:
@@ -87,17 +100,19 @@ def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str
     topology = choose_topology(snapshot, topology_name)
     shape = draw_map(snapshot.nodes)
     weights = choose_weights(topology, snapshot.rules, weights_name)
+    weight = topology.weight(weights) if topology is not None and weights is not None else None
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
     decision = decide_now(topology, snapshot, shape)
     pairs = _pairs(
         decision,
-        index_weight(topology, weights, ZONE_LABEL),
+        entries_of(weight, ZONE_LABEL),
         weights,
         shape=shape,
         round_s=interval_s or DEFAULT_INTERVAL_S,
         now_s=snapshot.now_s,
     )
-    region_entries = index_weight(topology, weights, REGION_LABEL)
+    pairs = tuple(_with_traffic(pair, snapshot, shape) for pair in pairs) if snapshot.readings.traffic else pairs
+    region_entries = entries_of(weight, REGION_LABEL)
     newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
@@ -112,7 +127,19 @@ def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str
         planned=sum(probe.rank == 0 and not probe.reverse for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
         refused_keys=dict(decision.results.refused),
+        currency=snapshot.prices.currency if snapshot.prices is not None else "",
     )
+
+
+def _with_traffic(pair: PairView, snapshot: Snapshot, shape: Map) -> PairView:
+    """A pair that has no series, where others have, has no traffic."""
+    # Three digits: what is told to every browser at each change should be more than noise.
+    bps = float(f"{snapshot.readings.traffic.get((pair.origin, pair.destination), 0.0):.3g}")
+    month = None
+    if snapshot.prices is not None:
+        ends = [(shape.zones.get(zone, ""), zone) for zone in (pair.origin, pair.destination)]
+        month = per_month(bps / 8, snapshot.prices.per_gb(ends[0], ends[1]))
+    return msgspec.structs.replace(pair, traffic_bps=bps, month=month)
 
 
 def in_order(zones: Mapping[str, str]) -> list[str]:
@@ -123,18 +150,6 @@ def in_order(zones: Mapping[str, str]) -> list[str]:
 def _natural(name: str) -> list[tuple[int, str]]:
     """``z2`` before ``z10``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
-
-
-def index_weight(topology: NetworkTopology | None, weights: str | None, level: str) -> dict[ZonePair, CostInfo]:
-    """Entries of one weight between zones, or between regions, by directed pair."""
-    weight = topology.weight(weights) if topology is not None and weights is not None else None
-    return {
-        (origin.origin, entry.destination): entry
-        for info in (weight.topology_list if weight is not None else ())
-        if info.topology_key == level
-        for origin in info.origin_list
-        for entry in origin.cost_list
-    }
 
 
 def _zones(snapshot: Snapshot, shape: Map) -> tuple[ZoneView, ...]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from controller.diagnosis.rules import diagnose
 from controller.views.agents import build_agents
 from controller.views.bandwidth import build_bandwidth
+from controller.views.changes import build_changes
+from controller.views.diagnosing import read_facts
 from controller.views.groups import build_groups
 from controller.views.model import Overview
 from controller.views.network import build_network
@@ -21,7 +24,8 @@ def build(snapshot: Snapshot, topology_name: str = "", weights_name: str = "") -
     """
     network = build_network(snapshot, topology_name, weights_name)
     agents, bandwidth = build_agents(snapshot), build_bandwidth(snapshot)
-    groups = build_groups(snapshot, network)
+    groups = build_groups(snapshot, network, asked_for=bool(topology_name or weights_name))
+    findings = () if snapshot.around is None else diagnose(read_facts(snapshot, network, agents))
     return Overview(
         at=snapshot.now_s,
         network=network,
@@ -31,4 +35,6 @@ def build(snapshot: Snapshot, topology_name: str = "", weights_name: str = "") -
         problems=build_problems(network, agents, groups, bandwidth, snapshot.readings),
         prometheus=snapshot.readings.source,
         prometheus_error=snapshot.readings.error,
+        findings=findings,
+        changes=build_changes(snapshot),
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from controller.views.model import AgentView, BandwidthView, GroupView, NetworkView, ProblemView, Severity
+from controller.views.model import AgentView, BandwidthView, GroupView, NetworkView, PairBasis, ProblemView, Severity
 from controller.views.snapshot import Alert, Readings
 
 SHOWN = 5
@@ -80,10 +80,12 @@ def _label_text(labels: dict[str, str]) -> str:
 def _network(network: NetworkView) -> list[ProblemView]:
     if network.topology is None:
         what = "NetworkTopology objects, so that no costs can be written"
-        return [_problem("NetawareZonePairUnmeasured", "critical", [], what, what)]
-    bases = {
+        return [_problem("NetawareCostsMissing", "critical", [], what, what)]
+    bases: dict[str, tuple[set[PairBasis], str, str]] = {
+        "NetawareZonePairUnreachable": ({"unreachable"}, "that nothing gets across", "that nothing gets across"),
+        "NetawareCostsMissing": ({"absent"}, "without any cost", "without any cost"),
         "NetawareZonePairUnmeasured": (
-            {"absent", "inferred"},
+            {"inferred"},
             "without a measurement of its own",
             "without measurements of their own",
         ),

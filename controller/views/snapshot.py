@@ -6,47 +6,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from controller.resources import AppGroup, NetworkTopology
-from controller.scheduler.config import NetworkOverheadArgs
-from controller.scheduler.fleet import BoundPodSpec
-from kubekit.wire import Node, Object, ObjectMeta, OwnerReference, Pod, Wire
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.services import Service
+from controller.diagnosis.facts import Surroundings
+from controller.traffic.prices import PriceTable
+from kubekit.wire import Node
+from netperf.contract import HOME_NAMESPACE
 from netperf.plans import ZonePlan
 from netperf.policy import CostPolicy
-
-
-class _SlimMeta(ObjectMeta, frozen=True):
-    """Metadata without what nobody reads here; of 100,000 pods it would be most of the memory.
-
-    A field is left out of decoding by a name that no object has.
-    """
-
-    labels: dict[str, str] | None = msgspec.field(name="netaware.io/unread-labels", default=None)
-    owner_references: list[OwnerReference] | None = msgspec.field(name="netaware.io/unread-owners", default=None)
-
-
-class BandwidthPodSpec(BoundPodSpec, frozen=True):
-    """What a pod holds and where, and whether it has a network of its own."""
-
-    host_network: bool = False
-
-
-class BandwidthPodStatus(Wire, frozen=True):
-    """The phase."""
-
-    phase: str = ""
-
-
-class BandwidthPod(Object, frozen=True):
-    """A pod as far as bandwidth is concerned."""
-
-    metadata: _SlimMeta = _SlimMeta()
-    spec: BandwidthPodSpec = BandwidthPodSpec()
-    status: BandwidthPodStatus = BandwidthPodStatus()
-
-    @property
-    def over(self) -> bool:
-        """Finished: it holds nothing any more."""
-        return self.status.phase in {"Succeeded", "Failed"}
 
 
 class PodReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,12 +49,16 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
-    """What Prometheus adds. ``source`` is its address, empty when none was asked; ``error`` says why nothing came."""
+    """What Prometheus adds. ``source`` is its address, empty when none was asked; ``error`` says why nothing came.
+
+    ``traffic`` is bits per second of calls by (client's zone, server's zone), as the leader exports it.
+    """
 
     source: str = ""
     error: str = ""
     nodes: dict[str, NodeReading] = {}
     pods: dict[str, PodReading] = {}
+    traffic: dict[tuple[str, str], float] = {}
     alerts: tuple[Alert, ...] = ()
 
 
@@ -99,20 +73,29 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
         results: ``data`` of the results ConfigMaps by ``namespace/name``, shards included.
         plans: the probe plan, one per origin zone.
+        services: those of the groups' pods at least; they say which replica answers a call.
         policy: the controller's default cost policy.
         rules: the scheduler's: which NetworkTopology and which of its weights count.
+        max_wait_s, our_schedulers: the scheduler's: how long a gate stays shut, and who asks us.
+        prices: of bytes between zones; None where nobody configured any.
+        around: how our own programs fare; None where nobody looked, and then nothing is diagnosed.
     """
 
     now_s: float
-    home: str = "netaware-system"
+    home: str = HOME_NAMESPACE
     nodes: tuple[Node, ...] = ()
     topologies: tuple[NetworkTopology, ...] = ()
     groups: tuple[AppGroup, ...] = ()
-    pods: tuple[Pod, ...] = ()
-    bandwidth_pods: tuple[BandwidthPod, ...] = ()
-    agent_pods: tuple[Pod, ...] = ()
+    pods: tuple[GroupPod, ...] = ()
+    bandwidth_pods: tuple[PodInfo, ...] = ()
+    agent_pods: tuple[PodInfo, ...] = ()
     results: Mapping[str, Mapping[str, str]] = {}
     plans: tuple[ZonePlan, ...] = ()
+    services: tuple[Service, ...] = ()
     policy: CostPolicy = CostPolicy()
     rules: NetworkOverheadArgs = NetworkOverheadArgs()
+    max_wait_s: float = 120.0
+    our_schedulers: tuple[str, ...] = ("network-aware-scheduler",)
     readings: Readings = Readings()
+    prices: PriceTable | None = None
+    around: Surroundings | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
+from kubekit.errors import ConfigError
 from lab.cluster import AUTO
-from lab.topology import DEFAULT, SHIPPED, Topology, load
+from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load
 from lab.wan.plan import NETEM, USERSPACE
 
 
@@ -32,6 +34,25 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """``--nodes``."""
+    parser.add_argument(
+        "--nodes",
+        choices=KUBELETS,
+        help="kubelets of all nodes: real, with containerd, in which pods run (needs root), or played by kwok; by default"
+        " as the topology says, which is kwok where it says nothing",
+    )
+
+
+def add_dual_stack(parser: argparse.ArgumentParser) -> None:
+    """``--dual-stack``."""
+    parser.add_argument(
+        "--dual-stack",
+        action="store_true",
+        help="addresses of IPv6 beside those of IPv4 for nodes, Services and pods of real nodes, as a topology's ipFamilies",
+    )
+
+
 def add_wan(parser: argparse.ArgumentParser) -> None:
     """``--wan``."""
     parser.add_argument(
@@ -42,6 +63,12 @@ def add_wan(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_topology(text: str) -> Topology | None:
-    """What ``--topology`` asks for. Raises ConfigError when it is not valid."""
-    return None if text == "none" else load(text)
+def read_topology(text: str, kubelets: str | None = None, *, dual_stack: bool = False) -> Topology | None:
+    """What ``--topology``, ``--nodes`` and ``--dual-stack`` ask for. Raises ConfigError when it is not valid."""
+    if text == "none":
+        if kubelets == REAL:
+            raise ConfigError("--nodes", "there are no nodes in this topology", "leave out `--topology none`")
+        return None
+    topology = load(text)
+    topology = replace(topology, dual_stack=topology.dual_stack or dual_stack)
+    return topology if kubelets is None else topology.with_kubelets(kubelets)

@@ -11,13 +11,16 @@ from typing import Any
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
+from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab import report
 from lab.build import find_or_build
+from lab.cluster import find_node_programs
 from lab.commands import arguments
 from lab.demo import PLACEMENTS, run_demo
 from lab.netperf_install import find_or_fetch
-from lab.topology import Topology, load
+from lab.shipped import build_images
+from lab.topology import Topology
 from lab.unprivileged import plan_this_command
 
 _PICTURE_COLUMNS = 96
@@ -27,6 +30,8 @@ def add_parser(commands: Any) -> None:
     """Describe the command."""
     parser = commands.add_parser("demo", help="measure, price, place, and show what was gained", description=__doc__)
     arguments.add_topology(parser)
+    arguments.add_nodes(parser)
+    arguments.add_dual_stack(parser)
     arguments.add_json(parser)
     parser.add_argument("--name", default="demo", help="name of the demo's own lab (%(default)s)")
     parser.add_argument(
@@ -35,16 +40,32 @@ def add_parser(commands: Any) -> None:
         default=PLACEMENTS[0],
         help="how the scheduler learns the decision: it asks our extender, or reads node affinity (%(default)s)",
     )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="create pods in another order and, on real nodes, let users come by chance; by default the example's order, evenly",
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="also save the tables as a picture")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; one JSON object on stdout with --json, tables otherwise; progress on stderr."""
-    topology = load(args.topology)
+    topology = arguments.read_topology(args.topology, args.nodes, dual_stack=args.dual_stack)
+    if topology is None:
+        raise ConfigError("--topology", "the demo needs nodes", "name a topology")
+    if args.seed is not None and args.seed < 1:
+        raise ConfigError("--seed", f"{args.seed} is below 1", "write a number from 1")
+    if topology.real_nodes and args.placement != PLACEMENTS[0]:
+        raise ConfigError(
+            "--placement", "on real nodes the shipped overlay says how", "leave it out, or use --nodes kwok"
+        )
     launch = plan_this_command()
     find_or_build()
     find_or_fetch()
+    find_node_programs(topology)
+    images = build_images() if topology.real_nodes else None
     launch.enter()
     started = time.monotonic()
     progress = Console(stderr=True)
@@ -53,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
         progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     async def main() -> None:
-        found = await run_demo(topology, name=args.name, placement=args.placement, say=say)
+        found = await run_demo(
+            topology, name=args.name, placement=args.placement, say=say, images=images, seed=args.seed
+        )
         if args.json:
             print(report.encode(found), flush=True)
             return
@@ -75,6 +98,8 @@ def print_all(console: Console, found: report.DemoReport, topology: Topology) ->
     """Everything a person gets to see of the demo."""
     report.print_matrix(console, found.matrix)
     report.print_placements(console, found, {node.name: node.zone for node in topology.nodes})
+    if found.application is not None:
+        report.print_application(console, found.application, found.images or {})
     if found.prober != "netperf":
         console.print("[yellow]netperf could not be had: the built-in echo prober measured instead.[/]")
     report.print_summary(console, found)

@@ -11,6 +11,7 @@ import psutil
 from lab.commands import arguments
 from lab.commands.up import read_description
 from lab.errors import WanError
+from lab.faults import Broken, Faults, offs
 from lab.pids import is_alive, read_records
 from lab.reclaim import LabPlace, holder, place_of
 from lab.wan.control import WanControl
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if state == "running":
         report |= read_description(place)
         report["programs"] = _programs(place)
+        report["broken"] = msgspec.to_builtins(Faults(place).now)
         report["wan"] = {"backend": report["wan"], **_wan(place)} if report["nodes"] else None
     if args.json:
         print(msgspec.json.encode(report).decode())
@@ -91,10 +93,21 @@ def _print(report: dict[str, Any]) -> None:
     if "controller" in report["addresses"]:
         console.print(f"page {report['addresses']['controller']}/", soft_wrap=True)
     table = Table("program", "pid", "memory", "log")
+    broken = report["broken"]
     for program in report["programs"]:
         memory = f"{program['rss_bytes'] / 2**20:.0f} MiB" if program["alive"] else "[red]ended[/]"
+        memory = "[red]frozen[/]" if program["name"] in broken["frozen"] else memory
         table.add_row(program["name"], str(program["pid"]), memory, program["log"])
     console.print(table)
+    for node in offs(msgspec.convert(broken, Broken)):
+        console.print(
+            f"[red]node {node} is off[/]: its first process ended, and with it every container there", soft_wrap=True
+        )
+    for pair in broken["cut"]:
+        console.print(f"[red]cut[/]: every packet between {pair[0]} and {pair[1]} is lost")
+    if any(broken.values()):
+        suffix = "" if report["name"] == "lab" else f" --name {report['name']}"
+        console.print(f"`python -m lab mend{suffix}` starts again what ended and undoes what `break` did")
     wan = report["wan"]
     if wan and "links" in wan:
         packets = wan["packets"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import signal
 import subprocess
@@ -17,12 +18,13 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab.build import find_or_build
-from lab.cluster import COMPONENTS, Lab
+from lab.cluster import COMPONENTS, Lab, find_node_programs
 from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
 from lab.netperf_install import find_or_fetch
 from lab.reclaim import LabPlace, holder, place_of
+from lab.shipped import build_images, install_as_shipped
 from lab.topology import Topology
 from lab.unprivileged import Launch, plan_launch
 
@@ -36,6 +38,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("up", help="boot a lab and leave it running", description=__doc__)
     arguments.add_name(parser)
     arguments.add_topology(parser)
+    arguments.add_nodes(parser)
+    arguments.add_dual_stack(parser)
     arguments.add_wan(parser)
     arguments.add_json(parser)
     parser.add_argument(
@@ -47,7 +51,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Boot, or find the lab that runs already; print how to use it."""
-    topology = arguments.read_topology(args.topology)
+    topology = arguments.read_topology(args.topology, args.nodes, dual_stack=args.dual_stack)
     if args.programs and topology is None:
         raise ConfigError("--programs", "needs nodes to run on", "leave out `--topology none`")
     place = place_of(args.name)
@@ -60,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
     launch = plan_launch(command, _environment()) if topology is not None else Launch(command, _environment())
     # Here, and not in the background, so that somebody sees the progress of the first build.
     find_or_build()
-    if args.programs:
+    find_node_programs(topology)
+    if args.programs and topology is not None and topology.real_nodes:
+        build_images()
+    elif args.programs:
         find_or_fetch()
     if args.foreground:
         launch.argv += ["--json"] if args.json else []
@@ -94,14 +101,19 @@ def read_description(place: LabPlace) -> dict[str, Any]:
 
 
 async def _serve(topology: Topology | None, place: LabPlace, args: argparse.Namespace) -> None:
-    # With our programs the scheduler comes later, since it must know the extender's address.
-    components = [component for component in COMPONENTS if not (args.programs and component == "scheduler")]
+    as_shipped = args.programs and topology is not None and bool(topology.real_nodes)
+    # As programs beside pods that stand for them, ours come before the scheduler, which must know the extender's address.
+    later = {"scheduler"} if args.programs and not as_shipped else set()
+    components = [component for component in COMPONENTS if component not in later]
+    images = await asyncio.to_thread(build_images) if as_shipped else {}
     async with Lab.start(topology, name=place.name, components=components, wan=args.wan) as lab:
-        if args.programs:
+        if as_shipped:
+            await install_as_shipped(lab, images)
+        elif args.programs:
             await install(lab)
         lab.publish()
         _print(lab.describe(), as_json=args.json)
-        await lab.watch()
+        await lab.tend()
 
 
 def _start_in_background(launch: Launch, place: LabPlace) -> dict[str, Any]:
@@ -151,6 +163,8 @@ def _is_up(process: subprocess.Popen[bytes], place: LabPlace) -> bool:
 def _holder_command(args: argparse.Namespace) -> list[str]:
     """The command of the process that is to hold the lab."""
     options = ["--foreground", "--name", args.name, "--topology", args.topology, "--wan", args.wan]
+    options += ["--nodes", args.nodes] if args.nodes else []
+    options += ["--dual-stack"] if args.dual_stack else []
     return [sys.executable, "-m", "lab", "up", *options, *(["--programs"] if args.programs else [])]
 
 
@@ -169,15 +183,17 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
     console = Console()
     console.print(f"Lab [bold]{lab['name']}[/]: Kubernetes {lab['version']}, up in {lab['boot_s']} s")
     if lab["nodes"]:
-        table = Table("node", "region", "zone", "address", "namespace", title=f"topology {lab['topology']}")
+        table = Table("node", "region", "zone", "address", "namespace", "kubelet", title=f"topology {lab['topology']}")
         for node in lab["nodes"]:
-            table.add_row(node["name"], node["region"], node["zone"] or "-", node["address"], node["netns"])
+            table.add_row(
+                node["name"], node["region"], node["zone"] or "-", node["address"], node["netns"], node["kubelet"]
+            )
         console.print(table)
     suffix = "" if lab["name"] == "lab" else f" --name {lab['name']}"
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
     console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
     if lab["nodes"]:
-        enter = " ".join([*lab["enter"], f"nsenter --net=/run/netns/{lab['nodes'][0]['netns']}"])
+        enter = " ".join([*lab["enter"], *lab["nodes"][0]["enter"]])
         console.print(f"{enter}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
         zones = (*lab["zones"], "ZONE", "ZONE")[:2]
         console.print(
@@ -199,6 +215,7 @@ def _print_page(console: Console, lab: dict[str, Any]) -> None:
         fetch = " ".join([*lab["enter"], "curl", f"{page}api/v1/overview"])
         console.print(f"the page is within the lab's own network only: {fetch}", soft_wrap=True)
         return
-    port = page.rstrip("/").rpartition(":")[2]
+    address = page.removeprefix("http://").rstrip("/")
+    port = address.rpartition(":")[2]
     console.print(f"[bold]{page}[/]   # the page: open it in a browser", soft_wrap=True)
-    console.print(f"ssh -L {port}:127.0.0.1:{port} HOST   # and from another machine this first", soft_wrap=True)
+    console.print(f"ssh -L {port}:{address} HOST   # and from another machine this first", soft_wrap=True)

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import ipaddress
 import os
 import select
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 from lab import namespaces
 from lab.wan.delays import DelayQueue
 from lab.wan.plan import Answer, WanLink, WanPlan
-
-if TYPE_CHECKING:
-    from lab.wan.server import Control
+from lab.wan.serving import Control
 
 # linux/if_tun.h, prctl.h and sockios.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
@@ -46,7 +44,7 @@ class Forwarder:
         self._queue = DelayQueue([node.site for node in plan.nodes], both, Random(plan.seed))
         self._devices = [open_device(node.netns, plan.device, node.nic_bps) for node in plan.nodes]
         self._node_of_device = {fd: index for index, fd in enumerate(self._devices)}
-        self._node_of_address = {socket.inet_aton(node.address): index for index, node in enumerate(plan.nodes)}
+        self._routes = Routes([(node.address, *node.behind) for node in plan.nodes])
         self._poll = select.epoll()
         for fd in self._devices:
             self._poll.register(fd, select.EPOLLIN)
@@ -86,8 +84,8 @@ class Forwarder:
                 packet = os.read(fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            # Bytes 16 to 19 of an IPv4 header are the destination; what is not for a node has no way to go.
-            target = self._node_of_address.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+            # What is not for a node or its pods has no way to go.
+            target = self._routes.find(packet)
             if target is not None:
                 self._queue.accept(now_s, source, target, packet)
 
@@ -98,6 +96,36 @@ class Forwarder:
             except OSError:
                 # A full queue or a device that is down drops the packet, as a real card would.
                 self._queue.counters.dropped += 1
+
+
+class Routes:
+    """Which node a packet is for.
+
+    Args:
+        ranges: of each node by its index: its addresses and those that are reached through it, single or in CIDR notation.
+    """
+
+    def __init__(self, ranges: Sequence[Sequence[str]]) -> None:
+        # By IP version and number of bits that are left out at the end: the rest of the address gives the node.
+        self._nodes: dict[int, dict[int, dict[int, int]]] = {4: {0: {}}, 6: {0: {}}}
+        for index, texts in enumerate(ranges):
+            for network in map(ipaddress.ip_network, texts):
+                left_out = network.max_prefixlen - network.prefixlen
+                prefix = int(network.network_address) >> left_out
+                self._nodes[network.version].setdefault(left_out, {})[prefix] = index
+
+    def find(self, packet: bytes) -> int | None:
+        """The node's index; ``None`` when the packet is for nobody. Destinations: bytes 16 to 19 in IPv4, 24 to 39 in IPv6."""
+        version = packet[0] >> 4
+        by_length = self._nodes.get(version)
+        if by_length is None:
+            return None
+        address = int.from_bytes(packet[16:20] if version == 4 else packet[24:40], "big")
+        for left_out, nodes in by_length.items():
+            node = nodes.get(address >> left_out)
+            if node is not None:
+                return node
+        return None
 
 
 def open_device(netns: str, device: str, nic_bps: int) -> int:

@@ -7,8 +7,8 @@ applies per sending node, where the user-space network shares a link's rate amon
 
 from __future__ import annotations
 
+import ipaddress
 import select
-import socket
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -25,9 +25,10 @@ _ROOT = 0x10000
 _LEAF_MAJOR = 0x100
 # Bytes per second that stand for no limit; netem's field has 32 bits.
 _UNLIMITED = 1_250_000_000
-_ETH_P_IP = 0x0800
 _MTU = 1500
-_OFFSET_OF_DESTINATION = 16
+# By version of IP: its number on the wire, and where a header has the destination.
+_ETH_P = {4: 0x0800, 6: 0x86DD}
+_OFFSET_OF_DESTINATION = {4: 16, 6: 24}
 
 
 class NetemNetwork:
@@ -46,7 +47,8 @@ class NetemNetwork:
                     _call(inside.tc, "add-class", "htb", index, _ROOT + number, parent=_ROOT, **options)
                     self._set(inside, "add", index, number, self._link(node.site, site))
                 for other in plan.nodes:
-                    _call(_sort, inside, index, other.address, _ROOT + self._sites.index(other.site) + 1)
+                    for destination in (other.address, *other.behind):
+                        _call(_sort, inside, index, destination, _ROOT + self._sites.index(other.site) + 1)
 
     def change(self, link: WanLink) -> None:
         """Set the netem of every node at either end of the link."""
@@ -112,17 +114,26 @@ def is_available() -> bool:
             inside.tc("add-class", "htb", index, _ROOT + 1, parent=_ROOT, rate=_UNLIMITED, quantum=60_000)
             options = netem_options(WanLink("a", "b", 1000.0, 10.0, 0.1))
             _put_netem(inside, "add", index, _LEAF_MAJOR << 16, parent=_ROOT + 1, options=options)
-            _sort(inside, index, "127.0.0.1", _ROOT + 1)
+            for destination in ("127.0.0.1", "::1"):
+                _sort(inside, index, destination, _ROOT + 1)
     except (NetlinkError, OSError):
         return False
     return True
 
 
-def _sort(inside: IPRoute, index: int, address: str, target: int) -> None:
-    """Send packets to an address into a class."""
-    value = int.from_bytes(socket.inet_aton(address), "big")
-    keys = [f"{value:#010x}/0xffffffff+{_OFFSET_OF_DESTINATION}"]
-    inside.tc("add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETH_P_IP, target=target, keys=keys)
+def _sort(inside: IPRoute, index: int, destination: str, target: int) -> None:
+    """Send packets to an address, or to a range in CIDR notation, into a class."""
+    network = ipaddress.ip_network(destination)
+    address, mask = network.network_address.packed, network.netmask.packed
+    keys = [
+        f"{int.from_bytes(address[i : i + 4]):#010x}/{int.from_bytes(mask[i : i + 4]):#010x}"
+        f"+{_OFFSET_OF_DESTINATION[network.version] + i}"
+        for i in range(0, len(address), 4)
+        if any(mask[i : i + 4])
+    ]
+    # The filters of one priority are for one protocol.
+    order, protocol = network.version, _ETH_P[network.version]
+    inside.tc("add-filter", "u32", index, parent=_ROOT, prio=order, protocol=protocol, target=target, keys=keys)
 
 
 def _put_netem(inside: IPRoute, verb: str, index: int, handle: int, *, parent: int, options: dict[str, Any]) -> None:

@@ -9,13 +9,16 @@ from lab.wan.delays import OneWay
 
 
 class WanNode(msgspec.Struct, frozen=True):
-    """A node of the network: its site, the namespace that holds its device, its IPv4 address, its card's nominal speed."""
+    """A node of the network: its site, the namespace that holds its device, its IPv4 address, its card's nominal speed, and
+    further addresses that are reached through it, its pods', in CIDR notation.
+    """
 
     name: str
     site: str
     netns: str
     address: str
     nic_bps: int
+    behind: tuple[str, ...] = ()
 
 
 class WanLink(msgspec.Struct, frozen=True):

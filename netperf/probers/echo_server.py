@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+import socket
+from contextlib import suppress
 from typing import cast
 
 from kubekit import logs
@@ -18,9 +20,11 @@ from netperf.probers.echo_wire import (
     encode_datagram,
     prove,
 )
+from netperf.probers.timestamps import now_ns, open_udp, receive
 
 log = logs.get("netperf.echo")
 
+BATCH = 64
 MOST_CONNECTIONS = 32
 HANDSHAKE_DEADLINE_S = 5.0
 LONGEST_CONNECTION_S = 70.0
@@ -64,14 +68,13 @@ class EchoServer:
         server = await loop.create_server(lambda: _TcpEcho(self), self._address, self.port)
         try:
             self.port = server.sockets[0].getsockname()[1]
-            transport, _ = await loop.create_datagram_endpoint(
-                lambda: _UdpEcho(self), local_addr=(self._address, self.port)
-            )
-            try:
-                self._ready.set()
-                await asyncio.get_running_loop().create_future()
-            finally:
-                transport.close()
+            with open_udp(self._address, self.port) as udp:
+                loop.add_reader(udp, _UdpEcho(self, udp).answer)
+                try:
+                    self._ready.set()
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    loop.remove_reader(udp)
         finally:
             self._ready.clear()
             server.close()
@@ -164,27 +167,28 @@ class _TcpEcho(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
 
-class _UdpEcho(asyncio.DatagramProtocol):
-    """Answers each valid datagram by one; stays silent on others."""
+class _UdpEcho:
+    """Answers each valid datagram by one; stays silent on others.
 
-    def __init__(self, server: EchoServer) -> None:
-        self._server = server
-        self._transport: asyncio.DatagramTransport | None = None
-        self._paused = False
+    The socket is read by ourselves, because only so the kernel's time of receipt comes along. What a full socket buffer does
+    not take is dropped, as a full queue anywhere on the path would drop it.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.DatagramTransport", transport)
+    def __init__(self, server: EchoServer, udp: socket.socket) -> None:
+        self._server, self._socket = server, udp
 
-    def datagram_received(self, data: bytes, addr: tuple[str | object, int]) -> None:
-        datagram = decode_datagram(self._server.key, b"client", data)
-        if datagram is None:
-            self._server.reject(addr)
-        elif self._transport is not None and not self._paused:
-            self._transport.sendto(encode_datagram(self._server.key, b"server", datagram), addr)
-
-    def pause_writing(self) -> None:
-        """Replies pile up: drop instead, as a full queue anywhere on the path would."""
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        self._paused = False
+    def answer(self) -> None:
+        """Answer what has come, a batch at a time, so that a flood cannot keep the loop."""
+        for _ in range(BATCH):
+            try:
+                data, received_ns, peer = receive(self._socket)
+            except OSError:
+                return
+            datagram = decode_datagram(self._server.key, b"client", data)
+            if datagram is None:
+                self._server.reject(peer)
+                continue
+            held_ns = now_ns() - received_ns
+            answer = encode_datagram(self._server.key, b"server", datagram._replace(held_ns=held_ns))
+            with suppress(OSError):
+                self._socket.sendto(answer, peer)

@@ -10,6 +10,8 @@ import asyncio
 import math
 import os
 import shutil
+import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +31,14 @@ DEADLINE_ALLOWANCE_S = 5.0
 DIAGNOSIS_S = 1.0
 PATIENCE_S = 0.3
 UDP_GIVE_UP_S = 1
+KNOCK_DEADLINE_S = 2.0
+"""A SYN that is lost is sent again after a second; who has not answered by now is not there, and costs no more of the slot."""
+_TCP_INFO_RTT, _TCP_INFO_BYTES = 68, 72
+"""Where tcpi_rtt is, microseconds (linux/tcp.h)."""
+LEAST_TRANSACTIONS = 12
+"""What a p90 needs, and two more. At 400 ms they take 5 s."""
+SETUP_ROUND_TRIPS = 8
+"""Control connection, passphrase, set-up, data connection, result."""
 
 _LATENCY_KEYS = (
     "MIN_LATENCY",
@@ -70,10 +80,22 @@ def keys_for(test: Test) -> tuple[str, ...]:
     return _COMMON_KEYS if test == "TCP_STREAM" else _LATENCY_KEYS + _COMMON_KEYS
 
 
-def command_line(binary: str, address: str, settings: ProbeSettings, passphrase: str) -> list[str]:
-    """The arguments for one run; log it through `redact` only."""
+def transactions_for(duration_s: float, rtt_s: float) -> int | None:
+    """How many round trips a run must make; None where its length holds twice as many as a p90 needs, and time can end it.
+
+    A run that counts waits for each loss to be mended, so only slow paths are counted.
+    """
+    return None if 2 * LEAST_TRANSACTIONS * rtt_s <= duration_s else LEAST_TRANSACTIONS
+
+
+def command_line(
+    binary: str, address: str, settings: ProbeSettings, passphrase: str, transactions: int | None = None
+) -> list[str]:
+    """The arguments for one run; log it through `redact` only. It ends by time, or after so many round trips."""
+    timed = transactions is None or settings.test == "TCP_STREAM"
+    length = str(max(1, math.ceil(settings.duration_s))) if timed else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]
-    command += ["-l", str(max(1, math.ceil(settings.duration_s))), "-P", "0", "-c", "--"]
+    command += ["-l", length, "-P", "0", "-c", "--"]
     if settings.test == "TCP_RR":
         command.append("-D")
     if settings.test == "UDP_RR":
@@ -109,15 +131,16 @@ def parse_output(text: str, test: Test) -> Measurement:
             local_cpu_percent=cpu_percent,
         )
     transactions = int(_number(values["LOCAL_RECV_CALLS"], low=0) or 0)
-    p50_us, p90_us, p99_us = (_latency(values[f"P{p}_LATENCY"]) for p in (50, 90, 99))
+    min_us, max_us = _latency(values["MIN_LATENCY"]), _latency(values["MAX_LATENCY"])
+    p50_us, p90_us, p99_us = (_held(_latency(values[f"P{p}_LATENCY"]), min_us, max_us) for p in (50, 90, 99))
     if p50_us is None and p90_us is None and p99_us is None:
         raise ProbeFailedError("too-few-samples", f"{transactions} transactions")
     return Measurement(
         prober="netperf",
         test=test,
-        min_us=_latency(values["MIN_LATENCY"]),
+        min_us=min_us,
         mean_us=_latency(values["MEAN_LATENCY"]),
-        max_us=_latency(values["MAX_LATENCY"]),
+        max_us=max_us,
         stddev_us=_number(values["STDDEV_LATENCY"], low=0, high=LONGEST_US),
         p50_us=p50_us,
         p90_us=p90_us,
@@ -145,6 +168,13 @@ def _number(
 
 def _latency(text: str) -> float | None:
     return _number(text, above=0, high=LONGEST_US)
+
+
+def _held(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
+    """A percentile within minimum and maximum: netperf interpolates in buckets of up to a tenth of the value."""
+    if value_us is None:
+        return None
+    return min(max(value_us, min_us or value_us), max_us or value_us)
 
 
 def _retransmits(values: Mapping[str, str]) -> int | None:
@@ -192,26 +222,32 @@ class NetperfProber:
         Raises:
             ProbeFailedError: see `prober.Prober`.
         """
+        if self._binary is None or not os.access(self._binary, os.X_OK):
+            raise ProbeFailedError("no-netperf", f"install netperf, or set {ENVIRONMENT}")
+        rtt_s = await knock(address, settings.port)
         first, neighbour = epochs_to_try(self._wall_clock(), self._epoch_s)
         try:
-            return await self._run(address, settings, derive_passphrase(self._secret, first))
+            return await self._run(self._binary, address, settings, derive_passphrase(self._secret, first), rtt_s)
         except ProbeFailedError as failure:
             if failure.name != "unauthenticated":
                 raise
-        return await self._run(address, settings, derive_passphrase(self._secret, neighbour))
+        return await self._run(self._binary, address, settings, derive_passphrase(self._secret, neighbour), rtt_s)
 
-    async def _run(self, address: str, settings: ProbeSettings, passphrase: str) -> Measurement:
-        if self._binary is None:
-            raise ProbeFailedError("no-netperf", f"install netperf, or set {ENVIRONMENT}")
-        command = command_line(self._binary, address, settings, passphrase)
+    async def _run(
+        self, binary: str, address: str, settings: ProbeSettings, passphrase: str, rtt_s: float
+    ) -> Measurement:
+        transactions = transactions_for(settings.duration_s, rtt_s)
+        command = command_line(binary, address, settings, passphrase, transactions)
         throttled_before = read_throttled_us(self._cpu_stat)
         started = time.monotonic()
+        longest_s = max(settings.duration_s, LEAST_TRANSACTIONS * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
         try:
-            finished = await child.run(command, settings.duration_s + DEADLINE_ALLOWANCE_S)
+            finished = await child.run(command, longest_s + DEADLINE_ALLOWANCE_S)
         except TimeoutError:
-            raise ProbeFailedError("timeout", f"no end after {time.monotonic() - started:.1f} s") from None
+            took_s = time.monotonic() - started
+            raise ProbeFailedError("timeout", f"no end after {took_s:.1f} s", alive=True) from None
         except OSError as error:
-            raise ProbeFailedError("no-netperf", f"{self._binary}: {error.strerror}") from error
+            raise ProbeFailedError("no-netperf", f"{binary}: {error.strerror}") from error
         if finished.status != 0:
             took_s = time.monotonic() - started
             raise await _explain(finished, address, settings, took_s)
@@ -219,6 +255,31 @@ class NetperfProber:
         return _with_circumstances(
             measurement, finished, difference(read_throttled_us(self._cpu_stat), throttled_before)
         )
+
+
+async def knock(address: str, port: int) -> float:
+    """Seconds of a round trip, as the kernel saw it when a connection was made: tells a dead path at once, and a slow one from a
+    busy machine, on which our own clock would show when we were woken.
+
+    Raises:
+        ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
+    """
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(KNOCK_DEADLINE_S):
+            _, writer = await asyncio.open_connection(address, port)
+    except TimeoutError:
+        raise ProbeFailedError("timeout", f"no connection within {KNOCK_DEADLINE_S:.0f} s") from None
+    except ConnectionRefusedError as error:
+        raise ProbeFailedError("refused", str(error.strerror)) from None
+    except OSError as error:
+        raise ProbeFailedError("unreachable", str(error.strerror)) from None
+    took_s = time.monotonic() - started
+    info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    writer.close()
+    # 0 where a segment was sent again, since nobody can tell which of them was answered.
+    rtt_us = struct.unpack_from("@I", info, _TCP_INFO_RTT)[0] if len(info) >= _TCP_INFO_BYTES else 0
+    return rtt_us / 1e6 if rtt_us else took_s
 
 
 def _with_circumstances(measurement: Measurement, finished: child.Finished, throttled_us: float | None) -> Measurement:

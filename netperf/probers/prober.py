@@ -31,11 +31,13 @@ class ProbeFailedError(KubekitError):
             ``timeout``, no end within the deadline; ``unauthenticated``, the other end did not like our passphrase;
             ``too-few-samples``, no percentile could be told; ``unknown-selector``, this netperf lacks one we need;
             ``no-netperf``, there is no such program; ``reset``, the peer went away during the run; ``failed``, else.
+        alive: the other host answered all the same, so the path is not dead.
     """
 
-    def __init__(self, name: FailureName, detail: str = "") -> None:
+    def __init__(self, name: FailureName, detail: str = "", *, alive: bool | None = None) -> None:
         super().__init__(f"{name}: {detail}" if detail else name)
         self.name, self.detail = name, detail
+        self.alive = name not in {"timeout", "unreachable"} if alive is None else alive
 
 
 class Prober(Protocol):

@@ -7,7 +7,6 @@ The manager is the real program in a process of its own; its times and memory ar
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -15,15 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controller.appgroup.order import ALGORITHMS, order
-from controller.resources import NetworkTopology, NetworkTopologySpec
-from controller.topology.places import Map, draw_map
+from controller.cluster.resources import NetworkTopology, NetworkTopologySpec
+from controller.cluster.zones import Map, draw_map
+from controller.groups.order import ALGORITHMS, order
 from controller.topology.reconciler import Decision, Snapshot, decide
-from controller.topology.weights import build_weight, patch_weight
+from controller.topology.weights import build_weight, patch_topology
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, ObjectMeta
 from lab.build import find_or_build
 from lab.controlplane import ControlPlane
+from lab.scale.objects import node_body
 from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
@@ -78,7 +78,7 @@ def _rules() -> Figures:
 
 def _decide(snapshot: Snapshot, state: Any) -> Decision:
     decision = decide(snapshot, state, CostPolicy(), now_s=1e6, wall_s=1e6)
-    patch_weight(snapshot.topology, build_weight(decision.table, decision.bandwidths))
+    patch_topology(snapshot.topology, build_weight(decision.table, decision.bandwidths), decision.latencies)
     return decision
 
 
@@ -123,43 +123,6 @@ def _node(i: int) -> Node:
     return Node(metadata=ObjectMeta(name=f"node-{i:05}", labels=labels))
 
 
-def _node_body(i: int) -> dict[str, Any]:
-    """A node of the size that a cloud's have: a dozen labels, five conditions, ten images; about 5 kB."""
-    name, zone = f"node-{i:05}", i % ZONES
-    address = f"10.{i >> 14 & 255}.{i >> 7 & 127}.{i & 127}"
-    labels = {
-        "kubernetes.io/hostname": name,
-        "kubernetes.io/os": "linux",
-        "kubernetes.io/arch": "amd64",
-        "node.kubernetes.io/instance-type": "n2-standard-8",
-        "topology.kubernetes.io/zone": f"zone-{zone:02}",
-        "topology.kubernetes.io/region": f"region-{zone // 4:02}",
-        **{f"example.com/label-{j}": f"value-{j}" for j in range(6)},
-    }
-    moment = "2026-01-01T00:00:00Z"
-    conditions = [
-        {"type": t, "status": str(t == "Ready"), "reason": "KubeletHasSufficient", "message": "kubelet is posting its status",
-         "lastHeartbeatTime": moment, "lastTransitionTime": moment}
-        for t in ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", "Ready")
-    ]  # fmt: skip
-    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi"}
-    note = json.dumps({"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf"})
-    return {
-        "metadata": {"name": name, "labels": labels, "annotations": {"netaware.io/agent": note}},
-        "spec": {"podCIDR": "10.244.0.0/24"},
-        "status": {
-            "capacity": amounts,
-            "allocatable": amounts,
-            "conditions": conditions,
-            "addresses": [{"type": "InternalIP", "address": address}],
-            "images": [
-                {"names": [f"example.com/image-{j}@sha256:{j:064}", f"example.com/image-{j}:v1"], "sizeBytes": 10**8}
-                for j in range(10)
-            ],
-        },
-    }
-
-
 async def _programs() -> Figures:
     figures: Figures = {}
     binaries = await asyncio.to_thread(find_or_build)
@@ -185,7 +148,7 @@ async def _make_nodes(client: Client, first: int, until: int) -> None:
 
     async def make() -> None:
         for i in waiting:
-            await client.create(NODES, _node_body(i), Object)
+            await client.create(NODES, node_body(f"node-{i:05}", zone=i % ZONES, number=i), Object)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(WRITERS):

@@ -14,15 +14,17 @@ from typing import Any
 
 import msgspec
 
+from controller.cluster.pod_info import PodReader
+from controller.cluster.pods import GroupPod
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decision import Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Memory
-from controller.descheduler.objects import MovablePod
 from controller.descheduler.plan import decide
+from controller.descheduler.snapshot import World
 from controller.descheduler.usage import Batch, Reading, UsageBook
-from controller.descheduler.world import World
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.state import State
 from kubekit.runtime import settle_memory
 from kubekit.wire import Node, format_time
 
@@ -78,15 +80,15 @@ class _Rounds(msgspec.Struct):
 
 class _Cluster:
     def __init__(self, nodes: int, pods: int) -> None:
-        self._world = World(SchedulerConfig(), "netaware-system")
+        self._world = World(State(SchedulerConfig(), "netaware-system"))
         self._names = [f"node-{i:05}" for i in range(nodes)]
         for name in self._names:
             self._world.take_node(name, None, msgspec.convert(_node(name), Node))
-        decoder = msgspec.json.Decoder(MovablePod)
+        decoder, reader = msgspec.json.Decoder(GroupPod), PodReader()
         self._pods: list[tuple[str, int]] = []
         for i in range(pods):
             pod = decoder.decode(_pod(i, self._names[i % nodes]))
-            self._world.take_pod(pod.metadata.key, None, pod)
+            self._world.take_pod(pod.metadata.key, None, reader.read(pod))
             self._pods.append((pod.metadata.key, i % nodes))
         self._book = UsageBook(30, 180)
         self._settings = _settings()

@@ -25,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from controller.page.document import document, security_policy
-from controller.page.model import Page, difference, encode, plain
+from controller.page.model import PageData, difference, encode, plain
 from controller.views.overview import build
 from controller.views.snapshot import Snapshot
 from lab.browser import Tab, open_tab
@@ -125,7 +125,7 @@ def _figure(value_ms: float, budget_ms: float, reference: str) -> dict[str, obje
     }
 
 
-def _compute(zones: int) -> tuple[float, list[Page]]:
+def _compute(zones: int) -> tuple[float, list[PageData]]:
     """Seconds to compute a page, and successive pages: the first, then with one second's samples more in each."""
     snapshot = make_snapshot(zones)
     spent, pages = [], []
@@ -160,7 +160,7 @@ def _a_second_later(snapshot: Snapshot, seed: int) -> Snapshot:
 
 
 @asynccontextmanager
-async def _serving(pages: dict[int, Page]) -> AsyncIterator[str]:
+async def _serving(pages: dict[int, PageData]) -> AsyncIterator[str]:
     """``/ZONES/`` as the controller would serve it, with a stream that says nothing; ``/empty/`` beside it."""
 
     async def show(_: web.Request) -> web.Response:
@@ -214,7 +214,7 @@ async def _painted(tab: Tab, url: str) -> float:
     return float(await tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
 
 
-async def _page(tab: Tab, url: str, pages: list[Page]) -> dict[str, float]:
+async def _page(tab: Tab, url: str, pages: list[PageData]) -> dict[str, float]:
     """Every figure of one page, in milliseconds."""
     watching = await tab.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     paints, seen = [], []

@@ -12,7 +12,6 @@ import asyncio
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -21,28 +20,29 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from prometheus_client import CollectorRegistry
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from controller.appgroup.order import ALGORITHMS
-from controller.caches import Caches
-from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL, ZONE_LABEL
-from controller.scheduler.config import GatesConfig, NetworkOverheadArgs, SchedulerConfig
+from controller.cluster.caches import Caches
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
+from controller.groups.order import ALGORITHMS
+from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.gates import SchedulingController
 from controller.scheduler.planner import plan_group
-from controller.scheduler.pods import GATE, GroupPod
 from controller.scheduler.program import Service
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
-from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
+from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import KWOK_ANNOTATION, ControlPlane
+from netperf.contract import ZONE_LABEL
+from tests.bench.control_plane import make_topology, started
 from tests.unit.controller import groups
 
-CRDS = Path(__file__).parents[2] / "manifests" / "crds"
 NAMESPACE, CASE_LABEL = "quality", "netaware.io/case"
 AT_ONCE = 12
 QUIET_S, LONGEST_S = 12.0, 600.0
@@ -90,21 +90,12 @@ class Outcome(msgspec.Struct, frozen=True):
 @asynccontextmanager
 async def cluster(cases: list[groups.Case]) -> AsyncIterator[tuple[ControlPlane, Client]]:
     """A control plane with every case's nodes and costs."""
-    with tempfile.TemporaryDirectory() as folder:
-        async with AsyncExitStack() as stack:
-            plane = await stack.enter_async_context(ControlPlane.start("quality", state_dir=Path(folder) / "state"))
-            await plane.start_kwok()
-            client = await stack.enter_async_context(Client(plane.client_config))
-            for path in CRDS.glob("appgroups.yaml"), CRDS.glob("networktopologies.yaml"):
-                for document in yaml.safe_load_all(next(path).read_text()):
-                    name = document["metadata"]["name"]
-                    await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, document, Object, field_manager="quality")
-            await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
-            await until(lambda: exists(client))
-            await in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
-            await until(lambda: all_ready(client))
-            await until(lambda: make_costs(client, cases))
-            yield plane, client
+    async with started("quality", (NAMESPACE,), kwok=True) as (plane, client):
+        await until(lambda: exists(client))
+        await in_batches([make_nodes(client, number, case) for number, case in enumerate(cases)])
+        await until(lambda: all_ready(client))
+        await until(lambda: make_costs(client, cases))
+        yield plane, client
 
 
 async def exists(client: Client) -> bool:
@@ -143,20 +134,7 @@ async def make_costs(client: Client, cases: list[groups.Case]) -> bool:
         for a, row in enumerate(case.cost)
     ]
     origins.sort(key=lambda entry: str(entry["origin"]))
-    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE_LABEL, "originList": origins}]}]
-    body = {
-        "apiVersion": NETWORK_TOPOLOGIES.api_version,
-        "kind": NETWORK_TOPOLOGIES.kind,
-        "metadata": {"name": "nt-default"},
-        "spec": {"configmapName": "netperf-metrics", "weights": weights},
-    }
-    try:
-        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
-    except ApiError as error:
-        if not error.not_found:
-            raise
-        return False
-    return True
+    return await make_topology(client, NAMESPACE, [{"topologyKey": ZONE_LABEL, "originList": origins}])
 
 
 async def until(check: Any) -> None:

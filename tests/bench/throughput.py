@@ -9,6 +9,7 @@ ruled: our extender, pods without a plan, so that it answers by the plain rule.
 extender: our extender, pods with the plan's targets, as the leader writes them before it opens a gate.
 terms: no extender, pods with the node affinity that the leader writes before it opens a gate.
 affinity: the same end to end: the clock runs from the opening of the first gate, and plans and releases count too.
+nominated: the same for pods whose planned host is nominated before their gate opens.
 
 Targets and terms of the modes "extender" and "terms" are those of the real leader, taken from pods that it released in
 a round before. Extender and leader run in processes of their own, as they would beside a scheduler.
@@ -22,36 +23,39 @@ import json
 import multiprocessing
 import random
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import psutil
 import yaml
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL
-from controller.scheduler.pods import GATE, TARGET_ANNOTATION
+from controller.cluster.pods import GATE, TARGET_ANNOTATION
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
-from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Wire
+from kubekit.wire import NODES, PODS, Node, Object, Wire
 from lab.controlplane import ControlPlane, free_ports
 from lab.scheduling import build_config
-from tests.bench.decision_quality import CRDS, in_batches, until
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+from tests.bench.control_plane import make_topology, started
+from tests.bench.decision_quality import in_batches, until
 
 NAMESPACE = "throughput"
 ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
 LONGEST_S = 600.0
-MODES = ("stock", "echo", "ruled", "extender", "terms", "affinity")
+MODES = ("stock", "echo", "ruled", "extender", "terms", "affinity", "nominated")
+LED = ("affinity", "nominated")
 EXTENDERS = ("echo", "ruled", "extender")
+HANDED = frozenset({"extender", "terms"})
 # Nobody owns these pods in truth; with an owner they are treated as pods of a Deployment are.
 OWNER = {
     "apiVersion": "apps/v1",
@@ -83,22 +87,10 @@ class Bound(Object, frozen=True):
 
 @asynccontextmanager
 async def cluster(nodes: int) -> AsyncIterator[tuple[ControlPlane, Client]]:
-    with tempfile.TemporaryDirectory() as folder:
-        async with AsyncExitStack() as stack:
-            start = ControlPlane.start("throughput", state_dir=Path(folder) / "state", components=())
-            plane = await stack.enter_async_context(start)
-            client = await stack.enter_async_context(Client(plane.client_config))
-            for name in ("appgroups.yaml", "networktopologies.yaml"):
-                for document in yaml.safe_load_all((CRDS / name).read_text()):
-                    crd = document["metadata"]["name"]
-                    await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, document, Object, field_manager="throughput")
-            for name in (NAMESPACE, "netaware-system"):
-                await client.create(NAMESPACES, {"metadata": {"name": name}}, Object)
-            account = {"metadata": {"name": "default"}}
-            await client.create(SERVICE_ACCOUNTS, account, Object, namespace=NAMESPACE)
-            await in_batches([make_node(client, i) for i in range(nodes)])
-            await until(lambda: make_costs(client))
-            yield plane, client
+    async with started("throughput", (NAMESPACE, "netaware-system"), kwok=False) as (plane, client):
+        await in_batches([make_node(client, i) for i in range(nodes)])
+        await until(lambda: make_costs(client))
+        yield plane, client
 
 
 async def make_node(client: Client, number: int) -> None:
@@ -126,16 +118,7 @@ async def make_costs(client: Client) -> bool:
             for a in names
         ]
         levels.append({"topologyKey": key, "originList": origins})
-    spec = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": levels}]}
-    head = {"apiVersion": NETWORK_TOPOLOGIES.api_version, "kind": NETWORK_TOPOLOGIES.kind}
-    body = {**head, "metadata": {"name": "nt-default"}, "spec": spec}
-    try:
-        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=NAMESPACE)
-    except ApiError as error:
-        if not error.not_found:
-            raise
-        return False
-    return True
+    return await make_topology(client, NAMESPACE, levels)
 
 
 async def make_groups(client: Client, count: int, mode: str, handed: dict[str, Handover]) -> None:
@@ -174,7 +157,7 @@ def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) 
         "automountServiceAccountToken": False,
         "containers": [container],
     }
-    if mode == "affinity":
+    if mode in LED:
         spec["schedulingGates"] = [{"name": GATE}]
     elif mode == "extender":
         metadata["annotations"] = {TARGET_ANNOTATION: handed[name].target}
@@ -277,6 +260,19 @@ async def leader_figures(url: str) -> dict[str, float]:
     return found
 
 
+def processor_s(plane: ControlPlane) -> dict[str, float]:
+    """Processor seconds of each program of the control plane and of ours so far, the planner apart from the leader."""
+    found: dict[str, float] = {}
+    for program in plane.programs:
+        name = program.name.rpartition("-")[0] if program.name[-1].isdigit() else program.name
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(program.pid)
+            for suffix, one in (("", process), *((" (child)", child) for child in process.children(recursive=True))):
+                times = one.cpu_times()
+                found[name + suffix] = found.get(name + suffix, 0.0) + times.user + times.system
+    return found
+
+
 class Run(msgspec.Struct, frozen=True):
     """Pods per second, on the pods' way from Pending to bound, and what the leader wrote to them, if there was one."""
 
@@ -299,17 +295,19 @@ async def run_mode(
         data = build_config(Path("unused"), extender_url=url, percentage_of_nodes_to_score=percentage)
         data["clientConnection"] = {"qps": 2000, "burst": 4000}
         running = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
-        started = time.monotonic()
+        started, before = time.monotonic(), processor_s(plane)
         try:
-            if mode == "affinity":
-                leader = await stack.enter_async_context(program(plane, "manager", "affinity"))
+            if mode in LED:
+                leader = await stack.enter_async_context(program(plane, "manager", mode))
                 while all(p.spec.scheduling_gates for p in mirror):
                     await asyncio.sleep(0.01)
-                started = time.monotonic()
+                started, before = time.monotonic(), processor_s(plane)
             async with asyncio.timeout(LONGEST_S):
                 while (bound := sum(bool(p.spec.node_name) for p in mirror)) < pods:
                     await asyncio.sleep(0.1)
-            took_s = time.monotonic() - started
+            took_s, after = time.monotonic() - started, processor_s(plane)
+            spent = {name: round(value - before.get(name, 0.0), 1) for name, value in sorted(after.items())}
+            print(f"processor seconds of {took_s:.1f} s: {spent}", file=sys.stderr, flush=True)
             if leader:
                 print(f"the leader: {await leader_figures(leader)}", file=sys.stderr, flush=True)
             wrote = {
@@ -340,9 +338,12 @@ async def main() -> None:
     args = parser.parse_args()
     figures: dict[str, float] = {}
     async with cluster(args.nodes) as (plane, client):
-        handed = (await run_mode(plane, client, "affinity", 100, args.pods, {})).handed
+        modes = args.modes.split(",")
+        handed: dict[str, Handover] = {}
+        if HANDED.intersection(modes):
+            handed = (await run_mode(plane, client, "affinity", 100, args.pods, {})).handed
         for percentage, label in ((0, "default"), (100, "100 %")):
-            for mode in args.modes.split(",") * args.rounds:
+            for mode in modes * args.rounds:
                 run = await run_mode(plane, client, mode, percentage, args.pods, handed)
                 name = f"{mode}, {label} of nodes scored"
                 figures[name] = max(figures.get(name, 0.0), round(run.rate, 1))

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.errors import UnsupportedError
+from lab.errors import NoRoomError, UnsupportedError
 from lab.netperf_install import Missing, Netperf, find_or_fetch
 from lab.network import require_privileges
+from lab.places import cache_dir
+from lab.realnode.machine import require
+from lab.realnode.programs import CNI_CHECKSUMS, NodePrograms, find_or_build_node_programs
 
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 100
+TURN_PATIENCE_S, ROOM_PATIENCE_S = 3600.0, 900.0
 
 
 class LabCommand:
@@ -71,6 +78,56 @@ def privileges() -> None:
         require_privileges()
     except UnsupportedError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodePrograms]:
+    """What real nodes run, one module of tests at a time on this machine: nodes take much of what all programs share.
+
+    Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
+    waits, so a test's own limit of time is for the function alone (``timeout(…, func_only=True)``).
+    """
+    try:
+        require_privileges()
+        programs = find_or_build_node_programs(CNI_CHECKSUMS)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    with real_nodes_turn():
+        await_room(programs, tmp_path_factory.mktemp("probe"))
+        yield programs
+
+
+@contextmanager
+def real_nodes_turn() -> Iterator[None]:
+    """Have no other test with real nodes run, of this run of tests or another."""
+    deadline = time.monotonic() + TURN_PATIENCE_S
+    with (cache_dir() / "real-nodes-tests.lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "other tests have had real nodes for an hour"
+                time.sleep(1)
+        yield
+
+
+def await_room(programs: NodePrograms, folder: Path) -> None:
+    """Wait until four nodes have room; fail, and do not skip, when they never have."""
+    nft = programs.debian.program("nft")
+    assert nft is not None
+    deadline = time.monotonic() + ROOM_PATIENCE_S
+    while True:
+        try:
+            require(programs.debian.environment(), nft, folder, nodes=4, dual_stack=True)
+        except NoRoomError as error:
+            if time.monotonic() > deadline:
+                pytest.fail(str(error))
+            time.sleep(3)
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+        else:
+            return
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,16 @@ import yaml
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import PODS, Object, Pod, Resource
 from lab.cluster import Lab
-from lab.installation import NAMESPACE
 from lab.programs import Program
+from lab.prometheus_server import set_targets
+from netperf.contract import HOME_NAMESPACE
+from tests.integration.agent import traffic
 from tests.integration.agent.pods_on_node import NodePod, node_pod
 
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False)
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 LIMIT_ANNOTATION = "kubernetes.io/ingress-bandwidth"
+GENERATOR, DISCARD_PORT = Path(traffic.__file__), "9"
 _POD_NUMBER = 42
 
 
@@ -43,9 +46,19 @@ async def frozen(lab: Lab, name: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def without_targets(lab: Lab, job: str, url: str) -> AsyncIterator[None]:
+    """Discovery finds no pod of a job any more, as when its Deployment has no replicas."""
+    set_targets(lab, job, [])
+    try:
+        yield
+    finally:
+        set_targets(lab, job, [url.removeprefix("http://")])
+
+
+@asynccontextmanager
 async def second_leader(lab: Lab, listen: str) -> AsyncIterator[None]:
     """A manager that leads without asking."""
-    argv = [sys.executable, "-m", "controller", "manager", f"--listen={listen}", f"--namespace={NAMESPACE}"]
+    argv = [sys.executable, "-m", "controller", "manager", f"--listen={listen}", f"--namespace={HOME_NAMESPACE}"]
     argv += [f"--kubeconfig={lab.control_plane.kubeconfig}", "--no-leader-elect"]
     running = lab.spawn(None, argv, "controller-2", essential=False)
     try:
@@ -96,13 +109,13 @@ async def without_rights(client: Client, rights: Iterable[tuple[str, str]]) -> A
 @asynccontextmanager
 async def without_rights_to_results(client: Client) -> AsyncIterator[None]:
     """The agents' role binding in netaware's namespace is gone, and with it the right to write results."""
-    binding = await client.get(ROLE_BINDINGS, "netaware-agent", dict, namespace=NAMESPACE)
-    await client.delete(ROLE_BINDINGS, "netaware-agent", namespace=NAMESPACE)
+    binding = await client.get(ROLE_BINDINGS, "netaware-agent", dict, namespace=HOME_NAMESPACE)
+    await client.delete(ROLE_BINDINGS, "netaware-agent", namespace=HOME_NAMESPACE)
     try:
         yield
     finally:
         kept = {k: v for k, v in binding["metadata"].items() if k in {"name", "namespace", "labels"}}
-        await client.create(ROLE_BINDINGS, {**binding, "metadata": kept}, Object, namespace=NAMESPACE)
+        await client.create(ROLE_BINDINGS, {**binding, "metadata": kept}, Object, namespace=HOME_NAMESPACE)
 
 
 @asynccontextmanager
@@ -123,6 +136,17 @@ async def pod_with_a_network(lab: Lab, client: Client, node: str) -> AsyncIterat
             yield pod
         finally:
             await client.delete(PODS, pod.name, namespace="default", grace_period_s=0)
+
+
+@asynccontextmanager
+async def busy_uplink(lab: Lab, node: str, to: str) -> AsyncIterator[None]:
+    """A node sends a little to another, all the time. Probes alone are nothing to count on: not every node has some each minute."""
+    argv = [sys.executable, str(GENERATOR), "trickle", lab.node(to).address, DISCARD_PORT, "3600"]
+    sending = lab.spawn(node, argv, f"traffic-{node}", essential=False)
+    try:
+        yield
+    finally:
+        await lab.programs.stop(sending)
 
 
 @asynccontextmanager

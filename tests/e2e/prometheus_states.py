@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
+import msgspec
+from aiohttp import web
 
-from controller.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL
-from controller.scheduler.pods import GATE
+from controller.cluster.pods import GATE
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
+from controller.descheduler.config import LimitsConfig
+from controller.descheduler.limits import MISPLACEMENT
+from controller.descheduler.memory import KEY, NAME, Memory, Tried
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.cluster import Lab
-from lab.controlplane import KWOK_ANNOTATION
-from lab.installation import CAPACITY_ANNOTATION, NAMESPACE, Installation
-from tests.e2e.program_states import frozen, limit_not_set
+from lab.controlplane import KWOK_ANNOTATION, LOOPBACK, free_ports
+from lab.installation import Installation
+from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
+from tests.e2e.program_states import busy_uplink, frozen, limit_not_set
 from tests.integration.agent.pods_on_node import NodePod
 from tests.integration.descheduler.stage import place
 
 SHOP, QUEUE = "shop", "queue"
 HANGING_NODE = "n2"
 NETWORK_AWARE = "network-aware-scheduler"
+GATED: dict[str, Any] = {"schedulingGates": [{"name": GATE}]}
+NAMES_OF_A_LARGE_REQUEST = 250_000
+"""A fifth of a second of one core: twice what the extender may take, and on a busy machine still less than the second that a
+scrape waits. While the extender answers nobody can scrape it, and of what is not scraped nothing is known to be slow."""
 
 
 @asynccontextmanager
@@ -78,8 +89,14 @@ def _needs(name: str, **more: Any) -> dict[str, Any]:
     return {"workload": _reference(name), "maxNetworkCost": 5, **more}
 
 
-async def _two_workloads(client: Client, namespace: str, first: dict[str, Any], second: dict[str, Any]) -> None:
-    """An AppGroup of two pods, the second of which waits for the first; both as gated as the admission policy has it."""
+async def _two_workloads(client: Client, namespace: str, **pods: dict[str, Any]) -> None:
+    """An AppGroup of two pods, the second of which waits for the first.
+
+    Args:
+        client: as an administrator.
+        namespace: becomes its name, too.
+        pods: those of ``first`` and ``second`` that exist, and what their specs have besides.
+    """
     await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
     await _until_account(client, namespace)
 
@@ -93,7 +110,7 @@ async def _two_workloads(client: Client, namespace: str, first: dict[str, Any], 
     spec = {"numMembers": 2, "topologySortingAlgorithm": "ReverseKahn", "workloads": workloads}
     group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": namespace}, "spec": spec}
     await client.create(APPGROUPS, group, Object, namespace=namespace)
-    for name, extra in (("first", first), ("second", second)):
+    for name, extra in pods.items():
         body = {
             "metadata": {"name": name, "labels": {APPGROUP_LABEL: namespace, WORKLOAD_LABEL: name}},
             "spec": {
@@ -108,19 +125,20 @@ async def _two_workloads(client: Client, namespace: str, first: dict[str, Any], 
 
 async def land_a_group(client: Client) -> None:
     """Two pods that are released one after the other, and placed."""
-    gated = {"schedulingGates": [{"name": GATE}]}
-    await _two_workloads(client, "landed", gated, gated)
+    await _two_workloads(client, "landed", first=GATED, second=GATED)
 
 
 @asynccontextmanager
 async def pods_behind_their_gate(client: Client) -> AsyncIterator[None]:
-    """A group whose first workload fits nowhere, so that the second waits behind its gate."""
-    await _two_workloads(client, QUEUE, {"nodeSelector": {"no": "such-node"}}, {"schedulingGates": [{"name": GATE}]})
+    """A group whose first workload has no pods yet, so that the second waits behind its gate.
+
+    A first pod that fits nowhere would hold up nobody: the plan foresees it.
+    """
+    await _two_workloads(client, QUEUE, second=GATED)
     try:
         yield
     finally:
-        for name in ("first", "second"):
-            await client.delete(PODS, name, namespace=QUEUE, grace_period_s=0)
+        await client.delete(PODS, "second", namespace=QUEUE, grace_period_s=0)
 
 
 async def _until_account(client: Client, namespace: str = SHOP) -> None:
@@ -144,39 +162,69 @@ async def _set_capacity_between_zones(client: Client, capacity: str) -> None:
         "topologyList": [level(REGION_LABEL, "us-west-1", "us-east-1"), level(ZONE_LABEL, "z2", "z4")],
     }
     patch = [{"op": "add", "path": "/spec/weights/-", "value": weight}]
-    await client.patch(NETWORK_TOPOLOGIES, "nt-default", patch, Object, kind=JSON_PATCH, namespace=NAMESPACE)
+    await client.patch(NETWORK_TOPOLOGIES, "nt-default", patch, Object, kind=JSON_PATCH, namespace=HOME_NAMESPACE)
 
 
 @asynccontextmanager
-async def zone_without_agent(client: Client) -> AsyncIterator[None]:
+async def mesh_that_tells_calls() -> AsyncIterator[str]:
+    """What Istio's proxies of the group in trouble would export: its db calls its web, which no AppGroup says. Gives HOST:PORT."""
+    began_s = time.monotonic()
+    ends = f'source_workload_namespace="{SHOP}",source_workload="db"'
+    ends += f',destination_workload_namespace="{SHOP}",destination_workload="web"'
+
+    async def metrics(_: web.Request) -> web.Response:
+        moved = 50_000 * (time.monotonic() - began_s)
+        name = "istio_request_bytes_sum"
+        return web.Response(text=f'# TYPE {name} counter\n{name}{{reporter="source",{ends}}} {moved}\n')
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    (port,) = free_ports(1)
+    await web.TCPSite(runner, LOOPBACK, port).start()
+    try:
+        yield f"{LOOPBACK}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def zone_without_agent(client: Client, zone: str, node: str) -> AsyncIterator[None]:
     """A new node in a zone of its own, on which no agent announces itself."""
-    labels = {"kubernetes.io/hostname": "n9", ZONE_LABEL: "z9", REGION_LABEL: "us-west-1"}
+    labels = {"kubernetes.io/hostname": node, ZONE_LABEL: zone, REGION_LABEL: "us-west-1"}
     amounts = {"cpu": "1", "memory": "1Gi", "pods": "10"}
     body = {
-        "metadata": {"name": "n9", "labels": labels, "annotations": dict([KWOK_ANNOTATION])},
+        "metadata": {"name": node, "labels": labels, "annotations": dict([KWOK_ANNOTATION])},
         "status": {"capacity": amounts, "allocatable": amounts},
     }
     await client.create(NODES, body, Node)
     try:
         yield
     finally:
-        await client.delete(NODES, "n9")
+        await client.delete(NODES, node)
 
 
 @asynccontextmanager
-async def malformed_result(client: Client) -> AsyncIterator[None]:
-    """Another component writes a number with a unit."""
-    key = "netperf.p90.latency.milliseconds.origin.n1.destination.n3"
+async def results_of_others(client: Client, values: dict[str, str]) -> AsyncIterator[None]:
+    """Another component writes what it measured between two nodes."""
 
-    async def write(value: str | None) -> None:
-        body = {"data": {key: value}}
-        await client.patch(CONFIGMAPS, "netperf-metrics", body, Object, kind=MERGE_PATCH, namespace=NAMESPACE)
+    async def write(data: Mapping[str, str | None]) -> None:
+        await client.patch(
+            CONFIGMAPS, "netperf-metrics", {"data": data}, Object, kind=MERGE_PATCH, namespace=HOME_NAMESPACE
+        )
 
-    await write("12ms")
+    await write(values)
     try:
         yield
     finally:
-        await write(None)
+        await write(dict.fromkeys(values))
+
+
+def measured_by_others(origin: str, destination: str, value: str) -> dict[str, str]:
+    """Upstream's keys."""
+    ends = f"origin.{origin}.destination.{destination}"
+    return {f"netperf.{percentile}.latency.milliseconds.{ends}": value for percentile in ("p50", "p90", "p99")}
 
 
 @asynccontextmanager
@@ -194,6 +242,14 @@ async def capacity_of(client: Client, node: str, value: str | None) -> AsyncIter
         yield
     finally:
         await write(before)
+
+
+async def remember_vain_moves(client: Client) -> None:
+    """An earlier leader made moves that helped nobody, and remembered them."""
+    now, workload = time.time(), f"{SHOP}/ReplicaSet/web"
+    memory = Memory(tried=tuple(Tried(now, MISPLACEMENT, workload) for _ in range(LimitsConfig().judged_moves)))
+    body = {"data": {KEY: msgspec.json.encode(memory).decode()}}
+    await client.patch(CONFIGMAPS, NAME, body, Object, kind=MERGE_PATCH, namespace=HOME_NAMESPACE)
 
 
 @asynccontextmanager
@@ -228,7 +284,7 @@ async def link(lab: Lab, one: str, other: str, **changes: float) -> AsyncIterato
 @asynccontextmanager
 async def bad_requests(installation: Installation) -> AsyncIterator[None]:
     """Somebody sends the extender nonsense, and requests so large that they take their time."""
-    names = ",".join(f'"nobody-{i:06}"' for i in range(900_000))
+    names = ",".join(f'"nobody-{i:06}"' for i in range(NAMES_OF_A_LARGE_REQUEST))
     large = ('{"pod":{"metadata":{"name":"p"}},"nodenames":[' + names + "]}").encode()
 
     async def send(verb: str, body: bytes) -> None:
@@ -256,10 +312,14 @@ async def everything_at_once(lab: Lab, installation: Installation, client: Clien
         for state in (
             group_in_trouble(client),
             pods_behind_their_gate(client),
-            zone_without_agent(client),
-            malformed_result(client),
+            # What others measured between the one and z1 tells of its way to all; of the other nothing is known.
+            zone_without_agent(client, "z9", "n9"),
+            zone_without_agent(client, "z10", "n10"),
+            results_of_others(client, measured_by_others("n9", "n1", "12")),
+            results_of_others(client, measured_by_others("n1", "n3", "12ms")),
             capacity_of(client, "n8", None),
             capacity_of(client, "n7", "2k"),
+            busy_uplink(lab, "n7", "n8"),
             limit_that_is_none(client),
             limit_not_set(pod),
             bad_requests(installation),
@@ -267,6 +327,8 @@ async def everything_at_once(lab: Lab, installation: Installation, client: Clien
             link(lab, "z1", "z3", rtt_us=60_000.0),
             link(lab, "z1", "z4", loss=0.05),
             link(lab, "z2", "z3", loss=1.0),
+            # Some datagrams come back, so the path is not dead, but hardly any run ends.
+            link(lab, "z3", "z4", loss=0.7),
         ):
             await stack.enter_async_context(state)
         yield

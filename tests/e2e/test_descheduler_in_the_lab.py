@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from controller.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
 from controller.topology.weights import written_costs
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab.cluster import Lab
 from lab.demo import COMPONENTS, Demo
-from lab.installation import MANIFESTS, NAMESPACE, install
+from lab.installation import MANIFESTS, install
 from lab.topology import load
+from netperf.contract import HOME_NAMESPACE
 from tests.integration.descheduler.stage import place
 from tests.integration.descheduler.test_descheduler_misplaced import member
 
@@ -45,7 +46,7 @@ async def until(check: Callable[[], Awaitable[bool]], deadline_s: float) -> floa
 
 
 async def cost(client: Client) -> int:
-    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
+    topology = await client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=HOME_NAMESPACE)
     return written_costs(topology.weight(NETPERF_COSTS)).get(PAIR, -1)
 
 
@@ -104,7 +105,8 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
     section = {
         "dryRun": False,
         "intervalS": 1,
-        "policy": {"paused": True},
+        "policy": {"numberOfNodes": 1000},
+        "protection": {"minPodAgeS": 0, "minReplicas": 1},
         "misplacement": {"enabled": True, "holdS": HOLD_S},
         "limits": {"judgeS": 10, "settleS": 5},
         "enabled": True,

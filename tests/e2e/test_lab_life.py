@@ -138,13 +138,67 @@ def test_a_control_plane_alone_needs_no_nodes(lab_command: Command) -> None:
     assert lab["server"].startswith("https://127.0.0.1:")
 
 
-def test_a_program_that_dies_ends_the_lab_and_its_logs_are_kept(lab_command: Command) -> None:
+def report_of(command: Command, *argv: str) -> dict[str, Any]:
+    with command.popen(*argv, "--json") as process:
+        stdout, _ = process.communicate(timeout=90)
+    return dict(json.loads(stdout))
+
+
+def test_a_lab_outlives_each_of_its_programs_and_says_which_ended(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-dying", "--topology", "none")
-    os.kill(lab["programs"]["kube-scheduler"], signal.SIGKILL)
-    wait_until(lambda: state_of(lab_command, "e2e-dying") == "not there")
-    assert "kube-scheduler ended with code -9" in (lab_command.labs / "e2e-dying.log").read_text()
-    assert (lab_command.labs / "e2e-dying.logs" / "kube-scheduler.log").exists()
-    assert find_marked(Path(lab["state_dir"])) == []
+    for name in ("kube-scheduler", "kube-controller-manager", "kwok"):
+        os.kill(lab["programs"][name], signal.SIGKILL)
+    wait_until(lambda: len(report_of(lab_command, "status", "--name", "e2e-dying")["broken"]["ended"]) == 3)
+    report = report_of(lab_command, "status", "--name", "e2e-dying")
+    assert report["state"] == "running"
+    assert kubectl(lab, "get", "namespaces")["items"], "the kubeconfig works"
+    assert report_of(lab_command, "mend", "--name", "e2e-dying") == {"ended": [], "frozen": [], "cut": []}
+    again = report_of(lab_command, "status", "--name", "e2e-dying")
+    assert all(program["alive"] for program in again["programs"])
+    assert "a program ended" in (lab_command.labs / "e2e-dying.log").read_text()
+
+
+def test_an_api_server_and_its_etcd_come_back_with_what_they_knew(lab_command: Command) -> None:
+    lab = lab_command.json("up", "--name", "e2e-heart", "--topology", "none")
+    argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "create", "namespace", "kept"]
+    subprocess.run(argv, check=True, capture_output=True, timeout=30)
+    for name in ("kube-apiserver", "etcd"):
+        os.kill(lab["programs"][name], signal.SIGKILL)
+    wait_until(lambda: len(report_of(lab_command, "status", "--name", "e2e-heart")["broken"]["ended"]) == 2)
+    lab_command("mend", "--name", "e2e-heart")
+
+    def is_back() -> bool:
+        argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "get", "namespace", "kept"]
+        return subprocess.run(argv, check=False, capture_output=True, timeout=30).returncode == 0
+
+    wait_until(is_back, 60)
+
+
+def test_a_scheduler_that_is_frozen_is_told_and_goes_on_when_it_is_mended(lab_command: Command) -> None:
+    lab_command("up", "--name", "e2e-frozen", "--topology", "none")
+    broken = report_of(lab_command, "break", "scheduler", "--freeze", "--name", "e2e-frozen")
+    assert broken == {"ended": [], "frozen": ["kube-scheduler"], "cut": []}
+    before = report_of(lab_command, "status", "--name", "e2e-frozen")["programs"]
+    assert not any(report_of(lab_command, "mend", "scheduler", "--name", "e2e-frozen").values())
+    assert [p["pid"] for p in report_of(lab_command, "status", "--name", "e2e-frozen")["programs"]] == [
+        p["pid"] for p in before
+    ]
+    with lab_command.popen("break", "agent", "n1", "--name", "e2e-frozen") as process:
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "this lab has no program agent-n1" in stderr
+
+
+@pytest.mark.usefixtures("privileges")
+def test_a_pair_that_was_cut_is_what_it_was_when_it_is_mended(lab_command: Command, small: str) -> None:
+    lab_command("up", "--name", "e2e-cut", "--topology", small)
+    before = lab_command.json("wan", "show", "--name", "e2e-cut")["links"]
+    assert report_of(lab_command, "break", "pair", "z2", "z1", "--name", "e2e-cut")["cut"] == [["z1", "z2"]]
+    (cut,) = lab_command.json("wan", "show", "--name", "e2e-cut")["links"]
+    assert cut["loss"] == 1.0
+    assert report_of(lab_command, "break", "pair", "z1", "z2", "--name", "e2e-cut")["cut"] == [["z1", "z2"]]
+    assert not any(report_of(lab_command, "mend", "--name", "e2e-cut").values())
+    assert lab_command.json("wan", "show", "--name", "e2e-cut")["links"] == before
 
 
 @pytest.mark.usefixtures("privileges")

@@ -51,6 +51,18 @@ async def netperf(
     return {key: float(value) for key, _, value in lines}
 
 
+async def reads(lab: Lab, programs: Netperf, origin: str, destination: str, set_us: float) -> None:
+    """Wait for a run whose median is close to the delay that is set; none is below it.
+
+    Other work on the machine lengthens a run and never shortens it.
+    """
+    while True:
+        median_us = (await netperf(lab, programs, origin, destination))["P50_LATENCY"]
+        assert median_us >= set_us
+        if median_us <= 1.5 * set_us + 1000:
+            return
+
+
 @pytest.mark.parametrize(
     ("origin", "destination"), [("n1", "n2"), ("n1", "n3"), ("n5", "n7"), ("n2", "n6"), ("n8", "n4")]
 )
@@ -59,18 +71,17 @@ async def test_netperf_reads_the_configured_delay(
 ) -> None:
     assert lab.topology is not None
     set_us = lab.topology.link(lab.node(origin).node.zone, lab.node(destination).node.zone).rtt_us
-    read = await netperf(lab, netperf_programs, origin, destination)
-    assert set_us <= read["P50_LATENCY"] <= 1.5 * set_us + 1000
+    await reads(lab, netperf_programs, origin, destination, set_us)
 
 
 async def test_a_delay_changed_live_is_read_at_once_and_back_again(lab: Lab, netperf_programs: Netperf) -> None:
     before = lab.wan.links()["z1", "z2"]
     changed = lab.wan.change_link("z2", "z1", rtt_us=30_000.0)
     assert changed.jitter_us == before.jitter_us
-    assert 30_000 <= (await netperf(lab, netperf_programs, "n1", "n3"))["P50_LATENCY"] <= 46_000
-    assert 30_000 <= (await netperf(lab, netperf_programs, "n3", "n1"))["P50_LATENCY"] <= 46_000
+    await reads(lab, netperf_programs, "n1", "n3", 30_000)
+    await reads(lab, netperf_programs, "n3", "n1", 30_000)
     lab.wan.set_link("z1", "z2", before)
-    assert (await netperf(lab, netperf_programs, "n1", "n3"))["P50_LATENCY"] <= 1.5 * before.rtt_us + 1000
+    await reads(lab, netperf_programs, "n1", "n3", before.rtt_us)
 
 
 async def test_a_rate_limits_a_stream(lab: Lab, netperf_programs: Netperf) -> None:

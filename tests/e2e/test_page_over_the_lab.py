@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.resources import APPGROUPS
+from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object
 from lab.boutique import load as load_boutique
@@ -25,7 +25,7 @@ from lab.topology import load
 
 pytestmark = pytest.mark.timeout(300)
 
-TABS = ("matrix", "map", "groups", "agents", "bandwidth")
+TABS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
 CHANGED = ("z1", "z3")
 P50_MS = "(state.page.matrix.p50[cellIndex(state.index.get('z3'), state.index.get('z1'))] ?? 0) / 1000"
 
@@ -47,9 +47,9 @@ async def text_of(tab: Tab, selector: str) -> str:
 async def open_page(tab: Tab, url: str) -> None:
     await tab.open(url)
     await tab.wait_for("state.page !== null && byId('live').dataset.state === 'live'")
-    # Every pair measured and the group placed; both take the lab some seconds.
-    await tab.wait_for("state.page.matrix.p50.length > 0 && !state.page.matrix.p50.includes(null)", 60)
-    await tab.wait_for("state.page.groups.length === 1 && state.page.groups[0].running === 11", 60)
+    # Every pair measured and the group placed; both take the lab some seconds, and a busy machine more.
+    await tab.wait_for("state.page.matrix.p50.length > 0 && !state.page.matrix.p50.includes(null)", 180)
+    await tab.wait_for("state.page.groups.length === 1 && state.page.groups[0].running === 11", 180)
 
 
 async def look_at_every_view(tab: Tab, pictures: Path) -> None:

@@ -13,6 +13,9 @@ from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
 from lab.controlplane import ControlPlane
 from lab.programs import Program
+from lab.scale.objects import node_body, running_pod, zone_name
+from lab.scale.restore import put_all
+from netperf.contract import ZONE_LABEL
 
 
 async def until_running(client: Client, namespace: str, name: str) -> Pod:
@@ -22,6 +25,10 @@ async def until_running(client: Client, namespace: str, name: str) -> Pod:
             if pod.status.phase == "Running":
                 return pod
             await asyncio.sleep(0.05)
+
+
+def is_ready(pod: Pod) -> bool:
+    return any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions or ())
 
 
 def pod(name: str, scheduler_name: str) -> dict[str, object]:
@@ -48,6 +55,45 @@ async def test_both_profiles_place_pods_and_kwok_runs_them(
     assert node.ready
     assert not [t for t in node.spec.taints or [] if t.key == "node.kubernetes.io/not-ready"]
     assert (node.status.capacity or {})["cpu"] == "2"
+
+
+async def test_a_pod_that_the_node_controller_marked_not_ready_is_ready_again(
+    client: Client, namespace: str, kwok: Program, make_node: Callable[..., Awaitable[Node]]
+) -> None:
+    await make_node("was-away", zone="z1")
+    spec = {"nodeName": "was-away", "containers": [{"name": "main", "image": "none"}]}
+    await client.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, Pod, namespace=namespace)
+    await until_running(client, namespace, "p")
+    unready = {"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}}
+    marked = await client.patch(PODS, "p", unready, Pod, namespace=namespace, subresource="status")
+    assert not is_ready(marked)
+    async with asyncio.timeout(20):
+        while not is_ready(await client.get(PODS, "p", Pod, namespace=namespace)):
+            await asyncio.sleep(0.1)
+
+
+async def test_what_is_put_into_etcd_is_read_watched_and_played_like_what_was_created(
+    control_plane: ControlPlane, client: Client, namespace: str, kwok: Program
+) -> None:
+    version = (await anext(client.pages(NODES))).metadata.resource_version
+    node = node_body("restored", zone=3, number=1)
+    standing = running_pod(namespace, "stands", "restored", {"app": "a"}, 1)
+    assert await put_all(control_plane, [("minions/restored", node), (f"pods/{namespace}/stands", standing)]) == 2
+    async with asyncio.timeout(20), client.watch(NODES, version, field_selector="metadata.name=restored") as events:
+        event = await anext(events)
+    assert event.type == "ADDED"
+    found = await client.get(NODES, "restored", Node)
+    assert found.ready
+    assert found.metadata.label(ZONE_LABEL) == zone_name(3)
+    assert found.metadata.uid
+    # Defaults are filled in as they are for what was created, and it can be changed and deleted.
+    assert (await client.get(PODS, "stands", Pod, namespace=namespace)).spec.scheduler_name == "default-scheduler"
+    assert is_ready(await client.patch(PODS, "stands", {"metadata": {"labels": {"b": "c"}}}, Pod, namespace=namespace))
+    await client.delete(PODS, "stands", namespace=namespace)
+    async with asyncio.timeout(20):
+        while await client.list(PODS, Pod, namespace=namespace):
+            await asyncio.sleep(0.1)
+    await client.delete(NODES, "restored")
 
 
 async def test_kwok_leaves_nodes_alone_that_are_not_the_labs(client: Client, kwok: Program) -> None:

@@ -1,12 +1,12 @@
 // Putting it together: getting data and keeping them current, the summary, tabs, themes, keys.
 
-const TABS = ["matrix", "map", "groups", "agents", "bandwidth"];
-const DRAW = { matrix: () => { drawMatrix(); drawPairDetail(); }, map: drawMap, groups: drawGroups, agents: drawAgents, bandwidth: drawBandwidth };
-const CELL_FIELDS = ["cost", "basis", "p50", "p90", "p99", "at", "doubts", "prober", "jitter", "loss", "capacity", "allocated", "nodes"];
+const TABS = ["now", "matrix", "map", "groups", "agents", "bandwidth"];
+const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, map: drawMap, groups: drawGroups, agents: drawAgents, bandwidth: drawBandwidth };
 const HISTORY = 240;
 let shownTab = "matrix";
 let dirty = new Set();
 let painting = false;
+let arriving = true; // an address names things that are only there once the first data are
 
 function accept(page) {
   const before = state.names[state.from] && [state.names[state.from], state.names[state.to]];
@@ -23,6 +23,7 @@ function accept(page) {
   state.history.clear();
   page.matrix.at.forEach((_, k) => remember(k));
   repaint(TABS);
+  if (arriving) { arriving = false; follow(location.hash); }
 }
 
 function change(told) {
@@ -33,8 +34,8 @@ function change(told) {
   clockOffset = told.at - Date.now() / 1000;
   const touched = new Set();
   if (told.matrix) { accept({ ...page, ...told }); return; }
-  const shownIn = { network: ["matrix", "map", "agents"], agents: ["agents"], bandwidth: ["bandwidth"], prometheus: ["bandwidth"], agentRows: ["agents"], groups: ["groups"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
-  for (const section of ["prometheus", "network", "agents", "bandwidth", "problems"]) {
+  const shownIn = { problems: ["now"], findings: ["now"], changes: ["now"], network: ["matrix", "map", "agents"], agents: ["agents"], bandwidth: ["bandwidth"], prometheus: ["bandwidth"], agentRows: ["agents"], groups: ["groups", "now"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
+  for (const section of ["prometheus", "network", "agents", "bandwidth", "problems", "findings", "changes"]) {
     if (!(section in told)) continue;
     page[section] = told[section];
     for (const tab of shownIn[section] || []) touched.add(tab);
@@ -43,8 +44,9 @@ function change(told) {
     page[list] = withRows(page[list], rows, ROW_NAMES[list]);
     for (const tab of shownIn[list]) touched.add(tab);
   }
+  const columns = Object.values(page.matrix); // a cell has its fields in the order of the columns
   for (const [k, ...fields] of told.cells || []) {
-    fields.forEach((value, i) => { page.matrix[CELL_FIELDS[i]][k] = value; });
+    fields.forEach((value, i) => { columns[i][k] = value; });
     remember(k);
     touched.add("matrix").add("map");
   }
@@ -78,6 +80,7 @@ function repaint(tabs) {
   requestAnimationFrame(() => {
     painting = false;
     drawSummary();
+    drawNames();
     if (dirty.delete(shownTab)) DRAW[shownTab]();
   });
 }
@@ -87,12 +90,13 @@ function drawSummary() {
   const network = page.network;
   byId("where").textContent = `${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`;
   const m = page.matrix;
-  let measured = 0, oldest = null, stale = 0, inferred = 0, absent = 0, doubtful = 0, lowest = Infinity, highest = 0;
+  let measured = 0, oldest = null, stale = 0, inferred = 0, absent = 0, dead = 0, doubtful = 0, lowest = Infinity, highest = 0;
   for (let k = 0; k < m.cost.length; k++) {
     if (m.at[k] !== null) { measured++; oldest = oldest === null ? m.at[k] : Math.min(oldest, m.at[k]); }
     if (m.basis[k] === "s") stale++;
     if (m.basis[k] === "i") inferred++;
     if (m.basis[k] === "a") absent++;
+    if (m.basis[k] === "u") dead++;
     if (m.doubts[k]) doubtful++;
     if (m.cost[k] !== null) { lowest = Math.min(lowest, m.cost[k]); highest = Math.max(highest, m.cost[k]); }
   }
@@ -101,7 +105,7 @@ function drawSummary() {
   const running = groups.reduce((sum, group) => sum + group.running, 0), members = groups.reduce((sum, group) => sum + group.members, 0);
   const bandwidth = page.bandwidth;
   const wanted = page.agents.states.up + page.agents.states.down;
-  const wrong = [stale ? `${stale} old` : "", inferred ? `${inferred} inferred` : "", absent ? `${absent} without cost` : "", doubtful ? `${doubtful} not trusted` : ""].filter(Boolean).join(", ");
+  const wrong = [dead ? `${dead} unreachable` : "", stale ? `${stale} old` : "", inferred ? `${inferred} inferred` : "", absent ? `${absent} without cost` : "", doubtful ? `${doubtful} not trusted` : ""].filter(Boolean).join(", ");
   tiles([
     ["agents", "Agents", page.agents.states.up, `of ${wanted} up`, page.agents.states.down ? [`${page.agents.states.down} down`, "bad"] : [`on ${counted(network.zones.length, "zone")}`, ""]],
     ["matrix", "Zone pairs measured", measured / 2, `of ${m.cost.length / 2}`, wrong ? [wrong, "bad"] : [oldest === null ? "" : `oldest ${age(since(oldest))} ago`, ""]],
@@ -120,12 +124,12 @@ function tiles(list) {
   });
 }
 
+// The worst in one line, on every view but the one that tells all of it.
 function drawProblems() {
-  const problems = state.page.problems;
-  byId("problems").hidden = problems.length === 0;
-  byId("problems").replaceChildren(h("ul", {}, ...problems.map((problem) => h("li", {},
-    h("span", { class: problem.severity === "critical" ? "bad" : "" }, `✗ ${problem.summary} `), h("span", { class: "soft" }, `${problem.alert}${problem.firing === null ? "" : problem.firing ? ", firing" : ", not firing yet"}`),
-    problem.examples.length ? h("div", { class: "examples" }, problem.examples.join(", ") + (problem.count > problem.examples.length ? ` and ${problem.count - problem.examples.length} more` : "")) : null))));
+  const all = [...state.page.findings.map((finding) => [finding.severity, finding.what]), ...untold().map((problem) => [problem.severity, problem.summary])];
+  const wrong = all.filter(([severity]) => severity !== "info");
+  byId("problems").hidden = wrong.length === 0 || shownTab === "now";
+  if (wrong.length) byId("problems").replaceChildren(h("button", { type: "button", class: "link", onclick: () => showTab("now", true) }, `✗ ${wrong[0][1]}${wrong.length > 1 ? ` and ${wrong.length - 1} more` : ""}`));
 }
 
 function showTab(name, focus) {
@@ -137,7 +141,8 @@ function showTab(name, focus) {
     byId(`panel-${tab}`).hidden = !chosen;
     if (chosen && focus) button.focus();
   }
-  if (location.hash !== `#${name}`) history.replaceState(null, "", `#${name}`);
+  if (state.page) drawProblems();
+  if (location.hash.slice(1).split("/")[0] !== name) keepPlace(name);
   if (state.page) { dirty.add(name); repaint([]); }
 }
 
@@ -146,14 +151,29 @@ function setLive(kind, text) {
   if (byId("live-text").textContent !== text) byId("live-text").textContent = text;
 }
 
+// The server says something every 5 s. A connection that is silent for longer may hang without any error: its server is frozen,
+// or something between lost it.
+const SILENT_MS = 15000, REOPEN_MS = 45000;
+let heardAt = Date.now(), openedAt = Date.now();
+function heard() { heardAt = Date.now(); setLive("live", "live"); }
+function watchSilence() {
+  if (!stream || document.hidden) return;
+  const silent = Date.now() - heardAt;
+  if (silent < SILENT_MS) return;
+  setLive("lost", `no data for ${Math.round(silent / 1000)} s`);
+  if (silent > REOPEN_MS && Date.now() - openedAt > REOPEN_MS) listen();
+}
+
 let stream = null;
 function listen() {
   if (stream) stream.close();
+  openedAt = Date.now();
   stream = new EventSource(`api/v1/events?since=${state.page ? state.page.version : ""}`);
-  stream.addEventListener("open", () => setLive("live", "live"));
+  stream.addEventListener("open", heard);
+  stream.addEventListener("beat", heard);
   stream.addEventListener("error", () => setLive("lost", "connection lost, trying again"));
-  stream.addEventListener("page", (event) => accept(JSON.parse(event.data)));
-  stream.addEventListener("change", (event) => change(JSON.parse(event.data)));
+  stream.addEventListener("page", (event) => { heard(); accept(JSON.parse(event.data)); });
+  stream.addEventListener("change", (event) => { heard(); change(JSON.parse(event.data)); });
 }
 
 async function reload() {
@@ -185,10 +205,12 @@ function nextTheme() { setTheme(THEMES[(THEMES.indexOf(currentTheme()) + 1) % TH
 
 function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
-  if (event.key >= "1" && event.key <= String(TABS.length)) showTab(TABS[event.key - 1], true);
+  if (event.key >= "0" && event.key < String(TABS.length)) showTab(TABS[event.key], true);
+  else if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
   else if (event.key === "t") nextTheme();
   else if (event.key === "?") byId("keys").showModal();
   else if (event.key === "Escape" && shownTab === "map" && state.zone >= 0) chooseZone(-1);
+  else if (event.key === "Escape" && shownTab === "groups" && state.edge) chooseEdge("");
 }
 
 function start() {
@@ -208,8 +230,11 @@ function start() {
   addEventListener("pageshow", comeBack);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette = null; if (state.page) repaint(TABS); });
   new ResizeObserver(() => { if (state.page && ["matrix", "map"].includes(shownTab)) repaint([shownTab]); }).observe(byId("main"));
-  const named = location.hash.slice(1);
-  showTab(TABS.includes(named) ? named : "matrix");
+  if (!follow(location.hash)) showTab("now");
+  addEventListener("hashchange", () => follow(location.hash));
+  byId("seek").addEventListener("submit", (event) => { event.preventDefault(); search(); });
+  byId("search").addEventListener("change", search);
+  setInterval(watchSilence, 1000);
   // Ages grow without any message.
   setInterval(() => { if (state.page && !document.hidden) { drawSummary(); if (shownTab === "matrix") drawPairDetail(); } }, 5000);
   reload();

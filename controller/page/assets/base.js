@@ -9,11 +9,12 @@ const state = {
   measure: "cost",   // what the matrix shows
   from: -1, to: -1,  // selected pair, positions
   zone: -1,          // selected zone of the map
+  edge: "",          // selected dependency: namespace/group/dependant/dependency
   history: new Map(), // cell -> [[unix seconds, p50 us], ...] since the page was opened
 };
 
 const SVG = "http://www.w3.org/2000/svg";
-const BASES = { m: "measured", r: "measured, from the way back", s: "old measurement", i: "inferred from a path over other zones", g: "set by the user", a: "no cost: counts as 100" };
+const BASES = { m: "measured", r: "measured, from the way back", s: "old measurement", i: "inferred from a path over other zones", u: "unreachable: the path is dead", g: "set by the user", a: "no cost: counts as 100" };
 
 function byId(id) { return document.getElementById(id); }
 
@@ -48,6 +49,12 @@ function rate(bps) {
   return `${Math.round(bps)} bit/s`;
 }
 
+function money(amount) {
+  if (amount === null || amount === undefined) return "–";
+  const digits = amount >= 100 || amount === 0 ? 0 : 2;
+  return `${amount.toFixed(digits)} ${state.page.network.currency}`;
+}
+
 function age(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const whole = Math.max(0, Math.floor(seconds));
@@ -78,6 +85,8 @@ const MEASURES = {
   p50: { name: "p50", unit: "p50 round trip, ms", of: (m, k) => (m.p50[k] === null ? null : m.p50[k] / 1000) },
   p90: { name: "p90", unit: "p90 round trip, ms", of: (m, k) => (m.p90[k] === null ? null : m.p90[k] / 1000) },
   p99: { name: "p99", unit: "p99 round trip, ms", of: (m, k) => (m.p99[k] === null ? null : m.p99[k] / 1000) },
+  traffic: { name: "Traffic", unit: "traffic of calls, answers included, Mbit/s", of: (m, k) => (m.traffic[k] === null ? null : m.traffic[k] / 1e6) },
+  month: { name: "Money", unit: "cost of a month", of: (m, k) => m.month[k] },
   age: { name: "Age", unit: "age of the sample, s", of: (m, k) => (m.at[k] === null ? null : Math.max(0, since(m.at[k]))) },
 };
 

@@ -10,7 +10,40 @@ function drawGroups() {
     return;
   }
   const open = new Set([...panel.querySelectorAll("details[open]")].map((details) => details.dataset.group));
+  const focused = panel.contains(document.activeElement) ? document.activeElement.dataset.edge : undefined;
   panel.replaceChildren(...groups.map((group) => groupBox(group, open)));
+  if (focused !== undefined) { const again = panel.querySelector(`[data-edge="${CSS.escape(focused)}"]`); if (again) again.focus(); }
+}
+
+function edgeName(group, edge) { return [group.namespace, group.name, edge.dependant, edge.dependency].join("/"); }
+
+function chooseEdge(name) {
+  state.edge = name;
+  drawGroups();
+}
+
+// A dependency that is chosen stands beside its graph: what it costs, against what, between whose pods, and what that rests on.
+function edgeDetail(group) {
+  const edge = group.edges.find((each) => edgeName(group, each) === state.edge);
+  if (!edge) return null;
+  const [sign, style, text] = VERDICTS[edge.verdict];
+  const pods = (selector) => { const workload = group.workloads.find((each) => each.selector === selector); return workload ? placement(workload) : "not in the group"; };
+  const k = cellIndex(state.index.get(edge.origin) ?? -1, state.index.get(edge.destination) ?? -1);
+  const facts = [
+    ["Cost", edge.cost === null ? "none" : edge.cost], ["At most", edge.maxCost],
+    ["Worst pair of zones", worstPair(edge)],
+    k < 0 ? null : ["Rests on", BASES[state.page.matrix.basis[k]]],
+    ["p50", edge.p50Us === null ? "–" : ms(edge.p50Us)],
+    ["Min. bandwidth", edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "none asked"],
+    ["Traffic", edge.trafficBps === null ? "not measured" : rate(edge.trafficBps)],
+    edge.crossingBps === null ? null : ["Across zones", rate(edge.crossingBps)],
+    edge.month === null ? null : ["Costs a month", money(edge.month)],
+    [`Pods of ${edge.dependant}`, pods(edge.dependant)], [`Pods of ${edge.dependency}`, pods(edge.dependency)],
+  ].filter(Boolean);
+  return h("aside", { class: "detail", "aria-label": "Selected dependency" },
+    h("p", { class: "pairname" }, `${edge.dependant} → ${edge.dependency}`), h("p", { class: style }, `${sign} ${text}`),
+    h("dl", { class: "facts" }, ...facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "number" ? String(value) : value)])),
+    h("button", { type: "button", onclick: () => chooseEdge("") }, "Close"));
 }
 
 function groupBox(group, open) {
@@ -19,18 +52,27 @@ function groupBox(group, open) {
   const verdict = group.violated
     ? h("span", { class: "bad" }, `✗ ${group.violated} of ${placed} placed dependencies violated`)
     : h("span", { class: placed ? "good" : "soft" }, placed ? `✓ ${placed} placed dependencies within their limits` : "nothing placed");
-  const facts = [`${group.running} of ${group.members} members running`, group.gated ? `${group.gated} gated` : "", group.pending ? `${group.pending} pending` : "", `total cost ${group.totalCost}`].filter(Boolean);
+  const facts = [`${group.running} of ${group.members} members running`, monthOf(group), group.gated ? `${group.gated} gated` : "", group.pending ? `${group.pending} pending` : "", `total cost ${group.totalCost}`].filter(Boolean);
   const remarks = [
     ...group.faults.map((fault) => h("p", { class: "bad" }, `✗ ${fault}`)),
     ...group.conditions.filter((condition) => condition.status !== "True").map((condition) => h("p", { class: "soft" }, `${condition.type} ${condition.status}: ${condition.message || condition.reason}`)),
   ];
-  return h("article", { class: "groupbox", "aria-label": `AppGroup ${key}` },
+  const losses = (group.survival?.losses || []).filter((loss) => loss.stops.length);
+  if (losses.length) {
+    remarks.push(h("p", { class: "soft" }, `Without ${losses.map((loss) => `${loss.zone}: ${few(loss.stops)} would stop`).join("; ")}`));
+  } else if (placed && group.survival?.losses.length > 1) {
+    remarks.push(h("p", { class: "soft" }, "No workload would stop with any one zone."));
+  }
+  return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },
     h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
-    group.workloads.length <= LARGEST_DRAWN ? dag(group) : null,
+    withDetail(group.workloads.length <= LARGEST_DRAWN ? dag(group) : null, edgeDetail(group)),
+    group.workloads.length <= LARGEST_DRAWN ? h("p", { class: "note" }, dagLegend(group)) : null,
     h("details", { "data-group": key, open: open.has(key) || group.workloads.length > LARGEST_DRAWN }, h("summary", {}, counted(group.edges.length, "dependency", "dependencies")), edgeTable(group)));
 }
+
+function withDetail(graph, detail) { return detail ? h("div", { class: "split" }, h("div", { class: "pane" }, graph), detail) : graph; }
 
 // Columns by the longest way from a workload that nobody needs; within a column near the workloads that lead there.
 function layers(group) {
@@ -74,13 +116,21 @@ function dag(group) {
     const start = (height - (column.length * (boxHeight + gapY) - gapY)) / 2;
     column.forEach((workload, r) => at.set(workload.selector, { x: 2 + c * (boxWidth + gapX), y: start + r * (boxHeight + gapY) }));
   });
-  const lines = [], costs = [];
+  const lines = [], costs = [], handles = [];
+  const times = classes(group.edges.map((edge) => edge.p50Us)).ends;
   group.edges.forEach((edge) => {
     const a = at.get(edge.dependant), b = at.get(edge.dependency);
     const back = b.x <= a.x;
     const x1 = a.x + boxWidth, y1 = a.y + boxHeight / 2, x2 = back ? b.x + boxWidth : b.x, y2 = b.y + boxHeight / 2;
     const bend = back ? 60 : Math.max(30, (x2 - x1) / 2);
-    lines.push(s("path", { class: edge.verdict, d: `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}` }));
+    const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`, name = edgeName(group, edge);
+    lines.push(s("path", { class: `${edge.verdict}${wideness(edge, group)}${lateness(edge, times)}${name === state.edge ? " chosen" : ""}`, d },
+      s("title", {}, aboutEdge(edge))));
+    // A line is too thin to be hit.
+    const choose = () => chooseEdge(state.edge === name ? "" : name);
+    handles.push(s("path", { class: "handle", d, tabindex: 0, role: "button", "data-edge": name, "aria-pressed": String(name === state.edge), "aria-label": `${edge.dependant} to ${edge.dependency}, ${VERDICTS[edge.verdict][2]}`,
+      onclick: choose, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } } },
+      s("title", {}, `${aboutEdge(edge)}; ${VERDICTS[edge.verdict][2]}`)));
     if (edge.cost === null) return;
     // Costs stand by the box that they lead to, one below the other where several do.
     const leading = group.edges.filter((other) => other.dependency === edge.dependency && other.cost !== null);
@@ -98,8 +148,40 @@ function dag(group) {
       s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, workload.index === null ? "" : `#${workload.index}`),
       s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 30)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
   });
-  return h("div", { class: "scroll" }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Dependencies of ${group.name}; the table below has the same as text` }, ...lines, ...boxes, ...costs));
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `Dependencies of ${group.name}; choose one with Tab and Enter; the table below has the same as text` }, ...lines, ...boxes, ...costs, ...handles));
 }
+
+function dagLegend(group) {
+  const times = group.edges.map((edge) => edge.p50Us).filter((us) => us !== null);
+  const colour = times.length ? `Colour: time between zones, ${ms(Math.min(...times))}${Math.min(...times) < Math.max(...times) ? ` to ${ms(Math.max(...times))}` : ""}, darker or brighter is longer; grey within a zone. ` : "";
+  const width = group.edges.some((edge) => edge.trafficBps) ? "Width: measured traffic, a step for a factor of ten." : "";
+  return `${colour}${width}`;
+}
+
+function monthOf(group) {
+  const known = group.edges.filter((edge) => edge.month !== null);
+  return known.length ? `${money(known.reduce((sum, edge) => sum + edge.month, 0))} a month` : "";
+}
+
+// Measured traffic as width, a step for each factor of ten below the group's greatest.
+function wideness(edge, group) {
+  if (!edge.trafficBps) return "";
+  const most = Math.max(...group.edges.map((other) => other.trafficBps || 0));
+  return ` wide${Math.max(1, 4 - Math.floor(Math.log10(most / edge.trafficBps)))}`;
+}
+
+// The time between the zones of its worst pair as colour, by the scale of the matrix; within a zone nobody measures it.
+function lateness(edge, times) { return edge.p50Us === null || !times.length ? "" : ` late${shadeOf(edge.p50Us, times) + 1}`; }
+
+function aboutEdge(edge) {
+  const parts = [edge.trafficBps === null ? "no traffic was measured" : rate(edge.trafficBps)];
+  if (edge.crossingBps !== null) parts.push(`${rate(edge.crossingBps)} of it across zones`);
+  if (edge.month !== null) parts.push(`${money(edge.month)} a month`);
+  if (edge.p50Us !== null) parts.push(`${ms(edge.p50Us)} from ${edge.origin} to ${edge.destination}`);
+  return `${edge.dependant} → ${edge.dependency}: ${parts.join(", ")}`;
+}
+
+function few(names) { return names.length > 5 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", "); }
 
 function cut(text, length) { return text.length > length ? `${text.slice(0, length - 1)}…` : text; }
 
@@ -115,13 +197,20 @@ function placement(workload) {
 
 const VERDICTS = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
 
+// A pair leads to what its cost rests on.
+function worstPair(edge) {
+  if (!edge.origin) return "–";
+  if (edge.origin === edge.destination) return edge.origin;
+  return h("a", { class: "link", href: address("matrix", edge.origin, edge.destination) }, `${edge.origin} → ${edge.destination}`);
+}
+
 function edgeTable(group) {
-  return h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "Verdict"))),
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Dependencies of ${group.name}` }, h("table", {},
+    h("thead", {}, h("tr", {}, ...["From", "To", "Worst pair of zones"].map((name) => h("th", {}, name)), ...["Cost", "Max", "p50", "Min. bandwidth", "Traffic", "Across zones", "A month"].map((name) => h("th", { class: "n" }, name)), h("th", {}, "Verdict"))),
     h("tbody", {}, ...group.edges.map((edge) => {
       const [sign, style, text] = VERDICTS[edge.verdict];
-      return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, edge.origin ? (edge.origin === edge.destination ? edge.origin : `${edge.origin} → ${edge.destination}`) : "–"),
+      return h("tr", {}, h("td", {}, edge.dependant), h("td", {}, edge.dependency), h("td", {}, worstPair(edge)),
         h("td", { class: "n" }, edge.cost === null ? "–" : String(edge.cost)), h("td", { class: "n" }, String(edge.maxCost)), h("td", { class: "n" }, edge.p50Us === null ? "–" : ms(edge.p50Us)),
-        h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: style }, `${sign} ${text}`));
+        h("td", { class: "n" }, edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "–"), h("td", { class: "n" }, rate(edge.trafficBps)), h("td", { class: "n" }, rate(edge.crossingBps)), h("td", { class: "n" }, money(edge.month)), h("td", { class: style }, `${sign} ${text}`));
     }))));
 }

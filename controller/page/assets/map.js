@@ -158,7 +158,7 @@ function drawMap() {
   if (map.spots !== before || seen !== map.seen || colours() !== map.palette) {
     Object.assign(map, { seen, palette: colours() });
     // No more height than the zones take.
-    const ys = map.spots.map((spot) => spot.y);
+    const ys = map.spots.length ? map.spots.map((spot) => spot.y) : [66];
     const top = Math.min(...ys) - 66, bottom = Math.max(...ys) + 50;
     svg.setAttribute("viewBox", `0 ${top.toFixed(0)} ${map.width} ${(bottom - top).toFixed(0)}`);
     const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.zone : undefined;
@@ -284,6 +284,7 @@ function shortName(zone) {
 
 function chooseZone(i) {
   state.zone = i;
+  if (i >= 0) keepPlace("map", state.names[i]); else keepPlace("map");
   drawMap();
 }
 

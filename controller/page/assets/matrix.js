@@ -18,7 +18,7 @@ function matrixLayout() {
   matrix.left = Math.ceil(longest) + 26;
   const room = Math.max(260, box.clientWidth || 800) - matrix.left - (regions - 1) * matrix.gap - 4;
   // Few zones get large cells, but not more than a screen holds.
-  const largest = Math.max(46, Math.min(88, Math.floor(480 / n)));
+  const largest = Math.max(46, Math.min(130, Math.floor(Math.max(480, innerHeight - 380) / n)));
   matrix.cell = Math.max(7, Math.min(largest, Math.floor(room / n)));
   matrix.top = Math.ceil(longest) + 26;
   matrix.xs = [];
@@ -65,7 +65,7 @@ function drawMatrix() {
     Object.assign(matrix, { frame, palette: c, looks: [] });
     context.fillStyle = c.ground;
     context.fillRect(0, 0, matrix.left + matrix.size + 2, matrix.top + matrix.size + 2);
-    drawNames(context, zones, c);
+    drawZoneNames(context, zones, c);
   }
   context.font = `${matrix.cell >= 60 ? 15 : matrix.cell >= 34 ? 12 : 10}px ${FONT}`;
   context.textAlign = "center";
@@ -92,7 +92,7 @@ function lookOf(value, k) {
   return `${shadeOf(value, matrix.scale.ends)}${m.basis[k]}${m.doubts[k] ? "!" : ""}${matrix.cell >= 24 ? number(value) : ""}`;
 }
 
-function drawNames(context, zones, c) {
+function drawZoneNames(context, zones, c) {
   context.textBaseline = "middle";
   const size = Math.max(7, Math.min(11, matrix.cell));
   zones.forEach((zone, i) => {
@@ -163,11 +163,11 @@ function drawCell(context, from, to, value, c, over) {
     context.fillStyle = onShade(shade);
     context.fillText(number(value), x + size / 2, y + size / 2 + 0.5);
   }
-  if (m.basis[k] === "s" || m.basis[k] === "i") hatch(context, x, y, inner, m.basis[k], onShade(shade));
+  if ("siu".includes(m.basis[k])) hatch(context, x, y, inner, m.basis[k], onShade(shade));
   if (m.doubts[k]) corner(context, x, y, inner, c);
 }
 
-// Old: lines one way; inferred: dots. Both are seen without colours.
+// Old: lines one way; inferred: dots; dead: a cross. All are seen without colours.
 function hatch(context, x, y, size, basis, colour) {
   context.save();
   context.globalAlpha = 0.55;
@@ -175,6 +175,12 @@ function hatch(context, x, y, size, basis, colour) {
   if (basis === "i") {
     const step = Math.max(3, size / 6);
     for (let a = step / 2; a < size; a += step) { context.fillRect(x + a, y + 1, 1, 1); context.fillRect(x + a, y + size - 2, 1, 1); context.fillRect(x + 1, y + a, 1, 1); context.fillRect(x + size - 2, y + a, 1, 1); }
+  } else if (basis === "u") {
+    context.beginPath();
+    context.moveTo(x, y); context.lineTo(x + size, y + size);
+    context.moveTo(x + size, y); context.lineTo(x, y + size);
+    context.lineWidth = 1.5;
+    context.stroke();
   } else {
     context.beginPath();
     context.rect(x, y, size, size);
@@ -248,6 +254,7 @@ function drawLegend() {
   const signs = [];
   if (m.basis.includes("s")) signs.push(["s", "old measurement"]);
   if (m.basis.includes("i")) signs.push(["i", "inferred from a path"]);
+  if (m.basis.includes("u")) signs.push(["u", "unreachable"]);
   if (m.doubts.some((doubt) => doubt)) signs.push(["!", "newest sample not trusted"]);
   const samples = signs.map(([kind, text]) => {
     const canvas = h("canvas", { width: 28, height: 28, "aria-hidden": "true" });
@@ -261,7 +268,8 @@ function drawLegend() {
   });
   const unit = state.measure === "cost" && state.page.network.weights === "NetperfCosts"
     ? `cost; 1 = ${number(state.page.network.unitUs / 1000)} ms of ${state.page.network.percentile}, rounded up`
-    : MEASURES[state.measure].unit;
+    : state.measure === "month" ? `${MEASURES.month.unit}${state.page.network.currency ? `, ${state.page.network.currency}` : ": no prices are set (traffic.prices)"}`
+    : state.measure === "traffic" && m.traffic.every((bps) => bps === null) ? `${MEASURES.traffic.unit}: nobody measures it (traffic.prometheusUrl, page.prometheusUrl)` : MEASURES[state.measure].unit;
   const none = m.cost.includes(null) ? [h("span", {}, "· none")] : [];
   byId("matrix-legend").replaceChildren(h("span", {}, unit), ramp, ...samples, ...none);
 }
@@ -278,13 +286,14 @@ function choosePair(from, to, { scroll = false } = {}) {
     if (y < box.scrollTop + matrix.top || y + matrix.cell > box.scrollTop + box.clientHeight) box.scrollTop = y - box.clientHeight / 2;
   }
   byId("cell-text").textContent = from < 0 ? "" : describePair(from, to);
+  if (from >= 0) keepPlace("matrix", state.names[from], state.names[to]);
 }
 
 function describePair(from, to) {
   if (from === to) return `${state.names[from]} to itself`;
   const k = cellIndex(from, to), m = state.page.matrix;
   const cost = m.cost[k] === null ? "no cost" : `cost ${m.cost[k]}`;
-  return `${state.names[from]} to ${state.names[to]}: ${cost}, p50 ${ms(m.p50[k])}, ${BASES[m.basis[k]]}${m.doubts[k] ? `, not trusted: ${m.doubts[k]}` : ""}`;
+  return `${state.names[from]} to ${state.names[to]}: ${cost}, p50 ${ms(m.p50[k])}, ${BASES[m.basis[k]]}${m.doubts[k] ? `, not trusted: ${m.doubts[k]}` : ""}${m.traffic[k] === null ? "" : `, traffic ${rate(m.traffic[k])}`}${m.month[k] === null ? "" : `, ${money(m.month[k])} a month`}`;
 }
 
 function drawPairDetail() {
@@ -303,6 +312,8 @@ function drawPairDetail() {
       ["Measured", m.at[k] === null ? "not yet" : `${age(since(m.at[k]))} ago`],
       m.prober[k] ? ["By", m.prober[k]] : null,
       m.nodes[k] || m.nodes[back] ? ["Between", (m.nodes[k] || m.nodes[back]).replace(" ", " and ")] : null,
+      m.traffic[k] === null ? null : ["Traffic of calls", rate(m.traffic[k])],
+      m.month[k] === null ? null : ["Costs a month", money(m.month[k])],
       m.capacity[k] === null ? null : ["Bandwidth", rate(m.capacity[k])],
       m.allocated[k] === null ? null : ["Allocated", rate(m.allocated[k])],
     ].filter(Boolean);

@@ -5,7 +5,7 @@ function cells(tag, values) {
 }
 
 function table(header, rows) {
-  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ...cells("th", header))), h("tbody", {}, ...rows.map((row) => h("tr", {}, ...cells("td", row))))));
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" }, h("table", {}, h("thead", {}, h("tr", {}, ...cells("th", header))), h("tbody", {}, ...rows.map((row) => h("tr", {}, ...cells("td", row))))));
 }
 
 const STATES = { up: ["✓ up", "good"], down: ["✗ down", "bad"], away: ["· not in use", "soft"] };

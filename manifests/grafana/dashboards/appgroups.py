@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Dashboard, Query, history, lines, number, stacked, variable
+from dashboards.panels import Dashboard, Query, history, lines, matrix, number, stacked, variable
 
 APPGROUPS = Dashboard(
     "netaware-appgroups",
     "netaware / AppGroups and scheduling",
     "Whether applications are as near together as they asked to be, and how the scheduler extender fares.",
-    [variable("appgroup", "AppGroup", "label_values(netaware_appgroup_pods, appgroup)")],
+    [
+        variable("namespace", "Namespace", "label_values(netaware_appgroup_pods, appgroup)", "/^([^\\/]+)\\//"),
+        variable("appgroup", "AppGroup", 'label_values(netaware_appgroup_pods{appgroup=~"$namespace/.*"}, appgroup)'),
+    ],
     [
         (
             "AppGroups",
@@ -17,7 +20,9 @@ APPGROUPS = Dashboard(
                     "Dependencies violated",
                     "short",
                     "Dependencies whose pods are farther apart than their maxNetworkCost allows, over all groups chosen.",
-                    Query('sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", verdict="violated"})'),
+                    Query(
+                        'sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*", verdict="violated"})'
+                    ),
                     bad_above=0,
                     width=6,
                 ),
@@ -26,8 +31,8 @@ APPGROUPS = Dashboard(
                     "percentunit",
                     "Share of the placed dependencies within their maxNetworkCost.",
                     Query(
-                        'sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", verdict="met"})'
-                        ' / sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", verdict=~"met|violated|unknown"})'
+                        'sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*", verdict="met"})'
+                        ' / sum(netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*", verdict=~"met|violated|unknown"})'
                     ),
                     width=6,
                 ),
@@ -35,14 +40,18 @@ APPGROUPS = Dashboard(
                     "Pods running",
                     "short",
                     "Running pods of the groups chosen.",
-                    Query('sum(netaware_appgroup_pods{appgroup=~"$appgroup", state="running"})'),
+                    Query(
+                        'sum(netaware_appgroup_pods{appgroup=~"$appgroup", appgroup=~"$namespace/.*", state="running"})'
+                    ),
                     width=6,
                 ),
                 number(
                     "Faults in specs",
                     "short",
                     "Dependencies that lead nowhere, duplicate selectors and the like; the condition SpecValid names them.",
-                    Query('sum(netaware_appgroup_spec_faults{appgroup=~"$appgroup"} or vector(0))'),
+                    Query(
+                        'sum(netaware_appgroup_spec_faults{appgroup=~"$appgroup", appgroup=~"$namespace/.*"} or vector(0))'
+                    ),
                     bad_above=0,
                     width=6,
                 ),
@@ -50,7 +59,10 @@ APPGROUPS = Dashboard(
                     "Dependencies met, by group",
                     "percentunit",
                     "Each row is a group; the share of its placed dependencies within their maxNetworkCost.",
-                    Query('netaware:appgroup_dependencies_met:ratio{appgroup=~"$appgroup"}', "{{appgroup}}"),
+                    Query(
+                        'netaware:appgroup_dependencies_met:ratio{appgroup=~"$appgroup", appgroup=~"$namespace/.*"}',
+                        "{{appgroup}}",
+                    ),
                     width=24,
                     height=7,
                     defaults={"min": 0, "max": 1},
@@ -59,16 +71,88 @@ APPGROUPS = Dashboard(
                     "Dependencies by verdict",
                     "short",
                     "met: within maxNetworkCost. violated: beyond it. unknown: no cost is known. idle: one side has no placed pod.",
-                    Query('sum by (verdict) (netaware_appgroup_dependencies{appgroup=~"$appgroup"})', "{{verdict}}"),
+                    Query(
+                        'sum by (verdict) (netaware_appgroup_dependencies{appgroup=~"$appgroup", appgroup=~"$namespace/.*"})',
+                        "{{verdict}}",
+                    ),
                 ),
                 lines(
                     "Pods by group",
                     "short",
                     "Pods wanted (numMembers), placed on a node, and running.",
                     Query(
-                        'sum by (appgroup, state) (netaware_appgroup_pods{appgroup=~"$appgroup"})',
+                        'sum by (appgroup, state) (netaware_appgroup_pods{appgroup=~"$appgroup", appgroup=~"$namespace/.*"})',
                         "{{appgroup}} {{state}}",
                     ),
+                ),
+            ],
+        ),
+        (
+            "Traffic and money",
+            [
+                number(
+                    "A month",
+                    "short",
+                    "What the traffic of the groups chosen costs in a month of 730 hours, by the prices of traffic.prices, in their currency.",
+                    Query(
+                        'sum by (currency) (netaware_appgroup_traffic_cost_per_month{namespace=~"$namespace"})',
+                        "{{currency}}",
+                    ),
+                    width=6,
+                ),
+                number(
+                    "Across zones",
+                    "percentunit",
+                    "Share of the groups' bytes that leave their zone.",
+                    Query(
+                        'sum(netaware_appgroup_traffic_bytes_per_second{namespace=~"$namespace", crossing="true"})'
+                        ' / sum(netaware_appgroup_traffic_bytes_per_second{namespace=~"$namespace"})'
+                    ),
+                    width=6,
+                ),
+                number(
+                    "Drift",
+                    "short",
+                    "Dependencies in which real traffic differs from what the groups declare; the condition AsDescribed names them.",
+                    Query('sum(netaware_appgroup_traffic_drift{namespace=~"$namespace"})'),
+                    bad_above=0,
+                    width=6,
+                ),
+                number(
+                    "Last read",
+                    "dateTimeFromNow",
+                    "When traffic was last read from Prometheus; traffic.periodS says how often that should be.",
+                    Query("max(netaware_traffic_read_timestamp_seconds) * 1000"),
+                    width=6,
+                ),
+                stacked(
+                    "Cost of a month, by group",
+                    "short",
+                    "Each group's traffic, as its workloads call, priced as if it went on for a month of 730 hours.",
+                    Query(
+                        "sum by (namespace, appgroup, currency)"
+                        ' (netaware_appgroup_traffic_cost_per_month{namespace=~"$namespace"})',
+                        "{{namespace}}/{{appgroup}} {{currency}}",
+                    ),
+                ),
+                stacked(
+                    "Traffic of groups",
+                    "Bps",
+                    "Bytes per second that groups' workloads exchange as callers, answers included, by whether they leave their zone.",
+                    Query(
+                        'sum by (crossing) (netaware_appgroup_traffic_bytes_per_second{namespace=~"$namespace"})',
+                        "leaves its zone: {{crossing}}",
+                    ),
+                ),
+                matrix(
+                    "Bytes between zones",
+                    "Bps",
+                    "Calls from the zone on the left to the one above, answers included, of all workloads.",
+                    Query(
+                        "sum by (client_zone, server_zone) (netaware_zone_pair_traffic_bytes_per_second)", table=True
+                    ),
+                    by=("client_zone", "server_zone"),
+                    width=24,
                 ),
             ],
         ),

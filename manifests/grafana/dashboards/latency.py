@@ -26,8 +26,10 @@ LATENCY = Dashboard(
                 number(
                     "Not measured",
                     "short",
-                    "Directed zone pairs whose cost is inferred, old or missing.",
-                    Query('sum(netaware_zone_pairs{topology=~"$topology", basis=~"stale|inferred|absent"})'),
+                    "Directed zone pairs whose cost is inferred, old or missing, or whose path is dead.",
+                    Query(
+                        'sum(netaware_zone_pairs{topology=~"$topology", basis=~"stale|inferred|absent|unreachable"})'
+                    ),
                     bad_above=0,
                 ),
                 number(

@@ -5,11 +5,15 @@ Hand-written dashboard JSON is four fifths boilerplate, in which a forgotten uni
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_METRIC = re.compile(r"\b((?:netaware|instance)[_:][a-zA-Z0-9_:]+|up|process_\w+|ALERTS)\b(?!-)(\{)?")
+_TEXT = re.compile(r'("(?:[^"\\]|\\.)*")')
+CLUSTER = 'cluster=~"$cluster"'
 PAIR = 'origin_zone=~"$origin", destination_zone=~"$destination"'
 BLUES = "continuous-blues"
 ORANGE, GREEN, BLUE, GREY = "#d55e00", "#009e73", "#0072b2", "#8a8f98"
@@ -54,8 +58,18 @@ class Dashboard:
     rows: Sequence[tuple[str, Sequence[Panel]]]
 
 
-def variable(name: str, label: str, query: str) -> dict[str, Any]:
-    """A choice of label values, all by default."""
+def of_cluster(expression: str) -> str:
+    """The same of the clusters that are chosen. Series without the label belong to All."""
+
+    def narrowed(found: re.Match[str]) -> str:
+        return f"{found[1]}{{{CLUSTER}, " if found[2] else f"{found[1]}{{{CLUSTER}}}"
+
+    # Names within quotes are labels' values.
+    return "".join(part if part.startswith('"') else _METRIC.sub(narrowed, part) for part in _TEXT.split(expression))
+
+
+def variable(name: str, label: str, query: str, regex: str = "") -> dict[str, Any]:
+    """A choice of label values, all by default; of each what the first group of ``regex`` matches."""
     return {
         "name": name,
         "label": label,
@@ -63,6 +77,7 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
         "datasource": SOURCE,
         "query": {"query": query, "refId": name},
         "definition": query,
+        "regex": regex,
         "refresh": 2,
         "sort": 7,
         "multi": True,
@@ -179,10 +194,17 @@ def encode(dashboard: Dashboard) -> dict[str, Any]:
         "time": {"from": "now-3h", "to": "now"},
         "timezone": "",
         "links": [
-            {"type": "dashboards", "tags": ["netaware"], "title": "netaware", "asDropdown": True, "includeVars": False}
+            {
+                "type": "dashboards",
+                "tags": ["netaware"],
+                "title": "netaware",
+                "asDropdown": True,
+                "includeVars": True,
+                "keepTime": True,
+            }
         ],
-        "templating": {"list": [_datasource(), *dashboard.variables]},
-        "annotations": {"list": [_alerts()]},
+        "templating": {"list": [_datasource(), _clusters(), *map(_of_clusters, dashboard.variables)]},
+        "annotations": {"list": [_alerts(), *_happenings()]},
         "panels": list(_panels(dashboard)),
     }
 
@@ -198,13 +220,41 @@ def _datasource() -> dict[str, Any]:
     }
 
 
+def _clusters() -> dict[str, Any]:
+    return variable("cluster", "Cluster", 'label_values(up{job=~".*netaware.*"}, cluster)')
+
+
+def _of_clusters(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A variable's values in the clusters that are chosen."""
+    metric, _, label = choice["definition"].removeprefix("label_values(").rpartition(", ")
+    query = f"label_values({of_cluster(metric)}, {label}"
+    return {**choice, "query": {**choice["query"], "query": query}, "definition": query}
+
+
+def _happenings() -> Iterator[dict[str, Any]]:
+    """Marks where pods were moved, and where measurements were planned anew."""
+    for name, colour, metric, shown in (
+        ("Evictions", BLUE, "netaware_descheduler_evictions_total", True),
+        ("Probe plans", GREY, "netaware_plan_writes_total", False),
+    ):
+        yield {
+            "name": name,
+            "datasource": SOURCE,
+            "enable": shown,
+            "iconColor": colour,
+            "expr": f"sum(increase({of_cluster(metric)}[1m])) > 0",
+            "titleFormat": name,
+            "step": "60s",
+        }
+
+
 def _alerts() -> dict[str, Any]:
     return {
         "name": "Alerts",
         "datasource": SOURCE,
         "enable": True,
         "iconColor": ORANGE,
-        "expr": 'ALERTS{alertname=~"Netaware.*", alertstate="firing"}',
+        "expr": of_cluster('ALERTS{alertname=~"Netaware.*", alertstate="firing"}'),
         "titleFormat": "{{alertname}}",
         "step": "60s",
     }
@@ -238,18 +288,37 @@ def _panel(panel: Panel, number_of: int, position: dict[str, int]) -> dict[str, 
         "description": panel.description,
         "datasource": SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": {"unit": panel.unit, **panel.defaults}, "overrides": list(panel.overrides)},
+        "fieldConfig": {
+            "defaults": {"unit": panel.unit, "links": _ways(panel), **panel.defaults},
+            "overrides": list(panel.overrides),
+        },
         "options": dict(panel.options),
         "transformations": list(panel.transformations),
         "targets": [_target(query, chr(ord("A") + i)) for i, query in enumerate(panel.queries)],
     }
 
 
+def _ways(panel: Panel) -> list[dict[str, Any]]:
+    """Where a series leads, by the labels that its name shows: to its pair of zones, its AppGroup, its node."""
+    shown = " ".join(query.legend for query in panel.queries)
+    found = []
+    for title, uid, labels in (
+        ("This pair's latency", "netaware-latency", {"origin": "origin_zone", "destination": "destination_zone"}),
+        ("This AppGroup", "netaware-appgroups", {"appgroup": "appgroup"}),
+        ("This node's bandwidth", "netaware-bandwidth", {"node": "node"}),
+    ):
+        if all(f"{{{{{label}}}}}" in shown for label in labels.values()):
+            chosen = "&".join(f"var-{name}=${{__field.labels.{label}}}" for name, label in labels.items())
+            url = f"/d/{uid}?${{cluster:queryparam}}&{chosen}&${{__url_time_range}}"
+            found.append({"title": title, "url": url, "targetBlank": False})
+    return found
+
+
 def _target(query: Query, reference: str) -> dict[str, Any]:
     target: dict[str, Any] = {
         "refId": reference,
         "datasource": SOURCE,
-        "expr": query.expr,
+        "expr": of_cluster(query.expr),
         "legendFormat": query.legend or "__auto",
     }
     if query.table:

@@ -51,9 +51,9 @@ class Agent:
         return {series: float(value) for series, value in lines}
 
     async def stop(self) -> int:
-        """SIGTERM, and the exit code; TimeoutError when it takes five seconds or more."""
+        """SIGTERM, and the exit code; TimeoutError when it takes half a minute or more."""
         self.process.terminate()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await self.process.wait()
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.bandwidth.annotations import PodWish, read_wish
 from agent.bandwidth.rules import intermediate_name
-from agent.bandwidth.wanted import PodWish, read_wish
 
 PROC = Path("/proc")
 NETWORK = "test-net"
@@ -80,6 +81,15 @@ class NodePod:
         return PodWish(namespace="test", name=self.name, uid=self.uid, wishes=wishes)  # type: ignore[arg-type]
 
 
+def wait_until_inside(pid: int, namespace: str) -> None:
+    """Wait until a process that `ip netns exec` starts has entered the namespace: before that it looks like the node's own."""
+    inside = Path("/run/netns", namespace).stat().st_ino
+    ends = time.monotonic() + 30
+    while (PROC / str(pid) / "ns/net").stat().st_ino != inside:
+        assert time.monotonic() < ends, f"process {pid} does not enter {namespace}"
+        time.sleep(0.005)
+
+
 def make_group(path: Path, pid: int) -> None:
     """Put a process into a cgroup of its own."""
     path.mkdir(parents=True)
@@ -119,6 +129,7 @@ def node_pod(
         for part in (f"addr add {pod.address}/30 dev eth0", "link set eth0 up", "link set lo up"):
             run(f"ip -n {pod.namespace} {part}")
         pod.process = subprocess.Popen(pod.command("sleep", "3600"))
+        wait_until_inside(pod.pid, pod.namespace)
         if not adopt_uid:
             pod.adopt(pod.uid)
         yield pod
@@ -126,14 +137,15 @@ def node_pod(
         if pod.process is not None:
             pod.process.kill()
             pod.process.wait()
-        _remove_groups(top)
+        remove_groups(top)
         subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
         intermediate = intermediate_name(NETWORK, pod.container)
         for device in (pod.host_device, intermediate):
             subprocess.run([*pod.node, "ip", "link", "del", device], check=False, capture_output=True)
 
 
-def _remove_groups(top: Path) -> None:
+def remove_groups(top: Path) -> None:
+    """Remove cgroups whose processes have ended."""
     for directory, _, _ in os.walk(top, topdown=False):
         with suppress(OSError):
             Path(directory).rmdir()

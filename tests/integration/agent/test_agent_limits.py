@@ -19,11 +19,20 @@ from typing import Any
 import pytest
 
 from agent.bandwidth import tbf
+from agent.bandwidth.annotations import PodWish
+from agent.bandwidth.cni import Network
 from agent.bandwidth.kernel import execute as execute_action
 from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
 from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
-from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, Judgement, LimitEgress, LimitIngress
-from agent.bandwidth.wanted import PodWish
+from agent.bandwidth.state import (
+    LAST_PRIORITY,
+    Action,
+    BandwidthPlan,
+    BandwidthSnapshot,
+    Judgement,
+    LimitEgress,
+    LimitIngress,
+)
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
 
 pytestmark = [
@@ -40,7 +49,7 @@ ENFORCE = Policy(enforce=True)
 
 
 def take_snapshot(wishes: Sequence[PodWish]) -> BandwidthSnapshot:
-    return asyncio.run(take_snapshot_of(PROC, NETWORK, wishes))
+    return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), wishes))
 
 
 def execute(action: Action) -> None:
@@ -109,14 +118,21 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
         wish = pod.wish(ingress=f"{rate}M", egress=f"{rate}M")
         judged = of_pod(enforce(wish), pod)
         assert {name: j.verdict for name, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
-        counts = finish(start(pod, direction, "bulk", 3.5))
-        assert 0.90 * rate <= megabits(counts, 3) <= 1.05 * rate
-        assert megabits(counts, 1) <= 1.05 * rate
-        beside = start(pod, direction, "bulk", 3.0)
-        finish(start(pod, direction, "rr", 0.5))  # until the flow fills the queue
-        trips = sorted(finish(start(pod, direction, "rr", 2.0)))
-        finish(beside)
-        assert trips[int(len(trips) * 0.99)] <= tbf.queue_bound_s(rate * 10**6, 1500)
+        # Other work on the machine slows a stream and a round trip, and speeds up neither: the limit holds in every run;
+        # that it is used up, and that its queue is short, shows in one run that had a processor when it wanted one.
+        used_up = False
+        while not used_up:
+            counts = finish(start(pod, direction, "bulk", 3.5))
+            assert megabits(counts, 3) <= 1.05 * rate
+            assert megabits(counts, 1) <= 1.05 * rate
+            used_up = megabits(counts, 3) >= 0.90 * rate
+        short_queue = False
+        while not short_queue:
+            beside = start(pod, direction, "bulk", 3.0)
+            finish(start(pod, direction, "rr", 0.5))  # until the flow fills the queue
+            trips = sorted(finish(start(pod, direction, "rr", 2.0)))
+            finish(beside)
+            short_queue = trips[int(len(trips) * 0.99)] <= tbf.queue_bound_s(rate * 10**6, 1500)
         assert judged[direction].queue_s == pytest.approx(tbf.queue_bound_s(rate * 10**6, 1500), rel=1e-3)
 
 
@@ -195,12 +211,12 @@ def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins() -> N
         root = json.loads(run(f"tc -j qdisc show dev {pod.host_device} root"))[0]
         assert (root["kind"], root["handle"], root["options"]["rate"]) == ("tbf", "1:", 10_000_000 // 8)
         assert json.loads(run(f"tc -j qdisc show dev {name} root"))[0]["options"]["rate"] == 20_000_000 // 8
-        filters = run(f"tc filter show dev {pod.host_device} parent ffff:")
-        assert "protocol all pref 1 u32" in filters
+        filters = run(f"tc filter show dev {pod.host_device} ingress")
+        assert f"protocol all pref {LAST_PRIORITY} u32" in filters
         assert "match 00000000/00000000 at 0" in filters
         assert f"mirred (Egress Redirect to device {name})" in filters
         link = json.loads(run(f"ip -j -d link show {name}"))[0]
-        assert (link["mtu"], link.get("txqlen", 0), link["ifalias"]) == (1500, 0, f"netaware:{pod.uid}")
+        assert (link["mtu"], link.get("txqlen", 0), link["ifalias"]) == (1500, 0, f"netaware:{pod.uid}/clsact")
 
 
 def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -> None:
@@ -216,7 +232,7 @@ def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -
         assert {d: j.verdict for d, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
         assert actions_on(enforce(pod.wish()), pod) == []
         assert "tbf" not in run(f"tc qdisc show dev {pod.host_device}")
-        assert "ingress" not in run(f"tc qdisc show dev {pod.host_device}")
+        assert "clsact" not in run(f"tc qdisc show dev {pod.host_device}")
         assert intermediate_name(NETWORK, pod.container) not in run("ip -br link")
 
 
@@ -225,7 +241,7 @@ def test_a_lost_filter_and_a_lost_bucket_are_found_and_mended() -> None:
         wish = pod.wish(egress="10M")
         enforce(wish)
         name = intermediate_name(NETWORK, pod.container)
-        run(f"tc filter del dev {pod.host_device} parent ffff:")
+        run(f"tc filter del dev {pod.host_device} ingress")
         assert of_pod(plan(wish), pod)["egress"].verdict == "filter-missing"
         assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
         run(f"tc qdisc del dev {name} root")
@@ -266,6 +282,36 @@ def test_somebody_elses_queueing_is_left_alone_and_a_harmless_one_is_not_in_the_
             pytest.skip(f"this kernel has no {kind}")
         judged = of_pod(enforce(pod.wish(ingress="10M")), pod)
         assert judged["ingress"].verdict == ("other-enforcer" if kind == "htb" else "enforced")
+
+
+def test_a_harmless_queue_under_the_limits_own_handle_gives_way() -> None:
+    """The kernel changes no kind into another under one handle, so a plain replacement failed for ever."""
+    with node_pod(31) as pod:
+        run(f"tc qdisc add dev {pod.host_device} root handle 1: pfifo")
+        judged = of_pod(enforce(pod.wish(ingress="10M")), pod)
+        assert judged["ingress"].verdict == "enforced"
+
+
+def test_filters_in_a_block_that_devices_share_are_left_alone() -> None:
+    with node_pod(32) as pod:
+        run(f"tc qdisc add dev {pod.host_device} ingress_block 22 clsact")
+        run("tc filter add block 22 protocol ip pref 10 u32 match ip protocol 17 0xff classid 1:1")
+        before = run("tc filter show block 22")
+        judged = of_pod(enforce(pod.wish(egress="10M")), pod)["egress"]
+        assert (judged.verdict, "filter block 22" in judged.detail) == ("other-enforcer", True)
+        assert run("tc filter show block 22") == before
+
+
+def test_an_intermediate_device_that_is_down_swallows_everything_and_is_brought_up() -> None:
+    with node_pod(33) as pod:
+        wish = pod.wish(egress="10M")
+        enforce(wish)
+        name = intermediate_name(NETWORK, pod.container)
+        run(f"ip link set {name} down")
+        found = of_pod(plan(wish), pod)["egress"]
+        assert (found.verdict, "is down" in found.detail) == ("filter-missing", True)
+        assert of_pod(enforce(wish), pod)["egress"].verdict == "enforced"
+        assert "UP" in run(f"ip -br link show {name}").split()[-1]
 
 
 def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_on() -> None:

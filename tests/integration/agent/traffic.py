@@ -1,4 +1,4 @@
-"""A small TCP generator for limits: ``serve``, ``bulk`` and ``rr``; what arrives is counted where it arrives.
+"""A small generator for limits: ``serve``, ``bulk``, ``rr``, ``flood`` and ``trickle``; what arrives is counted where it arrives.
 
 Run as a program, so that each end can be in a network namespace of its own.
 """
@@ -31,25 +31,28 @@ def _answer(connection: socket.socket) -> None:
                 connection.sendall(data)
             return
         counts: dict[int, int] = {}
-        began = 0.0
         while data := connection.recv(CHUNK):
-            now = time.monotonic()
-            began = began or now
-            tenth = int((now - began) * 10)
+            tenth = int(time.monotonic() * 10)
             counts[tenth] = counts.get(tenth, 0) + len(data)
         connection.sendall(json.dumps(counts).encode())
 
 
 def bulk(address: str, port: int, seconds: float) -> None:
-    """Send for some seconds; print what arrived, in bytes by tenth of a second since the first byte."""
+    """Send for some seconds; print what arrived, in bytes by tenth of a second since sending began.
+
+    Both ends read the machine's one monotonic clock. A receiver that had to wait for a processor counts late, never early:
+    what is counted within a time has passed the limit within that time.
+    """
     with socket.create_connection((address, port), timeout=30) as connection:
+        began = time.monotonic()
         connection.sendall(b"B")
-        end = time.monotonic() + seconds
+        end = began + seconds
         block = b"x" * CHUNK
         while time.monotonic() < end:
             connection.sendall(block)
         connection.shutdown(socket.SHUT_WR)
-        print(b"".join(iter(lambda: connection.recv(CHUNK), b"")).decode())
+        counts = json.loads(b"".join(iter(lambda: connection.recv(CHUNK), b"")))
+        print(json.dumps({int(tenth) - int(began * 10): size for tenth, size in counts.items()}))
 
 
 def rr(address: str, port: int, seconds: float) -> None:
@@ -67,9 +70,28 @@ def rr(address: str, port: int, seconds: float) -> None:
         print(json.dumps(trips))
 
 
+def flood(address: str, port: int, seconds: float) -> None:
+    """Datagrams for some seconds at about 5 MB/s, whether anybody takes them or not."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for _ in range(35):
+                sender.sendto(b"x" * 1400, (address, port))
+            time.sleep(0.01)
+
+
+def trickle(address: str, port: int, seconds: float) -> None:
+    """Datagrams for some seconds at 10 KB/s: next to nothing, but never nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            sender.sendto(b"x" * 1000, (address, port))
+            time.sleep(0.1)
+
+
 if __name__ == "__main__":
     what, where, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if what == "serve":
         serve(where, number)
     else:
-        {"bulk": bulk, "rr": rr}[what](where, number, float(sys.argv[4]))
+        {"bulk": bulk, "rr": rr, "flood": flood, "trickle": trickle}[what](where, number, float(sys.argv[4]))

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.convert import convert
-from controller.flattened import read_documents
-from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup
+from controller.convert.spellings import convert
+from controller.convert.unindented import read_documents
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find
 from kubekit.errors import ApiError
@@ -161,6 +161,32 @@ async def test_pods_count_and_their_costs_are_judged(
         PODS, {**pod("b", near), "metadata": {**pod("b", near)["metadata"], "name": "b2"}}, Pod, namespace=namespace
     )
     await eventually(has(client, namespace, "CostsMet", "True", "1 of 1"))
+
+
+async def test_a_group_is_told_which_service_would_be_routed_nearer_until_it_is(
+    replica: Replica, client: Client, namespace: str, kwok: Program, make_node: MakeNode
+) -> None:
+    zones = {zone: f"{namespace}-{zone}" for zone in ("z1", "z2")}
+    for zone, node in zones.items():
+        await make_node(node, zone=zone, region="west")
+    await create(client, namespace, group({"a": "b", "b": ""}, members=4, cost=10_000))
+    selector = {"appgroup.diktyo.x-k8s.io.workload": "b"}
+    service = {"metadata": {"name": "b"}, "spec": {"selector": selector, "ports": [{"port": 80}]}}
+    await client.create(SERVICES, service, Object, namespace=namespace)
+    for workload in ("a", "b"):
+        for zone, node in zones.items():
+            body = pod(workload, node)
+            body["metadata"]["name"] = f"{workload}-{zone}"
+            await client.create(PODS, body, Pod, namespace=namespace)
+    text = f"Service {namespace}/b has no trafficDistribution: with PreferSameZone a call would take"
+    await eventually(has(client, namespace, "RoutedNear", "False", text))
+    await eventually(has(client, namespace, "Balanced", "True"))
+    near = {"spec": {"trafficDistribution": "PreferSameZone"}}
+    await client.patch(SERVICES, "b", near, Object, kind=MERGE_PATCH, namespace=namespace)
+    await eventually(has(client, namespace, "RoutedNear", "True"))
+    for name in ("b-z1", "a-z2"):
+        await client.delete(PODS, name, namespace=namespace, grace_period_s=0)
+    await eventually(has(client, namespace, "RoutedNear", "False", "has no replica in z1, where callers are"))
 
 
 def pod(workload: str, node: str) -> dict[str, Any]:

@@ -236,7 +236,17 @@ class Stage:
         }
         usage = {"source": "prometheus", "halfLifeS": 1, "prometheus": {"url": self.url, "queries": QUERIES}}
         policy.update(sections.pop("policy", {}))
-        return {"enabled": True, "intervalS": 1, "policy": policy, "usage": usage, "limits": FAST, **sections}
+        # A test is shorter than the minute that a pod is left alone, and some of its workloads have one pod.
+        protection = {"minPodAgeS": 0, "minReplicas": 1}
+        return {
+            "enabled": True,
+            "intervalS": 1,
+            "policy": policy,
+            "usage": usage,
+            "limits": FAST,
+            "protection": protection,
+            **sections,
+        }
 
     def start(self, **sections: Any) -> Replica:
         config = {"descheduler": self.config(**sections)}

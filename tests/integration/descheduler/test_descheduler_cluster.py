@@ -17,9 +17,8 @@ import yaml
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Move
 from controller.descheduler.evict import ApiEvictor
-from controller.descheduler.memory import Memory
+from controller.descheduler.memory import KEY, NAME, Memory
 from controller.descheduler.preview import preview
-from controller.descheduler.store import KEY, NAME
 from kubekit.client import Client
 from kubekit.conditions import find
 from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import KubekitError

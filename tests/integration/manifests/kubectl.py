@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,24 @@ class Kubectl:
     Args:
         binary: kubectl.
         kubeconfig: the credentials it uses; None for commands that need no cluster.
+        variables: further environment variables.
     """
 
-    def __init__(self, binary: Path, kubeconfig: Path | None) -> None:
-        self._binary, self._kubeconfig = binary, kubeconfig
+    def __init__(self, binary: Path, kubeconfig: Path | None, variables: Mapping[str, str] | None = None) -> None:
+        self.binary, self.kubeconfig, self._variables = binary, kubeconfig, dict(variables or {})
 
-    async def __call__(self, *arguments: str, stdin: str = "") -> str:
+    async def __call__(self, *arguments: str, stdin: str = "", ok_codes: Collection[int] = (0,)) -> str:
         """Run one command and return its output.
 
         Raises:
-            KubectlError: the exit code was not 0.
+            KubectlError: the exit code was none of ``ok_codes``.
         """
-        environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
-        if self._kubeconfig is not None:
-            environment["KUBECONFIG"] = str(self._kubeconfig)
+        environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **self._variables}
+        if self.kubeconfig is not None:
+            environment["KUBECONFIG"] = str(self.kubeconfig)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            str(self._binary), *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+            str(self.binary), *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
         )
         try:
             output, errors = await asyncio.wait_for(process.communicate(stdin.encode()), KUBECTL_TIMEOUT_S)
@@ -51,7 +52,7 @@ class Kubectl:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if process.returncode:
+        if process.returncode not in ok_codes:
             raise KubectlError(f"kubectl {' '.join(arguments)}: {errors.decode()}{output.decode()}")
         return output.decode()
 

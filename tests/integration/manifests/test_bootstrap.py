@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from controller.bootstrap import Bootstrap, BootstrapConfig
-from controller.resources import NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.reflector import Reflector
@@ -107,4 +107,4 @@ async def test_nothing_is_created_unasked(admin: Client, space: str) -> None:
 
 def test_name_that_no_object_can_have_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match=r"bootstrap.networkTopology"):
-        BootstrapConfig(network_topology="x" * 254).validate()
+        BootstrapConfig(network_topology="x" * 254).validate("bootstrap")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 import yaml
 
+from controller.cluster.graph import build_graph
+from controller.cluster.resources import AppGroup
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, KubectlError, established
@@ -50,15 +56,31 @@ async def _versions(kubectl: Kubectl) -> dict[str, str]:
     return dict(line.split("=") for line in text.split())
 
 
-@pytest.mark.parametrize(
-    "example", ["online-boutique", "redis-cluster", "cloud2edge/appgroup.yaml", "networktopology.yaml"]
-)
+@pytest.mark.parametrize("example", ["online-boutique", "redis-cluster", "cloud2edge", "networktopology.yaml"])
 async def test_example_applies_after_the_installation(kubectl: Kubectl, example: str) -> None:
     path = MANIFESTS / "examples" / example
     flag = "-k" if path.is_dir() else "-f"
     namespace = [] if example == "networktopology.yaml" else ["-n", "default"]
     said = await kubectl("apply", "--server-side", "--dry-run=server", *namespace, flag, str(path))
     assert "serverside-applied (server dry run)" in said
+
+
+async def test_the_first_appgroup_applies_as_its_page_says(kubectl: Kubectl, tmp_path: Path) -> None:
+    """The page's own files, by its own names, and the commands between them."""
+    text = (MANIFESTS.parent / "docs" / "first-appgroup.md").read_text()
+    for name, body in re.findall(r"```yaml\n# (\S+)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).write_text(body)
+    lines = re.findall(r"^kubectl ((?:create|apply) .*)$", text, re.MULTILINE)
+    commands = [shlex.split(line, comments=True) for line in lines]
+    assert len(commands) == 3
+    try:
+        for words in commands:
+            said = await kubectl(*[str(tmp_path / w) if w.endswith(".yaml") else w for w in words])
+            assert "created" in said
+        group = msgspec.json.decode(await kubectl("-n", "shop", "get", "appgroup", "shop", "-o", "json"), type=AppGroup)
+        assert build_graph(group.spec).faults == ()
+    finally:
+        await kubectl("delete", "namespace", "shop", "--ignore-not-found", "--wait=false")
 
 
 async def test_bandwidth_example_asks_for_the_same_rate_twice(kubectl: Kubectl) -> None:

@@ -86,7 +86,7 @@ async def test_nothing_is_defined_twice(kustomize: Kubectl, overlay: Path) -> No
     assert [name for name, count in names.items() if count > 1] == []
     by_hand: Counter[str] = Counter()
     for path in MANIFESTS.rglob("*.yaml"):
-        if path.name == "kustomization.yaml" or "examples" in path.parts:
+        if path.name == "kustomization.yaml" or {"examples", "helm"} & set(path.parts):
             continue
         for document in yaml.safe_load_all(path.read_text()):
             if document and "metadata" in document:
@@ -149,6 +149,7 @@ async def test_pods_keep_to_their_level_of_pod_security(kustomize: Kubectl, admi
     assert set(templates) == {
         "DaemonSet/netaware-agent",
         "Deployment/netaware-controller",
+        "Deployment/netaware-gate-opener",
         "Deployment/netaware-scheduler",
     }
     for name, template in templates.items():
@@ -237,13 +238,70 @@ async def test_enforce_differs_from_the_default_by_its_purpose_only(kustomize: K
     assert added <= {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
 
 
+async def test_components_of_traffic_add_one_flag_and_one_right(kustomize: Kubectl, tmp_path: Path) -> None:
+    up = Path(*[".."] * len(tmp_path.resolve().parts[1:]))
+    parts = [str(up / (MANIFESTS / "components" / name).relative_to("/")) for name in ("traffic", "measured-weights")]
+    overlay = str(up / (MANIFESTS / "overlays" / "default").relative_to("/"))
+    body = {"kind": "Kustomization", "resources": [overlay], "components": parts}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(body))
+    default, more = await kustomize.build(MANIFESTS / "overlays" / "default"), await kustomize.build(tmp_path)
+    plain, extra = (
+        pod_templates(documents)["DaemonSet/netaware-agent"]["spec"]["containers"][0]["args"]
+        for documents in (default, more)
+    )
+    assert extra == [*plain, "--traffic=conntrack"]
+    added = [d for d in more if d["metadata"]["name"] not in {one["metadata"]["name"] for one in default}]
+    assert {d["kind"] for d in added} == {"ClusterRole", "ClusterRoleBinding"}
+    (role,) = (d for d in added if d["kind"] == "ClusterRole")
+    wanted = {"apiGroups": ["appgroup.diktyo.x-k8s.io"], "resources": ["appgroups"], "verbs": ["patch"]}
+    assert role["rules"] == [wanted]
+
+
 async def test_namespace_of_every_object_is_ours(kustomize: Kubectl, overlay: Path) -> None:
     elsewhere = {
         f"{d['kind']}/{d['metadata']['namespace']}"
         for d in await kustomize.build(overlay)
         if d["metadata"].get("namespace", NAMESPACE) != NAMESPACE
     }
-    assert elsewhere <= {"RoleBinding/kube-system"}, "kube-scheduler's authentication needs it there"
+    assert elsewhere == set()
+
+
+async def test_any_namespace_is_one_line_of_a_kustomization(kustomize: Kubectl, overlay: Path, tmp_path: Path) -> None:
+    """``namespace:`` moves every object and every subject; policies tell our accounts by name and know their namespace."""
+    up = Path(*[".."] * len(tmp_path.resolve().parts[1:]))
+    body = {"kind": "Kustomization", "namespace": "elsewhere", "resources": [str(up / overlay.relative_to("/"))]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(body))
+    documents = await kustomize.build(tmp_path)
+    namespaces = {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]}
+    assert namespaces == {"elsewhere"}
+    assert [d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"] == ["elsewhere"]
+    for document in documents:
+        # kube-scheduler's file names the namespace of its Lease, and a flag of the Deployment goes before it; the
+        # descheduler's excludes ours, and the policy for evictions does so wherever we are.
+        if document["kind"] != "ConfigMap":
+            assert NAMESPACE not in yaml.safe_dump(document), document["metadata"]["name"]
+
+
+async def test_rights_to_write_pods_and_nodes_come_from_components(kustomize: Kubectl) -> None:
+    """What an overlay does not do its tokens cannot do."""
+    given: dict[str, set[str]] = {}
+    for name in OVERLAYS:
+        roles = [
+            d for d in await kustomize.build(MANIFESTS / "overlays" / name) if d["kind"] in {"Role", "ClusterRole"}
+        ]
+        given[name] = {
+            f"{verb} {resource}"
+            for role in roles
+            if role["metadata"]["name"] not in {"netaware-agent", "netaware-scheduler"}
+            for rule in role["rules"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+            if resource.startswith(("pods", "nodes")) and verb not in {"get", "list", "watch"}
+        }
+    places = {"patch pods", "patch pods/status"}
+    assert given.pop("descheduler") == places | {"create pods/eviction", "patch nodes/status"}
+    assert given.pop("observe-only") == given.pop("upstream-scheduler") == set()
+    assert set(map(frozenset, given.values())) == {frozenset(places)}
 
 
 def test_deschedulers_configuration_is_the_bases_and_one_section_more() -> None:

@@ -19,8 +19,10 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from agent.bandwidth.cilium import Cilium, read_cilium
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from kubekit.client import Client
+from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
 from lab.controlplane import KWOK_ANNOTATION, ControlPlane, free_ports
@@ -28,8 +30,9 @@ from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents,
 
 # The default, and the descheduler's rights on top.
 OVERLAY = MANIFESTS / "overlays" / "descheduler"
-CENTRAL = ("netaware-controller", "netaware-scheduler")
+CENTRAL = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
 ACCOUNTS = ("netaware-agent", *CENTRAL)
+CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -50,9 +53,12 @@ RARE = {
     ("netaware-agent", "events.k8s.io", "events", "create"): "a verdict on a pod's limit changed",
     ("netaware-agent", "events.k8s.io", "events", "patch"): "the same event again",
     ("netaware-controller", "", "pods", "patch"): "a gate is opened",
+    ("netaware-controller", "", "pods/status", "patch"): "a pod is nominated",
     ("netaware-controller", "", "configmaps", "delete"): "a zone is gone, and so is its plan",
     ("netaware-controller", "events.k8s.io", "events", "patch"): "the same event again",
     ("netaware-controller", "", "pods/eviction", "create"): "a pod is moved",
+    ("netaware-gate-opener", "", "pods", "patch"): "a gate is overdue, and no controller opens it",
+    ("netaware-scheduler", "", "configmaps", "list"): "a kube-scheduler that does not stream lists yet",
     ("netaware-controller", "", "nodes/status", "patch"): "a node was hot, and the condition Overutilized says it",
 }
 
@@ -152,7 +158,8 @@ async def _start(running: Running, folder: Path) -> None:
     kubeconfigs = {
         account: await _kubeconfig(running, account, await _pod_of(running.admin, account)) for account in CENTRAL
     }
-    for account, (verb, port) in zip(CENTRAL, (("manager", 0), ("extender", extender_port)), strict=True):
+    verbs = (("manager", 0), ("extender", extender_port), ("gate-opener", 0))
+    for account, (verb, port) in zip(CENTRAL, verbs, strict=True):
         argv = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfigs[account]}"]
         argv += [f"--listen=127.0.0.1:{port}", f"--config={folder / 'config.yaml'}", f"--namespace={NAMESPACE}"]
         running.plane.programs.start(verb, argv)
@@ -284,6 +291,16 @@ async def test_demo_workload_is_placed_whole(running: Running) -> None:
     await until(placed, "eleven pods to be bound")
 
 
+async def test_an_agent_may_read_ciliums_configuration(running: Running) -> None:
+    pod = await _pod_of(running.admin, "netaware-agent", "rights-a")
+    kubeconfig = await _kubeconfig(running, "netaware-agent", pod)
+    async with Client(load_cluster(str(kubeconfig))) as agent:
+        assert await read_cilium(agent) == Cilium()
+        body = {"metadata": {"name": "cilium-config"}, "data": {"enable-bandwidth-manager": "true"}}
+        await running.admin.create(CONFIGMAPS, body, ConfigMap, namespace="kube-system")
+        assert await read_cilium(agent) == Cilium(installed=True, limits=True)
+
+
 async def test_nothing_was_refused(running: Running) -> None:
     running.witness.read()
     assert running.witness.used
@@ -309,6 +326,8 @@ def _idle(running: Running, given: set[Use]) -> list[Use]:
     used = {use for use in running.witness.used if use.verb != "get" or use in given}
     # A list and a watch of one object are authorised as such; server-side apply of a new object needs create and patch.
     idle = {use for use in given - used if (use.account, use.group, use.resource, use.verb) not in RARE}
+    # What is mirrored is listed by a watch, but for API servers that do not stream lists yet.
+    idle -= {use for use in idle if use.verb == "list" and Use(use.account, use.group, use.resource, "watch") in used}
     idle -= {use for use in idle if use.verb == "create" and Use(use.account, use.group, use.resource, "patch") in used}
     return sorted(idle)
 
@@ -316,12 +335,20 @@ def _idle(running: Running, given: set[Use]) -> list[Use]:
 async def test_uninstalling_as_documented_leaves_nothing(running: Running) -> None:
     """The last test of this file: agents take back what they wrote, then one command deletes the rest."""
     for program in list(running.plane.programs):
-        if program.name.startswith("agent-") or program.name in {"manager", "extender", "netaware-scheduler"}:
+        if program.name.startswith("agent-") or program.name in CENTRAL_PROGRAMS:
             await running.plane.programs.stop(program)
     for node in PLACES:
         pod = await _pod_of(running.admin, "netaware-agent", node)
         kubeconfig = await _kubeconfig(running, "netaware-agent", pod)
-        argv = [sys.executable, "-m", "agent", "run", "--cleanup", f"--node-name={node}", f"--kubeconfig={kubeconfig}"]
+        argv = [
+            sys.executable,
+            "-m",
+            "agent",
+            "run",
+            "--cleanup=once",
+            f"--node-name={node}",
+            f"--kubeconfig={kubeconfig}",
+        ]
         process = await asyncio.create_subprocess_exec(*argv)
         assert await asyncio.wait_for(process.wait(), 30) == 0
         left = await running.admin.get(NODES, node, Node)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import NAMESPACES, NODES, Node, Object

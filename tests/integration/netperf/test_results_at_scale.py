@@ -26,6 +26,7 @@ from netperf.results import (
     decode_results,
     encode_samples,
     merge_patch,
+    planned_keys,
     removal_patch,
     sample_key,
     size_bytes,
@@ -182,7 +183,7 @@ async def test_a_hundred_zones_share_the_results_without_loss(
 ) -> None:
     nodes = cluster(zones=100, nodes_per_zone=100)
     places = places_of(nodes)
-    before = plan_pairs(nodes, PlanOptions(), None, NOW_S)
+    before = plan_pairs(nodes, PlanOptions(node_pairs=1), None, NOW_S)
     await write_plans(client, namespace, None, before)
     plans = await read_plans(client, namespace, before.zones, places)
     assert plans == before.zones
@@ -209,7 +210,7 @@ async def test_a_hundred_zones_share_the_results_without_loss(
     assert largest_results < MIB
 
     victim = plans["zone-050"].probes[0].origin.node
-    after = plan_pairs([node for node in nodes if node.name != victim], PlanOptions(), plans, NOW_S)
+    after = plan_pairs([node for node in nodes if node.name != victim], PlanOptions(node_pairs=1), plans, NOW_S)
     rewritten = await write_plans(client, namespace, before, after)
     assert set(rewritten) == plans_with(victim, plans.values())
     moved = {p for zone in after.zones for p in set(plans[zone].probes) ^ set(after.zones[zone].probes)}
@@ -231,7 +232,7 @@ async def test_a_hundred_zones_share_the_results_without_loss(
 
 async def test_a_node_that_dies_touches_only_its_own_pairs_while_others_write(client: Client, namespace: str) -> None:
     nodes = cluster(zones=20, nodes_per_zone=10)
-    before = plan_pairs(nodes, PlanOptions(), None, NOW_S)
+    before = plan_pairs(nodes, PlanOptions(node_pairs=1), None, NOW_S)
     await write_plans(client, namespace, None, before)
     shards = {plan.results for plan in before.zones.values()}
     for shard in shards:
@@ -239,7 +240,7 @@ async def test_a_node_that_dies_touches_only_its_own_pairs_while_others_write(cl
     old = await one_round(client, namespace, before.zones.values(), 1)
 
     victim = before.zones["zone-005"].probes[0].origin.node
-    after = plan_pairs([n for n in nodes if n.name != victim], PlanOptions(), before.zones, NOW_S)
+    after = plan_pairs([n for n in nodes if n.name != victim], PlanOptions(node_pairs=1), before.zones, NOW_S)
     touched = plans_with(victim, before.zones.values())
     assert set(await write_plans(client, namespace, before, after)) == touched
     assert 1 <= len(touched) <= 4
@@ -248,7 +249,7 @@ async def test_a_node_that_dies_touches_only_its_own_pairs_while_others_write(cl
         await client.patch(
             CONFIGMAPS,
             shard,
-            removal_patch(vanished_keys(part, after.zones.values())),
+            removal_patch(vanished_keys(part, planned_keys(after.zones.values()))),
             Object,
             namespace=namespace,
         )

@@ -9,10 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from controller.caches import Caches
+from controller.cluster.caches import Caches
 from controller.page.config import PageConfig
 from controller.page.server import Page
-from controller.scheduler.config import NetworkOverheadArgs
+from controller.scheduler.config import SchedulerConfig
+from controller.topology.results import ResultsMirror
 from kubekit.client import Client
 from kubekit.http import Server
 from netperf.policy import CostPolicy
@@ -25,10 +26,14 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
     """Run a page for the time of the block; its URL."""
     registry = CollectorRegistry()
     caches = Caches(client, namespace)
-    page = Page(client, caches, config, registry, namespace=namespace, policy=CostPolicy(), rules=NetworkOverheadArgs())
+    results = ResultsMirror(client, namespace)
+    policy, scheduler = CostPolicy(), SchedulerConfig()
+    page = Page(
+        caches, results, config, registry, namespace=namespace, policy=policy, scheduler=scheduler, client=client
+    )
     server = Server("127.0.0.1:0", registry=registry)
     page.add_routes(server.app)
-    tasks = [asyncio.ensure_future(work) for work in (*caches.tasks().values(), page.run())]
+    tasks = [asyncio.ensure_future(work) for work in (*caches.tasks().values(), results.run(), page.run())]
     try:
         async with server.running() as address:
             await asyncio.wait_for(caches.settle(), 20)

@@ -21,9 +21,17 @@ from lab.controlplane import ControlPlane, free_ports
 from lab.programs import Program
 from lab.scheduling import build_config
 from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.scheduler.conftest import Lead, Serve, create_group, create_pod, set_costs, until_bound
+from tests.integration.scheduler.conftest import (
+    DEADLINE_S,
+    Lead,
+    Serve,
+    create_group,
+    create_pod,
+    set_costs,
+    until_bound,
+)
 
-pytestmark = pytest.mark.usefixtures("kwok", "crds")
+pytestmark = [pytest.mark.usefixtures("kwok", "crds"), pytest.mark.timeout(600)]
 
 COUNT, BEFORE = 16, 4
 
@@ -43,7 +51,7 @@ async def extender_process(plane: ControlPlane) -> AsyncIterator[tuple[Program, 
     program = plane.programs.start(f"extender-{uuid.uuid4().hex[:6]}", argv)
     url = f"http://127.0.0.1:{port}"
     try:
-        async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+        async with aiohttp.ClientSession() as session, asyncio.timeout(DEADLINE_S):
             while not await _is_ready(session, url):
                 await asyncio.sleep(0.1)
         yield program, url
@@ -82,7 +90,7 @@ async def test_an_extender_lost_in_the_middle_of_scheduling_keeps_no_pod_waiting
             if i == COUNT // 2:
                 await until_bound(client, namespace, *names[:BEFORE])
                 os.kill(program.pid, number)
-        assert len(await until_bound(client, namespace, *names, deadline_s=60)) == COUNT
+        assert len(await until_bound(client, namespace, *names)) == COUNT
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.bandwidth.cni import find_network
+from agent.bandwidth.cni import Network, read_network
 from agent.bandwidth.locate import find_processes, own_index, parse_cgroup
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
@@ -91,5 +91,5 @@ def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None
     (tmp_path / "20-calico.conflist").write_text('{"name": "k8s-pod-network", "plugins": []}')
     (tmp_path / "30-other.conf").write_text('{"name": "other"}')
     (tmp_path / "00-readme.txt").write_text('{"name": "no"}')
-    assert find_network(tmp_path) == "k8s-pod-network"
-    assert find_network(tmp_path / "missing") == ""
+    assert read_network(tmp_path).name == "k8s-pod-network"
+    assert read_network(tmp_path / "missing") == Network()

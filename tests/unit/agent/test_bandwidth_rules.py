@@ -5,8 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.bandwidth.annotations import Direction, PodWish, Wish
+from agent.bandwidth.cilium import Cilium, parse_cilium
+from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.rules import Policy, find_device, intermediate_name, plan_limits
 from agent.bandwidth.state import (
+    LAST_PRIORITY,
     ROOT,
     BandwidthPlan,
     BandwidthSnapshot,
@@ -17,12 +21,14 @@ from agent.bandwidth.state import (
     LimitEgress,
     LimitIngress,
     Location,
+    Program,
     Qdisc,
     RemoveDevice,
     Unlimit,
 )
 from agent.bandwidth.tbf import Shape, bounded_shape, plugin_shape
-from agent.bandwidth.wanted import PodWish, Wish
+from agent.bandwidth.traffic_control import plugin_htb
+from agent.bandwidth.view import pod_ends
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 SANDBOX = "a" * 64
@@ -69,7 +75,9 @@ def plan(
 ) -> BandwidthPlan:
     locations = {wish.uid: location} if location is not None else {}
     kernel = KernelState(devices=devices, qdiscs=qdiscs, filters=filters)
-    return plan_limits(BandwidthSnapshot(pods=(wish,), locations=locations, kernel=kernel, network=NETWORK), policy)
+    return plan_limits(
+        BandwidthSnapshot(pods=(wish,), locations=locations, kernel=kernel, network=Network(NETWORK)), policy
+    )
 
 
 def only(found: BandwidthPlan) -> Judgement:
@@ -100,7 +108,7 @@ def test_without_a_bucket_a_limit_is_missing_and_enforcing_sets_it() -> None:
 def test_a_bucket_of_ours_is_enforced_and_nothing_is_left_to_do() -> None:
     found = plan(pod(ingress=RATE), qdiscs=(tbf(VETH, bounded_shape(RATE, 1500)),))
     judgement = only(found)
-    assert (judgement.verdict, judgement.rate_bytes_per_s, judgement.queue_s) == ("enforced", RATE // 8, 0.05)
+    assert (judgement.verdict, judgement.rate_bytes_per_s, judgement.queue_s) == ("enforced", RATE // 8, 0.04)
     assert found.actions == ()
 
 
@@ -217,16 +225,153 @@ CILIUM = (
 )
 
 
-def test_ciliums_bandwidth_manager_is_an_enforcer() -> None:
-    paced = Qdisc(device=UPLINK, kind="fq", handle=0x80010000, parent=ROOT)
-    found = plan(pod(egress=RATE), devices=CILIUM, qdiscs=(paced,))
-    assert (only(found).verdict, found.actions) == ("other-enforcer", ())
+@pytest.mark.parametrize(
+    ("root", "below", "verdict"),
+    [
+        ("prio", "tbf", "other-enforcer"),
+        ("prio", "", "other-enforcer"),
+        ("mq", "htb", "other-enforcer"),
+        ("mq", "fq_codel", "missing"),
+        ("fq", "", "missing"),
+    ],
+)
+def test_a_tree_that_somebody_built_is_not_replaced(root: str, below: str, verdict: str) -> None:
+    """A bucket in one band of prio is a limit of somebody's; a replaced root would take it away."""
+    qdiscs = [Qdisc(device=VETH, kind=root, handle=0x50000, parent=ROOT), ingress_qdisc()]
+    if below:
+        qdiscs.append(Qdisc(device=VETH, kind=below, handle=0x60000, parent=0x50001))
+    found = plan(pod(ingress=RATE), qdiscs=tuple(qdiscs))
+    assert only(found).verdict == verdict
+    assert bool(found.actions) is (verdict == "missing")
 
 
-def test_cilium_without_its_bandwidth_manager_enforces_nothing_and_we_cannot_either() -> None:
-    found = plan(pod(egress=RATE), devices=CILIUM)
+FQ = Qdisc(device=UPLINK, kind="fq", handle=0x80010000, parent=ROOT)
+ON = parse_cilium({"enable-bandwidth-manager": "true", "routing-mode": "native"})
+OFF = parse_cilium({"enable-bandwidth-manager": "false"})
+HIDDEN = Cilium(unknown="ConfigMap kube-system/cilium-config: 403 Forbidden")
+NETKIT = (*CILIUM[:2], Device(index=VETH, name="lxc12ab34cd", kind="netkit", namespace_id=7, peer=3))
+CHAINED = (*CILIUM[:2], Device(index=VETH, name="eni12ab34cd", kind="veth", namespace_id=7, peer=3))
+AWS = Network(NETWORK, ("aws-cni", "egress-cni", "cilium-cni"))
+
+
+@pytest.mark.parametrize(
+    ("devices", "cilium", "qdiscs", "network", "verdict", "evidence"),
+    [
+        # The manager is on, whatever carries fq (a bond's slaves, or nothing that we see) and whatever devices are called.
+        (CILIUM, ON, (), Network(NETWORK), "other-enforcer", "enable-bandwidth-manager: true"),
+        (NETKIT, ON, (FQ,), Network(NETWORK), "other-enforcer", "enable-bandwidth-manager: true"),
+        (CHAINED, ON, (), AWS, "other-enforcer", "enable-bandwidth-manager: true"),
+        # It is off, though net.core.default_qdisc=fq.
+        (CILIUM, OFF, (FQ,), Network(NETWORK), "missing", "bandwidth manager is off"),
+        (NETKIT, OFF, (), Network(NETWORK), "missing", "bandwidth manager is off"),
+        # Its configuration cannot be read: unknown.
+        (CILIUM, HIDDEN, (FQ,), Network(NETWORK), "other-enforcer", "unknown: whether Cilium limits cannot be told"),
+        (CILIUM, Cilium(), (), Network(NETWORK), "other-enforcer", "there is no cilium-config"),
+    ],
+)
+def test_ciliums_configuration_decides_and_nothing_is_set_beside_it(
+    devices: tuple[Device, ...],
+    cilium: Cilium,
+    qdiscs: tuple[Qdisc, ...],
+    network: Network,
+    verdict: str,
+    evidence: str,
+) -> None:
+    kernel = KernelState(devices=devices, qdiscs=qdiscs)
+    snapshot = BandwidthSnapshot(
+        pods=(pod(RATE, RATE),), locations={UID: LOCATION}, kernel=kernel, network=network, cilium=cilium
+    )
+    found = plan_limits(snapshot, ENFORCE)
+    assert [(j.verdict, evidence in j.detail) for j in found.judgements] == [(verdict, True)] * 2
+    assert found.actions == ()
+
+
+def test_cilium_chained_behind_another_plugin_without_its_manager_leaves_buckets_to_us() -> None:
+    kernel = KernelState(devices=CHAINED)
+    snapshot = BandwidthSnapshot(pods=(pod(RATE),), locations={UID: LOCATION}, kernel=kernel, network=AWS, cilium=OFF)
+    assert [type(action) for action in plan_limits(snapshot, ENFORCE).actions] == [LimitIngress]
+
+
+def test_beside_ipsec_ciliums_manager_is_off_whatever_is_asked_for() -> None:
+    assert not parse_cilium({"enable-bandwidth-manager": "true", "enable-ipsec": "true"}).limits
+
+
+CALI = (DEVICES[0], Device(index=VETH, name="cali12ab34cd", kind="veth", namespace_id=7, peer=3))
+BWCALI = Device(index=PIPE, name="bwcali0123456789"[:15], kind="ifb")
+
+
+def felix_shape(rate_bps: int, burst_bits: int) -> Shape:
+    """``GetTBFValues`` of felix/dataplane/linux/qos/qos.go, in its own steps."""
+    rate, burst = rate_bps // 8, burst_bits // 8
+    time_us = min(int(burst * 1e6 / rate), 2**32 - 1)
+    buffer = min(int(time_us * 15.625), 2**32 - 1)
+    return Shape(
+        rate_bytes_per_s=rate, buffer_ticks=buffer, limit_bytes=min(int(rate * 25_000 / 1e6 + buffer), 2**32 - 1)
+    )
+
+
+@pytest.mark.parametrize("burst_bits", [4_294_967_296, 80_000])
+def test_felixs_limits_are_its_own_with_their_evidence_and_are_never_rewritten(burst_bits: int) -> None:
+    shape = felix_shape(RATE, burst_bits)
+    found = plan(
+        pod(RATE, RATE),
+        devices=(*CALI, BWCALI),
+        qdiscs=(tbf(VETH, shape), tbf(PIPE, shape), ingress_qdisc()),
+        filters=(redirect(),),
+        policy=Policy(enforce=True, repair_burst=True),
+    )
+    seen = {j.direction: j for j in found.judgements}
+    assert [j.verdict for j in found.judgements] == ["other-enforcer"] * 2
+    assert "Felix's formula" in seen["ingress"].detail
+    assert BWCALI.name in seen["egress"].detail
+    assert seen["egress"].rate_bytes_per_s == RATE // 8
+    assert found.actions == ()
+
+
+def test_where_felix_limits_others_but_not_this_pod_the_limit_is_missing_and_not_ours_to_set() -> None:
+    found = plan(pod(RATE), devices=(*CALI, BWCALI))
     assert (only(found).verdict, found.actions) == ("missing", ())
-    assert "bandwidth manager is off" in only(found).detail
+    assert "would remove ours" in only(found).detail
+
+
+def test_the_plugins_buckets_behind_calico_are_the_plugins() -> None:
+    found = plan(pod(RATE), devices=CALI, qdiscs=(tbf(VETH, plugin_shape(RATE, 100_000)),))
+    assert only(found).verdict == "enforced"
+
+
+def test_what_open_vswitch_limits_is_unknown_unless_the_bandwidth_plugin_is_chained() -> None:
+    port = msgspec.structs.replace(DEVICES[1], master=9)
+    devices = (DEVICES[0], port, Device(index=9, name="ovs-system", kind="openvswitch"))
+    found = plan(pod(RATE), devices=devices)
+    assert (only(found).verdict, found.actions) == ("other-enforcer", ())
+    assert only(found).detail.startswith("unknown: ")
+    kernel = KernelState(devices=devices)
+    network = Network("antrea", ("antrea", "portmap", "bandwidth"))
+    snapshot = BandwidthSnapshot(pods=(pod(RATE),), locations={UID: LOCATION}, kernel=kernel, network=network)
+    assert [j.verdict for j in plan_limits(snapshot, ENFORCE).judgements] == ["missing"]
+
+
+def test_the_plugins_htb_is_its_limit_and_is_displaced_when_the_annotation_changes() -> None:
+    classes = {0x10001: (10**11, 0), 0x10030: (RATE // 8, 1_000_000)}
+    root = Qdisc(device=VETH, kind="htb", handle=0x10000, parent=ROOT, default_class=0x30)
+    shape = plugin_htb(root, classes, DEVICES[1])
+    root = msgspec.structs.replace(root, shape=shape)
+    assert only(plan(pod(RATE), qdiscs=(root,))).verdict == "enforced"
+    (action,) = plan(pod(5 * RATE), qdiscs=(root,)).actions
+    assert action == LimitIngress(VETH, "veth12ab", bounded_shape(5 * RATE, 1500), displaces=True)
+    # Of anybody else's HTB nothing is known.
+    assert plugin_htb(root, {**classes, 0x10002: (1, 1)}, DEVICES[1]) is None
+    assert plugin_htb(msgspec.structs.replace(root, handle=0x20000), classes, DEVICES[1]) is None
+    partly = plugin_htb(msgspec.structs.replace(root, default_class=1), classes, DEVICES[1])
+    assert "shapedSubnets" in only(plan(pod(RATE), qdiscs=(msgspec.structs.replace(root, shape=partly),))).detail
+
+
+def test_the_runtimes_cache_names_container_and_network_where_cgroups_mislead() -> None:
+    attachment = Attachment(container="b" * 64, network="delegate-net")
+    location = msgspec.structs.replace(LOCATION, sandbox="b" * 64, attachment=attachment)
+    (action,) = plan(pod(egress=RATE), location=location).actions
+    assert isinstance(action, LimitEgress)
+    assert action.through == intermediate_name("delegate-net", "b" * 64)
 
 
 def test_policing_filters_and_redirects_elsewhere_are_somebody_elses() -> None:
@@ -234,6 +379,56 @@ def test_policing_filters_and_redirects_elsewhere_are_somebody_elses() -> None:
     assert only(plan(pod(egress=RATE), qdiscs=(ingress_qdisc(),), filters=(police,))).verdict == "other-enforcer"
     found = plan(pod(egress=RATE), qdiscs=(ingress_qdisc(),), filters=(redirect(to=UPLINK),))
     assert (only(found).verdict, found.actions) == ("other-enforcer", ())
+
+
+FOREIGN = Filter(device=VETH, kind="bpf", name="tc_cls_egress", priority=10)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        {"filters": (FOREIGN,)},
+        {"filters": (msgspec.structs.replace(FOREIGN, hook="sent"),)},
+        {"programs": (Program(device=VETH, kind="tcx", hook="received", ids=(7, 8)),)},
+        {"programs": (Program(device=VETH, kind="tcx", hook="sent", ids=(7,)),)},
+    ],
+)
+def test_where_others_attached_something_nothing_is_set_and_the_evidence_is_told(stranger: dict[str, object]) -> None:
+    kernel = KernelState(devices=DEVICES, qdiscs=(ingress_qdisc(kind="clsact"),), **stranger)  # type: ignore[arg-type]
+    snapshot = BandwidthSnapshot(
+        pods=(pod(RATE, RATE),), locations={UID: LOCATION}, kernel=kernel, network=Network(NETWORK)
+    )
+    found = plan_limits(snapshot, ENFORCE)
+    seen = {judgement.direction: judgement for judgement in found.judgements}
+    hook = next(iter(stranger.values()))[0].hook  # type: ignore[index]
+    pair: tuple[Direction, Direction] = ("egress", "ingress") if hook == "received" else ("ingress", "egress")
+    theirs, free = pair
+    assert (seen[theirs].verdict, seen[free].verdict) == ("other-enforcer", "missing")
+    evidence = "a bpf filter tc_cls_egress with preference 10" if "filters" in stranger else "tcx program"
+    assert evidence in seen[theirs].detail
+    assert [type(action) for action in found.actions] == [LimitIngress if free == "ingress" else LimitEgress]
+
+
+def test_a_redirect_of_ours_gives_way_to_filters_that_it_would_take_packets_from() -> None:
+    parts = plugin_egress(bounded_shape(RATE, 1500))
+    devices = (*DEVICES, msgspec.structs.replace(PIPE_DEVICE, alias=f"netaware:{UID}"))
+    late = msgspec.structs.replace(redirect(), priority=LAST_PRIORITY)
+    withdrawn = plan(pod(egress=RATE), devices=devices, qdiscs=parts["qdiscs"], filters=(redirect(), FOREIGN))  # type: ignore[arg-type]
+    assert withdrawn.actions == (Unlimit(VETH, "veth12ab", "egress", IFB),)
+    stays = plan(pod(egress=RATE), devices=devices, qdiscs=parts["qdiscs"], filters=(late, FOREIGN))  # type: ignore[arg-type]
+    assert (only(stays).verdict, stays.actions) == ("enforced", ())
+    assert "tc_cls_egress" in only(stays).detail
+
+
+def test_pods_that_claim_one_cgroup_get_a_verdict_that_says_so_and_nothing_is_done() -> None:
+    first, second = pod(RATE, uid="u1", cgroup_uid="hash"), pod(RATE, uid="u2", cgroup_uid="hash", name="q")
+    kernel = KernelState(devices=DEVICES)
+    snapshot = BandwidthSnapshot(
+        pods=(first, second), locations={"u1": LOCATION}, kernel=kernel, network=Network(NETWORK)
+    )
+    found = plan_limits(snapshot, ENFORCE)
+    assert [(j.verdict, "claimed by" in j.detail) for j in found.judgements] == [("invalid", True)] * 2
+    assert found.actions == ()
 
 
 def test_pods_without_a_network_or_a_veth_are_not_applicable() -> None:
@@ -285,14 +480,23 @@ def test_intermediate_devices_of_ours_go_with_their_pod_and_others_stay() -> Non
     found = plan(
         pod(), devices=(*DEVICES, ours, theirs, used, living), filters=(redirect(to=32),), qdiscs=(ingress_qdisc(),)
     )
-    assert found.actions == (RemoveDevice(PIPE, IFB),)
+    assert found.actions == (RemoveDevice(PIPE, IFB), RemoveDevice(33, "bwp0000000000bb"))
+
+
+def test_an_intermediate_device_that_the_next_repair_would_use_stays() -> None:
+    half_done = msgspec.structs.replace(PIPE_DEVICE, alias=f"netaware:{UID}")
+    found = plan(pod(egress=RATE), devices=(*DEVICES, half_done))
+    assert [type(action) for action in found.actions] == [LimitEgress]
+    # Nor is one removed of a pod whose sandbox is not known just now.
+    assert plan(pod(egress=RATE), devices=(*DEVICES, half_done), location=None).actions == ()
 
 
 def test_of_several_networks_the_one_with_eth0_counts() -> None:
     first = Device(index=40, name="veth-a", kind="veth", namespace_id=7, peer=5)
     second = Device(index=41, name="veth-b", kind="veth", namespace_id=7, peer=3)
-    devices = {40: first, 41: second}
-    assert find_device(Location(pid=1, namespace_id=7, own_index=5), devices) == first
-    assert find_device(Location(pid=1, namespace_id=7, own_index=3), devices) == second
-    assert find_device(Location(pid=1, namespace_id=7), devices) == second
-    assert find_device(Location(pid=1, namespace_id=8), devices) is None
+    elsewhere = Device(index=42, name="veth-c", kind="veth", namespace_id=8, peer=5)
+    ends = pod_ends((first, second, elsewhere, Device(index=43, name="ifb0", kind="ifb", namespace_id=9)))
+    assert find_device(Location(pid=1, namespace_id=7, own_index=5), ends) == first
+    assert find_device(Location(pid=1, namespace_id=7, own_index=3), ends) == second
+    assert find_device(Location(pid=1, namespace_id=7), ends) == second
+    assert find_device(Location(pid=1, namespace_id=9), ends) is None

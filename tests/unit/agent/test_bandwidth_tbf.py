@@ -96,3 +96,8 @@ def test_a_single_large_segment_is_never_too_large_a_burst() -> None:
 
 def test_a_bucket_smaller_than_a_frame_blocks_everything() -> None:
     assert blocks_everything(Shape(rate_bytes_per_s=1_250_000, buffer_ticks=10_000, limit_bytes=10**6), MTU)
+
+
+def test_limits_of_the_edition_before_are_still_known_as_ours() -> None:
+    assert is_bounded(bounded_shape(50_000_000, 1500, 0.050), 1500)
+    assert not is_bounded(bounded_shape(50_000_000, 1500, 0.060), 1500)

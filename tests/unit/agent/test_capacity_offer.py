@@ -44,7 +44,8 @@ def test_the_order_of_trust() -> None:
             (40 * G, "node-label"),
         ),
         (node(None, **labels), config(capacity_by_type={"m5.large": 5 * G}), 7 * G, (5 * G, "instance-type")),
-        (node(None, **labels), config(), 7 * G, (10 * G, "hardware")),
+        (node(None, **labels), config(), 7 * G, (750_000_000, "instance-type")),
+        (node(None, pool="fast"), config(), 7 * G, (10 * G, "hardware")),
     ):
         offer = make_offer(given, conf, HARDWARE, measured)
         assert (offer.rate_bps, offer.source) == expected
@@ -81,3 +82,26 @@ def test_noise_in_measured_throughput_does_not_move_the_offer() -> None:
         peak = remember_peak(peak, throughput)
     assert peak == 9_400_000_000
     assert remember_peak(peak, 9.55e9) == 9_500_000_000
+
+
+@pytest.mark.parametrize(
+    ("type_", "rate_bps", "source"),
+    [
+        # Burstable types count with their baseline.
+        ("t3.medium", 256_000_000, "Amazon EC2 t3.medium"),
+        ("p5.48xlarge", 3_200 * G, "DescribeInstanceTypes"),
+        ("Standard_D4s_v5", 12_500_000_000, "learn.microsoft.com"),
+    ],
+)
+def test_a_type_that_its_cloud_describes_is_known_without_a_file_with_date_and_source(
+    type_: str, rate_bps: int, source: str
+) -> None:
+    labels = {"node.kubernetes.io_instance-type": type_}
+    offer = make_offer(node(None, **labels), config(), NOTHING, None)
+    assert (offer.rate_bps, offer.source) == (rate_bps, "instance-type")
+    assert source in offer.explanation
+    assert "2026-" in offer.explanation
+    assert (
+        make_offer(node(None, **{"node.kubernetes.io_instance-type": "k3s"}), config(), NOTHING, None).source
+        == "unknown"
+    )

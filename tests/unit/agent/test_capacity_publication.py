@@ -7,9 +7,9 @@ import pytest
 
 from agent.capacity.offer import Offer
 from agent.capacity.publication import Writes, has_kubelet, plan_withdrawal, plan_writes
-from agent.names import BANDWIDTH
 from agent.node import NodeInfo, OwnNode, OwnNodeStatus
 from kubekit.wire import Condition, ObjectMeta
+from netperf.contract import BANDWIDTH
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"

@@ -14,10 +14,10 @@ from agent.capacity.offer import Finding
 from agent.capacity.publisher import Publisher
 from agent.config import AgentConfig
 from agent.errors import KernelError
-from agent.names import BANDWIDTH
 from agent.node import NodeInfo, NodeView, OwnNode, OwnNodeStatus
 from kubekit.errors import UnreachableError
 from kubekit.wire import Condition, ObjectMeta, Resource
+from netperf.contract import BANDWIDTH
 
 T = TypeVar("T")
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]

@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.capacity.links import Link, LinkSnapshot, Route
+from agent.capacity.links import Link, LinkSnapshot, Machine, Route
 from agent.capacity.offer import Finding
 from agent.capacity.rules import find_capacity
+from agent.capacity.sysfs import read_machine
 
 RECORDINGS = Path(__file__).parent / "recordings"
 G = 10**9
@@ -100,6 +101,48 @@ def test_a_failover_of_an_active_backup_bond_changes_the_capacity() -> None:
     assert find_capacity(snapshot(bond(1), *slaves)) == Finding(
         None, "bond0 (active-backup) has no active slave", ("a", "b")
     )
+
+
+def test_only_ports_of_the_active_aggregator_of_an_lacp_bond_carry_traffic() -> None:
+    lacp = msgspec.structs.replace(bond(4), aggregator=1)
+    ports = [
+        msgspec.structs.replace(nic(index, name, 25_000, master=2), aggregator=aggregator)
+        for index, name, aggregator in ((3, "a", 1), (4, "b", 1), (5, "c", 2))
+    ]
+    found = find_capacity(snapshot(lacp, *ports))
+    assert (found.rate_bps, found.devices) == (50 * G, ("a", "b"))
+    # Kernels that do not say count every port, as before.
+    assert find_capacity(snapshot(bond(4), *(nic(i, str(i), 25_000, master=2) for i in (3, 4)))).rate_bps == 50 * G
+
+
+def test_inside_a_virtual_machine_a_ports_speed_is_not_the_guests() -> None:
+    guest = Machine(vendor="Amazon EC2", product="m5.large", hypervisor="the processor says so")
+    function = msgspec.structs.replace(nic(2, "ens5", 100_000), driver="mlx5_core", physical_function="?")
+    found = find_capacity(LinkSnapshot(links=(function,), routes=(Route(device=2),), machine=guest))
+    assert (found.rate_bps, found.devices) == (None, ("ens5",))
+    assert "inside a virtual machine" in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vendor", "product", "virtual"),
+    [
+        ("flags\t\t: fpu vme hypervisor lahf_lm\n\nprocessor : 1\n", "Dell Inc.", "PowerEdge R650", True),
+        ("flags\t\t: fpu vme lahf_lm\n", "Dell Inc.", "PowerEdge R650", False),
+        ("Features\t: fp asimd\n", "Amazon EC2", "c7g.large", True),
+        ("Features\t: fp asimd\n", "Amazon EC2", "c7g.metal", False),
+        ("Features\t: fp asimd\n", "Microsoft Corporation", "Virtual Machine", True),
+        ("Features\t: fp asimd\n", "", "", False),
+    ],
+)
+def test_a_hypervisor_is_known_by_the_processor_or_the_firmware(
+    cpuinfo: str, vendor: str, product: str, virtual: bool, tmp_path: Path
+) -> None:
+    firmware = tmp_path / "class" / "dmi" / "id"
+    firmware.mkdir(parents=True)
+    (firmware / "sys_vendor").write_text(vendor + "\n")
+    (firmware / "product_name").write_text(product + "\n")
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert bool(read_machine(tmp_path, tmp_path).hypervisor) == virtual
 
 
 def test_a_link_that_is_down_has_no_capacity() -> None:

@@ -18,8 +18,8 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
 from netperf.plans import OBJECT_LIMIT_BYTES
-from netperf.results import decode_results, sample_key
-from netperf.sample import Measurement, Place, Sample
+from netperf.results import decode_results, encode_failure, sample_key
+from netperf.sample import Failure, Measurement, Place, Sample
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 NAME = "netperf-metrics"
@@ -101,27 +101,80 @@ async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(rou
             for node in ("n1", "n2", "n3"):
                 # Turns are jittered within their slots, by up to some seconds.
                 await asyncio.sleep(round_s / 6)
-                writer.take(sample(node, sequence, p50_us=2000.0 + rng.uniform(-40, 40)))
+                writer.take(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
             await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))
-    assert len(store.written) == 3
-    gaps = [later - earlier for times in store.written.values() for earlier, later in pairwise(times)]
+    assert len({key for key in store.written if not key.endswith(".failed")}) == 3
+    gaps = [
+        later - earlier
+        for key, times in store.written.items()
+        if key in (store.data or {})
+        for earlier, later in pairwise(times)
+    ]
     assert max(gaps) < max(LIMIT_S, 3 * round_s) - 10
-    assert len(store.writes) <= 3 + (6000 / REFRESH_S if round_s < REFRESH_S else 3 * 6000 / round_s)
+    assert len(store.writes) <= 6 + (6000 / REFRESH_S if round_s < REFRESH_S else 3 * 6000 / round_s)
 
 
 async def test_what_is_held_back_goes_along_with_the_next_write() -> None:
     store = Store()
     async with writing(store) as (writer, _):
-        for node in ("n1", "n2"):
-            writer.take(sample(node, 1))
+        for sequence in (1, 2):  # a change is told twice, since one run is no level
+            for node in ("n1", "n2"):
+                writer.take(sample(node, sequence))
+            await asyncio.sleep(10)
+        assert store.sequences() == {"n1": 2, "n2": 2}
+        writer.take(sample("n1", 3))
         await asyncio.sleep(10)
-        writer.take(sample("n1", 2))
+        assert store.sequences() == {"n1": 2, "n2": 2}
+        writer.take(sample("n2", 3, p50_us=9000.0))
         await asyncio.sleep(10)
-        assert store.sequences() == {"n1": 1, "n2": 1}
-        writer.take(sample("n2", 2, p50_us=9000.0))
-        await asyncio.sleep(10)
-    assert store.sequences() == {"n1": 2, "n2": 2}
-    assert len(store.writes) == 2
+    assert store.sequences() == {"n1": 3, "n2": 3}
+    assert len(store.writes) == 3
+
+
+def failed(node: str, in_a_row: int) -> Failure:
+    return Failure(
+        origin=PLACES["here"], destination=PLACES[node], failure="timeout", in_a_row=in_a_row, sequence=10 + in_a_row
+    )
+
+
+async def test_a_failure_is_told_and_the_last_sample_stays_until_a_success_takes_the_failure_away() -> None:
+    store = Store()
+    async with writing(store) as (writer, _):
+        writer.take(sample("n1", 1))
+        await asyncio.sleep(5)
+        for in_a_row in (1, 2):
+            writer.take_failure(failed("n1", in_a_row), "TCP_RR")
+            await asyncio.sleep(5)
+        found = decode_results(store.data or {}, PLACES)
+        assert [(f.failure, f.in_a_row) for f in found.failures.values()] == [("timeout", 2)]
+        assert store.sequences() == {"n1": 1}
+        writer.take(sample("n1", 13))
+        await asyncio.sleep(5)
+        assert decode_results(store.data or {}, PLACES).failures == {}
+        assert list(store.data or {}) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
+
+
+async def test_a_pair_that_stays_dead_is_told_as_seldom_as_a_value_that_stays_and_one_that_is_heard_is_taken_back() -> (
+    None
+):
+    store = Store()
+    async with writing(store) as (writer, _):
+        for in_a_row in range(1, 31):
+            writer.take_failure(failed("n1", in_a_row), "TCP_RR")
+            await asyncio.sleep(60)
+        assert len(store.writes) <= 4 + 30 * 60 / REFRESH_S
+        writer.take_back(PLACES["here"], PLACES["n1"], "TCP_RR")
+        await asyncio.sleep(5)
+    assert store.data == {}
+
+
+async def test_a_failure_that_an_earlier_life_of_the_agent_left_goes_with_the_first_success() -> None:
+    store = Store({key: value for key, value in encode_failure(failed("n1", 9), "TCP_RR").items() if value is not None})
+    async with writing(store) as (writer, _):
+        writer.take(sample("n1", 20))
+        await asyncio.sleep(5)
+    assert decode_results(store.data or {}, PLACES).failures == {}
+    assert len(store.data or {}) == 1
 
 
 async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:

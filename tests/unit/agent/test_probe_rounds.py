@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from agent.probing.rounds import Outcome, Rounds
+from agent.probing.rounds import Between, Outcome, Rounds
 from netperf.pacing import ProbeBudget
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
 from netperf.probers.prober import ProbeFailedError
@@ -29,6 +29,7 @@ class Steady:
 
     def __init__(self, cpu_us: float = 100_000.0) -> None:
         self.cpu_us, self.p50_us = cpu_us, 500.0
+        self.takes_s: float | None = None
         self.failure: ProbeFailedError | None = None
         self.asked: list[str] = []
         self.running = self.most_running = 0
@@ -38,7 +39,7 @@ class Steady:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            await asyncio.sleep(settings.duration_s)
+            await asyncio.sleep(self.takes_s or settings.duration_s)
         finally:
             self.running -= 1
         if self.failure is not None:
@@ -69,14 +70,16 @@ def plan(*destinations: Peer, epoch: int = 1, interval_s: float = 60.0) -> ZoneP
 
 
 @asynccontextmanager
-async def probing(prober: Steady, budget: ProbeBudget | None = None) -> AsyncIterator[tuple[Rounds, list[Outcome]]]:
+async def probing(
+    prober: Steady, budget: ProbeBudget | None = None, between: Between | None = None
+) -> AsyncIterator[tuple[Rounds, list[Outcome]]]:
     outcomes: list[Outcome] = []
     loop = asyncio.get_running_loop()
 
     def note(outcome: Outcome) -> None:
         outcomes.append(outcome)
 
-    rounds = Rounds("n1", budget or ProbeBudget(), (note,), wall_clock=lambda: EPOCH + loop.time())
+    rounds = Rounds("n1", budget or ProbeBudget(), (note,), between=between, wall_clock=lambda: EPOCH + loop.time())
     rounds.use(prober)
     task = asyncio.create_task(rounds.run())
     try:
@@ -148,15 +151,103 @@ async def test_probes_that_cost_more_cpu_than_allowed_are_skipped_and_counted() 
     assert [o.result for o in outcomes].count("over-budget") == len(outcomes) - 6
 
 
-async def test_an_outlier_is_doubted_and_a_level_that_stays_is_believed() -> None:
+class Answers:
+    """What datagrams read, as the test says."""
+
+    def __init__(self) -> None:
+        self.measurement: Measurement | None = None
+        self.returned = 0
+        self.paused: list[bool] = []
+
+    def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
+        del probe
+        return self.measurement, self.returned
+
+    def pause(self, paused: bool) -> None:
+        self.paused.append(paused)
+
+
+def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
+    return Measurement(prober="datagrams", test="UDP_RR", p50_us=p50_us, p90_us=1.1 * p50_us, transactions=transactions)
+
+
+async def outcome_of(between: Answers, prober: Steady) -> Outcome:
+    async with probing(prober, between=between) as (rounds, outcomes):
+        rounds.follow(plan(THERE[0]))
+        await asyncio.sleep(120)
+    return outcomes[-1]
+
+
+async def test_datagrams_that_agree_with_netperf_price_since_they_are_finer() -> None:
+    between, prober = Answers(), Steady()
+    between.measurement, between.returned = datagrams(510.0), 100
+    outcome = await outcome_of(between, prober)
+    assert outcome.sample is not None
+    assert (outcome.sample.prices, outcome.sample.priced.p50_us) == ("datagrams", 510.0)
+    assert outcome.sample.measurement.prober == "netperf"
+    assert set(between.paused) == {True, False}
+
+
+async def test_datagrams_that_contradict_netperf_or_are_too_few_do_not_price() -> None:
+    between, prober = Answers(), Steady()
+    for wrong in (datagrams(5000.0), datagrams(510.0, transactions=10)):
+        between.measurement, between.returned = wrong, 100
+        outcome = await outcome_of(between, prober)
+        assert outcome.sample is not None
+        assert outcome.sample.prices == "measurement"
+
+
+async def test_a_run_that_fails_while_datagrams_come_back_gives_their_sample_and_no_failure() -> None:
+    between, prober = Answers(), Steady()
+    between.measurement, between.returned = datagrams(300_000.0), 100
+    prober.failure = ProbeFailedError("too-few-samples")
+    outcome = await outcome_of(between, prober)
+    assert (outcome.result, outcome.failure, outcome.heard) == ("too-few-samples", None, True)
+    assert outcome.sample is not None
+    assert (outcome.sample.measurement.prober, outcome.sample.measurement.test) == ("datagrams", "TCP_RR")
+
+
+async def test_failures_in_a_row_are_counted_and_told_with_whether_the_host_lives() -> None:
+    between, prober = Answers(), Steady()
+    prober.failure = ProbeFailedError("timeout", "no connection")
+    async with probing(prober, between=between) as (rounds, outcomes):
+        rounds.follow(plan(THERE[0]))
+        await asyncio.sleep(181)
+        told = [(o.failure.in_a_row, o.failure.alive) for o in outcomes if o.failure is not None]
+        assert told == [(1, False), (2, False), (3, False)]
+        between.returned = 2
+        await asyncio.sleep(60)
+        assert (outcomes[-1].failure, outcomes[-1].heard) == (None, True)
+        between.returned, prober.failure = 0, ProbeFailedError("refused")
+        await asyncio.sleep(60)
+        assert outcomes[-1].failure is not None
+        assert (outcomes[-1].failure.in_a_row, outcomes[-1].failure.alive) == (1, True)
+
+
+class Swallowing(Steady):
+    """Hangs for ever with one destination."""
+
+    async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
+        if address == THERE[0].address:
+            await asyncio.sleep(10_000)
+        return await super().probe(address, settings)
+
+
+async def test_a_peer_that_swallows_packets_costs_its_own_turn_and_no_other_pairs() -> None:
+    prober = Swallowing()
+    async with probing(prober) as (rounds, outcomes):
+        rounds.follow(plan(*THERE, interval_s=24.0))
+        await asyncio.sleep(240)
+    results = [(o.destination.node, o.result) for o in outcomes]
+    assert results.count(("n2", "timeout")) >= 9
+    for healthy in ("n3", "n4"):
+        assert results.count((healthy, "ok")) >= 9
+
+
+async def test_a_turn_that_was_missed_is_counted() -> None:
     prober = Steady()
     async with probing(prober) as (rounds, outcomes):
-        rounds.follow(plan(THERE[0]))
-        await asyncio.sleep(600)
-        prober.p50_us = 5_000.0
-        await asyncio.sleep(60)
-        assert outcomes[-1].sample is not None
-        assert outcomes[-1].sample.doubts == ("outlier",)
-        await asyncio.sleep(60)
-        assert outcomes[-1].sample is not None
-        assert outcomes[-1].sample.trusted
+        rounds.follow(plan(*THERE, interval_s=8.0))
+        prober.takes_s = 7.0
+        await asyncio.sleep(100)
+    assert {"missed"} <= {o.result for o in outcomes}

@@ -1,61 +1,141 @@
-"""Decoding of rtnetlink, on messages recorded from a kernel, and on rubbish."""
+"""Decoding of rtnetlink, on messages recorded from a kernel, and on rubbish; requests of pyroute2 to a stand-in for it."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import socket
 import struct
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth import tbf
-from agent.bandwidth.state import ROOT, Device, Filter, Qdisc
+from agent.bandwidth.kernel import execute
+from agent.bandwidth.state import ROOT, Device, Filter, LimitIngress, Qdisc
 from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
-from agent.capacity.kernel import parse_routes
-from agent.capacity.links import Route
-from agent.rtnetlink import attributes, read_text, read_u32
+from agent.capacity.kernel import parse_link, parse_routes
+from agent.capacity.links import Link, Route
+from agent.capacity.sysfs import NetDirectory
+from agent.errors import KernelError
+from agent.rtnetlink import attributes, dump, read_text, read_u32, rtnetlink
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
 VETH, IFB, BRIDGE = RECORDED["veth"], RECORDED["ifb"], RECORDED["br"]
 HEADER = 16
 
 
-def messages(kind: str) -> list[bytes]:
+def recorded(kind: str) -> list[bytes]:
     return [bytes.fromhex(text) for text in RECORDED[kind]]
 
 
 def test_devices_with_their_kind_alias_and_the_namespace_at_their_other_end() -> None:
-    devices = {device.index: device for device in (parse_device(m, HEADER, len(m)) for m in messages("links"))}
-    assert devices[VETH] == Device(index=VETH, name="nav0", kind="veth", namespace_id=0, peer=devices[VETH].peer)
+    devices = {device.index: device for device in (parse_device(m, HEADER, len(m)) for m in recorded("links"))}
+    assert devices[VETH] == Device(
+        index=VETH, name="nav0", kind="veth", namespace_id=0, peer=devices[VETH].peer, queue_packets=1000
+    )
     assert devices[VETH].peer is not None
     assert devices[IFB] == Device(index=IFB, name="bwp0123456789ab", kind="ifb", alias="netaware:u1")
 
 
 def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
-    qdiscs = [parse_qdisc(m, HEADER, len(m)) for m in messages("qdiscs")]
+    qdiscs = [parse_qdisc(m, HEADER, len(m)) for m in recorded("qdiscs")]
     by_place = {(q.device, q.kind): q for q in qdiscs}
     limit = tbf.plugin_shape(10_000_000, 536_870_911)
     assert by_place[VETH, "tbf"] == Qdisc(device=VETH, kind="tbf", handle=0x10000, parent=ROOT, shape=limit)
-    assert by_place[IFB, "tbf"].shape == tbf.bounded_shape(100 * 10**9, 1500)
+    assert by_place[IFB, "tbf"].shape == tbf.bounded_shape(100 * 10**9, 1500, 0.050)
     assert by_place[VETH, "ingress"].parent == 0xFFFFFFF1
 
 
 def test_of_the_filters_only_the_one_that_matches_and_redirects_is_left() -> None:
-    found = [one for m in messages("filters") if (one := parse_filter(m, HEADER, len(m))) is not None]
-    assert found == [Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB)]
+    found = [one for m in recorded("filters") if (one := parse_filter(m, HEADER, len(m))) is not None]
+    assert found == [Filter(device=VETH, kind="u32", priority=1, matches_all=True, redirects_to=IFB, swallows=True)]
 
 
 def test_routes_of_the_main_table_with_every_next_hop() -> None:
-    routes = [route for m in messages("routes") for route in parse_routes(m, HEADER, len(m)) or ()]
+    routes = [route for m in recorded("routes") for route in parse_routes(m, HEADER, len(m)) or ()]
     assert Route(device=VETH, metric=100) in routes
     assert Route(device=BRIDGE, metric=100) in routes
     assert Route(device=VETH, metric=1024, family=6) in routes
     assert Route(device=BRIDGE, destination="192.168.5.0/24") in routes
     assert [route for route in routes if route.destination.startswith("10.77")] == []
     assert [route for route in routes if route.destination.startswith("127.")] == []
+
+
+Attribute = Sequence[object]
+
+
+def encoded(*attributes: Attribute, flags: int = 1) -> bytes:
+    """A link's message as pyroute2 writes it, for kinds that not every kernel can make."""
+    message = ifinfmsg()
+    message["index"], message["flags"], message["attrs"] = 7, flags, [["IFLA_IFNAME", "x0"], *attributes]
+    message.encode()
+    return bytes(message.data)
+
+
+def info(kind: str, *options: Attribute, port: str = "", port_options: tuple[Attribute, ...] = ()) -> Attribute:
+    parts: list[Attribute] = [["IFLA_INFO_KIND", kind]] if kind else []
+    parts += [["IFLA_INFO_DATA", {"attrs": list(options)}]] if options else []
+    parts += [["IFLA_INFO_SLAVE_KIND", port], ["IFLA_INFO_SLAVE_DATA", {"attrs": list(port_options)}]] if port else []
+    return ["IFLA_LINKINFO", {"attrs": parts}]
+
+
+AGGREGATOR = ["IFLA_BOND_AD_INFO", {"attrs": [["IFLA_BOND_AD_INFO_AGGREGATOR", 3]]}]
+FUNCTIONS = ["IFLA_VFINFO_LIST", {"attrs": [
+    ["IFLA_VF_INFO", {"attrs": [["IFLA_VF_RATE", {"vf": number, "min_tx_rate": 1, "max_tx_rate": rate}]]}]
+    for number, rate in ((0, 100), (5, 0))
+]}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ((info("bond", ["IFLA_BOND_MODE", 4], AGGREGATOR),), {"bond_mode": 4, "aggregator": 3}),
+        ((info("bond", ["IFLA_BOND_MODE", 1], ["IFLA_BOND_ACTIVE_SLAVE", 9]),), {"bond_mode": 1, "active_slave": 9}),
+        (
+            (info("", port="bond", port_options=(["IFLA_BOND_SLAVE_AD_AGGREGATOR_ID", 2],)), ["IFLA_MASTER", 4]),
+            {"aggregator": 2, "master": 4},
+        ),
+        ((info("tap", port="bridge", port_options=(["IFLA_BRPORT_STATE", 3],)),), {"port_state": 3}),
+        ((info("vlan", ["IFLA_VLAN_ID", 5]), ["IFLA_LINK", 6]), {"parent": 6}),
+        (
+            (info("vxlan", ["IFLA_VXLAN_GROUP", "10.1.0.9"], ["IFLA_VXLAN_LINK", 6]),),
+            {"parent": 6, "remote": "10.1.0.9"},
+        ),
+        ((info("vxlan", ["IFLA_VXLAN_GROUP6", "fd00::9"]),), {"remote": "fd00::9"}),
+        ((info("geneve", ["IFLA_GENEVE_REMOTE", "10.1.0.9"]),), {"remote": "10.1.0.9"}),
+        ((info("gre", ["IFLA_GRE_LINK", 6], ["IFLA_GRE_REMOTE", "10.1.0.8"]),), {"parent": 6, "remote": "10.1.0.8"}),
+        ((info("gretap", ["IFLA_GRE_REMOTE", "0.0.0.0"]),), {}),
+        ((info("ipip", ["IFLA_IPIP_LINK", 6], ["IFLA_IPIP_REMOTE", "10.1.0.7"]),), {"parent": 6, "remote": "10.1.0.7"}),
+        ((info("sit", ["IFLA_SIT_LINK", 6], ["IFLA_SIT_REMOTE", "10.1.0.7"]),), {"parent": 6, "remote": "10.1.0.7"}),
+        (
+            (info("ip6tnl", ["IFLA_IP6TNL_LINK", 6], ["IFLA_IP6TNL_REMOTE", "fd00::7"]),),
+            {"parent": 6, "remote": "fd00::7"},
+        ),
+        ((info("vti", ["IFLA_VTI_LINK", 6]),), {"parent": 6}),
+        ((info("xfrm", ["IFLA_XFRM_LINK", 6]),), {"parent": 6}),
+        ((FUNCTIONS,), {"vf_rates_mbps": {0: 100, 5: 0}}),
+        ((["IFLA_CARRIER", 0],), {"up": False}),
+        ((["IFLA_LINK", 6], ["IFLA_LINK_NETNSID", 0]), {"parent": 6, "parent_elsewhere": True}),
+    ],
+)
+def test_links_of_every_kind(attributes: tuple[Attribute, ...], expected: dict[str, object], tmp_path: Path) -> None:
+    message = encoded(*attributes)
+    found = parse_link(message, HEADER, len(message), NetDirectory(tmp_path))
+    assert found == msgspec.structs.replace(Link(index=7, name="x0", kind=found.kind), **expected)
 
 
 @given(st.binary(max_size=200))
@@ -69,9 +149,14 @@ def test_rubbish_is_read_without_an_end_or_an_error(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["links", "qdiscs", "filters"])
 def test_a_message_that_is_cut_after_any_attribute_is_still_read(kind: str) -> None:
-    parse = {"links": parse_device, "qdiscs": parse_qdisc, "filters": parse_filter}[kind]
+    parsers: dict[str, Callable[[bytes, int, int], object]] = {
+        "links": parse_device,
+        "qdiscs": parse_qdisc,
+        "filters": parse_filter,
+    }
+    parse = parsers[kind]
     fixed = HEADER + (16 if kind == "links" else 20)
-    for message in messages(kind):
+    for message in recorded(kind):
         ends = [fixed]
         while ends[-1] + 4 <= len(message):
             length = struct.unpack_from("=H", message, ends[-1])[0]
@@ -81,3 +166,114 @@ def test_a_message_that_is_cut_after_any_attribute_is_still_read(kind: str) -> N
         for end in ends:
             cut = message[: min(end, len(message))]
             parse(cut, HEADER, len(cut))
+
+
+def packed(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 1) -> bytes:
+    return struct.pack("=IHHII", 16 + len(payload), kind, flags, sequence, 0) + payload + bytes(-len(payload) % 4)
+
+
+INTERRUPTED = NLM_F_MULTI | NLM_F_DUMP_INTR
+Answer = Callable[[bytes, int], list[bytes]]
+"""What the stand-in answers, in datagrams, to a request and its sequence number."""
+
+
+@asynccontextmanager
+async def stand_in(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> AsyncIterator[None]:
+    """A stand-in for the kernel, the other end of a pair of sockets: one answer for each request of pyroute2, in turn."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    loop = asyncio.get_running_loop()
+
+    async def serve() -> None:
+        for answer in answers:
+            request = await loop.sock_recv(theirs, 1 << 16)
+            for datagram in answer(request, struct.unpack_from("=I", request, 8)[0]):
+                await loop.sock_sendall(theirs, datagram)
+
+    monkeypatch.setattr(rtnetlink_module, "AsyncIPRoute", partial(AsyncIPRoute, use_socket=ours))
+    with ours, theirs:
+        ours.settimeout(0)
+        theirs.settimeout(0)
+        serving = asyncio.create_task(serve())
+        yield
+        serving.cancel()
+
+
+def payload(data: bytes, begin: int, end: int) -> bytes:
+    return data[begin:end]
+
+
+async def links() -> list[bytes]:
+    async with rtnetlink("cannot ask") as netlink:
+        return await dump(netlink, ifinfmsg, RTM_GETLINK, payload)
+
+
+def told(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
+    """A dump of some messages in one datagram, and its end in another."""
+    return lambda _, sequence: [
+        b"".join(packed(RTM_NEWLINK, text, flags=flags, sequence=sequence) for text in texts),
+        packed(NLMSG_DONE, struct.pack("=i", -code), flags=flags, sequence=sequence),
+    ]
+
+
+async def test_a_dump_is_read_to_its_end_and_answers_to_others_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: bytes, sequence: int) -> list[bytes]:
+        late = packed(RTM_NEWLINK, b"late", flags=NLM_F_MULTI, sequence=sequence + 1)
+        return [late, *told(b"one!", b"two!")(request, sequence)]
+
+    async with stand_in(monkeypatch, answer):
+        assert await links() == [b"one!", b"two!"]
+
+
+async def test_a_dump_that_a_change_interrupted_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stand_in(monkeypatch, told(b"half", flags=INTERRUPTED), told(b"good")):
+        assert await links() == [b"good"]
+
+
+async def test_a_dump_is_taken_three_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stand_in(monkeypatch, *(told(b"%04d" % number, flags=INTERRUPTED) for number in range(1, 5))):
+        assert await links() == [b"0003"]
+
+
+async def test_a_dump_that_ends_with_an_error_is_no_short_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stand_in(monkeypatch, told(b"one!", code=errno.ENODEV)):
+        with pytest.raises(KernelError, match="cannot ask: No such device") as failed:
+            await links()
+    assert failed.value.code == errno.ENODEV
+
+
+async def test_a_refusal_has_the_kernels_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: bytes, sequence: int) -> list[bytes]:
+        words = b"Specified qdisc kind is unknown\0"
+        body = struct.pack("=i", -errno.EINVAL) + request + struct.pack("=HH", 4 + len(words), 1) + words
+        return [packed(NLMSG_ERROR, body, flags=NLM_F_ACK_TLVS, sequence=sequence)]
+
+    async with stand_in(monkeypatch, refuse):
+        with pytest.raises(KernelError, match="LimitIngress on x0: Specified qdisc kind is unknown") as refused:
+            await execute(LimitIngress(device=7, name="x0", shape=tbf.plugin_shape(10_000_000, 536_870_911)))
+    assert refused.value.code == errno.EINVAL
+
+
+async def test_no_answer_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rtnetlink_module, "DEADLINE_S", 0.01)
+    async with stand_in(monkeypatch):
+        with pytest.raises(KernelError, match="cannot ask: no answer in time"):
+            await links()
+
+
+@pytest.mark.parametrize(
+    "shape", [tbf.plugin_shape(10_000_000, 536_870_911), tbf.bounded_shape(100 * 10**9, 1500, 0.050)]
+)
+async def test_a_token_bucket_is_set_with_the_exact_ticks_and_rate(
+    shape: tbf.Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[bytes] = []
+
+    def accept(request: bytes, sequence: int) -> list[bytes]:
+        requests.append(request)
+        return [packed(NLMSG_ERROR, bytes(4) + request, sequence=sequence)]
+
+    async with stand_in(monkeypatch, accept):
+        await execute(LimitIngress(device=7, name="x0", shape=shape))
+    assert parse_qdisc(requests[0], HEADER, len(requests[0])) == Qdisc(
+        device=7, kind="tbf", handle=0x10000, parent=ROOT, shape=shape
+    )

@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
+from controller.cluster.hosts import Host, host_of
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decision import Decision, Watched
 from controller.descheduler.followup import Ended, follow
 from controller.descheduler.memory import Memory, add_moves
-from controller.descheduler.objects import MovablePod, NodeInfo, PodInfo, PodReader, read_node
 from controller.descheduler.plan import decide
 from controller.descheduler.snapshot import Guard, PodIndex, Snapshot, by_namespace
 from controller.descheduler.usage import UsageView
@@ -37,7 +39,7 @@ def node(
     taints: Iterable[Mapping[str, str]] = (),
     unschedulable: bool = False,
     ready: bool = True,
-) -> NodeInfo:
+) -> Host:
     """A node as the API server would send it, read by the descheduler."""
     allocatable = {"cpu": cpu, "memory": memory, "pods": pods}
     if bandwidth:
@@ -47,7 +49,7 @@ def node(
         "spec": {"unschedulable": unschedulable, "taints": list(taints)},
         "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": str(ready)}]},
     }
-    return read_node(msgspec.convert(document, Node))
+    return host_of(msgspec.convert(document, Node))
 
 
 def pod(
@@ -101,7 +103,12 @@ def pod(
             "conditions": [{"type": "Ready", "status": str(ready)}],
         },
     }
-    return _READER.read(msgspec.convert(document, MovablePod))
+    return read(document)
+
+
+def read(document: Mapping[str, Any]) -> PodInfo:
+    """A pod of the API server in the compact form."""
+    return _READER.read(msgspec.convert(document, GroupPod))
 
 
 def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: float | None = None) -> dict[str, float]:
@@ -117,7 +124,7 @@ def amounts(cpu: float | None = None, memory: float | None = None, bandwidth: fl
 
 
 def snapshot(
-    nodes: Iterable[NodeInfo],
+    nodes: Iterable[Host],
     pods: Iterable[PodInfo],
     node_usage: Mapping[str, Mapping[str, float]],
     pod_usage: Mapping[str, Mapping[str, float]] | None = None,
@@ -145,9 +152,19 @@ def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settin
         "anomalyCondition": CALM,
         **(policy or {}),
     }
-    free = {"perNode": 100, "perNamespace": 1000, "perRound": 1000, "perWorkload": 1000, "unavailablePerWorkload": 1000}
+    # Most made-up pods ask for nothing, so that kube-scheduler would put them anywhere.
+    free = {
+        "leastChancePercent": 0,
+        "perNode": 100,
+        "perNamespace": 1000,
+        "perRound": 1000,
+        "perWorkload": 1000,
+        "unavailablePerWorkload": 1000,
+    }
     limits = {**free, **sections.pop("limits", {})}
-    document = {"policy": args, "limits": limits, **sections}
+    # Most made-up workloads have one pod, and most rules have nothing to do with that.
+    protection = {"minReplicas": 1, "minPodAgeS": 0, **sections.pop("protection", {})}
+    document = {"policy": args, "limits": limits, "protection": protection, **sections}
     return msgspec.convert(document, DeschedulerConfig).compiled()
 
 

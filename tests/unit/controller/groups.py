@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from controller.appgroup.graph import build_graph
-from controller.resources import APPGROUP_LABEL, REGION_LABEL, WORKLOAD_LABEL, ZONE_LABEL, AppGroup, WeightInfo
-from controller.scheduler.fleet import Host, host_of
+from controller.cluster.costs import CostTable
+from controller.cluster.graph import build_graph
+from controller.cluster.hosts import Host, host_of
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.scheduler.planner import GroupSnapshot
-from controller.scheduler.pods import GroupPod
-from controller.scheduler.rules import CostTable
 from kubekit.wire import Node
+from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -195,4 +196,6 @@ def snapshot_of(case: Case) -> GroupSnapshot:
         costs=CostTable(weight_of(case)),
         hosts=hosts_of(*(node_of(z, slots) for z, slots in enumerate(case.slots))),
         used={},
+        spread="none",
+        objective="parity",
     )

@@ -11,32 +11,17 @@ from typing import Any
 import msgspec
 import yaml
 
-from controller.appgroup.status import CostLookup, gather, plan_status
-from controller.resources import (
-    APPGROUP_LABEL,
-    REGION_LABEL,
-    WORKLOAD_LABEL,
-    ZONE_LABEL,
-    AppGroup,
-    NetworkTopology,
-    NetworkTopologySpec,
-)
-from controller.topology.places import AGENT_ANNOTATION
+from controller.cluster.costs import CostTable
+from controller.cluster.membership import Membership
+from controller.cluster.pods import Container, GroupPod, GroupPodSpec, GroupPodStatus
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology, NetworkTopologySpec
+from controller.groups.status import gather, plan_status
 from controller.topology.weights import Bandwidths, build_weight
 from controller.views.snapshot import Snapshot
-from kubekit.wire import (
-    Condition,
-    Container,
-    Node,
-    NodeAddress,
-    NodeStatus,
-    ObjectMeta,
-    Pod,
-    PodSpec,
-    PodStatus,
-    ResourceRequirements,
-)
-from netperf.costs import fold, price
+from kubekit.wire import Condition, Node, NodeAddress, NodeStatus, ObjectMeta, ResourceRequirements
+from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL
+from netperf.costs import price
+from netperf.memory import fold
 from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
@@ -52,7 +37,9 @@ REGIONS = ("ap-south", "eu-central", "eu-west", "sa-east", "us-east", "us-west")
 def make_node(
     name: str, zone: str, region: str, *, ready: bool = True, agent: bool = True, capacity: str = "10G"
 ) -> Node:
-    note = msgspec.json.encode({"address": "10.0.0.1", "port": 12865, "version": "0.1.0", "prober": "netperf"}).decode()
+    note = msgspec.json.encode(
+        {"address": "10.0.0.1", "port": 12865, "version": "0.1.0", "prober": "netperf", "plans": 2}
+    ).decode()
     return Node(
         metadata=ObjectMeta(
             name=name,
@@ -77,14 +64,14 @@ def make_pod(
     request: str = "",
     namespace: str = "default",
     phase: str = "",
-) -> Pod:
-    containers = [Container("main", ResourceRequirements(requests={BANDWIDTH: request} if request else {}))]
-    return Pod(
+) -> GroupPod:
+    containers = [Container(ResourceRequirements(requests={BANDWIDTH: request} if request else {}))]
+    return GroupPod(
         metadata=ObjectMeta(
             name=name, namespace=namespace, labels=dict(labels or {}), annotations=dict(annotations or {})
         ),
-        spec=PodSpec(node_name=node, containers=containers),
-        status=PodStatus(phase=phase or ("Running" if node else "Pending")),
+        spec=GroupPodSpec(node_name=node, containers=containers),
+        status=GroupPodStatus(phase=phase or ("Running" if node else "Pending")),
     )
 
 
@@ -94,11 +81,11 @@ def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
     document["spec"]["topologySortingAlgorithm"] = algorithm
     document["metadata"]["namespace"] = "default"
     group = msgspec.convert(document, AppGroup)
-    facts = gather(group, (), {}, CostLookup(None))
+    facts = gather(group, (), {}, CostTable(), Membership.among([group], ()))
     return msgspec.structs.replace(group, status=plan_status(group, facts, NOW_S))
 
 
-def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[Pod]:
+def boutique_pods(nodes: Sequence[str], group: AppGroup) -> list[GroupPod]:
     """One pod per workload, dealt out over ``nodes`` in turn."""
     workloads = group.spec.workloads or []
     return [
@@ -169,7 +156,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
         )
         for n in nodes
     ]
-    plans = tuple(plan_pairs(facts, PlanOptions(), None, now_s).zones.values())
+    plans = tuple(plan_pairs(facts, PlanOptions(node_pairs=1), None, now_s).zones.values())
     samples = make_samples(nodes, plans, seed=seed, now_s=now_s)
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
     state = fold(samples, {}, CostPolicy(), now_s, now_s)

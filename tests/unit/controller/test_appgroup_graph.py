@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.appgroup.graph import Edge, build_graph, namespaces_of
-from controller.resources import AppGroupSpec, Dependency, Workload, WorkloadRef
+from controller.cluster.graph import Edge, build_graph, namespaces_of
+from controller.cluster.resources import AppGroupSpec, Dependency, Workload, WorkloadRef
 
 
 def ref(selector: str = "", name: str = "", kind: str = "Deployment", namespace: str = "") -> WorkloadRef:

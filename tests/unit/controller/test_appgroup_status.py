@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroup.status import CostLookup, Facts, Location, gather, plan_status
-from controller.resources import (
+from controller.cluster.costs import CostTable, Location
+from controller.cluster.membership import Membership
+from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
+from controller.cluster.resources import (
     AppGroup,
     AppGroupSpec,
     AppGroupStatus,
@@ -20,27 +22,29 @@ from controller.resources import (
     Workload,
     WorkloadRef,
 )
+from controller.cluster.services import Routing, Service, ServiceIndex, ServiceSpec
+from controller.groups.status import Facts, gather, plan_status
 from kubekit.conditions import find
-from kubekit.wire import Condition, ObjectMeta, Pod, PodSpec, PodStatus
+from kubekit.wire import Condition, ObjectMeta
 
 NODES: dict[str, Location] = {
-    "n1": ("west", "z1"),
-    "n2": ("west", "z1"),
-    "n3": ("west", "z2"),
-    "n5": ("east", "z3"),
-    "bare": ("", ""),
+    "n1": Location("west", "z1"),
+    "n2": Location("west", "z1"),
+    "n3": Location("west", "z2"),
+    "n5": Location("east", "z3"),
+    "bare": Location("", ""),
 }
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 
 
-def costs() -> CostLookup:
+def costs() -> CostTable:
     def level(key: str, entries: dict[tuple[str, str], int]) -> TopologyInfo:
         origins = sorted({origin for origin, _ in entries})
         return TopologyInfo(
             key, [OriginInfo(o, [CostInfo(d, c) for (a, d), c in entries.items() if a == o]) for o in origins]
         )
 
-    return CostLookup(
+    return CostTable(
         WeightInfo(
             "NetperfCosts",
             [
@@ -88,7 +92,7 @@ def pod(
     of: str = "g",
     created: str = "2026-01-01T00:00:00Z",
     leaving: bool = False,
-) -> Pod:
+) -> GroupPod:
     labels = {"appgroup.diktyo.x-k8s.io": of, "appgroup.diktyo.x-k8s.io.workload": workload}
     meta = ObjectMeta(
         name=name,
@@ -97,14 +101,14 @@ def pod(
         creation_timestamp=created,
         deletion_timestamp="2026-01-02T00:00:00Z" if leaving else None,
     )
-    return Pod(metadata=meta, spec=PodSpec(node_name=node), status=PodStatus(phase=phase))
+    return GroupPod(metadata=meta, spec=GroupPodSpec(node_name=node), status=GroupPodStatus(phase=phase))
 
 
-def look(found: AppGroup, *pods: Pod) -> Facts:
-    return gather(found, pods, NODES, costs())
+def look(found: AppGroup, *pods: GroupPod) -> Facts:
+    return gather(found, pods, NODES, costs(), Membership.among([found], ()))
 
 
-def condition(found: AppGroup, type_: str, *pods: Pod) -> Condition:
+def condition(found: AppGroup, type_: str, *pods: GroupPod) -> Condition:
     status = plan_status(found, look(found, *pods), 1000.0)
     held = find(status.conditions, type_)
     assert held is not None
@@ -144,7 +148,7 @@ def test_an_unknown_algorithm_is_told_with_what_was_taken() -> None:
 @pytest.mark.parametrize(
     ("caller", "called", "verdict", "cost"),
     [
-        ("n1", "n1", "met", 1),
+        ("n1", "n1", "met", 0),
         ("n1", "n2", "met", 1),
         ("n1", "n3", "met", 5),
         ("n1", "n5", "violated", 20),
@@ -161,7 +165,7 @@ def test_dependencies_are_judged_by_the_rule_of_network_overhead(
 
 def test_a_cost_that_is_not_known_is_neither_met_nor_violated() -> None:
     found = group(CHAIN)
-    facts = gather(found, [pod("P1", "n1"), pod("P2", "n3")], NODES, CostLookup(None))
+    facts = gather(found, [pod("P1", "n1"), pod("P2", "n3")], NODES, CostTable(), Membership.among([found], ()))
     assert facts.judged[0].verdict == "unknown"
     held = find(plan_status(found, facts, 1.0).conditions, "CostsMet")
     assert held is not None
@@ -236,3 +240,41 @@ def test_a_status_that_was_written_is_not_written_again(
     stored = msgspec.json.decode(msgspec.json.encode(first), type=AppGroupStatus)
     again = msgspec.structs.replace(found, status=stored)
     assert plan_status(again, look(again, *reversed(pods)), 9000.0) == stored
+
+
+def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
+    """One replica a zone: with PreferSameZone each caller has its own, and the other zone's does not matter."""
+    found = group({"P1": {"P2": 3}, "P2": {}})
+    pods = [pod("P1", "n1"), pod("P1", "n3", name="q"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s")]
+
+    def verdict(distribution: str, *which: GroupPod) -> tuple[str, int]:
+        services = ServiceIndex()
+        selector = {"appgroup.diktyo.x-k8s.io.workload": "P2"}
+        spec = ServiceSpec(selector=selector, cluster_ip="10.0.0.1", traffic_distribution=distribution)
+        services.take("shop/p2", None, Service(ObjectMeta(name="p2", namespace="shop"), spec))
+        facts = gather(found, which, NODES, costs(), Membership.among([found], ()), services=services)
+        return facts.judged[0].verdict, facts.judged[0].cost
+
+    assert verdict("", *pods) == ("violated", 5)
+    assert verdict("PreferSameZone", *pods) == ("met", 1)
+    assert verdict("PreferSameNode", *pods) == ("met", 1), "n1 has none, so n2 answers"
+    assert verdict("PreferSameNode", pods[1], pods[3]) == ("met", 0)
+    assert verdict("PreferSameZone", pods[0], pods[3]) == ("violated", 5), "where the zone has none, any answers"
+    assert verdict("PreferSameZone", pod("P1", "bare"), pods[2]) == verdict("", pod("P1", "bare"), pods[2])
+    unhinted = [*pods, pod("P2", "bare", name="t")]
+    assert verdict("PreferSameZone", *unhinted) == verdict("", *unhinted), "one replica has no zone, so any answers"
+
+
+def test_a_changed_service_is_told_only_where_it_changes_an_answer() -> None:
+    services, spec = ServiceIndex(), ServiceSpec(selector={"app": "x"}, cluster_ip="10.0.0.1")
+    plain = Service(ObjectMeta(name="s", namespace="shop", resource_version="1"), spec)
+    touched = Service(ObjectMeta(name="s", namespace="shop", resource_version="2"), spec)
+    near = Service(plain.metadata, msgspec.structs.replace(spec, traffic_distribution="PreferClose"))
+    assert services.take("shop/s", None, plain)
+    assert not services.take("shop/s", plain, touched)
+    assert services.take("shop/s", touched, near)
+    assert services.routing_to("shop", {"app": "x", "more": "y"}) is Routing.ZONE
+    assert services.routing_to("other", {"app": "x"}) is Routing.ANY
+    assert services.of(["shop", "other"]) == [near]
+    assert services.take("shop/s", near, None)
+    assert services.routing_to("shop", {"app": "x"}) is Routing.ANY

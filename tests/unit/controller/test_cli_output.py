@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from controller.cli.output import open_screen
 from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.run import _print, _without_time, run
 from controller.cli.session import NotFoundError, Session
+from controller.diagnosis.facts import Surroundings
 from controller.views.network import build_network, by_pair
 from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
 from kubekit.client import Client
@@ -58,9 +60,16 @@ class MadeUpSession(Session):
     made_up: Snapshot
 
     async def snapshot(
-        self, *, groups: bool = False, bandwidth: bool = False, agents: bool = False, readings: bool = False
+        self,
+        *,
+        groups: bool = False,
+        bandwidth: bool = False,
+        agents: bool = False,
+        readings: bool = False,
+        around: bool = False,
     ) -> Snapshot:
-        return self.made_up
+        unknown = Surroundings(lease_known=False)
+        return msgspec.structs.replace(self.made_up, around=unknown if around else None)
 
 
 def healthy() -> Snapshot:
@@ -278,3 +287,10 @@ def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
     assert len(error.splitlines()) == 1
     assert run(["status", "--kubeconfig", str(path), "--context", "nope"]) == 2
     assert "nope" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"kubectl-netaware {version('netaware')}\n"

@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.appgroup.graph import build_graph
-from controller.convert import KNOWN_GROUPS, ConvertError, convert
-from controller.flattened import read_documents
-from controller.resources import AppGroup, NetworkTopology
+from controller.cluster.graph import build_graph
+from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.convert.spellings import KNOWN_GROUPS, ConvertError, convert
+from controller.convert.unindented import read_documents
 
 # The proposal's example, in the spelling of its text.
 PROPOSAL_GROUP = """

@@ -160,7 +160,7 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
     found = section(policy=document, intervalS=5).compiled()
     assert (found.limits.per_node, found.limits.per_namespace, found.limits.per_round) == (1, 7, 9)
     assert (found.limits.per_workload, found.limits.workload_backoff_s) == ("20%", 600)
-    assert found.protection.bare_pods
+    assert not found.protection.bare_pods, "evictFailedBarePods is about pods that have failed, not about running ones"
     assert found.dry_run
     assert found.interval_s == 60
     assert found.load is not None
@@ -183,7 +183,7 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
         (args(evictableNamespaces={"includes": ["a"]}), "evictableNamespaces.includes"),
         (args(nodeSelector={"matchLabel": {"a": "b"}}), "nodeSelector.matchLabel"),
         (args(nodeSelector={"matchExpressions": [{"key": "a", "operator": "Is"}]}), "nodeSelector"),
-        (args(podSelectors=[{"name": "x"}]), "podSelectors[0]"),
+        (args(podSelectors=[{"name": "x"}]), "podSelectors[0].selector"),
         (
             args(podSelectors=[{"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]),
             "podSelectors[0].selector",
@@ -270,7 +270,7 @@ def test_bad_configurations_are_refused_naming_the_path(change: dict[str, Any], 
 )
 def test_a_bad_section_is_refused_naming_the_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        section(**fields).validate()
+        section(**fields).validate("descheduler")
     assert refused.value.field == field
 
 
@@ -282,7 +282,7 @@ def test_a_policy_file_is_read_and_its_faults_name_the_file(tmp_path: Path) -> N
     assert load.pools[0].high["memory"] == 60
     path.write_text(SEED.replace("cpu: 50", "cpu: 500"))
     with pytest.raises(ConfigError, match=r"highThresholds\.cpu: 500 is no percentage") as refused:
-        section(policyFile=str(path)).validate()
+        section(policyFile=str(path)).validate("descheduler")
     assert refused.value.field.startswith(str(path))
 
 

@@ -81,7 +81,7 @@ async def test_an_eviction_names_the_uid_that_was_planned() -> None:
         (status(503, "ServiceUnavailable", "", retry="3"), "throttled", True, 3),
         (status(404, "NotFound"), "gone", False, 0),
         (status(409, "Conflict", "the UID in the precondition does not match"), "gone", False, 0),
-        (status(403, "Forbidden"), "forbidden", True, 0),
+        (status(403, "Forbidden"), "forbidden", False, 0),
         (status(500, "InternalError", "This pod has more than one PodDisruptionBudget"), "refused", False, 0),
     ],
 )

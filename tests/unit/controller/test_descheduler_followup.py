@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import LimitsConfig
-from controller.descheduler.followup import follow
+from controller.descheduler.followup import follow, rest_refused
 from controller.descheduler.memory import (
     MOST_RESTS,
     Followed,
@@ -19,10 +20,10 @@ from controller.descheduler.memory import (
     Spent,
     add_moves,
     forget_old,
+    mark_of,
     put_to_rest,
     take_back,
 )
-from controller.descheduler.objects import PodInfo
 from controller.descheduler.snapshot import Snapshot
 from tests.unit.controller.descheduling import NOW_S, Days, amounts, node, pod, settings, snapshot
 
@@ -65,6 +66,9 @@ def test_a_replacement_on_another_node_that_cooled_is_a_success() -> None:
     memory, outcomes = judged(world(replica("new", "idle")), 306, memory=before)
     assert outcomes == ["helped"]
     assert memory.rests == {}, "a success ends the back-off"
+    resting = Memory(rests={WORKLOAD: Rest(NOW_S + 5000, 3)})
+    memory, _ = judged(world(replica("new", "idle")), 306, memory=resting)
+    assert memory.rests == resting.rests, "a rest that was imposed is served"
     assert memory.follows == ()
 
 
@@ -72,6 +76,20 @@ def test_a_replacement_on_the_same_node_is_a_failure_at_once() -> None:
     memory, outcomes = judged(world(replica("new", "hot")), 10)
     assert outcomes == ["returned"]
     assert memory.rests == {WORKLOAD: Rest(NOW_S + 10 + 7200, 1, "returned")}
+
+
+def test_a_move_is_not_judged_by_rounds_that_see_no_usage() -> None:
+    """metrics-server is away: the node may be as hot as before, and a rest must not end by that."""
+    seen = world(replica("new", "idle"))
+    for unseen in ({"idle": amounts(1, 1)}, {"hot": amounts(2, 1)}, {}):
+        blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), unseen)
+        before = Memory(rests={WORKLOAD: Rest(NOW_S + 100, 3)})
+        memory, outcomes = judged(blind, 306, memory=before)
+        assert outcomes == []
+        assert judged(seen, 400, *memory.follows)[1] == ["helped"], "once it is seen"
+        memory, outcomes = judged(blind, 306 + LIMITS.lost_s, memory=before)
+        assert outcomes == ["not-known"]
+        assert (memory.rests, memory.tried) == (before.rests, ()), "it says nothing, neither way"
 
 
 def test_back_off_doubles_with_each_failure_up_to_its_cap() -> None:
@@ -94,6 +112,50 @@ def test_the_node_must_have_cooled_by_half_of_what_the_pod_used_or_below_its_thr
     assert outcomes == [outcome]
 
 
+def test_a_move_that_only_carried_the_heat_elsewhere_is_a_failure() -> None:
+    view = snapshot(
+        [node("hot"), node("idle")], [replica("new", "idle")], {"hot": amounts(1, 1), "idle": amounts(2.1, 1)}
+    )
+    memory, outcomes = judged(view, 306)
+    assert outcomes == ["moved-heat"], "52 % of the new node, and the threshold is 50"
+    assert memory.rests[WORKLOAD].failures == 1
+
+
+def test_a_replacement_that_is_not_ready_did_not_help() -> None:
+    assert judged(world(replica("new", "idle", ready=False)), 306)[1] == ["not-running"]
+
+
+def test_a_scale_down_after_the_move_says_nothing_about_it() -> None:
+    memory, outcomes = judged(world(), 601)
+    assert outcomes == ["not-replaced"]
+    assert memory.rests == {}
+
+
+def test_a_new_pod_of_a_scale_out_on_the_old_node_is_not_taken_for_the_replacement() -> None:
+    view = world(replica("scaled", "hot", age_s=1), replica("new", "idle", age_s=2))
+    memory, outcomes = judged(view, 10)
+    assert (outcomes, memory.follows[0].landed_pod) == ([], "default/new")
+
+
+@pytest.mark.parametrize("skew_s", [-30.0, -2.0, 2.0, 30.0])
+def test_clocks_that_differ_lose_no_replacement(skew_s: float) -> None:
+    """The replacement bears the API server's time, the move ours."""
+    assert judged(world(replica("new", "idle", age_s=2 - skew_s)), 400)[1] == ["helped"]
+
+
+def test_five_returns_in_one_round_are_one_lesson() -> None:
+    moves = [move(pod=f"default/web-old{i}", uid=f"old{i}") for i in range(5)]
+    memory, outcomes = judged(world(*(replica(f"new{i}", "hot") for i in range(5))), 10, *moves)
+    assert outcomes == ["returned"] * 5
+    assert memory.rests == {WORKLOAD: Rest(NOW_S + 10 + 7200, 1, "returned")}
+
+
+def test_a_refused_eviction_rests_that_workload_for_longer_each_time() -> None:
+    once = rest_refused(Memory(), WORKLOAD, LIMITS, NOW_S)
+    assert once.rests == {WORKLOAD: Rest(NOW_S + 7200, 1, "refused")}
+    assert rest_refused(once, WORKLOAD, LIMITS, NOW_S).rests[WORKLOAD].until_s == NOW_S + 14_400
+
+
 def test_a_replacement_that_never_runs_anywhere_is_a_failure() -> None:
     assert judged(world(replica("new", "", phase="Pending")), 599)[1] == []
     memory, outcomes = judged(world(replica("new", "", phase="Pending")), 601)
@@ -112,7 +174,8 @@ def test_an_eviction_that_never_happened_gives_its_budget_back() -> None:
 
 
 def test_older_siblings_are_no_replacements_and_each_replacement_is_claimed_once() -> None:
-    moves = move(), move(pod="default/web-old2", uid="old2", node="idle")
+    known = (mark_of("uid-default-sibling"),)
+    moves = move(known=known), move(pod="default/web-old2", uid="old2", node="idle", known=known)
     view = world(
         replica("sibling", "hot", age_s=-50), replica("new", "idle", age_s=2), replica("newer", "hot", age_s=3)
     )
@@ -144,7 +207,7 @@ def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_rest()
         spent=(Spent(NOW_S - 3601, "a"), Spent(NOW_S - 3599, "b")),
         rests={"over": Rest(NOW_S - 1), "failed": Rest(NOW_S - 1, 2), "long-ago": Rest(NOW_S - 1001, 2)},
     )
-    kept = forget_old(memory, 300, 1000, NOW_S)
+    kept = forget_old(memory, 300, 1000, 86_400, NOW_S)
     assert [entry.workload for entry in kept.spent] == ["b"]
     assert list(kept.rests) == ["failed"]
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
-from controller.descheduler.anomaly import Detector, forget_unseen, mark
+from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import Target
 from controller.descheduler.args import Anomaly
-from controller.descheduler.classify import classify
+from controller.descheduler.classify import Detector, classify, forget_unseen, mark
+from controller.descheduler.confirm import Question, confirm
 from controller.descheduler.decision import Decision, Watched
-from controller.descheduler.memory import Memory
-from controller.descheduler.objects import NodeInfo, PodInfo
-from controller.descheduler.plan import decide
-from controller.descheduler.tell import describe_eviction
+from controller.descheduler.memory import Followed, Memory
+from controller.descheduler.plan import decide, deliberate
+from controller.descheduler.reporting import describe_eviction
+from controller.descheduler.snapshot import Snapshot
 from tests.unit.controller.descheduling import (
     GI,
     NOW_S,
@@ -32,7 +36,7 @@ HOT, WARM, IDLE = "cn-beijing.10.0.2.53", "cn-beijing.10.0.2.54", "cn-beijing.10
 LOAD = {HOT: amounts(3.825, 4051 / 1024), WARM: amounts(2.155, 4500 / 1024), IDLE: amounts(0.182, 1367 / 1024)}
 
 
-def stress() -> tuple[list[NodeInfo], list[PodInfo], dict[str, dict[str, float]]]:
+def stress() -> tuple[list[Host], list[PodInfo], dict[str, dict[str, float]]]:
     """The seed's three nodes of 4 cores and 16 GiB, and its two stress pods."""
     nodes = [node(name) for name in (HOT, WARM, IDLE)]
     pods = [
@@ -371,11 +375,83 @@ def test_the_detector_cache_timeout_of_the_arguments_is_used() -> None:
     nodes = [node("hot"), node("idle")]
     view = snapshot(nodes, [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
     blind = snapshot(nodes, [], {"idle": amounts(0.2, 1)})
-    for timeout, left in (("30s", set()), ("10m", {"hot"})):
+    for timeout, left in (("30s", set()), ("20m", {"hot"})):
         rules = settings({"detectorCacheTimeout": timeout})
         watched = decide(view, Memory(), Watched(), rules, NOW_S).watched
-        watched = decide(blind, Memory(), watched, rules, NOW_S + 60).watched
+        watched = decide(blind, Memory(), watched, rules, NOW_S + 600).watched
         assert watched.detectors.keys() & {"hot"} == left
+
+
+def test_rounds_that_know_no_usage_do_not_count_as_rounds_in_a_row() -> None:
+    nodes = [node("hot"), node("idle")]
+    seen = snapshot(nodes, [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
+    blind = snapshot(nodes, [], {"idle": amounts(0.2, 1)})
+    rules = settings({"anomalyCondition": {"consecutiveAbnormalities": 3}})
+    watched = Watched()
+    for i, view in enumerate((seen, seen, blind, seen, seen)):
+        watched = decide(view, Memory(), watched, rules, NOW_S + 60 * i).watched
+        assert not watched.detectors["hot"].hot
+    assert decide(seen, Memory(), watched, rules, NOW_S + 300).watched.detectors["hot"].hot
+
+
+def test_five_minutes_between_rounds_are_not_too_long_to_count_to_five() -> None:
+    rules = settings({"anomalyCondition": {"consecutiveAbnormalities": 5}}, intervalS=300)
+    view = snapshot([node("hot"), node("idle")], [], {"hot": amounts(3, 1), "idle": amounts(0.2, 1)})
+    watched = Watched()
+    for i in range(5):
+        watched = decide(view, Memory(), watched, rules, NOW_S + 301 * i).watched
+    assert watched.detectors["hot"].hot
+
+
+@pytest.mark.parametrize(
+    "taint", ["DeletionCandidateOfClusterAutoscaler", "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"]
+)
+def test_a_node_that_an_autoscaler_is_about_to_remove_is_no_target(taint: str) -> None:
+    closing = node("idle", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
+    view = snapshot(
+        [node("hot"), closing], [pod("p", "hot")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}, {"p": amounts(1, 1)}
+    )
+    assert moved(once(view, settings())) == []
+
+
+def test_a_replacement_that_waits_is_booked_where_it_was_promised() -> None:
+    """One core is on its way to the only idle node, which has room for one more core below its threshold."""
+    waiting = Followed(
+        pod="default/gone",
+        uid="gone",
+        workload="default/ReplicaSet/other",
+        node="elsewhere",
+        at_s=NOW_S - 30,
+        target="idle",
+        used=amounts(1.5, 1),
+    )
+    nodes = [node("hot"), node("idle"), node("elsewhere")]
+    usage = {"hot": amounts(3, 1), "idle": amounts(0.1, 1), "elsewhere": amounts(1.5, 1)}
+    view = snapshot(nodes, [pod("p", "hot")], usage, {"p": amounts(1, 1)})
+    assert moved(once(view, settings())) == ["p"]
+    assert moved(once(view, settings(), memory=Memory(follows=(waiting,)))) == []
+
+
+def test_a_terminating_pod_holds_its_room_until_it_is_gone() -> None:
+    pods = [pod("p", "hot", cpu="3"), pod("leaves", "idle", cpu="2", deleting=True)]
+    usage = {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
+    view = snapshot([node("hot"), node("idle")], pods, usage, {"p": amounts(1, 1)})
+    assert moved(once(view, settings())) == []
+
+
+def test_a_single_replica_stays_unless_it_may_go() -> None:
+    usage = {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
+    view = snapshot([node("hot"), node("idle")], [pod("p", "hot")], usage, {"p": amounts(1, 1)})
+    decision = once(view, settings(protection={"minReplicas": 2}))
+    assert (moved(decision), decision.plan.skipped) == ([], {"replicas": 1})
+    assert moved(once(view, settings())) == ["p"]
+
+
+def test_a_young_pod_stays() -> None:
+    usage = {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
+    view = snapshot([node("hot"), node("idle")], [pod("p", "hot", created_s=NOW_S - 30)], usage, {"p": amounts(1, 1)})
+    decision = once(view, settings(protection={"minPodAgeS": 60}))
+    assert (moved(decision), decision.plan.skipped) == ([], {"young": 1})
 
 
 # Budgets and purity
@@ -420,3 +496,85 @@ def test_the_same_arguments_give_the_same_decision() -> None:
     view, rules = snapshot(nodes, pods, LOAD, used), settings()
     assert decide(view, Memory(), Watched(), rules, NOW_S) == decide(view, Memory(), Watched(), rules, NOW_S)
     assert GI == 2**30
+
+
+def test_a_node_that_stays_hot_is_avoided_by_plans_though_its_finding_expires_every_minute() -> None:
+    """Rounds are a minute apart and a finding lasts a minute: four of five minutes plans would go there."""
+    condition, detector = Anomaly(60.0, 5, 3), Detector()
+    hot, warm = [], []
+    for i in range(60):
+        detector = mark(detector, over=True, condition=condition, now=NOW_S + 60.02 * i)
+        hot.append(detector.hot)
+        warm.append(detector.warm)
+    assert warm == [False] * 4 + [True] * 56
+    assert sum(hot) == 12
+    for i in range(3):
+        assert detector.warm
+        detector = mark(detector, over=False, condition=condition, now=NOW_S + 3700 + 60.02 * i)
+    assert not detector.warm
+
+
+def test_limits_count_moves_of_before_whose_replacements_are_not_there_yet() -> None:
+    """Where nothing starts, a round a minute would stop two pods more of a node, and twenty of the cluster, each time."""
+    nodes = [node("hot", cpu="40"), node("idle", cpu="40")]
+    pods = [pod(f"p{i}", "hot", owner=f"ReplicaSet/w{i}-1") for i in range(4)]
+    view = snapshot(
+        nodes, pods, {"hot": amounts(39, 1), "idle": amounts(1, 1)}, {p.name: amounts(2, 0.1) for p in pods}
+    )
+    gone = [
+        Followed(
+            pod=f"default/old{i}", uid=f"old{i}", workload=f"default/Deployment/o{i}", node="hot", at_s=NOW_S - 300
+        )
+        for i in range(2)
+    ]
+    for limits in ({"perNode": 3}, {"perNamespace": 3}, {"perRound": 3}):
+        assert len(moved(once(view, settings(limits=limits), memory=Memory(follows=tuple(gone))))) == 1
+        there = tuple(msgspec.structs.replace(move, landed="idle", landed_s=NOW_S - 250) for move in gone)
+        assert len(moved(once(view, settings(limits=limits), memory=Memory(follows=there)))) == 3
+
+
+def two_planned(**pods_of: PodInfo) -> tuple[Snapshot, dict[str, Question]]:
+    """Hot nodes with pods that our plans placed, one idle node that takes one of them, and a large one."""
+    nodes = [node("hot1"), node("hot2"), node("idle"), node("large", cpu="40")]
+    usage = {"hot1": amounts(2.5, 1), "hot2": amounts(2.5, 1), "idle": amounts(0.5, 1), "large": amounts(7, 1)}
+    used = dict.fromkeys(pods_of, amounts(1.2, 0.1))
+    view = snapshot(nodes, pods_of.values(), usage, used)
+    return view, {p.uid: Question(p, f"default/g{i}", "w") for i, p in enumerate(pods_of.values())}
+
+
+async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
+    """Each of two groups' plans has its pod on the idle node; together they would make it hot."""
+    view, asked = two_planned(a=pod("a", "hot1", owner="ReplicaSet/a-1"), b=pod("b", "hot2", owner="ReplicaSet/b-1"))
+    deliberation = deliberate(view, Memory(), Watched(), settings(), NOW_S, confirmed=True)
+    assert moved(deliberation.decision) == ["a", "b"]
+
+    async def place(_group: str, _key: str, _turn: int) -> Target:
+        return Target(node="idle")
+
+    found = (await confirm(deliberation, asked, place)).decision
+    assert [(m.pod, m.target) for m in found.plan.moves] == [("default/a", "idle")]
+    assert found.plan.moves[0].target_after["cpu"] == pytest.approx(100 * 1.7 / 4)
+    (skip,) = found.plan.skips
+    assert (skip.pod, skip.kind) == ("default/b", "planner")
+    assert "its cpu usage would be 72 %" in skip.why
+
+
+async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_node_from_going() -> None:
+    """It is the first in order, round after round, and each round ended with it."""
+    first = pod("first", "hot1", owner="ReplicaSet/a-1", priority=-10)
+    view, _ = two_planned(first=first, second=pod("second", "hot1", owner="ReplicaSet/b-1"))
+    asked_for: list[str] = []
+
+    async def place(_group: str, key: str, _turn: int) -> Target:
+        asked_for.append(key)
+        return Target(node="hot1")
+
+    watched, moves = Watched(), []
+    for i in range(8):
+        deliberation = deliberate(view, Memory(), watched, settings(), NOW_S + 60 * i, confirmed=True)
+        asked = {first.uid: Question(first, "default/g", "w")} if "first" in moved(deliberation.decision) else {}
+        found = (await confirm(deliberation, asked, place)).decision
+        watched = found.watched
+        moves.append(moved(found))
+    assert moves == [[], *[["second"]] * 4, [], *[["second"]] * 2]
+    assert asked_for == ["default/first"] * 2, "asked again after five minutes, then ten, and so on"

@@ -7,20 +7,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import TARGET_ANNOTATION, Target
+from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.descheduler.confirm import confirm, questions
 from controller.descheduler.decision import Decision, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.misplacement import describe_misplacement
-from controller.descheduler.objects import MovablePod, NodeInfo, PodInfo
-from controller.descheduler.plan import decide
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.plan import decide, deliberate
+from controller.descheduler.snapshot import Snapshot, World
 from controller.descheduler.usage import UsageView
-from controller.descheduler.world import World
-from controller.resources import AppGroup, NetworkTopology
-from controller.scheduler.config import NetworkOverheadArgs, SchedulerConfig
+from controller.scheduler.affinity import NARROWED_ANNOTATION
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.planning import PlanningError
 from controller.scheduler.rules import Tally
+from controller.scheduler.state import State
 from kubekit.wire import Node, format_time
-from tests.unit.controller.descheduling import NOW_S, amounts, moved, settings
+from tests.unit.controller.descheduling import NOW_S, amounts, moved, read, settings
 
 ZONES = ("z1", "z2", "z3")
 CHEAP = {("z1", "z2"): 5, ("z1", "z3"): 40, ("z2", "z3"): 40}
@@ -40,7 +46,7 @@ def cluster(
 ) -> World:
     """Two nodes per zone; workload ``web`` depends on ``db``; pods named ``workload-n`` on the nodes given."""
     overhead = NetworkOverheadArgs(dependants_weigh=dependants_weigh)
-    world = World(SchedulerConfig(network_overhead=overhead), "netaware-system")
+    world = World(State(SchedulerConfig(network_overhead=overhead), "netaware-system"))
     for zone in ZONES:
         for i in (1, 2):
             name = f"{zone}-n{i}"
@@ -75,7 +81,7 @@ def cluster(
             ]
         },
     }
-    world.take_topology("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
+    world.network.take_topology("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
     web = {"kind": "Deployment", "name": "web", "selector": "web"}
     db = {"kind": "Deployment", "name": "db", "selector": "db"}
     group = {
@@ -88,10 +94,10 @@ def cluster(
             ],
         },
     }
-    world.take_group("default/shop", None, msgspec.convert(group, AppGroup))
+    world.network.take_group("default/shop", None, msgspec.convert(group, AppGroup))
     for name, on in placed.items():
         pod = pod_document(name, on, ready=name not in not_ready, labels=(labels or {}).get(name), requests=requests)
-        world.take_pod(f"default/{name}", None, msgspec.convert(pod, MovablePod))
+        world.take_pod(f"default/{name}", None, read(pod))
     return world
 
 
@@ -231,7 +237,7 @@ def test_a_better_node_must_have_room_now() -> None:
 def test_hot_nodes_are_no_places_to_go() -> None:
     hot, idle = amounts(3.9, 1), amounts(0.1, 1)
     usage = {name: hot if name.startswith("z1") else idle for name in cluster(APART).nodes}
-    (move,) = plan(cluster(APART), usage=usage, policy={"paused": True}).plan.moves
+    (move,) = plan(cluster(APART), usage=usage, policy={"numberOfNodes": 100}).plan.moves
     assert (move.pod, move.target, move.cost_after) == ("default/web-1", "z2-n1", 5)
 
 
@@ -240,7 +246,7 @@ def test_protected_pods_stay_where_they_are() -> None:
     for name, on in (("web-1", "z3-n1"), ("db-1", "z1-n1")):
         document = pod_document(name, on)
         document["metadata"]["annotations"] = {"descheduler.alpha.kubernetes.io/evict": "false"}
-        world.take_pod(f"default/{name}", None, msgspec.convert(document, MovablePod))
+        world.take_pod(f"default/{name}", None, read(document))
     decision = plan(world)
     assert moved(decision) == []
     assert decision.plan.skipped == {"protected": 2}
@@ -266,7 +272,7 @@ def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
     for on, outcome in (("z1-n1", "helped"), ("z3-n2", "cost-not-fallen")):
         world = cluster({"db-1": "z1-n1"})
         newborn = pod_document("web-2", on, created_s=NOW_S - 390)
-        world.take_pod("default/web-2", None, msgspec.convert(newborn, MovablePod))
+        world.take_pod("default/web-2", None, read(newborn))
         view: Snapshot = world.snapshot(UsageView({}, {}))
         rules = settings().limits
         _, ended = follow(view, Memory(follows=(move,)), rules, NOW_S)
@@ -282,13 +288,71 @@ def test_the_reason_says_what_is_gained() -> None:
 
 def test_the_world_follows_its_events() -> None:
     world = cluster(APART)
-    assert isinstance(world.nodes["z1-n1"], NodeInfo)
+    assert isinstance(world.nodes["z1-n1"], Host)
     assert isinstance(world.pods.by_key["default/web-1"], PodInfo)
     world.take_pod("default/db-1", None, None)
     assert world.network.weigh("default", "shop", "web").neutral
-    moved_pod = msgspec.convert(pod_document("web-1", "z2-n1"), MovablePod)
+    moved_pod = read(pod_document("web-1", "z2-n1"))
     world.take_pod("default/web-1", None, moved_pod)
     assert list(world.pods.on_node("z2-n1")) == ["default/web-1"]
     assert not world.pods.on_node("z3-n1")
     world.take_node("z2-n1", None, None)
     assert "z2-n1" not in world.nodes
+
+
+def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
+    """In affinity mode the release wrote a required zone; what the user asked for is what counts."""
+    ours = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z3"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    for narrowed, moves in ((True, 1), (False, 0)):
+        world = cluster(APART, dependants_weigh=False)
+        document = pod_document("web-1", "z3-n1")
+        document["spec"]["affinity"] = affinity
+        if narrowed:
+            document["metadata"]["annotations"] = {NARROWED_ANNOTATION: msgspec.json.encode(ours).decode()}
+        world.take_pod("default/web-1", None, read(document))
+        assert len(plan(world).plan.moves) == moves
+
+
+def planned(world: World) -> World:
+    """The same, with a plan's target on the pod that is misplaced."""
+    document = pod_document("web-1", "z3-n1")
+    document["metadata"]["annotations"] = {TARGET_ANNOTATION: '{"node": "z3-n1", "zone": "z3"}'}
+    world.take_pod("default/web-1", None, read(document))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("answers", "target", "kind"),
+    [
+        (("z1-n2", "z1-n2"), "z1-n2", ""),
+        (("z1-n1", "z2-n1"), "z1-n1", ""),
+        (("z3-n1", "z3-n1"), "", "planner"),
+        (("z1-n1", "z3-n2"), "", "planner"),
+        ((None, None), "", "planner"),
+        (("z1-n1", "refuses"), "", "planner"),
+    ],
+)
+async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_it_for_a_gain(
+    answers: tuple[str | None, ...], target: str, kind: str
+) -> None:
+    world = planned(cluster(APART))
+    view = world.snapshot(UsageView({}, {}))
+    rules = settings(misplacement={"enabled": True}, limits={"perAppGroup": 1})
+    deliberation = deliberate(view, Memory(), Watched(), rules, NOW_S, confirmed=True)
+    asked = questions(view, deliberation.decision.plan.moves)
+    assert [(q.group, q.workload) for q in asked.values()] == [("default/shop", "web")]
+
+    async def place(_: str, key: str, turn: int) -> Target | None:
+        assert key == "default/web-1"
+        answer = answers[turn]
+        if answer == "refuses":
+            raise PlanningError("TooManyPods", "too many")
+        return None if answer is None else Target(node=answer)
+
+    found = await confirm(deliberation, asked, place)
+    assert [move.target for move in found.decision.plan.moves] == ([target] if target else [])
+    assert [f.target for f in found.decision.follows] == ([target] if target else [])
+    assert [s.kind for s in found.decision.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
+    assert bool(found.promises) is bool(target)

@@ -15,8 +15,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from controller.descheduler.config import UsageConfig
-from controller.descheduler.queries import Queries
+from controller.descheduler.config import Queries, UsageConfig
 from controller.descheduler.sources import MetricsApi, PrometheusUsage, source_of
 from controller.descheduler.usage import Batch, Reading, UsageBook
 from kubekit.client import Client

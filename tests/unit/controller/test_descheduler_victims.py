@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from controller.cluster.pod_info import PodInfo
 from controller.descheduler.decision import Decision
 from controller.descheduler.memory import Followed, Memory, Rest, Spent
-from controller.descheduler.objects import PodInfo
 from tests.unit.controller.descheduling import NOW_S, amounts, moved, node, once, pod, settings, snapshot
 
 EVICT = "descheduler.alpha.kubernetes.io/evict"
@@ -41,6 +41,9 @@ def separate(name: str, **fields: Any) -> PodInfo:
         ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}, "protected"),
         ({"annotations": {"descheduler.koordinator.sh/eviction-cost": "2147483647"}}, "protected"),
         ({"owner": ""}, "bare"),
+        ({"owner": "Job/migrate"}, "owner"),
+        ({"owner": "TaskRun/build"}, "owner"),
+        ({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}, "volume"),
         ({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}, "local-storage"),
         ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}, "local-storage"),
     ],
@@ -59,7 +62,11 @@ def test_pods_that_never_go_unless_allowed(fields: dict[str, Any], kind: str) ->
         ({"owner": "", "annotations": {EVICT: "true"}}, {}),
         ({"spec": {"volumes": [{"emptyDir": {}}]}}, {"protection": {"localStorage": True}}),
         ({"spec": {"volumes": [{"emptyDir": {}}]}, "annotations": {EVICT: "true"}}, {}),
-        ({"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": "c"}}]}}, {}),
+        (
+            {"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": "c"}}]}},
+            {"protection": {"volumeClaims": True}},
+        ),
+        ({"owner": "Job/migrate"}, {"protection": {"ownerKinds": ["Job"]}}),
         ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}}, {}),
     ],
 )
@@ -109,8 +116,9 @@ def test_a_pod_that_does_not_use_what_is_exceeded_stays_and_one_of_unknown_use_t
     pods = [separate("idle-pod"), separate("stranger"), separate("asks", cpu="500m")]
     used = {"idle-pod": amounts(0, 0.1)}
     decision = once(snapshot(nodes, pods, {"hot": amounts(4, 1), "idle": amounts(0, 0)}, used), settings())
-    assert moved(decision) == ["asks"], "its request stands in for its usage"
+    assert moved(decision) == []
     assert {s.pod: s.kind for s in decision.plan.skips} == {
+        "default/asks": "no-usage",
         "default/idle-pod": "no-relief",
         "default/stranger": "no-usage",
     }

@@ -36,7 +36,7 @@ def test_every_section_is_read(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, text))
     assert (config.namespace, config.listen, config.log_format) == ("net", "127.0.0.1:1", "json")
     assert config.leader_election.timing().duration_s == 5
-    assert config.topology.probing.options().interval_s == 10
+    assert config.topology.probing.interval_s == 10
     assert config.topology.policy().unit_us == 100
     assert config.app_group.resync_s == 60
     assert config.scheduler.rules.weights_name == "NetperfCosts"

@@ -12,14 +12,15 @@ import pytest
 
 from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
-from controller.page.model import CELL, ROWS, Page, difference, encode, plain, row_name, says_something
+from controller.page.model import CELL, ROWS, PageData, difference, encode, plain, row_name, says_something
+from controller.traffic.prices import PriceTable, per_month
 from controller.views.overview import build
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import Readings, Snapshot
 from kubekit.errors import ConfigError
 from tests.unit.controller.made_up import make_nodes, make_snapshot
 
 
-def page(snapshot: Snapshot, version: int = 1) -> Page:
+def page(snapshot: Snapshot, version: int = 1) -> PageData:
     return encode(build(snapshot), version)
 
 
@@ -55,6 +56,20 @@ def test_the_matrix_is_in_the_order_of_the_zones_origin_by_origin_without_the_di
     expected = [by_pair[a, b] for a in names for b in names if a != b]
     assert found["matrix"]["cost"] == expected
     assert "pairs" not in found["network"]
+
+
+def test_traffic_between_zones_and_its_price_are_cells_and_a_pair_without_series_has_none() -> None:
+    bare = make_snapshot(3)
+    zones = [zone.name for zone in build(bare).network.zones]
+    assert set(plain(encode(build(bare), 1))["matrix"]["traffic"]) == {None}
+    readings = Readings(source="http://p", traffic={(zones[0], zones[1]): 8e6, (zones[0], zones[0]): 99e6})
+    prices = PriceTable(currency="EUR", between_zones=0.01, between_regions=0.05)
+    found = plain(encode(build(msgspec.structs.replace(bare, readings=readings, prices=prices)), 1))
+    assert found["matrix"]["traffic"] == [8_000_000, 0, 0, 0, 0, 0]
+    region = {zone["name"]: zone["region"] for zone in found["network"]["zones"]}
+    price = 0.01 if region[zones[0]] == region[zones[1]] else 0.05
+    assert found["matrix"]["month"][0] == pytest.approx(per_month(1e6, price), abs=0.01)
+    assert found["network"]["currency"] == "EUR"
 
 
 def test_nothing_changed_is_nothing_to_say() -> None:
@@ -131,6 +146,13 @@ def test_the_document_is_whole_and_loads_nothing_from_anywhere() -> None:
     assert "innerHTML" not in text.replace("without innerHTML", "")
 
 
+def test_no_script_takes_a_name_that_another_has_taken() -> None:
+    """They share one scope, where the last function of a name silently wins."""
+    taken = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", document().decode(), re.MULTILINE)
+    assert len(taken) > 100
+    assert [name for name in taken if taken.count(name) > 1] == []
+
+
 def test_the_policy_allows_this_script_and_style_and_no_other() -> None:
     policy = dict(part.strip().split(" ", 1) for part in security_policy().split(";"))
     assert policy["default-src"] == "'none'"
@@ -153,5 +175,5 @@ def test_the_policy_allows_this_script_and_style_and_no_other() -> None:
 )
 def test_settings_that_make_no_sense_are_refused_by_name(change: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        PageConfig(**change).validate()
+        PageConfig(**change).validate("page")
     assert caught.value.field == field

@@ -10,17 +10,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from controller.resources import AppGroup, NetworkTopology
-from controller.scheduler.affinity import as_asked, zone_verdicts
+from controller.cluster.costs import Location
+from controller.cluster.eligibility import may_run_on
+from controller.cluster.pods import (
+    GATE,
+    Affinity,
+    GroupPod,
+    NodeAffinity,
+    NodeSelector,
+    NodeSelectorTerm,
+    PreferredTerm,
+    Target,
+)
+from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.scheduler.affinity import (
+    NARROWED_ANNOTATION,
+    Verdicts,
+    as_asked,
+    is_replaceable,
+    is_tied,
+    owner_of,
+    requirement,
+    tighten,
+    wishes_of,
+    zone_verdicts,
+)
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.eligibility import may_run_on
 from controller.scheduler.explain import DECISION_ANNOTATION, decision_of
 from controller.scheduler.extender import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.patches import mode_of, release_patch
-from controller.scheduler.pods import GATE, GroupPod, Target
+from controller.scheduler.patches import Handover, mode_of, release_patch
+from controller.scheduler.rules import Tally, Weighing
 from controller.scheduler.state import State
-from kubekit.wire import Node
+from kubekit.selectors import MatchExpression
+from kubekit.wire import Node, Object, ObjectMeta, OwnerReference
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
@@ -129,18 +152,44 @@ def test_unlabelled_nodes_stay_possible_unless_they_are_refused() -> None:
     assert "bare" not in allowed(after, nodes) or not refused.weigh("default", "a1", "P1").by_class[0].passes
 
 
-def test_the_planned_zone_is_required_of_pods_that_an_owner_would_make_anew_and_of_no_others() -> None:
+def test_the_planned_zone_is_required_of_pods_that_may_be_replaced_and_of_no_others() -> None:
     state = cluster(NODES, [], {}, 10)
     target = Target("z2", "r", "n2")
     bare, owned = gated(), gated(owned=True)
     assert allowed(patched(bare, release_patch(state, CONFIG, bare, target, 0)), NODES) == set(NODES)
     assert allowed(patched(owned, release_patch(state, CONFIG, owned, target, 0)), NODES) == {"n2"}
-    patch = release_patch(state, CONFIG, owned, target, 0)
+    job = owned_by("Job")
+    assert allowed(patched(job, release_patch(state, CONFIG, job, target, 0)), NODES) == set(NODES)
+    patch = release_patch(state, CONFIG, owned, target, 0, handover=Handover("host-2"))
     wishes = patch["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    # Karpenter makes no node for a pod with matchFields.
     assert wishes[0] == {
         "weight": 100,
-        "preference": {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]},
+        "preference": {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["host-2"]}]},
     }
+
+
+def owned_by(kind: str) -> GroupPod:
+    pod = gated()
+    owner = OwnerReference("v1", kind, "o", "u-o", controller=True)
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, owner_references=[owner]))
+
+
+def test_a_pod_without_a_place_and_one_of_a_daemon_set_keep_the_words_of_their_user() -> None:
+    """An autoscaler makes a node for what it reads in the pod; a DaemonSet has chosen the node already."""
+    state, target = cluster(NODES, ["n1"], {("z2", "z1"): 5, ("z3", "z1"): 50}, 10), Target("z2", "r", "n2")
+    plain = release_patch(state, CONFIG, gated(owned=True), None, 0, handover=Handover(as_asked=True))
+    tied = release_patch(state, CONFIG, owned_by("DaemonSet"), target, 0)
+    for patch in (plain, tied):
+        assert patch["spec"] == {"schedulingGates": [{"$patch": "delete", "name": GATE}]}
+        assert NARROWED_ANNOTATION not in patch["metadata"]["annotations"]
+
+
+def test_what_could_not_be_met_before_is_wished_for_and_not_demanded() -> None:
+    state, pod = cluster(NODES, [], {}, 10), gated(owned=True)
+    patch = release_patch(state, CONFIG, pod, Target("z2", "r", "n2"), 0, handover=Handover("n2", demands=False))
+    assert allowed(patched(pod, patch), NODES) == set(NODES)
+    assert list(patch["spec"]["affinity"]["nodeAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +245,9 @@ def test_in_parity_nothing_but_the_gate_is_touched() -> None:
         ("network-aware-scheduler", "affinity", "extender", "affinity"),
         ("network-aware-scheduler", "extender", "affinity", "extender"),
         ("default-scheduler", "", "extender", "affinity"),
+        ("default-scheduler", "nominated", "extender", "nominated"),
+        ("network-aware-scheduler", "", "nominated", "nominated"),
+        ("default-scheduler", "", "nominated", "nominated"),
     ],
 )
 def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
@@ -204,7 +256,12 @@ def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
     pod = gated(schedulerName=scheduler)
     labels = {**(pod.metadata.labels or {}), **({"netaware.io/placement": label} if label else {})}
     pod = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, labels=labels))
-    assert mode_of(pod, SchedulerConfig(placement=placement)) == mode
+    config = SchedulerConfig(placement=placement)
+    state = State(config, "netaware-system")
+    assert mode_of(pod, config, state) == mode
+    labels = {"netaware.io/placement": "nominated"}
+    state.take_namespace("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
+    assert mode_of(pod, config, state) == (label or "nominated")
 
 
 def test_the_decision_is_kept_on_the_pod() -> None:
@@ -218,3 +275,161 @@ def test_the_decision_is_kept_on_the_pod() -> None:
     assert kept.zones == {"z1": (0, True), "z2": (5, True), "z3": (50, False)}
     assert kept.refused == 2
     assert decision_of(pod) is None
+
+
+def said(
+    passing: tuple[str, ...], refused: tuple[str, ...], *, unlabelled: bool | None, scores: dict[str, int] | None = None
+) -> Verdicts:
+    return Verdicts(passing, refused, unlabelled, scores or {})
+
+
+PLACES = (Location("", ""), Location("r1", "z1"), Location("r2", "z1"), Location("r1", "z2"), Location("r1", "z3"))
+
+
+def weighed(*tallies: tuple[int, int, int]) -> Weighing:
+    """Satisfied, violated and cost per place."""
+    return Weighing("", tuple(Tally(*tally) for tally in tallies))
+
+
+def test_verdicts_of_zones_are_those_of_their_best_places() -> None:
+    found = zone_verdicts(
+        weighed((1, 0, 3), (0, 1, 90), (1, 0, 40), (1, 1, 20), (0, 1, 1)), PLACES, populated=[0, 1, 2, 3, 4]
+    )
+    assert found == said(("z1", "z2"), ("z3",), unlabelled=True, scores={"z1": 0, "z2": 100})
+    of_both = zone_verdicts(
+        weighed((0, 1, 3), (1, 0, 40), (0, 1, 90), (1, 0, 60), (1, 0, 50)), PLACES, populated=[1, 2, 3, 4]
+    )
+    assert of_both == said(("z1", "z2", "z3"), (), unlabelled=None, scores={"z1": 100, "z2": 0, "z3": 50})
+    dear_first = zone_verdicts(
+        weighed((0, 1, 0), (1, 0, 90), (1, 0, 40), (1, 0, 20), (1, 0, 60)), PLACES, populated=[1, 2, 3, 4]
+    )
+    assert dear_first.scores == {"z1": 50, "z2": 100, "z3": 0}, "of a zone in two regions the cheaper place counts"
+    two = (*PLACES, Location("", ""))
+    either = zone_verdicts(weighed((1, 0, 0), *[(0, 1, 9)] * 4, (0, 1, 0)), two, populated=[0, 5])
+    assert either == said((), (), unlabelled=True, scores={})
+    assert zone_verdicts(weighed((0, 1, 0), *[(0, 1, 9)] * 4), PLACES, populated=[0, 4]).unlabelled_passes is False
+    assert zone_verdicts(Weighing("no dependency"), PLACES, populated=[0, 1]) == Verdicts()
+
+
+ZONE_1, NO_ZONE = Target("z1", "r", "n1"), Target("", "", "n1")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "target", "wanted"),
+    [
+        (said(("z1",), ("z2",), unlabelled=True), ZONE_1, ("In", ["z1"])),
+        (said(("z1",), ("z2",), unlabelled=True), None, ("NotIn", ["z2"])),
+        (said(("z1",), ("z2",), unlabelled=True), NO_ZONE, ("NotIn", ["z2"])),
+        (said(("z1", "z3"), ("z2",), unlabelled=False), None, ("In", ["z1", "z3"])),
+        (said((), ("z2",), unlabelled=False), None, ("NotIn", ["z2"])),
+        (said(("z1",), ("z2",), unlabelled=None), None, ("NotIn", ["z2"])),
+        (said(("z1",), (), unlabelled=None), None, None),
+        (Verdicts(), None, None),
+    ],
+)
+def test_one_requirement_stands_for_the_filter(
+    verdicts: Verdicts, target: Target | None, wanted: tuple[str, list[str]] | None
+) -> None:
+    found = requirement(verdicts, target)
+    assert (None if found is None else (found.key, found.operator, found.values)) == (
+        None if wanted is None else (ZONE, *wanted)
+    )
+
+
+def wishes(verdicts: Verdicts, target: Target | None, hostname: str = "") -> list[tuple[int, str, list[str]]]:
+    found = []
+    for term in wishes_of(verdicts, target, hostname):
+        assert not term.preference.match_fields, "Karpenter makes no node for a pod that has these"
+        assert term.preference.match_expressions is not None
+        (expression,) = term.preference.match_expressions
+        assert expression.operator == "In"
+        found.append((term.weight, expression.key, expression.values or []))
+    return found
+
+
+def test_wishes_weigh_the_planned_host_its_zone_and_what_the_rule_prefers() -> None:
+    verdicts = Verdicts(("z1", "z2", "z3", "z4"), scores={"z4": 30, "z3": 30, "z2": 100, "z1": 100, "z5": 2, "z6": 3})
+    host = (100, "kubernetes.io/hostname", ["h1"])
+    others = [(33, ZONE, ["z2"]), (10, ZONE, ["z3"]), (10, ZONE, ["z4"]), (1, ZONE, ["z6"])]
+    assert wishes(verdicts, ZONE_1, "h1") == [host, (60, ZONE, ["z1"]), *others]
+    assert wishes(verdicts, ZONE_1) == [(60, ZONE, ["z1"]), *others]
+    assert wishes(verdicts, NO_ZONE, "h1") == [host, (33, ZONE, ["z1"]), *others]
+    assert wishes(verdicts, None, "h1") == [(33, ZONE, ["z1"]), *others], "no host is wished for without a plan"
+    assert wishes(Verdicts(), None) == []
+    many = Verdicts(scores={f"z{i:02}": 100 for i in range(30)})
+    assert [values for _, _, values in wishes(many, None)] == [[f"z{i:02}"] for i in range(20)]
+
+
+def test_the_users_wishes_and_terms_stand_beside_ours() -> None:
+    mine = PreferredTerm(7, NodeSelectorTerm(match_expressions=[MatchExpression("pool", "Exists")]))
+    by_name = NodeSelectorTerm(match_fields=[MatchExpression("metadata.name", "In", ["n1"])])
+    silent, ours = NodeSelectorTerm(), MatchExpression(ZONE, "In", ["z1"])
+    own = NodeAffinity(NodeSelector([by_name, silent]), [mine])
+    pod = gated(affinity=msgspec.to_builtins(Affinity(own)))
+    wish = PreferredTerm(60, NodeSelectorTerm(match_expressions=[ours]))
+    found = tighten(pod, ours, [wish])
+    assert found.preferred_during_scheduling_ignored_during_execution == [mine, wish]
+    narrowed = NodeSelectorTerm([ours], by_name.match_fields)
+    assert found.required_during_scheduling_ignored_during_execution == NodeSelector([narrowed, silent])
+    assert tighten(pod, None, ()) == own
+    assert tighten(gated(), None, ()) == NodeAffinity()
+    assert tighten(gated(), ours, ()) == NodeAffinity(NodeSelector([NodeSelectorTerm([ours])]))
+    only_wishes = gated(affinity=msgspec.to_builtins(Affinity(NodeAffinity(None, [mine]))))
+    assert tighten(only_wishes, ours, ()) == NodeAffinity(NodeSelector([NodeSelectorTerm([ours])]), [mine])
+
+
+def narrowed_pod(said: str, *terms: NodeSelectorTerm) -> GroupPod:
+    pod = gated(affinity=msgspec.to_builtins(Affinity(NodeAffinity(NodeSelector(list(terms))))))
+    metadata = msgspec.structs.replace(pod.metadata, annotations={NARROWED_ANNOTATION: said})
+    return msgspec.structs.replace(pod, metadata=metadata)
+
+
+def test_what_we_narrowed_is_taken_out_again_and_the_rest_is_the_users() -> None:
+    ours, theirs = MatchExpression(ZONE, "In", ["z1"]), MatchExpression("pool", "Exists")
+    said = msgspec.json.encode(ours).decode()
+
+    def asked(*terms: NodeSelectorTerm) -> NodeSelector | None:
+        affinity = as_asked(narrowed_pod(said, *terms)).spec.affinity
+        assert affinity is not None
+        assert affinity.node_affinity is not None
+        return affinity.node_affinity.required_during_scheduling_ignored_during_execution
+
+    assert asked(NodeSelectorTerm([theirs, ours])) == NodeSelector([NodeSelectorTerm([theirs])])
+    assert asked(NodeSelectorTerm([ours])) is None, "the term was ours alone"
+    silent = NodeSelectorTerm()
+    assert asked(NodeSelectorTerm([theirs, ours]), silent) == NodeSelector(
+        [NodeSelectorTerm([theirs]), NodeSelectorTerm([])]
+    )
+    for odd in ("", "{", "[" * 100_000):
+        pod = narrowed_pod(odd, NodeSelectorTerm([ours]))
+        assert as_asked(pod) is pod
+    bare = gated()
+    marked = msgspec.structs.replace(
+        bare, metadata=msgspec.structs.replace(bare.metadata, annotations={NARROWED_ANNOTATION: said})
+    )
+    assert as_asked(marked) is marked
+    apart = gated(affinity={"podAntiAffinity": {}})
+    apart = msgspec.structs.replace(apart, metadata=marked.metadata)
+    assert as_asked(apart) is apart
+
+
+@pytest.mark.parametrize(
+    ("kind", "controller", "replaceable", "tied"),
+    [
+        ("ReplicaSet", True, True, False),
+        ("StatefulSet", True, True, False),
+        ("Job", True, False, False),
+        ("DaemonSet", True, False, True),
+        ("ReplicaSet", False, False, False),
+        ("DaemonSet", False, False, False),
+    ],
+)
+def test_only_the_owner_that_controls_a_pod_makes_it_anew(
+    kind: str, controller: bool, replaceable: bool, tied: bool
+) -> None:
+    owner = OwnerReference(kind=kind, uid="u", controller=controller)
+    pod = GroupPod(ObjectMeta(name="p", owner_references=[OwnerReference(kind="Other"), owner]))
+    assert owner_of(pod) == (owner if controller else None)
+    assert (is_replaceable(pod), is_tied(pod)) == (replaceable, tied)
+    assert not is_replaceable(GroupPod())
+    assert not is_tied(GroupPod())

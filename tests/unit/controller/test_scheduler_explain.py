@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.resources import AppGroup, NetworkTopology
+from controller.cluster.pods import GroupPod, Target
+from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.planner import Plan
-from controller.scheduler.pods import GroupPod, Target
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
-from controller.scheduler.stuck import Replace, Retry, StuckPods
+from controller.scheduler.unschedulable import Replace, Retry, StuckPods, Tell
 from kubekit.wire import Node, format_time
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
@@ -211,21 +212,30 @@ AFFINITY = SchedulerConfig(placement="affinity", gates=GatesConfig(replace_after
 
 def frozen(since_s: float = 60, *, owned: bool = True, name: str = "p1") -> GroupPod:
     metadata = {**planned(Target("z1", "r", "n1")), **(OWNED if owned else {})}
+    metadata["annotations"][NARROWED_ANNOTATION] = '{"key":"zone","operator":"In","values":["z1"]}'
     return stuck("4 node(s) didn't match Pod's node affinity", since_s=since_s, name=name, metadata=metadata)
 
 
 def test_a_frozen_pod_is_replaced_with_growing_pauses_when_another_zone_is_better() -> None:
     keeper, plan = StuckPods(AFFINITY), Plan({"default/p1": Target("z2", "r", "n3")})
-    assert keeper.plan([frozen(since_s=4)], plan, example(), NOW) == ([], 6)
+    # What counts is how long we have seen it refused: the condition is as old as the gate was.
+    assert keeper.plan([frozen()], plan, example(), NOW - 10) == ([], 10)
+    assert keeper.plan([frozen()], plan, example(), NOW - 4) == ([], 4)
     assert [type(a) for a in keeper.plan([frozen()], plan, example(), NOW)[0]] == [Replace]
     assert keeper.plan([frozen()], plan, example(), NOW + 5) == ([], 15)  # the second pause is twice as long
     assert [type(a) for a in keeper.plan([frozen()], plan, example(), NOW + 20)[0]] == [Replace]
     assert keeper.plan([frozen()], plan, example(), NOW + 25) == ([], 35)
 
 
-def test_a_frozen_pod_stays_when_nobody_would_make_it_anew_or_nothing_is_better() -> None:
+def test_a_frozen_pod_stays_when_nobody_would_make_it_anew() -> None:
     keeper, plan = StuckPods(AFFINITY), Plan({"default/p1": Target("z2", "r", "n3")})
-    assert keeper.plan([frozen(owned=False)], plan, example(), NOW) == ([], None)
-    same = Plan({"default/p1": Target("z1", "r", "n2")})
-    assert keeper.plan([frozen()], same, example(), NOW) == ([], None)
-    assert keeper.plan([frozen()], Plan(unplaced=("default/p1",)), example(), NOW) == ([], None)
+    keeper.plan([frozen(owned=False)], plan, example(), NOW)
+    assert [type(a) for a in keeper.plan([frozen(owned=False)], plan, example(), NOW + 10)[0]] == [Tell]
+
+
+@pytest.mark.parametrize("plan", [{"default/p1": Target("z1", "r", "n2")}, {}], ids=["the same zone", "no place"])
+def test_a_frozen_pod_does_not_stay_pending_because_no_other_zone_is_better(plan: dict[str, Target]) -> None:
+    keeper = StuckPods(AFFINITY)
+    keeper.plan([frozen()], Plan(plan), example(), NOW)
+    assert [type(a) for a in keeper.plan([frozen()], Plan(plan), example(), NOW + 10)[0]] == [Replace]
+    assert not keeper.may_demand(frozen())

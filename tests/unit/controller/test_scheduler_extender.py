@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.resources import AppGroup, NetworkTopology
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.scheduler.config import AllocatableArgs, ExtenderConfig, SchedulerConfig
-from controller.scheduler.extender import Extender
+from controller.scheduler.extender import BadRequestError, Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.pods import GroupPod
 from controller.scheduler.program import Service as Program
 from controller.scheduler.state import State
 from kubekit.client import Client
@@ -363,7 +363,7 @@ async def test_allocatable_adds_its_own_weighted_score_for_our_pods_alone() -> N
 )
 def test_settings_that_make_no_sense_are_named(section: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        msgspec.convert(section, SchedulerConfig).validate()
+        msgspec.convert(section, SchedulerConfig).validate("scheduler")
     assert refused.value.field == field
 
 
@@ -391,3 +391,66 @@ async def test_beyond_the_machine_it_speaks_tls_with_the_certificate_it_is_given
         broken = SchedulerConfig(extender=ExtenderConfig(tls_cert_file=str(pair.key), tls_key_file=str(pair.key)))
         with pytest.raises(ConfigError, match="tlsCertFile"):
             Program(client, broken, listen="127.0.0.1:0", namespace="n", registry=CollectorRegistry())
+
+
+def victims(**by_node: list[str]) -> dict[str, Any]:
+    """As kube-scheduler writes them: Go's names, and an absent list where a node needs no victims."""
+    return {node: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 1} for node, uids in by_node.items()}
+
+
+def with_uids(state: State, *pods: tuple[str, str, str]) -> State:
+    """More placed pods: UID, workload, node."""
+    for uid, workload, node in pods:
+        meta = {"name": uid, "namespace": "default", "uid": uid, "labels": {GROUP: "a1", WORKLOAD: workload}}
+        body = {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}}
+        state.take_pod(f"default/{uid}", None, msgspec.convert(body, GroupPod))
+    return state
+
+
+async def test_preempt_keeps_the_nodes_that_filter_would_pass_once_their_victims_are_gone() -> None:
+    """P1 may be no further than 10 from P2, which runs in z1 alone: nodes of z2 would be cleared for nothing."""
+    async with serving() as service:
+        asked = victims(n1=[], n2=["other"], n3=["other"], n4=[])
+        status, answer = await service.post("preempt", {"Pod": asked_pod(), "NodeNameToMetaVictims": asked})
+    assert status == 200
+    assert answer == {"NodeNameToMetaVictims": {name: asked[name] for name in ("n1", "n2")}}
+
+
+def test_preempt_refuses_what_is_nested_too_deep_to_be_read() -> None:
+    config = SchedulerConfig()
+    extender = Extender(example(config), config, ExtenderMetrics(CollectorRegistry()), lambda: "")
+    with pytest.raises(BadRequestError, match="no ExtenderPreemptionArgs"):
+        extender.answer_preempt(b'{"x":' + b"[" * 1_500)
+
+
+def test_a_victim_that_the_pod_depends_on_counts_no_more() -> None:
+    """Two P2 in z2 and one in z1: z2 is where P1 belongs, unless making room there would evict them."""
+    config = SchedulerConfig()
+    state = with_uids(example(config), ("a", "P2", "n3"), ("b", "P2", "n3"))
+    extender = Extender(state, config, ExtenderMetrics(CollectorRegistry()), lambda: "")
+
+    def remaining(**asked: list[str]) -> set[str]:
+        question = {"Pod": asked_pod(), "NodeNameToMetaVictims": victims(**asked)}
+        return set(msgspec.json.decode(extender.answer_preempt(msgspec.json.encode(question)))["NodeNameToMetaVictims"])
+
+    assert remaining(n1=[], n3=[], n4=[]) == {"n3", "n4"}
+    assert remaining(n3=["a"], n4=["a", "b"]) == {"n3"}
+
+
+@pytest.mark.parametrize(
+    "pod", [asked_pod("somebody-elses"), asked_pod(labels={}), asked_pod(labels={GROUP: "none", WORKLOAD: "P1"})]
+)
+def test_preempt_has_no_say_about_pods_that_filter_has_none_about(pod: dict[str, Any]) -> None:
+    config = SchedulerConfig()
+    extender = Extender(example(config), config, ExtenderMetrics(CollectorRegistry()), lambda: "")
+    question = {"Pod": pod, "NodeNameToMetaVictims": {**victims(n3=["x"]), "n4": None}}
+    answer = msgspec.json.decode(extender.answer_preempt(msgspec.json.encode(question)))["NodeNameToMetaVictims"]
+    assert set(answer) == {"n3", "n4"}
+    assert answer["n3"] == victims(n3=["x"])["n3"]
+
+
+async def test_preempt_without_uids_says_what_to_set() -> None:
+    async with serving() as service:
+        status, answer = await service.post("preempt", {"Pod": asked_pod(), "NodeNameToVictims": {}})
+    assert status == 400
+    assert "nodeCacheCapable" in answer["error"]

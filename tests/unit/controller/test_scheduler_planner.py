@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.scheduler.fleet import BoundPod, Fleet
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
-from controller.scheduler.pods import Container, GroupPod, Target
-from controller.scheduler.requests import requests_of
-from kubekit.wire import Node
+from controller.cluster.costs import Location
+from controller.cluster.hosts import Fleet, Room
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import Container, GroupPod, GroupPodSpec, NodeSelector, Target
+from controller.cluster.requests import requests_of
+from controller.scheduler.affinity import NARROWED_ANNOTATION
+from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost, without
+from kubekit.wire import Node, ResourceRequirements
 from tests.unit.controller import groups
 
 
@@ -32,7 +35,7 @@ def line(replicas: tuple[int, ...] = (1, 1, 1), most: int = 100) -> groups.Case:
 
 def snapshot(case: groups.Case, nodes: list[Node], **changes: Any) -> GroupSnapshot:
     base = groups.snapshot_of(case)
-    return msgspec.structs.replace(base, hosts=groups.hosts_of(*nodes), **changes)
+    return msgspec.structs.replace(base, **{"hosts": groups.hosts_of(*nodes), **changes})
 
 
 def zones_of(plan: Plan) -> dict[str, str]:
@@ -229,7 +232,8 @@ def test_an_earlier_plan_is_kept_when_no_other_is_better() -> None:
 
 
 def test_nothing_to_place_and_nowhere_to_place_are_answered() -> None:
-    assert plan_group(snapshot(line(), [node("a", "z0")], pods=[])).targets == {}
+    nothing = plan_group(snapshot(line(), [node("a", "z0")], pods=[]))
+    assert (nothing.targets, nothing.cost, nothing.violations, nothing.latency_us) == ({}, 0, 0, 0.0)
     assert sorted(plan_group(snapshot(line(), [])).unplaced) == ["default/w0-0", "default/w1-0", "default/w2-0"]
 
 
@@ -237,18 +241,55 @@ def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
     def container(cpu: str, **fields: Any) -> Container:
         return msgspec.convert({"resources": {"requests": {"cpu": cpu}}, **fields}, Container)
 
+    def of(containers: list[Container], first: list[Container] | None = None, **fields: Any) -> dict[str, int]:
+        return requests_of(GroupPodSpec(containers=containers, init_containers=first, **fields))
+
     sidecar = container("200m", restartPolicy="Always")
-    assert requests_of([container("1"), container("500m")], None, None) == {"cpu": 1500, "pods": 1}
-    assert requests_of([container("1")], [container("3")], {"cpu": "100m"}) == {"cpu": 3100, "pods": 1}
-    assert requests_of([container("1")], [sidecar, container("900m")], None) == {"cpu": 1200, "pods": 1}
-    assert requests_of([container("1")], [sidecar, container("2")], None) == {"cpu": 2200, "pods": 1}
+    whole = ResourceRequirements(requests={"cpu": "700m", "memory": "1Ki", "example.com/gpu": "3"})
+    assert of([container("1"), container("500m")]) == {"cpu": 1500, "pods": 1}
+    assert of([container("1")], [container("3")], overhead={"cpu": "100m"}) == {"cpu": 3100, "pods": 1}
+    assert of([container("1")], [sidecar, container("900m")]) == {"cpu": 1200, "pods": 1}
+    assert of([container("1")], [sidecar, container("2")]) == {"cpu": 2200, "pods": 1}
+    assert of([container("1")], resources=whole) == {"cpu": 700, "memory": 1024, "pods": 1}
+    assert of([container("1")], resources=whole, overhead={"cpu": "1"})["cpu"] == 1700
+
+
+@pytest.mark.parametrize(
+    ("asked", "allocated", "has", "conditions", "cpu"),
+    [
+        ("1", None, None, [], 1000),
+        ("1", "1", "2", [], 2000),  # it shrinks, and its node has not taken the rest back yet
+        ("4", "2", "2", [], 4000),  # it grows
+        ("1", "3", "2", [], 3000),
+        ("4", "2", "2", [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}], 2000),
+        ("4", "2", "2", [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}], 4000),
+    ],
+)
+def test_a_container_that_is_resized_in_place_holds_the_larger_of_what_it_has_and_what_it_gets(
+    asked: str, allocated: str | None, has: str | None, conditions: list[dict[str, str]], cpu: int
+) -> None:
+    held: dict[str, Any] = {"name": "c"}
+    if allocated:
+        held["allocatedResources"] = {"cpu": allocated}
+    if has:
+        held["resources"] = {"requests": {"cpu": has}}
+    body = {
+        "metadata": {"name": "p", "namespace": "d"},
+        "spec": {"nodeName": "a", "containers": [{"name": "c", "resources": {"requests": {"cpu": asked}}}]},
+        "status": {"containerStatuses": [held], "conditions": conditions},
+    }
+    pod, reader = msgspec.convert(body, GroupPod), PodReader()
+    assert requests_of(pod.spec, pod.status)["cpu"] == cpu
+    other = msgspec.convert({**body, "status": {}}, GroupPod)
+    assert (reader.read(other).requests["cpu"], reader.read(pod).requests["cpu"]) == (int(asked) * 1000, cpu)
 
 
 def test_the_fleet_counts_each_bound_pod_once_however_often_it_is_seen() -> None:
-    def bound(cpu: str, where: str = "a") -> BoundPod:
+    def bound(cpu: str, where: str = "a") -> PodInfo:
         containers = [{"resources": {"requests": {"cpu": cpu}}}]
         spec = {"nodeName": where, "containers": containers}
-        return msgspec.convert({"metadata": {"name": "p", "namespace": "d"}, "spec": spec}, BoundPod)
+        pod = msgspec.convert({"metadata": {"name": "p", "namespace": "d"}, "spec": spec}, GroupPod)
+        return PodReader().read(pod)
 
     fleet = Fleet()
     fleet.take_node("a", None, node("a", "z0"))
@@ -264,3 +305,277 @@ def test_the_fleet_counts_each_bound_pod_once_however_often_it_is_seen() -> None
     assert fleet.version == version
     fleet.take_node("a", None, None)
     assert fleet.hosts == {}
+
+
+def test_a_pod_goes_where_its_volumes_can_be_reached_from_and_the_others_go_round_it() -> None:
+    """Hosts a and b have room for one pod each; w0 would rather be at a, where w1 is."""
+    reach = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["b"]}]}]
+    volumes = {"default/w0-0": (msgspec.convert({"nodeSelectorTerms": reach}, NodeSelector),)}
+    case = groups.Case((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (1, 1))
+    nodes = [node("a", "z0", cpu="2"), node("b", "z1", cpu="1")]
+    assert plan_group(snapshot(case, nodes)).targets["default/w0-0"].node == "a"
+    plan = plan_group(snapshot(case, nodes, volumes=volumes))
+    assert {key: target.node for key, target in plan.targets.items()} == {"default/w0-0": "b", "default/w1-0": "a"}
+    full = plan_group(snapshot(case, nodes, volumes=volumes, used={"b": {"cpu": 1000, "pods": 1}}))
+    assert full.unplaced == ("default/w0-0",)
+    assert "1 had a volume node affinity conflict" in full.why["default/w0-0"]
+
+
+def test_pods_behind_another_gate_take_nobodys_place() -> None:
+    case = groups.Case((1, 1), (), ((0, 5), (5, 0)), (1, 1))
+    held = groups.waiting_pod(
+        "w0-0", "w0", schedulingGates=[{"name": "netaware.io/topological-order"}, {"name": "kueue.x-k8s.io/admission"}]
+    )
+    found = snapshot(
+        case, [node("a", "z0", cpu="1")], pods=[held, groups.waiting_pod("w1-0", "w1")], replicas={"w0": 1}
+    )
+    plan = plan_group(found)
+    assert set(plan.targets) == {"default/w1-0"}
+    assert plan.unplaced == ()
+
+
+def test_a_hot_host_is_taken_only_where_nothing_else_will_do() -> None:
+    nodes = [node("a1", "z0"), node("a2", "z0"), node("b1", "z1"), node("c1", "z2")]
+    case = line((1, 1, 0))
+    cool = plan_group(snapshot(case, nodes, hot=frozenset({"a1", "a2"})))
+    assert {target.node for target in cool.targets.values()} <= {"b1", "c1"}
+    assert not cool.unplaced
+    heated = plan_group(snapshot(case, nodes, hot=frozenset(n.metadata.name for n in nodes)))
+    assert not heated.unplaced
+
+
+def test_a_limit_is_not_broken_for_the_sake_of_a_cool_host() -> None:
+    """w0 stands in z0, and w1 may be no more than 9 away: only z0 and z1 will do, and both are hot."""
+    nodes = [node("a1", "z0"), node("b1", "z1"), node("c1", "z2")]
+    case = line((1, 1, 0), most=9)
+    pods = list(snapshot(case, nodes).pods)
+    pinned = msgspec.convert({**msgspec.to_builtins(pods[0]), "spec": {"nodeName": "a1"}}, GroupPod)
+    view = snapshot(case, nodes, hot=frozenset({"a1", "b1"}), pods=[pinned, *pods[1:]])
+    plan = plan_group(view)
+    assert plan.violations == 0
+    assert {target.node for target in plan.targets.values()} <= {"a1", "b1"}
+
+
+@pytest.mark.parametrize("taint", ["DeletionCandidateOfClusterAutoscaler", "karpenter.sh/disrupted"])
+def test_a_host_that_is_about_to_be_removed_gets_nobody(taint: str) -> None:
+    closing = node("a1", "z0", taints=[{"key": taint, "effect": "PreferNoSchedule"}])
+    plan = plan_group(snapshot(line((1, 0, 0)), [closing]))
+    assert plan.unplaced
+    assert "about to be removed" in next(iter(plan.why.values()))
+
+
+def test_a_port_that_a_stranger_holds_is_not_planned_for_until_it_is_free() -> None:
+    """A DaemonSet's pod, say, which no group knows: the leader used to plan pods onto its host, and the scheduler refused them."""
+    ports = {"name": "c", "ports": [{"containerPort": 9100, "hostPort": 9100}]}
+    stranger = msgspec.convert(
+        {"metadata": {"name": "exporter", "namespace": "d"}, "spec": {"nodeName": "a", "containers": [ports]}}, GroupPod
+    )
+    fleet = Fleet()
+    for name in ("a", "b"):
+        fleet.take_node(name, None, node(name, f"z{name}"))
+    fleet.take_pod("d/exporter", None, PodReader().read(stranger))
+    waiting = [groups.waiting_pod(f"w0-{i}", "w0", containers=[ports]) for i in range(2)]
+    case = groups.Case((2,), (), ((0, 5), (5, 0)), (9, 9))
+
+    def planned() -> tuple[set[str], tuple[str, ...]]:
+        found = snapshot(case, [], hosts=fleet.hosts, used=fleet.used, room=Room(fleet.hosts, fleet.used), pods=waiting)
+        plan = plan_group(found)
+        return {target.node for target in plan.targets.values()}, plan.unplaced
+
+    assert planned() == ({"b"}, ("default/w0-1",))
+    fleet.take_pod("d/exporter", None, None)
+    assert planned() == ({"a", "b"}, ())
+
+
+def aged(name: str, workload: str, minute: int, **spec: Any) -> GroupPod:
+    pod = groups.waiting_pod(name, workload, **spec)
+    created = f"2026-11-22T10:{minute:02}:00Z"
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, creation_timestamp=created))
+
+
+def test_of_pods_alike_the_oldest_take_zones_in_turn_and_the_youngest_go_without() -> None:
+    case = groups.Case((5,), (), ((0, 5), (5, 0)), (2, 2))
+    pods = [aged("e", "w0", 1), aged("d", "w0", 2), aged("c", "w0", 3), aged("b", "w0", 4), aged("a", "w0", 5)]
+    plan = plan_group(snapshot(case, [node("a", "z0", "2"), node("b", "z1", "2")], pods=pods))
+    zones = zones_of(plan)
+    assert plan.unplaced == ("default/a",), "the youngest"
+    assert zones["e"] != zones["d"]
+    assert zones["c"] != zones["b"]
+    assert set(plan.why) == {"default/a"}
+    assert plan.why["default/a"].startswith("0/2 nodes are available: 2 no room left")
+
+
+def test_of_pods_alike_each_keeps_the_host_it_was_planned_for() -> None:
+    case = groups.Case((3,), (), ((0, 5), (5, 0)), (1, 2))
+    nodes = [node("a", "z0", "1"), node("b", "z1", "2")]
+    for first in ("w0-0", "w0-1", "w0-2"):
+        previous = {f"default/w0-{i}": Target("z1", "r", "b") for i in range(3)} | {
+            f"default/{first}": Target("z0", "r", "a")
+        }
+        plan = plan_group(snapshot(case, nodes, previous=previous))
+        assert {k for k, t in plan.targets.items() if t.node == "a"} == {f"default/{first}"}
+    gone = {"default/w0-0": Target("z9", "r", "gone"), "default/w0-1": Target("z0", "r", "a")}
+    plan = plan_group(snapshot(case, nodes, previous=gone))
+    assert plan.targets["default/w0-1"].node == "a"
+
+
+def test_a_host_that_was_planned_for_two_and_has_room_for_one_gets_the_elder() -> None:
+    case = groups.Case((2,), (), ((0, 5), (5, 0)), (1, 1))
+    pods = [aged("a", "w0", 2), aged("b", "w0", 1)]
+    previous = {pod.metadata.key: Target("z0", "r", "a") for pod in pods}
+    plan = plan_group(snapshot(case, [node("a", "z0", "1"), node("b", "z1", "1")], pods=pods, previous=previous))
+    assert {key: target.node for key, target in plan.targets.items()} == {"default/b": "a", "default/a": "b"}
+
+
+def test_what_is_over_and_what_no_workload_knows_is_not_planned() -> None:
+    case = line((1, 1))
+    first, second = groups.pods_of(case)
+    done = msgspec.structs.replace(first, status=msgspec.structs.replace(first.status, phase="Succeeded"))
+    plan = plan_group(snapshot(case, [node("a", "z0")], pods=[done, second, groups.waiting_pod("x", "nobody")]))
+    assert set(plan.targets) == {"default/w1-0"}
+    assert plan.unplaced == ()
+    only = plan_group(snapshot(case, [node("a", "z0")], pods=[done]))
+    assert only == Plan()
+
+
+def test_latency_is_told_by_time_and_not_in_parity() -> None:
+    case, nodes = line((1, 1)), [node("a", "z0", "1"), node("b", "z1", "1")]
+    parity = plan_group(snapshot(case, nodes))
+    assert (parity.cost, parity.latency_us) == (5, 0.0)
+    by_time = plan_group(snapshot(case, nodes, objective="time"))
+    assert (by_time.cost, by_time.latency_us) == (5, 5000.0)
+
+
+def test_what_surviving_costs_is_worked_out_where_it_is_asked_for() -> None:
+    asked = snapshot(line((2, 2)), [node("a", "z0"), node("b", "z1")], objective="time", spread="zone")
+    assert plan_group(asked).survival_us is None
+    assert plan_group(asked, priced=True).survival_us is not None
+
+
+def test_a_way_that_was_not_measured_is_dear_while_others_are() -> None:
+    """With a NetworkTopology, as there is one unless somebody says otherwise; without any, zones are taken for near."""
+    nodes = [node("a", "z0", "1"), node("b", "z9", "1")]
+    unknown = plan_group(snapshot(line((1, 1)), nodes, objective="time"))
+    none = plan_group(snapshot(line((1, 1)), nodes, objective="time", measured=False))
+    assert unknown.latency_us == 100_000
+    assert none.latency_us < 10_000
+
+
+@pytest.mark.parametrize(
+    ("seats", "used", "promised"),
+    [
+        (None, 1000, 1000),
+        ({"default/w0-0": "a", "default/w0-1": "b"}, 1000, 1000),
+        ({"default/w0-1": "b"}, 0, 1000),
+        (None, 1000, 0),
+        ({"default/w0-1": "b"}, 0, 0),
+    ],
+    ids=["counted", "counted and said so", "not counted yet", "alone", "alone, not counted yet"],
+)
+def test_without_one_of_its_pods_a_cluster_has_its_room_and_another_like_it_waits(
+    seats: dict[str, str] | None, used: int, promised: int
+) -> None:
+    """Room for one is left on host a, whoever counted what; the pod on host b stays."""
+    waiting = groups.pods_of(line((3,)))
+    bound = [
+        msgspec.convert(
+            {
+                **msgspec.to_builtins(pod),
+                "spec": {**msgspec.to_builtins(pod.spec), "nodeName": host, "schedulingGates": []},
+                "status": {"phase": "Running"},
+            },
+            GroupPod,
+        )
+        for pod, host in zip(waiting, "ab", strict=False)
+    ]
+    nodes = [node("a", "z0", "2" if promised else "1"), node("b", "z1", "1")]
+    others = {"a": {"cpu": promised}} if promised else {}
+    counted = {"a": {"cpu": used, "pods": used // 1000}, "b": {"cpu": 1000, "pods": 1}}
+    start = snapshot(
+        line((3,)),
+        nodes,
+        pods=[*bound, waiting[2]],
+        seats=seats,
+        used=counted,
+        promised={k: dict(v) for k, v in others.items()},
+    )
+    assert plan_group(start).targets == {}
+    left = without(start, "default/w0-0")
+    assert [pod.metadata.name for pod in left.pods if pod.waiting] == ["w0-0", "w0-2"]
+    found = plan_group(left)
+    assert [target.node for target in found.targets.values()] == ["a"]
+    assert len(found.unplaced) == 1
+    assert start.promised == others, "whose it is stays as it was"
+
+
+def test_a_zone_that_we_required_of_a_pod_does_not_bind_the_next_plan() -> None:
+    """It is what an earlier plan wanted, and the annotation tells it from what the pod's user asked for."""
+    ours = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z1"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    users = groups.waiting_pod("w0-0", "w0", affinity=affinity)
+    noted = msgspec.structs.replace(
+        users.metadata, annotations={NARROWED_ANNOTATION: msgspec.json.encode(ours).decode()}
+    )
+    nodes = [node("a", "z0")]
+    narrowed = msgspec.structs.replace(users, metadata=noted)
+    assert zones_of(plan_group(snapshot(line((1,)), nodes, pods=[narrowed]))) == {"w0-0": "z0"}
+    assert zones_of(plan_group(snapshot(line((1,)), nodes, pods=[users]))) == {}
+
+
+def test_a_host_that_was_refused_to_a_pod_is_given_to_others_alone() -> None:
+    case = line((1, 1))
+    nodes = [node("a", "z0", "9"), node("b", "z1", "1")]
+    plan = plan_group(snapshot(case, nodes, refused={"default/w0-0": frozenset({"a"})}))
+    assert {key: target.node for key, target in plan.targets.items()} == {"default/w0-0": "b", "default/w1-0": "a"}
+
+
+def test_what_others_were_promised_is_not_given_away_and_released_pods_add_to_it() -> None:
+    case, nodes = line((1, 1)), [node("a", "z0", "3"), node("b", "z1", "1")]
+    promised = {"a": {"cpu": 1000, "pods": 1}}
+    both = plan_group(snapshot(case, nodes, promised=promised))
+    assert {t.node for t in both.targets.values()} == {"a"}
+    released = {"default/w0-0": Target("z0", "r", "a")}
+    full = plan_group(snapshot(case, nodes, promised={"a": {"cpu": 2000}}, released=released))
+    assert {key: target.node for key, target in full.targets.items()} == {"default/w0-0": "a", "default/w1-0": "b"}
+    assert promised == {"a": {"cpu": 1000, "pods": 1}}, "whose it is stays as it was"
+
+
+def test_annotations_that_cannot_be_read_are_told_once_and_the_default_counts() -> None:
+    case = line((1, 1))
+    group = groups.group_of(case)
+    odd = {"netaware.io/spread": "everywhere", "netaware.io/objective": "speed", "netaware.io/weights": "{"}
+    group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=odd))
+    plan = plan_group(snapshot(case, [node("a", "z0")], group=group))
+    assert len(plan.problems) == len(set(plan.problems)) == 3
+    assert plan.problems[0].startswith("annotation netaware.io/spread: 'everywhere' is none of")
+    assert {t.node for t in plan.targets.values()} == {"a"}
+
+
+def test_total_cost_is_of_all_pairs_and_a_host_is_no_distance() -> None:
+    case = line((2, 1), most=4)
+    start = groups.snapshot_of(case)
+    at = {name: Location("r", zone) for name, zone in (("a", "z0"), ("b", "z1"), ("c", "z2"), ("d", "z1"))}
+
+    def cost(*nodes: str) -> tuple[int, int]:
+        workloads = ("w0", "w0", "w1")
+        return total_cost(start.graph, [(w, at[n], n) for w, n in zip(workloads, nodes, strict=True)], start.costs)
+
+    assert cost("a", "b", "b") == (5, 1)
+    assert cost("d", "b", "b") == (1, 0)
+    assert cost("a", "c", "c") == (50, 1)
+    assert cost("a", "c", "b") == (10, 2)
+
+
+def test_nodes_without_a_zone_are_not_near_each_other_in_a_cluster_that_has_zones() -> None:
+    """Where none has one, they are: a cluster in one rack."""
+    case = groups.Case((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (9, 9))
+
+    def bare(name: str) -> Node:
+        return node(name, "z", cpu="1", labels={"topology.kubernetes.io/zone": ""})
+
+    two, zoned = [bare("u1"), bare("u2")], [node("n0", "z0", cpu="1"), node("n1", "z1", cpu="1")]
+    wishes = {"spread": "none", "objective": "time"}
+    found = plan_group(snapshot(case, [*two, *zoned], **wishes))
+    assert set(zones_of(found).values()) == {"z0", "z1"}
+    assert plan_group(snapshot(case, two, **wishes, measured=False)).latency_us == 100.0

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.pods import GATE, GroupPod, Target
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.pods import GATE, GroupPod
-from controller.scheduler.release import GroupQueue, Turns, plan_release
+from controller.scheduler.gates import told
+from controller.scheduler.planner import Plan
+from controller.scheduler.planning import Outlook
+from controller.scheduler.release import GroupQueue, Turns, plan_release, settles_in_s
 from kubekit.wire import format_time
 
 CREATED = 1_700_000_000.0
@@ -33,11 +36,11 @@ def pod(name: str, workload: str, *, gated: bool = True, node: str = "", age_s: 
     return msgspec.convert(body, GroupPod)
 
 
-def unschedulable(name: str, workload: str, since_s: float) -> GroupPod:
+def unschedulable(name: str, workload: str, since_s: float, reason: str = "Unschedulable") -> GroupPod:
     condition = {
         "type": "PodScheduled",
         "status": "False",
-        "reason": "Unschedulable",
+        "reason": reason,
         "lastTransitionTime": format_time(CREATED - since_s),
     }
     return pod(name, workload, gated=False, conditions=[condition])
@@ -100,6 +103,48 @@ def test_an_earlier_pod_that_fits_nowhere_is_passed_over_after_a_while() -> None
     assert released(plan_release(old, CREATED, CONFIG)) == [("b", "turn")]
 
 
+def test_a_pod_whose_volume_cannot_be_bound_is_passed_over_as_well() -> None:
+    """kube-scheduler then says SchedulerError, not Unschedulable."""
+    old = queue(unschedulable("a", "A", CONFIG.absent_wait_s, reason="SchedulerError"), pod("b", "B"))
+    assert released(plan_release(old, CREATED, CONFIG)) == [("b", "turn")]
+    gated = queue(unschedulable("a", "A", CONFIG.absent_wait_s, reason="SchedulingGated"), pod("b", "B"))
+    assert released(plan_release(gated, CREATED, CONFIG)) == []
+
+
+def test_what_the_plan_found_no_place_for_is_released_at_once_and_all_together() -> None:
+    pods = [pod("a", "A", gated=False), pod("b", "B"), pod("c1", "C"), pod("c2", "C")]
+    held = queue(*pods)
+    assert released(plan_release(held, CREATED, CONFIG)) == []
+    turns = plan_release(queue(*pods, unplaced=frozenset({"d/c1", "d/c2"})), CREATED, CONFIG)
+    assert released(turns) == [("c1", "unplaced"), ("c2", "unplaced")]
+    assert set(turns.waiting) == {"d/b"}
+    growing = queue(*pods, unplaced=frozenset({"d/c1"}), members=9, seen_at={"d/c1": CREATED})
+    assert released(plan_release(growing, CREATED, CONFIG)) == []
+
+
+def test_an_earlier_pod_that_was_refused_as_the_plan_foresaw_holds_nobody_up() -> None:
+    pods = (unschedulable("a", "A", since_s=0), pod("b", "B"))
+    assert released(plan_release(queue(*pods, unplaced=frozenset({"d/a"})), CREATED, CONFIG)) == [("b", "turn")]
+    untried = (pod("a", "A", gated=False), pod("b", "B"))
+    assert released(plan_release(queue(*untried, unplaced=frozenset({"d/a"})), CREATED, CONFIG)) == []
+
+
+def test_a_job_that_is_done_does_not_delay_a_scale_out() -> None:
+    done = pod("a-done", "A", gated=False, phase="Succeeded")
+    assert released(plan_release(queue(done, pod("b", "B")), CREATED, CONFIG)) == [("b", "turn")]
+    swept_away = queue(pod("b1", "B", node="n"), pod("b2", "B"))
+    assert released(plan_release(swept_away, CREATED, CONFIG)) == [("b2", "turn")]
+    leaving = msgspec.structs.replace(
+        done, metadata=msgspec.structs.replace(done.metadata, deletion_timestamp=format_time(CREATED))
+    )
+    assert released(plan_release(queue(leaving, pod("b", "B")), CREATED, CONFIG)) == []
+
+
+def test_replicas_that_an_earlier_workload_declares_are_waited_for_in_a_scale_out_too() -> None:
+    both = queue(pod("a", "A", node="n"), pod("b1", "B", node="n"), pod("b2", "B"), replicas={"A": 2})
+    assert released(plan_release(both, CREATED, CONFIG)) == []
+
+
 @pytest.mark.parametrize(
     ("unknown", "cause"),
     [
@@ -111,6 +156,9 @@ def test_an_earlier_pod_that_fits_nowhere_is_passed_over_after_a_while() -> None
 def test_pods_that_nobody_orders_go_after_a_while(unknown: GroupQueue, cause: str) -> None:
     early = plan_release(unknown, CREATED + CONFIG.absent_wait_s - 1, CONFIG)
     assert early.releases == ()
+    assert set(early.waiting.values()) == {
+        "its AppGroup does not exist" if cause == "no-group" else "its AppGroup has no such workload"
+    }
     assert early.again_s == pytest.approx(1)
     assert released(plan_release(unknown, CREATED + CONFIG.absent_wait_s, CONFIG)) == [("x", cause)]
 
@@ -157,3 +205,141 @@ def test_no_pod_is_held_beyond_the_longest_wait_and_somebody_looks_again_before(
         assert now.again_s <= CONFIG.max_wait_s
     late = plan_release(group, CREATED + CONFIG.max_wait_s, CONFIG)
     assert {r.pod.metadata.key for r in late.releases} == gated
+
+
+def test_a_pod_behind_another_gate_holds_nobody_up_and_keeps_ours_until_the_longest_wait() -> None:
+    """Opening ours would freeze a decision that has not been made: a plan leaves such pods out."""
+
+    def held(age_s: float) -> GroupPod:
+        made = msgspec.to_builtins(pod("a", "A", age_s=age_s))
+        made["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
+        return msgspec.convert(made, GroupPod)
+
+    turns = plan_release(queue(held(0), pod("b", "B"), order="AB"), CREATED, CONFIG)
+    assert released(turns) == [("b", "turn")]
+    assert turns.waiting == {"d/a": "held by another scheduling gate: kueue.x-k8s.io/admission"}
+    assert turns.again_s == CONFIG.max_wait_s
+    assert released(plan_release(queue(held(CONFIG.max_wait_s), order="AB"), CREATED, CONFIG)) == [("a", "waited")]
+
+
+def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_its_members() -> None:
+    seen = {"d/a": CREATED, "d/b": CREATED}
+    pods = (pod("a", "A"), pod("b", "B"))
+    complete = queue(*pods, order="AB", members=2, replicas={"A": 1, "B": 1}, seen_at=seen)
+    assert released(plan_release(complete, CREATED, CONFIG)) == [("a", "turn")]
+    for short in ({"members": 3}, {"replicas": {"A": 1, "B": 2}}):
+        growing = queue(*pods, order="AB", seen_at=seen, **{"members": 2, **short})
+        assert released(plan_release(growing, CREATED, CONFIG)) == []
+    almost = queue(*pods, order="AB", members=3, seen_at={"d/a": CREATED - 9, "d/b": CREATED - CONFIG.settle_s + 0.5})
+    assert plan_release(almost, CREATED, CONFIG).again_s == pytest.approx(0.5), "the newest pod counts"
+    assert settles_in_s(almost, CREATED, CONFIG) == pytest.approx(0.5)
+    assert settles_in_s(almost, CREATED + 9, CONFIG) == 0
+    unseen = queue(*pods, order="AB", members=3)
+    assert settles_in_s(unseen, CREATED, CONFIG) == 0
+    over = queue(
+        pod("a", "A"), pod("b", "B", gated=False, phase="Failed"), order="AB", members=3, seen_at={"d/b": CREATED}
+    )
+    assert settles_in_s(over, CREATED, CONFIG) == 0, "nobody waits for company of one that is done"
+
+
+@pytest.mark.parametrize(
+    ("group", "again_s"),
+    [
+        (queue(pod("a", "A", gated=False), pod("b", "B", age_s=30)), 70),  # the longest wait alone ends it
+        (queue(pod("a", "A", gated=False), pod("b", "B", age_s=-5)), 100),  # a clock that is behind
+        (queue(pod("a", "A", node="n"), pod("b", "B", age_s=5), replicas={"A": 2}), 15),
+        (queue(unschedulable("a", "A", since_s=5), pod("b", "B")), 15),
+        (queue(unschedulable("a", "A", since_s=19), pod("b", "B")), 1.0),
+        (queue(unschedulable("a", "A", since_s=20), pod("b", "B"), pod("c", "C")), 100),  # b goes, c waits for it
+        (queue(pod("a", "A", node="n")), None),
+        (queue(pod("a", "A")), None),
+        (queue(unschedulable("a", "A", since_s=5)), None),  # nobody waits for it
+    ],
+)
+def test_somebody_looks_again_when_the_first_wait_is_over_and_not_before(
+    group: GroupQueue, again_s: float | None
+) -> None:
+    found = plan_release(group, CREATED, CONFIG).again_s
+    assert found == (None if again_s is None else pytest.approx(again_s, abs=1e-6))
+
+
+def test_somebody_who_looks_just_before_a_wait_is_over_does_not_look_again_at_once() -> None:
+    nearly = plan_release(queue(pod("a", "A", gated=False), pod("b", "B", age_s=99)), CREATED + 0.99, CONFIG)
+    assert (nearly.releases, nearly.again_s) == ((), 0.05)
+    stuck = plan_release(queue(unschedulable("a", "A", since_s=19), pod("b", "B")), CREATED + 0.5, CONFIG)
+    assert stuck.releases == ()
+    assert stuck.again_s == pytest.approx(0.5)
+
+
+def test_pods_without_times_wait_as_if_they_had_just_come_and_are_refused_for_good() -> None:
+    def without(made: GroupPod) -> GroupPod:
+        body = msgspec.to_builtins(made)
+        body["metadata"].pop("creationTimestamp")
+        for condition in body["status"].get("conditions", ()):
+            condition.pop("lastTransitionTime")
+        return msgspec.convert(body, GroupPod)
+
+    held = queue(pod("a", "A", gated=False), without(pod("b", "B")))
+    assert plan_release(held, CREATED, CONFIG).again_s == 100
+    passed = queue(without(unschedulable("a", "A", since_s=0)), pod("b", "B"))
+    assert released(plan_release(passed, CREATED, CONFIG)) == [("b", "turn")]
+
+
+def test_nobody_waits_for_missing_replicas_of_the_own_workload_or_of_later_ones() -> None:
+    group = queue(pod("a", "A", node="n"), pod("b", "B"), replicas={"A": 1, "B": 4, "C": 4})
+    assert released(plan_release(group, CREATED, CONFIG)) == [("b", "turn")]
+    later = queue(pod("b", "B"), pod("c", "C", gated=False), replicas={"A": 0, "B": 1})
+    assert released(plan_release(later, CREATED, CONFIG)) == [("b", "turn")]
+
+
+def test_of_two_reasons_the_earlier_workload_s_is_told() -> None:
+    missing = queue(pod("c", "C"), replicas={"A": 3, "C": 1})
+    assert plan_release(missing, CREATED, CONFIG).waiting["d/c"] == (
+        "workload A comes first, and 3 of its pods do not exist yet"
+    )
+    absent = queue(pod("c", "C"), replicas={"B": 2, "C": 1})
+    assert plan_release(absent, CREATED, CONFIG).waiting["d/c"] == (
+        "workload A comes first, and 1 of its pods do not exist yet"
+    )
+
+
+def test_gates_open_in_the_groups_order_and_those_that_nobody_orders_come_last() -> None:
+    old = CONFIG.max_wait_s
+    pods = [
+        pod("x", "nowhere", age_s=old),
+        pod("c2", "C", age_s=old),
+        pod("a", "A", age_s=old),
+        pod("c1", "C", age_s=old),
+    ]
+    turns = plan_release(queue(*pods), CREATED, CONFIG)
+    assert [r.pod.metadata.name for r in turns.releases] == ["a", "c1", "c2", "x"]
+
+
+def test_those_that_go_together_wait_for_what_holds_them_and_for_nobody_s_turn() -> None:
+    pods = (pod("a", "A"), pod("b", "B"))
+    together = frozenset({"d/a", "d/b"})
+    held = plan_release(queue(*pods, together=together, held="one has no place"), CREATED, CONFIG)
+    assert held.releases == ()
+    assert held.waiting == {"d/a": "one has no place", "d/b": "one has no place"}
+    assert released(plan_release(queue(*pods, together=together), CREATED, CONFIG)) == [("a", "turn"), ("b", "turn")]
+
+
+def test_a_nominated_group_does_not_go_by_a_plan_that_is_being_made_anew() -> None:
+    """Half of it would take room by the old plan, and the other half might find none by the new one."""
+    pods, keys = (pod("a", "A"), pod("b", "A")), frozenset({"d/a", "d/b"})
+    old = Plan({"d/a": Target("z", "r", "n")}, unplaced=("d/b",))
+
+    def going(outlook: Outlook, nominated: frozenset[str] = keys) -> list[tuple[str, str]]:
+        return released(plan_release(told(queue(*pods), outlook, nominated), CREATED, CONFIG))
+
+    assert going(Outlook(old, pending=True)) == []
+    assert going(Outlook(old)) == [("b", "unplaced")], (
+        "what has a place keeps it, what has none is shown to autoscalers"
+    )
+    assert going(Outlook(Plan({"d/a": Target("z", "r", "n"), "d/b": Target("z", "r", "n")}))) == [
+        ("a", "turn"),
+        ("b", "turn"),
+    ]
+    assert going(Outlook(old, pending=True), frozenset()) == [("a", "turn"), ("b", "turn")], (
+        "those of other modes go in turn"
+    )

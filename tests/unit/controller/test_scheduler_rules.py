@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,15 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from controller.resources import AppGroup, NetworkTopology, WeightInfo
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.costs import CostTable, Location
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import AppGroup, NetworkTopology, WeightInfo
+from controller.cluster.services import Routing
 from controller.scheduler.allocatable import normalise_all, raw_score
-from controller.scheduler.config import AllocatableArgs, NetworkOverheadArgs, ResourceWeight, SchedulerConfig
+from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
 from controller.scheduler.extender import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.pods import GroupPod
-from controller.scheduler.rules import Bond, CostTable, Location, normalise, refusal, weigh
+from controller.scheduler.rules import Bond, Tally, Weighing, normalise, refusal, weigh
 from controller.scheduler.state import State
-from kubekit.wire import Node
+from kubekit.wire import Node, Object, ObjectMeta
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
@@ -382,7 +386,7 @@ def test_the_weight_asked_for_wins_over_the_measured_one(weights: tuple[dict[str
     assert parity == ("UserDefined" if expected == "UserDefined" else "")
 
 
-def test_groups_are_found_by_the_pods_own_namespace_then_by_the_groups_word_then_by_the_list() -> None:
+def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the_groups_word() -> None:
     config = SchedulerConfig(network_overhead=NetworkOverheadArgs(namespaces=("infra", "default")))
     shared = group({"P": []}, namespace="default")
     own = group({"P": []}, namespace="shop")
@@ -395,10 +399,44 @@ def test_groups_are_found_by_the_pods_own_namespace_then_by_the_groups_word_then
     )
     state = state_of(config, shared, own, named)
     assert state.group_of("shop", "a1") == "shop/a1"
-    assert state.group_of("branch", "a1") == "central/a1"
+    assert state.group_of("branch", "a1") == "default/a1"
     assert state.group_of("elsewhere", "a1") == "default/a1"
+    state.take_group("default/a1", shared, None)
+    assert state.group_of("branch", "a1") == "central/a1"
+    assert state.group_of("elsewhere", "a1") == ""
     assert state.group_of("shop", "unknown") == ""
     assert state_of(UPSTREAM, own).group_of("shop", "a1") == ""
+
+
+def test_a_group_gets_pods_of_another_namespace_only_where_that_namespace_lets_it_in() -> None:
+    """Whoever may write an AppGroup could otherwise take everybody's pods into it."""
+    evil = msgspec.convert(
+        {
+            "metadata": {"name": "a1", "namespace": "evil"},
+            "spec": {"workloads": [{"workload": {"kind": "D", "name": "p", "selector": "P", "namespace": "prod"}}]},
+        },
+        AppGroup,
+    )
+    state = State(SchedulerConfig(), "netaware-system", consent=True)
+    state.take_group("evil/a1", None, evil)
+    before = state.surroundings_version
+
+    def label(value: str) -> None:
+        labels = {"netaware.io/appgroups-from": value}
+        state.take_namespace("prod", None, Object(metadata=ObjectMeta(name="prod", labels=labels)))
+
+    assert state.group_of("prod", "a1") == ""
+    assert state.group_of("evil", "a1") == "evil/a1"
+    label("friends.family")
+    assert state.group_of("prod", "a1") == ""
+    label("friends.evil")
+    assert state.group_of("prod", "a1") == "evil/a1"
+    assert state.surroundings_version > before
+    state.take_group("default/a1", None, group({"P": []}, namespace="default"))
+    assert state.group_of("prod", "a1") == "default/a1"
+    state.take_group("default/a1", group({"P": []}, namespace="default"), None)
+    state.take_namespace("prod", None, None)
+    assert state.group_of("prod", "a1") == ""
 
 
 def test_score_normalisation_truncates_as_upstream_does() -> None:
@@ -409,9 +447,8 @@ def test_score_normalisation_truncates_as_upstream_does() -> None:
 
 
 def test_the_refusal_names_bandwidth_when_bandwidth_is_the_reason() -> None:
-    from controller.scheduler.rules import Tally
-
     assert "free bandwidth" in refusal("n", Tally(1, 0, 5, starved=True))
+    assert "free bandwidth" in refusal("n", Tally(1, 1, 5, starved=True)), "a tie is no reason"
 
 
 @pytest.mark.parametrize(("mode", "scores"), [("Least", [100, 0]), ("Most", [0, 100])])
@@ -434,3 +471,127 @@ def test_allocatable_truncates_toward_zero_and_counts_what_is_absent_as_nothing(
     assert normalise_all([4, 4]) == [0, 0]
     assert normalise_all([0, 1, 3]) == [0, 33, 100]
     assert normalise_all([]) == []
+
+
+def test_a_dependency_is_judged_by_the_replica_that_answers() -> None:
+    """Three replicas, one a zone: any answers, and two of three are too far from everywhere; by zone each place has its own."""
+    places = [Location(), Location("r", "z0"), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
+    zones = {f"n{i}": i for i in range(1, 5)} | {"m1": 1}
+    pods = {"n1": 1, "n2": 1, "n3": 1}
+    far = {(f"z{a}", f"z{b}"): 9 for a in range(4) for b in range(4) if a != b}
+    costs = CostTable(msgspec.convert(weight(far, {}), WeightInfo))
+
+    def judged(routing: Routing) -> dict[str, tuple[int, int, int]]:
+        found = weigh([Bond("b", 5, 0, pods, routing)], [], places, zones, costs)
+        return {name: tuple(found.tally(name, place))[:3] for name, place in zones.items()}  # type: ignore[misc]
+
+    assert judged(Routing.ANY)["m1"] == (1, 2, 1 + 9 + 9)
+    assert judged(Routing.ZONE) == {
+        "n1": (1, 0, 0),
+        "n2": (1, 0, 0),
+        "n3": (1, 0, 0),
+        "n4": (0, 3, 27),
+        "m1": (1, 0, 3),
+    }
+    assert judged(Routing.NODE) == {
+        "n1": (1, 0, 0),
+        "n2": (1, 0, 0),
+        "n3": (1, 0, 0),
+        "n4": (0, 3, 27),
+        "m1": (1, 0, 3),
+    }
+
+
+def test_a_node_without_a_zone_is_answered_from_anywhere_or_by_its_own_replica() -> None:
+    places = [Location(), Location("r", "z0")]
+    zones = {"bare": 0, "other": 0, "n1": 1}
+    costs = CostTable(None)
+    pods = {"bare": 1, "n1": 1}
+    by_zone = weigh([Bond("b", 5, 0, pods, Routing.ZONE)], [], places, zones, costs)
+    assert by_zone.tally("other", 0) == weigh([Bond("b", 5, 0, pods)], [], places, zones, costs).tally("other", 0)
+    by_node = weigh([Bond("b", 5, 0, pods, Routing.NODE)], [], places, zones, costs)
+    assert by_node.tally("bare", 0)[:3] == (1, 0, 0)
+
+
+HERE = [Location(), Location("r1", ""), Location("r1", "z1"), Location("r1", "z2"), Location("r2", "z3")]
+
+
+def expected_tally(
+    name: str, where: Mapping[str, Location], dependencies: list[Bond], dependants: list[Bond], costs: CostTable
+) -> tuple[int, int, int, int]:
+    """Satisfied, violated, cost and unknown of one node, replica by replica, by who answers."""
+    satisfied = violated = total = unknown = 0
+    me = where[name]
+    for bond in dependencies:
+        replicas = [node for node, count in bond.pods.items() for _ in range(count)]
+        local = [node for node in replicas if node == name]
+        hinted = all(where[node].zone for node in replicas)
+        near = [node for node in replicas if hinted and where[node] == me]
+        if bond.routing is Routing.NODE and local:
+            satisfied += len(local)
+        elif bond.routing is not Routing.ANY and near:
+            satisfied += len(near)
+            total += len(replicas) - round(len(replicas) * len(local) / len(near))
+        else:
+            for node in replicas:
+                verdict, cost = ("satisfied", 0) if node == name else costs.judge(me, where[node], bond.max_cost)
+                satisfied, violated = satisfied + (verdict == "satisfied"), violated + (verdict == "violated")
+                total, unknown = total + cost, unknown + (verdict == "unknown")
+    for bond in dependants:
+        for node, count in bond.pods.items():
+            verdict, cost = ("satisfied", 0) if node == name else costs.judge(where[node], me, bond.max_cost)
+            total, unknown = total + count * cost, unknown + count * (verdict == "unknown")
+    return satisfied, violated, total, unknown
+
+
+def test_a_node_is_weighed_by_who_answers_in_thousands_of_cases() -> None:
+    """Whatever the Service's traffic distribution, with nodes that have no zone, or nothing at all."""
+    for seed in range(3000):
+        chance = random.Random(seed)
+        where = {f"n{i}": chance.choice(HERE) for i in range(chance.randint(1, 6))}
+        zones = {
+            (a, b): chance.randint(0, 40) for a in ("", "z1", "z2") for b in ("", "z1", "z2") if chance.random() < 0.8
+        }
+        regions = {("r1", "r2"): 50, ("r2", "r1"): 9} if chance.random() < 0.7 else {}
+        costs = CostTable(msgspec.convert(weight(zones, regions), WeightInfo))
+
+        def bond(chance: random.Random = chance, names: list[str] = [*where]) -> Bond:  # noqa: B006 - of this round
+            pods = {name: chance.randint(1, 3) for name in names if chance.random() < 0.5}
+            return Bond("w", chance.randint(0, 40), 0, pods, chance.choice(list(Routing)))
+
+        dependencies = [bond() for _ in range(chance.randint(0, 2))]
+        dependants = [bond() for _ in range(chance.randint(0, 2))]
+        place_of = {name: HERE.index(place) for name, place in where.items()}
+        found = weigh(dependencies, dependants, HERE, place_of, costs)
+        for name, place in place_of.items():
+            tally = found.tally(name, place)
+            wanted = expected_tally(name, where, dependencies, dependants, costs)
+            # What a node that holds replicas knows of the unknown is its place's.
+            satisfied, violated, total, _ = wanted
+            assert (tally.satisfied, tally.violated, tally.cost) == (satisfied, violated, total), (seed, name)
+            held = any(name in bond.pods for bond in (*dependencies, *dependants))
+            assert held or tally.unknown == wanted[3], (seed, name)
+            assert not tally.starved
+        assert set(found.by_node) <= {n for bond in (*dependencies, *dependants) for n in bond.pods}
+        assert found.neutral == ""
+
+
+def test_tallies_pass_when_as_many_are_satisfied_as_violated_and_neutral_answers_refuse_nobody() -> None:
+    assert [Tally(a, b).passes for a, b in ((1, 1), (0, 1), (2, 1), (0, 0))] == [True, False, True, True]
+    assert not Tally(2, 0, starved=True).passes
+    assert Weighing("because").tally("n1", 7) == Tally(0, 0, 0, starved=False, unknown=0)
+    weighing = Weighing("", (Tally(1), Tally(2)), {"n1": Tally(3)})
+    assert [weighing.tally(*at).satisfied for at in (("n1", 0), ("n2", 0), ("n2", 1))] == [3, 1, 2]
+
+
+def test_of_a_callee_that_answers_near_bandwidth_is_asked_for_elsewhere_alone() -> None:
+    entry = {"destination": "z2", "networkCost": 1, "bandwidthCapacity": "1G", "bandwidthAllocated": "900M"}
+    rows = [{"origin": origin, "costList": [entry]} for origin in ("z1", "z3")]
+    level = [{"topologyKey": ZONE, "originList": rows}]
+    costs = CostTable(msgspec.convert({"name": "w", "topologyList": level}, WeightInfo))
+    places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
+    bond = Bond("peer", 10, 200_000_000, {"n1": 1, "n2": 1}, Routing.ZONE)
+    zones = {"n1": 1, "n2": 2}
+    starved = [t.starved for t in weigh([bond], [], places, zones, costs, bandwidth=True).by_class]
+    assert starved == [False, False, False, True]
+    assert not any(t.starved for t in weigh([bond], [], places, zones, costs).by_class), "only where it is asked for"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.resources import (
+from controller.cluster.membership import Membership
+from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
+from controller.cluster.resources import (
     AppGroup,
     AppGroupSpec,
     CostInfo,
@@ -30,8 +33,12 @@ from controller.topology.bandwidth import (
     measured_capacities,
     placed_by_zone,
     region_capacities,
+    remembered_capacities,
+    spell,
 )
-from kubekit.wire import ObjectMeta, Pod, PodSpec, PodStatus
+from controller.topology.weights import Bandwidths, build_weight, patch_topology
+from kubekit.wire import ObjectMeta
+from netperf.costs import CostTable, ZoneCost
 from netperf.sample import Measurement, Place, Sample
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
@@ -63,15 +70,15 @@ def group(name: str = "g", needs: dict[tuple[str, str], str | int] | None = None
     )
 
 
-def pod(workload: str, node: str, *, of: str = "g", phase: str = "Running", leaving: bool = False) -> Pod:
+def pod(workload: str, node: str, *, of: str = "g", phase: str = "Running", leaving: bool = False) -> GroupPod:
     labels = {"appgroup.diktyo.x-k8s.io": of, "appgroup.diktyo.x-k8s.io.workload": workload}
     deletion = "2026-01-02T00:00:00Z" if leaving else None
     meta = ObjectMeta(name="p", namespace="shop", labels=labels, deletion_timestamp=deletion)
-    return Pod(metadata=meta, spec=PodSpec(node_name=node), status=PodStatus(phase=phase))
+    return GroupPod(metadata=meta, spec=GroupPodSpec(node_name=node), status=GroupPodStatus(phase=phase))
 
 
-def account(pods: list[Pod], *groups: AppGroup) -> dict[tuple[str, str], int]:
-    return allocated_bps(groups or (group(),), placed_by_zone(pods, PLACES))
+def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
+    return allocated_bps(Membership.among(groups or (group(),), ()), placed_by_zone(pods, PLACES))
 
 
 def test_one_pod_of_each_takes_its_demand_from_the_way_there_only() -> None:
@@ -110,7 +117,7 @@ def test_groups_add_up() -> None:
         pod("c", "n3"),
     ],
 )
-def test_pods_that_are_not_really_placed_in_a_zone_take_nothing(peer: Pod) -> None:
+def test_pods_that_are_not_really_placed_in_a_zone_take_nothing(peer: GroupPod) -> None:
     assert account([pod("a", "n1"), peer]) == {}
 
 
@@ -139,7 +146,7 @@ def test_the_account_equals_a_recount_after_any_events_repeated_and_reordered(
 ) -> None:
     """The account sees a store that events went through in any order; the recount sums over pairs of pods by hand."""
     groups = [group(needs={("a", "b"): 60, ("b", "c"): "1k", ("c", "a"): 7}), group("idle", {("a", "b"): 5})]
-    store: dict[int, Pod] = {}
+    store: dict[int, GroupPod] = {}
     for kind, key, node, workload in events:
         old = store.get(key)
         if kind == "delete":
@@ -160,7 +167,7 @@ def test_the_account_equals_a_recount_after_any_events_repeated_and_reordered(
     assert account(pods, *groups) == expected, "counting twice adds nothing"
 
 
-def _recount(pods: list[Pod]) -> dict[tuple[str, str], int]:
+def _recount(pods: list[GroupPod]) -> dict[tuple[str, str], int]:
     there = [
         (p.metadata.label("appgroup.diktyo.x-k8s.io.workload"), ZONE_OF.get(p.spec.node_name, ""))
         for p in pods
@@ -221,3 +228,45 @@ def test_a_measured_capacity_within_the_noise_is_not_written_anew() -> None:
     written = {("z1", "z2"): "1000", ("z1", "z3"): "1000", ("z2", "z3"): "bogus"}
     measured = {("z1", "z2"): 900, ("z1", "z3"): 500, ("z2", "z3"): 5}
     assert held_capacities(written, measured, 0.25) == {("z1", "z2"): "1000", ("z1", "z3"): 500, ("z2", "z3"): 5}
+
+
+def test_a_rotation_does_not_take_a_measured_capacity_away() -> None:
+    written: dict[tuple[str, str], str | int] = {("a", "b"): "9800M", ("a", "c"): "1G", ("a", "gone"): "5M"}
+    assert remembered_capacities(written, {("a", "c"): 2 * 10**9}, {"a", "b", "c"}) == {
+        ("a", "b"): 9_800_000_000,
+        ("a", "c"): 2 * 10**9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "text"), [(9_800_000_000, "9800M"), (10**10, "10G"), (1234, 1234), (0, 0), ("10Gi", "10Gi")]
+)
+def test_a_rate_is_spelled_as_short_as_it_can_be_said_exactly(rate_bps: str | int, text: str | int) -> None:
+    assert spell(rate_bps) == text
+
+
+def test_the_object_of_a_hundred_zones_with_bandwidth_stays_below_a_megabyte() -> None:
+    rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
+    pairs = [(a, b) for a in zones for b in zones if a != b]
+    table = CostTable(
+        zones={
+            pair: ZoneCost(
+                cost=rng.randint(2, 300),
+                latency_us=rng.uniform(100, 3e5),
+                basis="measured",
+                age_s=1.0,
+                error_us=rng.uniform(5, 9e3),
+            )
+            for pair in pairs
+        },
+        regions={},
+        absent=(),
+    )
+    # Every path is measured; pods of large applications have asked for bandwidth on one in five.
+    bandwidths = Bandwidths(
+        zone_capacity={pair: rng.randint(10, 99) * 10**8 for pair in pairs},
+        zone_allocated={pair: rng.randint(1, 10**9) for pair in rng.sample(pairs, len(pairs) // 5)},
+    )
+    empty = NetworkTopology()
+    patch = patch_topology(empty, build_weight(table, bandwidths), table.latencies())
+    assert len(msgspec.json.encode(patch)) < 1e6

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
+from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
+from controller.cluster.zones import Map
 from controller.topology import status
-from controller.topology.places import Map
 from controller.topology.reconciler import Decision, Snapshot, decide, policy_of
-from controller.topology.weights import build_weight, patch_weight, written_costs
-from netperf.costs import CostState, ZonePair
+from controller.topology.weights import build_weight, patch_topology, written_costs
+from netperf.latencies import LATENCY_ANNOTATION
+from netperf.memory import CostState, ZonePair
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Place, Sample
@@ -66,20 +67,28 @@ def run(
 
 def write(found: NetworkTopology, decision: Decision) -> NetworkTopology | None:
     """The object after the patch, applied as the API server does; None when there is nothing to patch."""
-    operations = patch_weight(found, build_weight(decision.table, decision.bandwidths))
+    operations = patch_topology(found, build_weight(decision.table, decision.bandwidths), decision.latencies)
     if operations is None:
         return None
     plain = json.loads(msgspec.json.encode(found))
     assert operations[0] == {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
-    change = operations[1]
-    weights = plain["spec"].setdefault("weights", [])
-    where = change["path"].removeprefix("/spec/weights")
-    if where == "":
-        plain["spec"]["weights"] = change["value"]
-    elif where == "/-":
-        weights.append(change["value"])
-    else:
-        weights[int(where.removeprefix("/"))] = change["value"]
+    for change in operations[1:]:
+        path = change["path"]
+        if path.startswith("/metadata/annotations"):
+            if change["op"] == "remove":
+                del plain["metadata"]["annotations"][LATENCY_ANNOTATION]
+                continue
+            value = change["value"] if path.endswith("annotations") else {LATENCY_ANNOTATION: change["value"]}
+            plain["metadata"]["annotations"] = {**(plain["metadata"].get("annotations") or {}), **value}
+            continue
+        weights = plain["spec"].setdefault("weights", [])
+        where = path.removeprefix("/spec/weights")
+        if where == "":
+            plain["spec"]["weights"] = change["value"]
+        elif where == "/-":
+            weights.append(change["value"])
+        else:
+            weights[int(where.removeprefix("/"))] = change["value"]
     return msgspec.json.decode(json.dumps(plain), type=NetworkTopology)
 
 
@@ -254,7 +263,7 @@ def test_a_bad_policy_is_told_and_the_defaults_are_used(bad: object) -> None:
     assert policy == POLICY
     assert "costPolicy" in fault
     decision = run(found, results(ALL))
-    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)[3]
+    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)[-1]
     assert (held.type, held.status, held.reason) == ("InputValid", "False", "BadCostPolicy")
 
 
@@ -319,4 +328,4 @@ def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
     decision = decide(snapshot(topology(), {}, map=lonely), None, POLICY, now_s=1.0, wall_s=1.0)
     held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
     assert (held[0].status, held[0].reason) == ("True", "NoPairs")
-    assert [status.is_bad(c) for c in held] == [False] * 4
+    assert [status.is_bad(c) for c in held] == [False] * 6

@@ -10,15 +10,18 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.resources import NETPERF_COSTS, NetworkTopology, TopologyInfo, WeightInfo
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, TopologyInfo, WeightInfo
 from controller.views.agents import build_agents
 from controller.views.bandwidth import build_bandwidth
 from controller.views.groups import build_groups
 from controller.views.model import Overview
 from controller.views.network import build_network, by_pair, in_order
 from controller.views.overview import build
-from controller.views.snapshot import Alert, BandwidthPod, NodeReading, PodReading, Readings, Snapshot
-from kubekit.wire import Condition, NodeStatus, Pod
+from controller.views.problems import build_problems
+from controller.views.snapshot import Alert, NodeReading, PodReading, Readings, Snapshot
+from kubekit.wire import Condition, NodeStatus
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, boutique_pods, make_node, make_pod, make_snapshot
@@ -36,8 +39,8 @@ def with_samples(snapshot: Snapshot, samples: list[Sample]) -> Snapshot:
     return msgspec.structs.replace(snapshot, results={RESULTS: data})
 
 
-def bandwidth_pod(pod: Pod) -> BandwidthPod:
-    return msgspec.json.decode(msgspec.json.encode(pod), type=BandwidthPod)
+def bandwidth_pod(pod: GroupPod) -> PodInfo:
+    return PodReader().read(pod)
 
 
 def alerts_of(overview: Overview) -> set[str]:
@@ -163,7 +166,7 @@ def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
         "n4": "away",
     }
     assert all(reason for node, (_, reason) in states.items() if node != "n1")
-    (first, *_) = build_agents(Snapshot(now_s=NOW_S, nodes=nodes, agent_pods=(unready_pod,)))
+    (first, *_) = build_agents(Snapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
     assert (first.node, first.state) == ("n1", "down")
 
 
@@ -264,6 +267,16 @@ def test_problems_carry_the_names_of_shipped_alerts() -> None:
     found |= alerts_of(build(make_snapshot(6)))
     found |= {"NetawareMeasurementsStale", "NetawareProbesDoubted", "NetawareAgentDown"}
     assert found <= shipped
+
+
+def test_a_dead_pair_is_a_problem_of_its_own_and_not_one_without_a_measurement() -> None:
+    snapshot = make_snapshot(4)
+    network = build_network(snapshot)
+    one = network.pairs[0]
+    dead = msgspec.structs.replace(network, pairs=(msgspec.structs.replace(one, basis="unreachable"),))
+    (problem,) = build_problems(dead, (), (), build_bandwidth(snapshot), Readings())
+    assert problem.alert == "NetawareZonePairUnreachable"
+    assert problem.examples == (f"{one.origin} to {one.destination}",)
 
 
 @pytest.mark.parametrize(("error", "firing"), [("", True), ("refused", None)])

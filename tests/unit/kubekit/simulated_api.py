@@ -26,10 +26,11 @@ class SimulatedApi:
 
     Attributes:
         objects: by name, as plain data with metadata.resourceVersion.
-        requests: method and path with query of every request, oldest first.
+        requests: method and path with query of every request that it understands, oldest first.
         fail_lists, fail_watches: statuses to answer with before all is well again, first one first.
         answering: cleared, the server accepts requests and does not answer.
         deaf_to: user agents that get no answer while the others do.
+        streams_lists: serves WatchList; otherwise it answers 422 to it, as servers without it do.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -43,6 +44,7 @@ class SimulatedApi:
         self.answering.set()
         self.deaf_to: set[str] = set()
         self.page_size = 500
+        self.streams_lists = False
         self._watches: list[asyncio.Queue[Any]] = []
 
     @asynccontextmanager
@@ -99,6 +101,8 @@ class SimulatedApi:
         return sum(text in request for request in self.requests)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("sendInitialEvents") and not self.streams_lists:
+            return _status(422, "Invalid")
         self.requests.append(f"{request.method} {request.path_qs}")
         await self.answering.wait()
         while request.headers.get("User-Agent") in self.deaf_to:
@@ -132,6 +136,11 @@ class SimulatedApi:
         await response.prepare(request)
         queue: asyncio.Queue[Any] = asyncio.Queue()
         self._watches.append(queue)
+        if request.query.get("sendInitialEvents"):
+            for name in sorted(self.objects):
+                queue.put_nowait({"type": "ADDED", "object": self.objects[name]})
+            end = {"resourceVersion": str(self.version), "annotations": {"k8s.io/initial-events-end": "true"}}
+            queue.put_nowait({"type": "BOOKMARK", "object": {"metadata": end}})
         try:
             while (event := await queue.get()) is not END:
                 data = event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"

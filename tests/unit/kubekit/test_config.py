@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kubekit.config import TokenFile, load_cluster
+from kubekit.config import load_cluster
+from kubekit.credentials import TokenFile
 from kubekit.errors import ConfigError
 
 

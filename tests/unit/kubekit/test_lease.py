@@ -49,11 +49,11 @@ class Replica:
 
 
 @asynccontextmanager
-async def replicas(api: SimulatedApi, count: int) -> AsyncIterator[list[Replica]]:
+async def replicas(api: SimulatedApi, count: int, timing: Timing = FAST) -> AsyncIterator[list[Replica]]:
     async with AsyncExitStack() as stack:
         config = await stack.enter_async_context(api.running())
         clients = [await stack.enter_async_context(Client(config, user_agent=f"r{i}")) for i in range(count)]
-        found = [Replica(client, f"r{i}") for i, client in enumerate(clients)]
+        found = [Replica(client, f"r{i}", timing) for i, client in enumerate(clients)]
         try:
             yield found
         finally:
@@ -85,8 +85,35 @@ async def test_one_of_three_leads_and_keeps_leading(api: SimulatedApi) -> None:
         assert api.objects["lease"]["spec"]["leaseTransitions"] == 0
 
 
+async def test_a_leader_renews_by_one_request(api: SimulatedApi) -> None:
+    async with replicas(api, 1) as (leader,):
+        leader.start()
+        await until(lambda: leader.leads)
+        reads, writes = api.count("GET"), api.count("PUT")
+        await until(lambda: api.count("PUT") >= writes + 5)
+        assert api.count("GET") == reads
+        assert leader.terms == 1
+
+
+async def test_a_lease_that_somebody_touched_or_deleted_is_read_and_renewed_all_the_same(api: SimulatedApi) -> None:
+    # A deadline that a busy machine does not miss.
+    patient = Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)
+    async with replicas(api, 1, patient) as (leader,):
+        leader.start()
+        await until(lambda: leader.leads)
+        api.put("lease", spec=api.objects["lease"]["spec"])
+        writes = api.count("PUT")
+        await until(lambda: api.count("PUT") >= writes + 5)
+        api.drop("lease")
+        await until(lambda: "lease" in api.objects)
+        assert leader.leads
+        assert leader.terms == 1
+
+
 async def test_a_leader_that_stops_hands_over_at_once(api: SimulatedApi) -> None:
-    async with replicas(api, 2) as (first, second):
+    # A lease that lasts far longer than anybody waits here: it is given back, or the second never gets it.
+    long = Timing(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
+    async with replicas(api, 2, long) as (first, second):
         first.start()
         await until(lambda: first.leads)
         second.start()
@@ -94,8 +121,19 @@ async def test_a_leader_that_stops_hands_over_at_once(api: SimulatedApi) -> None
         assert not second.leads
         await first.stop()
         assert not first.leads
-        # Far less than the lease's duration, since it was given back.
-        await until(lambda: second.leads, 0.5)
+        await until(lambda: second.leads, 60.0)
+
+
+async def test_a_leader_that_stops_while_a_renewal_is_on_its_way_hands_over_too(api: SimulatedApi) -> None:
+    long = Timing(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
+    async with replicas(api, 2, long) as (first, second):
+        first.start()
+        await until(lambda: first.leads)
+        # As a renewal leaves it whose answer does not come back.
+        api.put("lease", spec=api.objects["lease"]["spec"])
+        await first.stop()
+        second.start()
+        await until(lambda: second.leads, 60.0)
 
 
 async def test_a_leader_that_is_cut_off_is_followed_after_the_duration_and_never_are_there_two(

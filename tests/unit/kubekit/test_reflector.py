@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kubekit.client import Client
-from kubekit.reflector import Reflector, wait_synced
+from kubekit.reflector import Reflector, Selected, wait_synced
 from kubekit.wire import ConfigMap, Resource
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
@@ -117,7 +117,7 @@ async def test_an_object_that_becomes_malformed_keeps_its_last_good_state_until_
         assert mirror.data == {"a": "1"}
         api.fail_watches.append(410)
         api.end_watches()
-        await until(lambda: api.count("GET") == 5 and api.watching == 1)
+        await until(lambda: api.count("limit=") == 2 and api.watching == 1)
         assert mirror.data == {"a": "1"}, "listing again must not drop it either"
         assert (("a", True, False)) not in mirror.changes
         api.put("a", data={"v": "3"})
@@ -220,3 +220,32 @@ async def test_selectors_are_sent_with_list_and_watch(api: SimulatedApi) -> None
             + api.count("labelSelector=app=web&fieldSelector=metadata.name=a")
             == 2
         )
+
+
+async def test_a_transformed_mirror_holds_what_was_made_of_objects_and_tells_only_what_differs(
+    api: SimulatedApi,
+) -> None:
+    for name, value in (("kept", "1"), ("unread", "")):
+        api.put(name, data={"v": value, "note": "a"})
+    changes: list[tuple[str, str | None, str | None]] = []
+    async with api.running() as config, Client(config) as client:
+        lengths: Reflector[str] = Reflector(
+            client, THINGS, ConfigMap, namespace="ns", transform=lambda found: (found.data or {}).get("v") or None
+        )
+        lengths.subscribe(lambda *change: changes.append(change))
+        part: Selected[int] = Selected(lengths, lambda value: int(value) if value.isdigit() else None)
+        task = asyncio.create_task(lengths.run())
+        try:
+            await wait_synced(lengths, timeout_s=5)
+            assert (dict(lengths.items), dict(part.items)) == ({"kept": "1"}, {"kept": 1})
+            await until(lambda: api.watching == 1)
+            api.put("kept", data={"v": "1", "note": "b"})
+            api.put("unread", data={"v": "x"})
+            await until(lambda: "unread" in lengths.items)
+            api.put("kept", data={"v": ""})
+            await until(lambda: "kept" not in lengths.items)
+            assert changes == [("kept", None, "1"), ("unread", None, "x"), ("kept", "1", None)]
+            assert (dict(part.items), part.synced.is_set()) == ({}, True)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

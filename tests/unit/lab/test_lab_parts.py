@@ -159,6 +159,8 @@ def test_the_scheduler_has_both_profiles_and_one_extender_when_asked() -> None:
     assert extender["nodeCacheCapable"] is True
     assert "bindVerb" not in extender
     assert "extenders" not in build_config(Path("/k"))
+    alone = build_config(Path("/k"), profiles=["default-scheduler"])
+    assert [p["schedulerName"] for p in alone["profiles"]] == ["default-scheduler"]
 
 
 def wan_arguments(**given: str) -> argparse.Namespace:
@@ -195,6 +197,6 @@ def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
     file.write_text("name: x\nregions: []\nfoo: 1\n")
     assert main(["up", "--topology", str(file)]) == 2
     said = capsys.readouterr()
-    assert said.err == f"error: {file}: foo: is no field of a topology (remove it)\n"
+    assert said.err == f"error: {file}: foo: is no field of this section (remove it, or check its spelling)\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == [file]

@@ -91,7 +91,32 @@ def test_variables_are_declared_used_and_made_of_known_metrics(path: Path) -> No
     assert used == set(declared)
     for name, variable in declared.items():
         if name != "datasource":
-            assert metrics_in(variable["definition"].partition(",")[0]) <= known_metrics()
+            assert metrics_in(variable["definition"].rpartition(",")[0]) <= known_metrics()
+
+
+@pytest.mark.parametrize("panel", ALL_PANELS)
+def test_every_metric_is_of_the_clusters_that_are_chosen(panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        bare = re.sub(r'"[^"]*"', '""', target["expr"])
+        count = sum(
+            len(re.findall(rf"(?<![\w:]){re.escape(name)}(?![\w:])", bare)) for name in metrics_in(target["expr"])
+        )
+        assert target["expr"].count('cluster=~"$cluster"') == count, target["expr"]
+
+
+def test_series_lead_to_the_dashboard_of_what_they_are_about() -> None:
+    links = {
+        (panel.values[0]["title"], link["url"])
+        for panel in ALL_PANELS
+        for link in panel.values[0]["fieldConfig"]["defaults"]["links"]
+    }
+    uids = {load(path)["uid"] for path in FILES}
+    led = {re.match(r"/d/([\w-]+)\?", url)[1] for _, url in links}  # type: ignore[index]
+    assert led == {"netaware-latency", "netaware-appgroups", "netaware-bandwidth"} <= uids
+    declared = {load(path)["uid"]: {v["name"] for v in load(path)["templating"]["list"]} for path in FILES}
+    for _, url in links:
+        uid = url.removeprefix("/d/").partition("?")[0]
+        assert set(re.findall(r"var-(\w+)=", url)) <= declared[uid]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))

@@ -161,7 +161,17 @@ def test_build_context_holds_what_is_copied_and_nothing_else(name: str) -> None:
     assert patterns[0] == "*", "out unless let in"
     let_in = {pattern.removeprefix("!").removesuffix("/**") for pattern in patterns if pattern.startswith("!")}
     assert copied <= let_in
-    assert let_in == {"pyproject.toml", "uv.lock", "README.md", "LICENSE", "kubekit", "netperf", "agent", "controller"}
+    assert let_in == {
+        "pyproject.toml",
+        "uv.lock",
+        "hatch_build.py",
+        "README.md",
+        "LICENSE",
+        "kubekit",
+        "netperf",
+        "agent",
+        "controller",
+    }
     for source in copied:
         assert (ROOT / source).exists()
     shut_out = [pattern for pattern in patterns[1:] if not pattern.startswith("!")]
@@ -174,3 +184,14 @@ def test_each_image_copies_its_own_program_and_not_the_other(name: str) -> None:
     assert f"{PROGRAMS[name]}/ {PROGRAMS[name]}/" in copied
     assert f"{other}/" not in copied
     assert "lab/" not in copied
+
+
+def test_agents_image_has_bytecode_of_the_standard_library_too() -> None:
+    """Without it each start compiles: the base image ships none, and a read-only file system keeps none."""
+    stage = final_stage(parse("Dockerfile.agent"))
+    words = [f"{i.word} {i.text}" for i in stage]
+    compiles = next(
+        number for number, text in enumerate(words) if text.startswith('RUN python -c "import agent.program')
+    )
+    refuses = next(number for number, text in enumerate(words) if "PYTHONDONTWRITEBYTECODE=1" in text)
+    assert compiles < refuses, "what is imported while writing is refused is not kept"

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.costs import (
-    CostState,
-    CostTable,
-    cost_of,
-    fold,
-    held_cost,
-    price,
-    region_costs,
-    restore,
-)
+from netperf.costs import CostTable, cost_of, held_cost, price, region_costs
+from netperf.memory import CostState, fold, restore, resume
 from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
 from netperf.routes import infer_us
 from netperf.sample import Measurement, Place, Sample
@@ -72,7 +64,7 @@ def test_neither_does_a_held_cost(
 
 
 @given(
-    st.dictionaries(st.sampled_from(["ab", "ba", "ac", "ca", "ad", "bc", "bd", "cd", "dc"]), latencies, min_size=1),
+    st.dictionaries(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), latencies, min_size=1),
     latencies,
 )
 def test_a_slower_pair_makes_no_cost_of_the_table_lower(measured: dict[str, float], slower_by_us: float) -> None:
@@ -105,9 +97,10 @@ def test_the_way_back_stands_in_for_a_direction_nobody_measured() -> None:
     assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (5, "mirrored")
 
 
-def test_each_direction_keeps_its_own_cost_where_both_were_measured() -> None:
-    table, _ = step([run("a", "b", 5000), run("b", "a", 9000)])
-    assert (table.zones["a", "b"].cost, table.zones["b", "a"].cost) == (5, 9)
+def test_a_round_trip_is_the_same_from_either_end() -> None:
+    table, _ = step([run("a", "b", 5000), run("b", "a", 5400)])
+    assert {table.zones[pair].latency_us for pair in (("a", "b"), ("b", "a"))} == {5200}
+    assert {table.zones[pair].basis for pair in (("a", "b"), ("b", "a"))} == {"measured"}
 
 
 def test_a_hole_is_the_shortest_measured_path_and_says_so() -> None:
@@ -115,6 +108,20 @@ def test_a_hole_is_the_shortest_measured_path_and_says_so() -> None:
     assert (table.zones["a", "c"].cost, table.zones["a", "c"].basis) == (12, "inferred")
     assert (table.zones["c", "a"].cost, table.zones["c", "a"].basis) == (12, "inferred")
     assert table.absent == ()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_first_measurement_replaces_an_inferred_cost_however_near_it_is(restarted: bool) -> None:
+    known = [run("a", "b", 10_000), run("b", "c", 10_000)]
+    before, state = step(known)
+    assert (before.zones["a", "c"].cost, before.zones["a", "c"].basis) == (20, "inferred")
+    if restarted:
+        state = restore({p: e.cost for p, e in before.zones.items()}, POLICY, 0.0, before.latencies())
+    after, state = step([*known, run("a", "c", 18_500)], state)
+    assert (after.zones["a", "c"].cost, after.zones["a", "c"].basis) == (19, "measured")
+    # From then on it is held against the noise of measurements.
+    again, _ = step([*known, run("a", "c", 18_500), run("a", "c", 19_300, sequence=2)], state)
+    assert again.zones["a", "c"].cost == 19
 
 
 def test_what_cannot_be_inferred_is_absent_and_not_zero() -> None:
@@ -161,16 +168,41 @@ def test_the_last_good_value_outlives_its_key() -> None:
 def test_nothing_is_stale_before_three_rounds() -> None:
     samples = [run("a", "b", 5000)]
     state = fold(samples, {}, POLICY, 0.0, WALL_S)
-    table, _ = price(state, ZONES, POLICY, 1700.0, interval_s=594.0)
+    table, state = price(state, ZONES, POLICY, 1700.0, interval_s=594.0)
     assert table.zones["a", "b"].basis == "measured"
     table, _ = price(state, ZONES, POLICY, 1800.0, interval_s=594.0)
     assert table.zones["a", "b"].basis == "stale"
 
 
-def test_samples_that_were_old_when_we_started_are_stale_at_once() -> None:
-    state = fold([run("a", "b", 5000, taken_at=WALL_S - 1000)], {}, POLICY, 0.0, WALL_S)
+def test_samples_that_were_old_when_we_started_do_not_make_what_was_written_young() -> None:
+    state = restore({("a", "b"): 5}, POLICY, 0.0)
+    state = fold([run("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
     table, _ = price(state, ZONES, POLICY, 0.0)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
+
+
+def test_one_leadership_after_the_other_gives_no_cost_a_new_lifetime() -> None:
+    # Seeds 2 and 3 of the storm: an API server that starves takes the Lease away again and again, and agents cannot write.
+    _, state = step([run("a", "b", 5000)], now_s=0)
+    bases = []
+    for now_s in range(1000, 8000, 1000):
+        written = {("a", "b"): 5, ("b", "a"): 5}
+        table, state = step([], resume(state, restore(written, POLICY, now_s)), now_s=now_s)
+        bases.append(table.zones["a", "b"].basis if ("a", "b") in table.zones else "absent")
+    assert bases[:3] == ["stale"] * 3
+    assert set(bases[3:]) == {"absent"}
+
+
+def test_a_leadership_that_goes_on_takes_costs_as_they_were_written_meanwhile() -> None:
+    samples = [run("a", "b", 5000)]
+    _, state = step(samples, now_s=0)
+    resumed = resume(state, restore({("a", "b"): 9, ("c", "d"): 4}, POLICY, 100.0))
+    assert resumed["a", "b"].cost == 9
+    # What was measured then is still known, with its age; what another leader wrote is as good as after a restart.
+    assert resumed["a", "b"].streams == state["a", "b"].streams
+    assert resumed["c", "d"] == restore({("c", "d"): 4}, POLICY, 100.0)["c", "d"]
+    table, _ = step(samples, resumed, now_s=100.0)
+    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "measured")
 
 
 def test_a_doubtful_run_changes_nothing_and_does_not_make_the_value_younger() -> None:
@@ -207,22 +239,7 @@ def test_a_quiet_network_never_moves_a_cost(noise: list[float], level_us: float)
         assert table.zones["a", "b"].cost == first
 
 
-def test_the_first_run_weighs_no_more_than_those_after_it() -> None:
-    table, state = step([run("a", "b", 11_500)])
-    for sequence, us in enumerate((10_000, 10_000, 10_000), start=2):
-        table, state = step([run("a", "b", us, sequence)], state, now_s=sequence * 60.0)
-    assert table.zones["a", "b"].latency_us == pytest.approx(10_350)  # 10,750, 10,500, then by 0.3
-
-
-def test_a_new_level_arrives_with_the_first_run_that_is_trusted() -> None:
-    state: CostState = {}
-    for sequence in range(1, 10):
-        table, state = step([run("a", "b", 5000, sequence)], state, now_s=60.0 * sequence)
-    table, state = step([run("a", "b", 12_000, 10)], state, now_s=600.0)
-    assert table.zones["a", "b"].cost == 12
-
-
-@given(st.dictionaries(st.sampled_from(["ab", "ba", "ac", "cd", "db"]), latencies, min_size=1))
+@given(st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), latencies, min_size=1))
 def test_pricing_twice_changes_nothing(measured: dict[str, float]) -> None:
     samples = [run(pair[0], pair[1], us) for pair, us in measured.items()]
     once, state = step(samples)
@@ -231,21 +248,25 @@ def test_pricing_twice_changes_nothing(measured: dict[str, float]) -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(["ab", "ba", "ac", "cd", "db"]), st.floats(2000, 1e6), min_size=1),
+    st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), st.floats(2000, 1e6), min_size=1),
     st.floats(0.97, 1.03),
 )
 def test_a_restart_within_the_noise_writes_nothing(measured: dict[str, float], drift: float) -> None:
     before, _ = step(run(pair[0], pair[1], us) for pair, us in measured.items())
     written = {pair: entry.cost for pair, entry in before.zones.items()}
-    after, _ = step([run(pair[0], pair[1], us * drift, 2) for pair, us in measured.items()], restore(written))
+    after, _ = step(
+        [run(pair[0], pair[1], us * drift, 2) for pair, us in measured.items()], restore(written, POLICY, 0.0)
+    )
     for pair, entry in after.zones.items():
         if before.zones[pair].basis != "inferred" and before.zones[pair].latency_us < 1e7:
             assert entry.cost == written[pair]
 
 
-def test_of_two_pairs_of_nodes_the_faster_one_speaks_for_the_path() -> None:
+def test_of_several_pairs_of_nodes_the_middle_speaks_for_the_path() -> None:
+    others = [run("a", "b", 5200, origin=Place("a2", "a")), run("b", "a", 5100, origin=Place("b3", "b"))]
     odd = run("a", "b", 40_000, origin=Place("a9", "a", "r1"))
-    assert step([odd, run("a", "b", 5000)])[0].zones["a", "b"].cost == 5
+    table, _ = step([odd, *others, run("a", "b", 5000)])
+    assert table.zones["a", "b"].latency_us == 5100
 
 
 def test_netperf_is_believed_before_the_echo_and_that_before_others() -> None:

@@ -16,7 +16,7 @@ from netperf.plans import ProbeSettings
 from netperf.sample import Test
 
 NODES = [NodeFacts(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}") for z in range(9)]
-PLAN = plan_pairs(NODES, PlanOptions(), None, 1_700_000_000.0)
+PLAN = plan_pairs(NODES, PlanOptions(node_pairs=1), None, 1_700_000_000.0)
 BUSIEST = max(PLAN.zones.values(), key=lambda p: len(p.probes))
 NODE = BUSIEST.probes[0].origin.node
 
@@ -118,5 +118,5 @@ def test_a_turn_says_which_test_it_is_for() -> None:
 
 
 def test_a_test_that_is_named_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="extra_tests"):
-        PlanOptions(settings=with_extras("TCP_RR"))
+    with pytest.raises(ConfigError, match="extraTests"):
+        PlanOptions(extra_tests=("TCP_RR",)).validate()

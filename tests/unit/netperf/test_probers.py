@@ -13,7 +13,7 @@ from netperf.plans import ProbeSettings
 from netperf.probers.contention import difference, find_cpu_stat, read_cpu_use, read_throttled_us
 from netperf.probers.echo import summarise
 from netperf.probers.echo_wire import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
-from netperf.probers.netperf import command_line, find_binary, parse_output
+from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
 from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try, redact
 from netperf.probers.prober import ProbeFailedError
 from netperf.sample import TESTS, Measurement, Test
@@ -128,12 +128,34 @@ def test_odd_values_give_a_measurement_without_zeros_or_a_named_failure(values: 
 
 def test_the_command_line_carries_what_each_test_needs() -> None:
     settings = {test: ProbeSettings(test=test, duration_s=1.5) for test in TESTS}
-    tcp, udp, stream = (command_line("netperf", "10.0.0.1", settings[test], "secret") for test in TESTS)
-    assert tcp[tcp.index("-l") + 1] == "2"
+    tcp, udp, stream = (command_line("netperf", "10.0.0.1", settings[test], "secret", 40) for test in TESTS)
+    assert tcp[tcp.index("-l") + 1] == udp[udp.index("-l") + 1] == "-40"
+    assert stream[stream.index("-l") + 1] == "2"
+    timed = command_line("netperf", "10.0.0.1", settings["TCP_RR"], "secret")
+    assert timed[timed.index("-l") + 1] == "2"
     assert "-D" in tcp[tcp.index("--") :]
     assert udp[udp.index("--") :][1:3] == ["-e", "1"]
     assert "P50_LATENCY" not in stream[-1]
     assert all(command[command.index("--") :].count(",12866") == 1 for command in (tcp, udp, stream))
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "rtt_s", "transactions"),
+    [(1.0, 0.00005, None), (1.0, 0.01, None), (1.0, 0.15, 12), (1.0, 0.4, 12), (5.0, 0.1, None), (5.0, 0.3, 12)],
+)
+def test_a_run_makes_enough_round_trips_for_a_p90_however_slow_the_path(
+    duration_s: float, rtt_s: float, transactions: int | None
+) -> None:
+    assert transactions_for(duration_s, rtt_s) == transactions
+
+
+def test_percentiles_are_held_within_minimum_and_maximum() -> None:
+    # As netperf 2.7.0 prints it for a constant 100.5 ms: its histogram has steps of 10 ms there.
+    text = with_values(
+        MIN_LATENCY="100512", MAX_LATENCY="100600", P50_LATENCY="105000", P90_LATENCY="108999", P99_LATENCY="109900"
+    )
+    measurement = parse_output(text, "TCP_RR")
+    assert (measurement.p50_us, measurement.p90_us, measurement.p99_us) == (100_600, 100_600, 100_600)
 
 
 def test_a_passphrase_never_shows_in_a_log_line() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from netperf.errors import TooLargeError
 from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
-from netperf.plans import OBJECT_LIMIT_BYTES, ProbeSettings
+from netperf.plans import OBJECT_LIMIT_BYTES
 from netperf.results import (
     KEY_LIMIT,
     check_growth,
@@ -20,6 +20,7 @@ from netperf.results import (
     decode_results,
     encode_samples,
     merge_patch,
+    planned_keys,
     removal_patch,
     sample_key,
     shard_index,
@@ -258,7 +259,7 @@ def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alo
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
-    assert vanished_keys(data, plans) == {
+    assert vanished_keys(data, planned_keys(plans)) == {
         *written(gone, upstream=("p90",)),
         "netaware.v1.broken",
     }
@@ -284,12 +285,14 @@ def test_other_objects_are_no_shards(name: str) -> None:
 
 def test_keys_of_a_test_that_is_not_planned_any_more_go() -> None:
     nodes = [NodeFacts(name=p.node, address="10.0.0.1", zone=p.zone) for p in PLACES.values() if p.node != "a2"]
-    with_streams = PlanOptions(settings=ProbeSettings(extra_tests=("TCP_STREAM",)), both_directions=True)
+    with_streams = PlanOptions(extra_tests=("TCP_STREAM",), both_directions=True)
     place = {p.node: p for p in PLACES.values()}
     key = sample_key(place["a1"], PLACES["b1.example.com"], "TCP_STREAM")
-    assert vanished_keys({key: "{}"}, plan_pairs(nodes, with_streams, None, 1.7e9).zones.values()) == set()
+    assert (
+        vanished_keys({key: "{}"}, planned_keys(plan_pairs(nodes, with_streams, None, 1.7e9).zones.values())) == set()
+    )
     without = plan_pairs(nodes, PlanOptions(both_directions=True), None, 1.7e9)
-    assert vanished_keys({key: "{}"}, without.zones.values()) == {key}
+    assert vanished_keys({key: "{}"}, planned_keys(without.zones.values())) == {key}
 
 
 def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_keys() -> None:

@@ -13,9 +13,9 @@ from netperf.sample import (
     Place,
     Sample,
     TrustLimits,
-    is_outlier,
+    choose_instrument,
+    histogram_step_us,
     judge,
-    remember,
     sight,
 )
 
@@ -65,7 +65,7 @@ def test_a_percentile_needs_enough_transactions_to_be_told() -> None:
 
 
 def test_a_healthy_run_is_trusted() -> None:
-    assert judge(HEALTHY, [500.0] * 10, LIMITS) == ()
+    assert judge(HEALTHY, LIMITS) == ()
 
 
 @pytest.mark.parametrize(
@@ -75,53 +75,54 @@ def test_a_healthy_run_is_trusted() -> None:
         (changed(transactions=5, run_queue_us=0), "too-few-samples"),
         (changed(run_queue_us=300_000), "run-queue"),
         (changed(loss_ratio=0.05), "loss"),
-        (changed(p50_us=5000, mean_us=5000), "outlier"),
+        (changed(max_us=400_000), "stalled"),
     ],
 )
 def test_each_reason_for_doubt_is_named(measurement: Measurement, doubt: str) -> None:
-    assert judge(measurement, [500.0] * 10, LIMITS) == (doubt,)
+    assert judge(measurement, LIMITS) == (doubt,)
 
 
 def test_unknown_circumstances_are_not_taken_for_good_or_bad_ones() -> None:
     unknown = changed(throttled_us=None, run_queue_us=None, loss_ratio=None, transactions=None)
-    assert judge(unknown, [], LIMITS) == ()
+    assert judge(unknown, LIMITS) == ()
 
 
 def test_waiting_for_a_cpu_matters_only_against_the_latency() -> None:
     waited = changed(run_queue_us=300_000, mean_us=20_000, p50_us=20_000, p90_us=21_000, p99_us=22_000)
-    assert judge(waited, [], LIMITS) == ()
+    assert judge(waited, LIMITS) == ()
 
 
-def test_a_changed_route_is_doubted_once_and_then_believed() -> None:
-    history: tuple[float, ...] = ()
-    for _ in range(8):
-        history = remember(history, HEALTHY, LIMITS)
-    slower = changed(p50_us=10_000, p90_us=10_500, p99_us=11_000, mean_us=10_000)
-    assert judge(slower, history, LIMITS) == ("outlier",)
-    history = remember(history, slower, LIMITS)
-    assert judge(slower, history, LIMITS) == ()
-    history = remember(history, slower, LIMITS)
-    assert judge(HEALTHY, history, LIMITS) == ()
+def test_a_frozen_peer_is_doubted_though_every_percentile_looks_well() -> None:
+    frozen = changed(p99_us=1450, max_us=400_000, transactions=700)
+    assert judge(frozen, LIMITS) == ("stalled",)
+    assert judge(msgspec.structs.replace(frozen, retransmits=2, loss_ratio=0.002), LIMITS) == ()
 
 
-@given(
-    st.floats(min_value=1, max_value=1e6), st.lists(st.floats(min_value=0.9, max_value=1.1), min_size=1, max_size=30)
+def test_a_slow_path_is_no_stall() -> None:
+    slow = changed(min_us=329_000, p50_us=329_000, p90_us=330_000, p99_us=331_000, max_us=331_000, transactions=12)
+    assert judge(slow, LIMITS) == ()
+
+
+def test_a_peer_that_holds_requests_for_long_starves_netperf_as_well() -> None:
+    starved = changed(prober="datagrams", held_us=30_000.0)
+    assert judge(HEALTHY, LIMITS, starved) == ("starved-peer",)
+    assert judge(HEALTHY, LIMITS, changed(prober="datagrams", held_us=300.0)) == ()
+
+
+@pytest.mark.parametrize(
+    ("value_us", "step_us"), [(5, 1), (99, 1), (150, 10), (999, 10), (1300, 100), (10_500, 1000), (329_000, 10_000)]
 )
-def test_ordinary_noise_is_never_an_outlier(level_us: float, noise: list[float]) -> None:
-    history = [level_us * factor for factor in noise]
-    assert not is_outlier(history[-1], history, LIMITS)
-    assert not is_outlier(level_us, history, LIMITS)
+def test_netperfs_histogram_has_steps_of_a_tenth_to_a_hundredth(value_us: float, step_us: float) -> None:
+    assert histogram_step_us(value_us) == step_us
 
 
-def test_outliers_are_not_judged_without_history() -> None:
-    assert not is_outlier(1e6, [500.0] * (LIMITS.min_history - 1), LIMITS)
-
-
-def test_a_history_is_cut_to_its_length() -> None:
-    history: tuple[float, ...] = ()
-    for _ in range(100):
-        history = remember(history, HEALTHY, LIMITS)
-    assert len(history) == LIMITS.history_runs
+def test_the_finer_instrument_prices_where_both_agree_and_the_one_of_record_where_they_do_not() -> None:
+    fine = changed(prober="datagrams", test="UDP_RR", p50_us=540.0, transactions=100)
+    assert choose_instrument(HEALTHY, fine, ()) == "datagrams"
+    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ()) == "measurement"
+    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, p50_us=5000.0), ("throttled",)) == "datagrams"
+    assert choose_instrument(HEALTHY, msgspec.structs.replace(fine, transactions=5), ()) == "measurement"
+    assert choose_instrument(HEALTHY, None, ("throttled",)) == "measurement"
 
 
 @given(st.floats(min_value=-1e6, max_value=1e6))
@@ -145,8 +146,7 @@ def test_a_writer_whose_clock_is_ahead_does_not_make_its_samples_younger_than_no
     [
         ({"min_transactions": 0}, "trust.min_transactions"),
         ({"max_throttled_ratio": 2.0}, "trust.max_throttled_ratio"),
-        ({"outlier_sigmas": float("nan")}, "trust.outlier_sigmas"),
-        ({"min_history": 30}, "trust.min_history"),
+        ({"stall_factor": float("nan")}, "trust.stall_factor"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused_by_field(fields: dict[str, float], named: str) -> None:

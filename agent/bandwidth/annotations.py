@@ -1,0 +1,184 @@
+"""What a pod asks for: its bandwidth annotations, in the words and within the range that Kubernetes users know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from kubekit import quantity
+from kubekit.errors import QuantityError
+from kubekit.wire import Container, Pod
+from netperf.contract import BANDWIDTH, EGRESS_ANNOTATION, INGRESS_ANNOTATION
+
+Direction = Literal["ingress", "egress"]
+DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
+ANNOTATIONS: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EGRESS_ANNOTATION}
+SMALLEST_BPS, LARGEST_BPS = 10**3, 10**15
+TOO_SMALL = "resource is unreasonably small (< 1kbit)"
+TOO_LARGE = "resource is unreasonably large (> 1Pbit)"
+_CONFIG_HASH = "kubernetes.io/config.hash"
+_CONFIG_MIRROR = "kubernetes.io/config.mirror"
+_CONFIG_SOURCE = "kubernetes.io/config.source"
+_CALICO_PREFIX = "qos.projectcalico.org/"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """One direction of a pod: bits per second, or why there is no telling."""
+
+    rate_bps: int | None
+    problem: str = ""
+
+
+class PodWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules need to know of a pod.
+
+    Attributes:
+        namespace, name, uid: of the pod.
+        cgroup_uid: what the pod's cgroups are named after; for static pods not the uid of the object we see.
+        refused_claim: why a claim to other cgroups was not believed, or empty.
+        host_network: it has no network of its own.
+        has_address: the network was set up; before, the CNI plugins may still be at work.
+        wishes: by direction, only where there is an annotation.
+        calico: it has Calico's own bandwidth annotations.
+        created: metadata.creationTimestamp.
+        mismatch: how scheduled and enforced bandwidth differ, or empty.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    cgroup_uid: str = ""
+    refused_claim: str = ""
+    host_network: bool = False
+    has_address: bool = True
+    wishes: dict[Direction, Wish] = {}
+    calico: bool = False
+    created: str = ""
+    mismatch: str = ""
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+
+def read_wish(text: str) -> Wish:
+    """Read one annotation: a quantity in bits per second from 1k to 1P (bandwidth annotations, docs/contracts)."""
+    try:
+        rate = quantity.parse(text)
+    except QuantityError as error:
+        return Wish(None, str(error))
+    if rate < SMALLEST_BPS:
+        return Wish(None, TOO_SMALL)
+    if rate > LARGEST_BPS:
+        return Wish(None, TOO_LARGE)
+    return Wish(int(rate))
+
+
+def wish_of(pod: Pod) -> PodWish:
+    """What a pod asks for."""
+    annotations = pod.metadata.annotations or {}
+    wishes = {d: read_wish(annotations[name]) for d, name in ANNOTATIONS.items() if name in annotations}
+    claim, refused = _claim(pod)
+    return PodWish(
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+        cgroup_uid=claim,
+        refused_claim=refused,
+        host_network=pod.spec.host_network,
+        has_address=bool(pod.status.pod_ip),
+        wishes=wishes,
+        calico=any(name.startswith(_CALICO_PREFIX) and "andwidth" in name for name in annotations),
+        created=pod.metadata.creation_timestamp or "",
+        mismatch=_mismatch(wishes, scheduled_bps(pod)),
+    )
+
+
+def _claim(pod: Pod) -> tuple[str, str]:
+    """What the pod's cgroups are named after, and why another claim of its was refused.
+
+    The object of a static pod has a uid that no cgroup knows; the kubelet that made it writes the one that they know
+    (pkg/kubelet/pod/mirror_client.go): its hash twice, where the pod came from, and the node as its controlling owner.
+    Anybody may annotate a pod of his, so the hash alone is worth nothing.
+    """
+    annotations, own = pod.metadata.annotations or {}, pod.metadata.uid
+    hash_ = annotations.get(_CONFIG_HASH, "")
+    if not hash_ or hash_ == own:
+        return own, ""
+    node = pod.spec.node_name
+    owned = any(
+        owner.kind == "Node" and owner.api_version == "v1" and owner.name == node and owner.controller
+        for owner in pod.metadata.owner_references or ()
+    )
+    lacking = [
+        what
+        for what, there in (
+            (f"annotation {_CONFIG_MIRROR} of the same value", annotations.get(_CONFIG_MIRROR) == hash_),
+            (f"annotation {_CONFIG_SOURCE} file or http", annotations.get(_CONFIG_SOURCE) in {"file", "http"}),
+            (f"node {node} as its controlling owner", bool(node) and owned),
+        )
+        if not there
+    ]
+    if lacking:
+        return own, f"annotation {_CONFIG_HASH} is not believed: the kubelet's mirror of a static pod has {lacking[0]}"
+    return hash_, ""
+
+
+def contested(pods: Iterable[PodWish]) -> dict[str, str]:
+    """Pods whose cgroup another pod claims as well, by uid, with the reason: there is no telling which is the pod's.
+
+    A pod that goes by its own uid needs nobody's word: the API server gave it, and to no other.
+    """
+    claims: dict[str, list[PodWish]] = {}
+    for pod in pods:
+        claims.setdefault(plain_uid(pod.cgroup_uid or pod.uid), []).append(pod)
+    found: dict[str, str] = {}
+    for cgroup, claimants in claims.items():
+        liars = [pod for pod in claimants if plain_uid(pod.uid) != cgroup]
+        for pod in liars if len(claimants) > 1 else ():
+            others = ", ".join(other.key for other in claimants if other.uid != pod.uid)
+            found[pod.uid] = f"its cgroup, by annotation {_CONFIG_HASH}, is claimed by {others} too"
+    return found
+
+
+def plain_uid(uid: str) -> str:
+    """A uid without the dashes, or underscores, that depend on where it is written."""
+    return uid.replace("-", "").replace("_", "")
+
+
+def scheduled_bps(pod: Pod) -> int | None:
+    """Bits per second that the pod's containers have as limits of the extended resource; None when none names it.
+
+    Sidecars (init containers that go on running) count, as they do for the scheduler.
+    """
+    containers = [
+        *(pod.spec.containers or ()),
+        *(c for c in pod.spec.init_containers or () if c.restart_policy == "Always"),
+    ]
+    amounts = [amount for container in containers if (amount := _amount(container)) is not None]
+    return int(sum(amounts)) if amounts else None
+
+
+def _amount(container: Container) -> Decimal | None:
+    limits: Mapping[str, str] = container.resources.limits or {}
+    if BANDWIDTH not in limits:
+        return None
+    try:
+        return quantity.parse(limits[BANDWIDTH])
+    except QuantityError:
+        return None  # the API server admits no such pod
+
+
+def _mismatch(wishes: Mapping[Direction, Wish], scheduled: int | None) -> str:
+    if scheduled is None:
+        return ""
+    differing = [
+        f"{ANNOTATIONS[direction]} is {wish.rate_bps} bit/s"
+        for direction, wish in wishes.items()
+        if wish.rate_bps is not None and wish.rate_bps != scheduled
+    ]
+    return f"scheduled for {scheduled} bit/s of {BANDWIDTH}, but " + " and ".join(differing) if differing else ""

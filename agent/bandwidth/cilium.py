@@ -1,0 +1,46 @@
+"""What Cilium says that it does: its ConfigMap, which is what its agents start with (pkg/option, pkg/datapath/linux/bandwidth)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kubekit.client import Client
+from kubekit.errors import ApiError, KubekitError
+from kubekit.wire import CONFIGMAPS, ConfigMap
+
+NAMESPACE, NAME = "kube-system", "cilium-config"
+
+
+class Cilium(msgspec.Struct, frozen=True, kw_only=True):
+    """Its configuration.
+
+    Attributes:
+        installed: there is one.
+        limits: the bandwidth manager is on.
+        unknown: why it could not be read; empty when it could.
+    """
+
+    installed: bool = False
+    limits: bool = False
+    unknown: str = ""
+
+
+def parse_cilium(data: dict[str, str]) -> Cilium:
+    """From the ConfigMap's data; the bandwidth manager turns itself off beside IPsec (``manager.probe``)."""
+    on = data.get("enable-bandwidth-manager", "false") == "true" and data.get("enable-ipsec", "false") != "true"
+    return Cilium(installed=True, limits=on)
+
+
+async def read_cilium(client: Client) -> Cilium:
+    """Ask the API server; without the right to it is unknown."""
+    try:
+        found = await client.get(CONFIGMAPS, NAME, ConfigMap, namespace=NAMESPACE)
+    except ApiError as error:
+        if error.not_found:
+            return Cilium()
+        if error.status in {401, 403}:
+            return Cilium(unknown=f"ConfigMap {NAMESPACE}/{NAME} is not readable: {error.message}")
+        return Cilium(unknown=f"ConfigMap {NAMESPACE}/{NAME}: {error}")
+    except KubekitError as error:
+        return Cilium(unknown=f"ConfigMap {NAMESPACE}/{NAME}: {error}")
+    return parse_cilium(found.data or {})

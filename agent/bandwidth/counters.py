@@ -1,0 +1,123 @@
+"""Reads the counters that tell the effect of limits: of pods' own devices, of buckets, and of the filters that lead to them."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
+
+from agent.bandwidth.effect import BucketCount, DeviceCount, Effects, KernelCount
+from agent.bandwidth.locate import INTERFACE
+from agent.bandwidth.state import RECEIVED_HOOK, ROOT, Judgement
+from agent.bandwidth.traffic_control import GONE, each_action
+from agent.rtnetlink import TC, attributes, dump, nested, rtnetlink, tc_request
+
+_STATS2, _BASIC, _QUEUE, _ACT_STATS = 7, 1, 3, 4
+_BASIC_STATS = struct.Struct("=Q")
+_QUEUE_STATS = struct.Struct("=IIIII")
+"""struct gnet_stats_queue: qlen, backlog, drops, requeues, overlimits."""
+_LINE = INTERFACE.encode() + b":"
+_MOST_BYTES = 16384
+
+
+async def take_readings(
+    effects: Effects, proc: Path, judgements: Sequence[Judgement], now_s: float, *, everything: bool
+) -> bool:
+    """Read what is needed and hand it over; whether the kernel's queues and filters were read too.
+
+    Queues are where ``everything`` is asked for, and with the filters of busy pods where only their buckets can tell.
+
+    Raises:
+        KernelError: netlink did not answer.
+    """
+    sites = [judgement.site for judgement in judgements if judgement.site is not None]
+    devices = read_devices(proc, {site.pid for site in sites})
+    busy = effects.busy(judgements, devices, now_s)
+    if not everything and not busy:
+        effects.take(judgements, devices, None, now_s)
+        return False
+    kernel = await read_kernel_counts(busy)
+    effects.take(judgements, devices, kernel, now_s, read_devices(proc, {s.pid for s in sites if s.device in busy}))
+    return True
+
+
+def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
+    """Counters of the eth0 that each process sees, from ``/proc/<pid>/net/dev`` (proc(5)); its namespace is not entered.
+
+    Those without one, or that have ended, are left out. Plain calls: this runs every few seconds for each limited pod.
+    """
+    found: dict[int, DeviceCount] = {}
+    for pid in pids:
+        try:
+            descriptor = os.open(f"{proc}/{pid}/net/dev", os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            text = os.read(descriptor, _MOST_BYTES)
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+        count = parse_device_count(text)
+        if count is not None:
+            found[pid] = count
+    return found
+
+
+def parse_device_count(text: bytes) -> DeviceCount | None:
+    """The line of eth0 in ``/proc/net/dev``; None without one."""
+    begin = text.find(b" " + _LINE)
+    if begin < 0:
+        return None
+    columns = text[begin + 1 + len(_LINE) : begin + 400].split(None, 10)
+    if len(columns) < 10 or not (columns[0].isdigit() and columns[8].isdigit() and columns[9].isdigit()):
+        return None
+    return DeviceCount(int(columns[0]), int(columns[8]), int(columns[9]))
+
+
+async def read_kernel_counts(filtered: Iterable[int]) -> KernelCount:
+    """Counters of all roots, and of the redirects on what the given devices receive.
+
+    Raises:
+        KernelError: netlink did not answer.
+    """
+    async with rtnetlink("cannot read the counters of limits") as netlink:
+        buckets = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_bucket))
+        redirected: dict[int, int] = {}
+        for index in filtered:
+            request = partial(tc_request, index, RECEIVED_HOOK)
+            try:
+                redirected[index] = sum(await dump(netlink, request, RTM_GETTFILTER, parse_redirected))
+            except NetlinkError as error:
+                if error.code not in GONE:
+                    raise
+    return KernelCount(buckets, redirected)
+
+
+def parse_bucket(data: bytes, begin: int, end: int) -> tuple[int, BucketCount] | None:
+    """RTM_NEWQDISC: device and counters of a root (TCA_STATS2, linux/gen_stats.h)."""
+    _, index, _, parent, _ = TC.unpack_from(data, begin)
+    if parent != ROOT:
+        return None
+    stats = nested(data, attributes(data, begin + TC.size, end), _STATS2)
+    basic, queue = stats.get(_BASIC), stats.get(_QUEUE)
+    if basic is None or queue is None or queue[1] - queue[0] < _QUEUE_STATS.size:
+        return None
+    (sent,) = _BASIC_STATS.unpack_from(data, basic[0])
+    _, backlog, drops, _, overlimits = _QUEUE_STATS.unpack_from(data, queue[0])
+    return index, BucketCount(sent, drops, overlimits, backlog)
+
+
+def parse_redirected(data: bytes, begin: int, end: int) -> int | None:
+    """RTM_NEWTFILTER: bytes that its redirect took so far; None of filters without one."""
+    taken = None
+    for action, redirects in each_action(data, begin, end):
+        basic = nested(data, action, _ACT_STATS).get(_BASIC)
+        if redirects and basic is not None:
+            taken = (taken or 0) + int(_BASIC_STATS.unpack_from(data, basic[0])[0])
+    return taken

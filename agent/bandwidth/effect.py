@@ -1,0 +1,220 @@
+"""What really went through, against what the annotation allows: pure, readings of counters in, rates and excesses out.
+
+Whatever is set up may be passed by: a burst that wrapped, a program that redirects around the queue, a limit on another
+device. So what counts is what the pod's own device received and, of what it sent, what no bucket held back.
+
+Into the pod: the bytes that its device received. Out of it: what the bucket of the intermediate device let through, and
+what the pod sent that no filter sent to that bucket. Without a bucket, all that the pod sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from agent.bandwidth.annotations import Direction
+from agent.bandwidth.state import Judgement, Site
+
+SLACK_RATIO = 1.05
+"""Timers and headers: a limit that lets this much more through still holds."""
+SLACK_S = 0.25
+SLACK_BYTES = 131_072
+"""What may pass at once beyond that: a quarter of a second at the limit's rate, but no less than two segments of 64 KiB."""
+HOLD_S = 60.0
+"""For how long a limit counts as exceeded after the last time that it was."""
+MEAN_S = 12.0
+"""Rates are means over at least this long."""
+_BUSY_RATIO = 0.9
+_ETHERNET_BYTES = 14
+
+Key = tuple[str, Direction]
+"""Pod uid and direction."""
+
+
+class DeviceCount(NamedTuple):
+    """Of a pod's own device, so far."""
+
+    received_bytes: int
+    sent_bytes: int
+    sent_packets: int
+
+
+class BucketCount(NamedTuple):
+    """Of a queueing discipline, so far; the backlog is now's."""
+
+    sent_bytes: int
+    dropped_packets: int
+    overlimits: int
+    backlog_bytes: int
+
+
+class KernelCount(NamedTuple):
+    """Buckets by device, and bytes that filters sent elsewhere, without Ethernet headers, by the device they sit on."""
+
+    buckets: Mapping[int, BucketCount]
+    redirected_bytes: Mapping[int, int]
+
+
+class Effect(msgspec.Struct):
+    """What is known of one direction of one pod.
+
+    Attributes:
+        bytes_per_s: what went through, None before there are two readings.
+        bucket: the latest of the limit's own counters.
+        exceeded: what went through when the limit was exceeded last, in words; empty when that is long ago.
+    """
+
+    bytes_per_s: float | None = None
+    bucket: BucketCount | None = None
+    exceeded: str = ""
+
+
+class _Meter(msgspec.Struct):
+    """One direction of one pod between readings.
+
+    Attributes:
+        wanted_bytes_per_s: the annotation's limit.
+        counted_at_s: when counters were read last.
+        device, bucket, redirected_bytes: what they were; those of queue and filter are None where they were not read.
+        passed_bytes: how much went through since the start.
+        site: what they were read from.
+        level_bytes: how much more than the limit allows has gone through; leaks at the limit's rate.
+        mark: an earlier time and sum, for the mean.
+        exceeded_at_s: when the limit was exceeded last.
+    """
+
+    wanted_bytes_per_s: float
+    counted_at_s: float
+    device: DeviceCount
+    bucket: BucketCount | None
+    redirected_bytes: int | None
+    site: Site
+    level_bytes: float = 0.0
+    passed_bytes: int = 0
+    mark: tuple[float, int] = (0.0, 0)
+    exceeded_at_s: float | None = None
+
+
+class Effects:
+    """Follows the limited pods of a node.
+
+    Attributes:
+        known: by pod and direction.
+        exceeding: what is known against those that exceed their limit, in words.
+    """
+
+    def __init__(self) -> None:
+        self._meters: dict[Key, _Meter] = {}
+        self.known: dict[Key, Effect] = {}
+        self.exceeding: dict[Key, str] = {}
+
+    def busy(self, judgements: Sequence[Judgement], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
+        """Devices of pods that sent so much that only bucket and filter can tell what went through."""
+        found: set[int] = set()
+        for judgement in judgements:
+            meter, site = self._meters.get((judgement.pod.uid, judgement.direction)), judgement.site
+            count = devices.get(site.pid) if site is not None else None
+            if meter is None or site is None or count is None or site.bucket is None or judgement.direction != "egress":
+                continue
+            if _sent_much(meter, count, now_s):
+                found.add(site.device)
+        return found
+
+    def take(
+        self,
+        judgements: Sequence[Judgement],
+        devices: Mapping[int, DeviceCount],
+        kernel: KernelCount | None,
+        now_s: float,
+        later: Mapping[int, DeviceCount] | None = None,
+    ) -> None:
+        """Take readings.
+
+        Args:
+            judgements: those whose effect is looked for; what is known of others is forgotten.
+            devices: of the pods' own devices, by process.
+            kernel: of queues and filters, None when they were not read this time.
+            now_s: monotonic time.
+            later: devices again, read after the kernel's: what a pod that floods sent in between is not held against it.
+        """
+        later = later or {}
+        meters: dict[Key, _Meter] = {}
+        known: dict[Key, Effect] = {}
+        for judgement in judgements:
+            site, wanted_bps = judgement.site, judgement.wanted_bps
+            count = devices.get(site.pid) if site is not None else None
+            if site is None or count is None or wanted_bps is None:
+                continue
+            key = (judgement.pod.uid, judgement.direction)
+            meter = self._meters.get(key)
+            effect = self.known.get(key, Effect())
+            if meter is None or (meter.site, meter.wanted_bytes_per_s) != (site, wanted_bps / 8):
+                begun = _Meter(wanted_bps / 8, now_s, count, None, None, site, mark=(now_s, 0))
+                # A repaired limit, or another annotation: what was exceeded before stays so until it has held a while.
+                begun.exceeded_at_s = meter.exceeded_at_s if meter is not None else None
+                meters[key], known[key] = begun, effect
+                continue
+            meters[key], known[key] = meter, effect
+            passed = _passed(meter, judgement, count, kernel, now_s)
+            if passed is not None:
+                _count(meter, effect, passed, judgement, now_s)
+            meter.counted_at_s, meter.device = now_s, later.get(site.pid, count)
+            meter.bucket = meter.redirected_bytes = None
+            if kernel is not None and site.bucket is not None:
+                meter.bucket = kernel.buckets.get(site.bucket)
+                meter.redirected_bytes = kernel.redirected_bytes.get(site.device)
+            effect.bucket = meter.bucket or effect.bucket
+            if meter.exceeded_at_s is not None and now_s - meter.exceeded_at_s > HOLD_S:
+                effect.exceeded, meter.exceeded_at_s = "", None
+        self._meters, self.known = meters, known
+        self.exceeding = {key: effect.exceeded for key, effect in known.items() if effect.exceeded}
+
+    def exceeded(self, judgement: Judgement) -> str:
+        """What is known against a judgement, in words; empty when nothing is."""
+        return self.exceeding.get((judgement.pod.uid, judgement.direction), "")
+
+
+def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
+    """Whether a pod sent about as much as its limit allows; less has certainly not exceeded it."""
+    allowed = meter.wanted_bytes_per_s * (now_s - meter.counted_at_s)
+    return count.sent_bytes - meter.device.sent_bytes > _BUSY_RATIO * allowed
+
+
+def _passed(
+    meter: _Meter, judgement: Judgement, count: DeviceCount, kernel: KernelCount | None, now_s: float
+) -> int | None:
+    """Bytes that went through since the reading before; None when that cannot be told this time, but the next."""
+    if judgement.direction == "ingress":
+        return max(0, count.received_bytes - meter.device.received_bytes)
+    sent = max(0, count.sent_bytes - meter.device.sent_bytes)
+    site = judgement.site
+    if site is None or site.bucket is None or not _sent_much(meter, count, now_s):
+        return sent
+    now, before = kernel.buckets.get(site.bucket) if kernel is not None else None, meter.bucket
+    redirected = kernel.redirected_bytes.get(site.device) if kernel is not None else None
+    if now is None or before is None or redirected is None or meter.redirected_bytes is None:
+        return None
+    # Filters count packets without their Ethernet header, one for each that the device sent.
+    sent -= _ETHERNET_BYTES * max(0, count.sent_packets - meter.device.sent_packets)
+    beside = sent - max(0, redirected - meter.redirected_bytes)
+    return max(0, now.sent_bytes - before.sent_bytes) + max(0, beside)
+
+
+def _count(meter: _Meter, effect: Effect, passed: int, judgement: Judgement, now_s: float) -> None:
+    seconds = now_s - meter.counted_at_s
+    if seconds <= 0:
+        return
+    wanted = meter.wanted_bytes_per_s
+    meter.passed_bytes += passed
+    if now_s - meter.mark[0] >= MEAN_S or effect.bytes_per_s is None:
+        effect.bytes_per_s = (meter.passed_bytes - meter.mark[1]) / (now_s - meter.mark[0])
+    if now_s - meter.mark[0] >= MEAN_S:
+        meter.mark = (now_s, meter.passed_bytes)
+    meter.level_bytes = max(0.0, meter.level_bytes + passed - SLACK_RATIO * wanted * seconds)
+    if not judgement.effect_counts:
+        meter.level_bytes = 0.0
+    elif meter.level_bytes > max(SLACK_S * wanted, SLACK_BYTES):
+        meter.exceeded_at_s, meter.level_bytes = now_s, 0.0
+        effect.exceeded = f"{8 * passed / seconds:.0f} bit/s went through for {seconds:.0f} s"

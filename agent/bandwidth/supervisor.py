@@ -1,0 +1,296 @@
+"""Watches the node's pods and the kernel, judges, repairs where asked to, and tells: events, log, metrics.
+
+Changes of pods and of traffic control wake it; a full look every five minutes catches what no event told. Reads are at
+least two seconds apart, so that a node where pods come and go all the time does not spend its CPU here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from agent.bandwidth.annotations import Direction, PodWish, wish_of
+from agent.bandwidth.cilium import Cilium, read_cilium
+from agent.bandwidth.cni import Network, ResultCache, read_network
+from agent.bandwidth.counters import take_readings
+from agent.bandwidth.disputes import Patience, Place
+from agent.bandwidth.effect import Effects, Key
+from agent.bandwidth.kernel import execute
+from agent.bandwidth.metrics import BandwidthMetrics
+from agent.bandwidth.rules import Policy, plan_limits, with_effect
+from agent.bandwidth.snapshot import take_snapshot
+from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, Judgement
+from agent.config import AgentConfig
+from agent.errors import KernelError
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.events import EventRecorder, Reference
+from kubekit.reflector import Reflector
+from kubekit.wire import PODS, Pod
+
+log = logs.get("agent.bandwidth")
+
+FULL_LOOK_S = 300.0
+GATHER_S = 0.3
+LEAST_PAUSE_S = 2.0
+RETRY_S = 5.0
+EFFECT_S = 4.5
+"""Pods' own counters are read so often: an excess shows in the second reading after it began, within ten seconds."""
+COUNTERS_S = 26.0
+"""Those of queues and filters at least so often, for metrics, and with the others while a pod is busy."""
+NEW_S = 120.0
+_KIND_OF: dict[Direction, str] = {"ingress": "LimitIngress", "egress": "LimitEgress"}
+_UNTOLD = frozenset({"enforced"})
+"""A first verdict that is no news."""
+
+
+class BandwidthRoom:
+    """Everything about bandwidth annotations on one node.
+
+    Args:
+        client: the cluster's.
+        config: flags.
+        recorder: for events on pods.
+        registry: for metrics.
+    """
+
+    def __init__(
+        self, client: Client, config: AgentConfig, recorder: EventRecorder, registry: CollectorRegistry
+    ) -> None:
+        self._client, self._config, self._recorder = client, config, recorder
+        self._cache = ResultCache(config.cni_cache_dir)
+        self._cilium, self._asked_cilium_s = Cilium(), -math.inf
+        self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
+        self._pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+        self._pods.subscribe(self._note_pod)
+        self._metrics = BandwidthMetrics(registry)
+        self._wake = asyncio.Event()
+        self._verdicts: dict[tuple[str, Direction], Judgement] = {}
+        self._looked = False
+        self._mismatches: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
+        self._unlocated = False
+        self._patience = Patience()
+        self._effects = Effects()
+        self._told: tuple[Mapping[Key, str], Mapping[Place, str]] = ({}, {})
+        self._plan, self._wishes = BandwidthPlan(), tuple[PodWish, ...]()
+
+    def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What must run, by name."""
+        return {"pods": self._pods.run(), "bandwidth": self._run(), "bandwidth-effect": self._follow()}
+
+    def note_kernel_change(self) -> None:
+        """Devices or traffic control changed."""
+        if self._verdicts or self._unlocated or self._policy.enforce:
+            self._wake.set()
+
+    def _note_pod(self, _key: str, old: Pod | None, new: Pod | None) -> None:
+        if (wish_of(old) if old is not None else None) != (wish_of(new) if new is not None else None):
+            self._wake.set()
+
+    async def _run(self) -> None:
+        await self._pods.synced.wait()
+        while True:
+            self._wake.clear()
+            try:
+                await self._look()
+            except KernelError as error:
+                log.change("kernel", str(error), "cannot read traffic control", error=error)
+                asyncio.get_running_loop().call_later(RETRY_S, self._wake.set)
+            else:
+                log.change("kernel", "", "traffic control can be read again")
+            await asyncio.sleep(LEAST_PAUSE_S)
+            try:
+                async with asyncio.timeout(FULL_LOOK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(GATHER_S)
+
+    async def _look(self) -> None:
+        """Read, judge, repair, and read again what was repaired before telling anybody."""
+        pods = tuple(wish_of(pod) for pod in self._pods if not pod.terminal and not pod.metadata.deletion_timestamp)
+        plan = await self._judge(pods)
+        due = self._patience.due(plan.actions, asyncio.get_running_loop().time())
+        if due:
+            for action in due:
+                await self._repair(action)
+            plan = await self._judge(pods)
+        self.take(plan, pods)
+
+    def take(self, plan: BandwidthPlan, pods: tuple[PodWish, ...]) -> None:
+        """Show this picture from now on, and tell what is new in it."""
+        self._plan, self._wishes = plan, pods
+        self._tell()
+
+    async def _judge(self, pods: tuple[PodWish, ...]) -> BandwidthPlan:
+        if not self._policy.enforce and not any(pod.wishes for pod in pods):
+            return BandwidthPlan()
+        await self._ask_cilium()
+        network = network_of(self._config)
+        snapshot: BandwidthSnapshot = await take_snapshot(
+            self._config.proc, network, pods, cache=self._cache, cilium=self._cilium
+        )
+        return plan_limits(snapshot, self._policy)
+
+    async def _ask_cilium(self) -> None:
+        """Read Cilium's configuration now and then, where it is at home: pods' agents are not restarted for ours."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._asked_cilium_s >= FULL_LOOK_S:
+            self._asked_cilium_s = now_s
+            self._cilium = await read_cilium(self._client)
+            log.change(
+                "cilium",
+                self._cilium.unknown,
+                "Cilium's configuration is unknown",
+                why=self._cilium.unknown,
+                level="info",
+            )
+
+    async def _repair(self, action: Action) -> None:
+        loop = asyncio.get_running_loop()
+        topic, what = f"repair/{action.name}/{type(action).__name__}", type(action).__name__
+        done = False
+        try:
+            await execute(action)
+            done = True
+        except KernelError as error:
+            self._metrics.repairs.labels("failed").inc()
+            log.change(topic, str(error), "cannot set a limit", device=action.name, what=what, error=error)
+        else:
+            self._metrics.repairs.labels("ok").inc()
+            log.change(topic, "", "limits can be set again", device=action.name, what=what)
+        loop.call_later(self._patience.note(action, loop.time(), done=done), self._wake.set)
+
+    async def _follow(self) -> None:
+        """Compare what goes through with the limits, for as long as there are any."""
+        loop = asyncio.get_running_loop()
+        read_at_s = -math.inf
+        while True:
+            await asyncio.sleep(EFFECT_S)
+            judgements = [judgement for judgement in self._plan.judgements if judgement.site is not None]
+            if not judgements:
+                continue
+            try:
+                everything = loop.time() - read_at_s >= COUNTERS_S
+                if await take_readings(
+                    self._effects, self._config.proc, judgements, loop.time(), everything=everything
+                ):
+                    read_at_s = loop.time()
+            except KernelError as error:
+                log.change("counters", str(error), "cannot read the counters of limits", error=error)
+                continue
+            log.change("counters", "", "counters can be read again")
+            if self._seen() != self._told:
+                self._tell()
+            else:  # nearly always: only rates have changed
+                self._metrics.show_effects(self._effects.known)
+
+    def _seen(self) -> tuple[Mapping[Key, str], Mapping[Place, str]]:
+        """What happens that overrules a verdict: limits that are exceeded, and those that somebody takes away again."""
+        return self._effects.exceeding, self._patience.disputed(asyncio.get_running_loop().time())
+
+    # --- telling ---------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Tell what is set up and what comes of it."""
+        self._told = self._seen()
+        pods, (_, disputed) = self._wishes, self._told
+        judgements = tuple(
+            with_effect(j, self._effects.exceeded(j), disputed.get((_KIND_OF[j.direction], j.host_device), ""))
+            for j in self._plan.judgements
+        )
+        plan = msgspec.structs.replace(self._plan, judgements=judgements)
+        self._metrics.take(plan, self._effects.known)
+        verdicts = {(j.pod.uid, j.direction): j for j in plan.judgements}
+        for key, judgement in verdicts.items():
+            self._tell_one(judgement, self._verdicts.get(key))
+        # A pod that cannot be located for a while keeps the verdict that was told.
+        living = {pod.uid for pod in pods}
+        self._verdicts = {key: told for key, told in self._verdicts.items() if key[0] in living} | verdicts
+        for pod in pods:
+            if pod.mismatch and self._mismatches.get(pod.uid) != pod.mismatch:
+                log.warning("scheduled and enforced bandwidth differ", pod=pod.key, why=pod.mismatch)
+                self._send(pod, "BandwidthMismatch", pod.mismatch, "Compare", first=pod.uid not in self._mismatches)
+        self._mismatches = {pod.uid: pod.mismatch for pod in pods if pod.mismatch}
+        for pod in pods:
+            if pod.refused_claim and self._refused.get(pod.uid) != pod.refused_claim:
+                log.warning("claim refused", pod=pod.key, why=pod.refused_claim)
+                self._send(
+                    pod, "BandwidthClaimRefused", pod.refused_claim, "Identify", first=pod.uid not in self._refused
+                )
+        self._refused = {pod.uid: pod.refused_claim for pod in pods if pod.refused_claim}
+        self._looked = True
+        self._unlocated = bool(plan.unlocated)
+        waiting = ", ".join(f"{key}: {why}" for key, why in sorted(plan.unlocated.items())[:5])
+        log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
+
+    def _tell_one(self, now: Judgement, before: Judgement | None) -> None:
+        if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):
+            return
+        if before is not None and before.verdict == now.verdict:
+            log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, wanted_bps=now.wanted_bps)
+            return
+        fine = now.verdict == "enforced"
+        if before is None and now.verdict in _UNTOLD:
+            log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device)
+            return
+        say: Callable[..., None] = log.info if fine else log.warning
+        say("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device, why=now.detail)
+        reason = "Bandwidth" + "".join(part.capitalize() for part in now.verdict.split("-"))
+        self._send(now.pod, reason, describe(now), "CheckBandwidth", first=before is None, fine=fine)
+
+    def _send(self, pod: PodWish, reason: str, note: str, action: str, *, first: bool, fine: bool = False) -> None:
+        """Send an event, unless this is the first look of an agent that was restarted: of older pods it was told before."""
+        if first and not self._looked and not _is_new(pod, time.time()):
+            return
+        send = self._recorder.normal if fine else self._recorder.warning
+        send(_reference(pod), reason, note, action=action)
+
+
+def network_of(config: AgentConfig) -> Network:
+    """The CNI network: as configured on the node, with the name that a flag says."""
+    found = read_network(config.cni_conf_dir)
+    return msgspec.structs.replace(found, name=config.cni_network) if config.cni_network else found
+
+
+async def remove_limits(client: Client, config: AgentConfig) -> int:
+    """Take off every limit that an agent in ``enforce`` set on this node, and its devices; the number of removals.
+
+    Raises:
+        KubekitError: the pods cannot be listed, or the kernel refused.
+    """
+    pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+    unlimited = tuple(msgspec.structs.replace(wish_of(pod), wishes={}) for pod in pods if not pod.terminal)
+    snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache(config.cni_cache_dir))
+    actions = plan_limits(snapshot, Policy(enforce=True)).actions
+    for action in actions:
+        await execute(action)
+    return len(actions)
+
+
+def describe(judgement: Judgement) -> str:
+    """One sentence about a verdict, for an event."""
+    rate = f"{judgement.wanted_bps} bit/s" if judgement.wanted_bps is not None else "its annotation"
+    detail = f": {judgement.detail}" if judgement.detail else ""
+    where = f" on {judgement.device}" if judgement.device else ""
+    return f"{judgement.direction} bandwidth of {rate} is {judgement.verdict}{where}{detail}"
+
+
+def _is_new(pod: PodWish, now_s: float) -> bool:
+    """Whether a pod was made so lately that no earlier agent can have told about it."""
+    try:
+        return now_s - datetime.fromisoformat(pod.created).timestamp() < NEW_S
+    except ValueError:
+        return True
+
+
+def _reference(pod: PodWish) -> Reference:
+    return Reference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)

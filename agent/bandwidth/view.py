@@ -1,0 +1,137 @@
+"""The kernel's state, indexed, and whose work each part of it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.bandwidth.state import (
+    ALIAS_PREFIX,
+    HOOK_MARK,
+    ROOT,
+    BandwidthSnapshot,
+    Device,
+    Filter,
+    Hook,
+    Program,
+)
+from agent.bandwidth.tbf import Shape
+
+PLUGIN_PREFIX = "bwp"
+"""Of the CNI bandwidth plugin's intermediate devices, and of ours."""
+HOOKS_HANDLE = 0xFFFF0000
+"""ffff:, of ``ingress`` and ``clsact``, on which filters hang."""
+PLUGIN_HANDLE = 0x10000
+"""1:, the handle that the plugin and we give to roots."""
+
+
+_UPLINKS = frozenset({"", "bond", "team", "vlan"})
+
+
+def pod_ends(devices: Iterable[Device]) -> dict[int, list[Device]]:
+    """Devices that lead to pods, by the number of the network namespace at their other end."""
+    found: dict[int, list[Device]] = {}
+    for device in devices:
+        if device.kind in {"veth", "netkit"} and device.namespace_id is not None:
+            found.setdefault(device.namespace_id, []).append(device)
+    return found
+
+
+class View:
+    """A snapshot, indexed."""
+
+    def __init__(self, snapshot: BandwidthSnapshot) -> None:
+        kernel = snapshot.kernel
+        self.network = snapshot.network
+        self.devices = {device.index: device for device in kernel.devices}
+        self.by_name = {device.name: device for device in kernel.devices}
+        self.ends = pod_ends(kernel.devices)
+        self.roots = {qdisc.device: qdisc for qdisc in kernel.qdiscs if qdisc.parent == ROOT}
+        self._below: dict[int, list[str]] = {}
+        for qdisc in kernel.qdiscs:
+            if qdisc.parent != ROOT and qdisc.handle != HOOKS_HANDLE:
+                self._below.setdefault(qdisc.device, []).append(qdisc.kind)
+        self.shared_blocks = {q.device: q.shared_block for q in kernel.qdiscs if q.shared_block}
+        self._filters: dict[tuple[int, Hook], list[Filter]] = {}
+        for one in sorted(kernel.filters, key=lambda f: f.priority):
+            self._filters.setdefault((one.device, one.hook), []).append(one)
+        self._programs: dict[tuple[int, Hook], list[Program]] = {}
+        for program in kernel.programs:
+            self._programs.setdefault((program.device, program.hook), []).append(program)
+        self.cilium = snapshot.cilium
+        self.has_cilium = self.cilium.installed or "cilium_host" in self.by_name
+        self.paced_uplinks = any(
+            qdisc.kind == "fq" and self.devices[qdisc.device].kind in _UPLINKS
+            for qdisc in kernel.qdiscs
+            if qdisc.device in self.devices
+        )
+        self.felix_limits = next((name for name in sorted(self.by_name) if name.startswith("bwcali")), "")
+
+    def shape_at(self, device: int) -> Shape | None:
+        """Of the token bucket, or of the plugin's HTB class, at a device's root."""
+        root = self.roots.get(device)
+        return root.shape if root is not None else None
+
+    def below_root(self, device: int) -> list[str]:
+        """Kinds of the queueing disciplines below a device's root."""
+        return self._below.get(device, [])
+
+    def redirect_of(self, device: int) -> Filter | None:
+        """The filter by which everything from a pod goes elsewhere."""
+        return next((f for f in self.filters(device) if f.matches_all and f.redirects_to is not None), None)
+
+    def filters(self, device: int, hook: Hook = "received") -> list[Filter]:
+        """Those at a device's hook, in the order in which they see packets."""
+        return self._filters.get((device, hook), [])
+
+    def used(self) -> set[int | None]:
+        """Indexes of the devices that something is redirected to."""
+        return {f.redirects_to for filters in self._filters.values() for f in filters}
+
+    def strangers(self, device: Device, hook: Hook) -> list[Filter | Program]:
+        """Filters and programs on a device that are neither the plugin's nor ours."""
+        filters = [f for f in self.filters(device.index, hook) if not self._is_a_limits(f)]
+        return [*self._programs.get((device.index, hook), ()), *filters]
+
+    def _is_a_limits(self, one: Filter) -> bool:
+        """Whether a filter leads to a limit of the plugin's structure, or did before the intermediate device was deleted."""
+        if one.kind not in {"u32", "matchall"} or one.redirects_to is None:
+            return False
+        target = self.devices.get(one.redirects_to)
+        return is_a_limits(target) if target is not None else one.matches_all
+
+    def stolen_from(self, device: Device) -> list[Filter | Program]:
+        """Filters of others that no longer see what a pod sends, because a filter of ours takes it before them."""
+        ours = self.redirect_of(device.index)
+        through = self.devices.get(ours.redirects_to or 0) if ours is not None else None
+        if ours is None or through is None or not is_ours(through):
+            return []
+        others = self.strangers(device, "received")
+        return [one for one in others if isinstance(one, Filter) and one.priority > ours.priority]
+
+
+def is_a_limits(device: Device) -> bool:
+    """Whether a device is an intermediate one of the plugin's or of ours."""
+    return device.kind == "ifb" and (device.name.startswith(PLUGIN_PREFIX) or is_ours(device))
+
+
+def is_ours(device: Device) -> bool:
+    """Whether we made an intermediate device."""
+    return device.kind == "ifb" and device.alias.startswith(ALIAS_PREFIX)
+
+
+def owner_of(device: Device) -> str:
+    """Uid of the pod that we made an intermediate device for."""
+    return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
+
+
+def describe(device: Device, strangers: list[Filter | Program]) -> str:
+    """What is attached to a device, for a person who looks for it with ``tc`` and ``bpftool``."""
+    parts = []
+    for one in strangers:
+        if isinstance(one, Program):
+            parts.append(f"{one.kind} program{'s' * (len(one.ids) > 1)} {', '.join(str(id_) for id_ in one.ids)}")
+        else:
+            name = f" {one.name}" if one.name else ""
+            parts.append(f"a {one.kind} filter{name} with preference {one.priority}")
+    hook = strangers[0].hook
+    return f"{' and '.join(parts)} on what {device.name} {'receives' if hook == 'received' else 'sends'}"

@@ -1,0 +1,44 @@
+"""What clouds say that their instance types carry: a table that comes along, with the date and the source of each cloud's part.
+
+Burstable types have their baseline in it: what is there all the time is what reservations may count on. Google's bandwidth goes
+by series and number of processors, so ``n2-*-8`` stands for ``n2-standard-8`` and its likes, with or without local disks;
+custom types are none of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib import resources
+
+import msgspec
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """Bits per second, and where that is from."""
+
+    rate_bps: int
+    explanation: str
+
+
+class _Cloud(msgspec.Struct):
+    cloud: str
+    date: str
+    source: str
+    mbps: dict[str, int]
+
+
+@lru_cache(maxsize=4)
+def find_instance(type_: str) -> Instance | None:
+    """An instance type's bandwidth; None for types that are not in the table. The table itself is not kept in memory."""
+    data = resources.files("agent.capacity").joinpath("instances.json").read_bytes()
+    for cloud in msgspec.json.decode(data, type=list[_Cloud]):
+        mbps = cloud.mbps.get(type_) or cloud.mbps.get(_by_size(type_))
+        if mbps is not None:
+            return Instance(mbps * 1_000_000, f"{cloud.cloud} {type_} ({cloud.source}, {cloud.date})")
+    return None
+
+
+def _by_size(type_: str) -> str:
+    """``n2-*-8`` of ``n2-highmem-8`` and ``n2-standard-8-lssd``; empty where a name has another form."""
+    parts = type_.split("-")
+    return f"{parts[0]}-*-{parts[2]}" if len(parts) in {3, 4} and parts[1] not in {"", "custom"} else ""

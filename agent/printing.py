@@ -1,0 +1,209 @@
+"""``agent capacity`` and ``agent bandwidth``: what the agent sees on this node, for a person in front of it.
+
+The tool for ``kubectl exec``: it reads the same things by the same rules as the running agent, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from agent.bandwidth.annotations import wish_of
+from agent.bandwidth.cilium import read_cilium
+from agent.bandwidth.cni import ResultCache
+from agent.bandwidth.rules import Policy, plan_limits
+from agent.bandwidth.snapshot import take_snapshot
+from agent.bandwidth.state import BandwidthPlan, Judgement
+from agent.bandwidth.supervisor import network_of
+from agent.capacity.kernel import LinkReader
+from agent.capacity.links import Link, LinkSnapshot
+from agent.capacity.offer import Offer, make_offer
+from agent.capacity.rules import find_capacity, pick_uplinks
+from agent.config import AgentConfig
+from agent.node import OwnNode
+from kubekit.client import Client
+from kubekit.config import load_cluster
+from kubekit.errors import ConfigError, KubekitError
+from kubekit.wire import NODES, PODS, Pod
+from netperf.contract import BANDWIDTH
+
+TIMEOUT_S = 5.0
+
+
+async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
+    """Print links, uplinks, and the capacity that follows.
+
+    Raises:
+        KernelError: the links cannot be read.
+    """
+    node, problem = await _read_node(config)
+    snapshot = await LinkReader(config.sys, config.proc).read()
+    offer = make_offer(node, config, find_capacity(snapshot), None)
+    if as_json:
+        _print_json(_capacity_document(snapshot, offer, node, problem))
+    else:
+        print(_capacity_text(snapshot, offer, node, problem))
+
+
+async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
+    """Print the verdict on each annotated pod of this node.
+
+    Raises:
+        ConfigError: no node name, or no cluster.
+        KubekitError: the pods, or traffic control, cannot be read.
+    """
+    if not config.node:
+        raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
+    async with Client(load_cluster(config.kubeconfig), timeout_s=TIMEOUT_S) as client:
+        pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+        cilium = await read_cilium(client)
+    wishes = tuple(wish_of(pod) for pod in pods if not pod.terminal)
+    cache = ResultCache(config.cni_cache_dir)
+    snapshot = await take_snapshot(config.proc, network_of(config), wishes, cache=cache, cilium=cilium)
+    plan = plan_limits(snapshot, Policy())
+    if as_json:
+        _print_json(_bandwidth_document(plan))
+    else:
+        print(_bandwidth_text(plan))
+
+
+async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
+    """The node, or why it is not known: the command is of use without a cluster too."""
+    if not config.node:
+        return None, "no --node-name"
+    try:
+        async with Client(load_cluster(config.kubeconfig), timeout_s=TIMEOUT_S) as client:
+            return await client.get(NODES, config.node, OwnNode), ""
+    except KubekitError as error:
+        return None, str(error)
+
+
+def _capacity_document(snapshot: LinkSnapshot, offer: Offer, node: OwnNode | None, problem: str) -> dict[str, Any]:
+    uplinks, standby = pick_uplinks(snapshot)
+    names = {link.index: link.name for link in snapshot.links}
+    return {
+        "node": node.metadata.name if node is not None else None,
+        "node_problem": problem,
+        "published": (node.status.capacity or {}).get(BANDWIDTH) if node is not None else None,
+        "rate_bps": offer.rate_bps,
+        "gross_bps": offer.gross_bps,
+        "source": offer.source,
+        "explanation": offer.explanation,
+        "warnings": list(offer.warnings),
+        "uplinks": [names.get(index, str(index)) for index in uplinks],
+        "standby": [names.get(index, str(index)) for index in standby],
+        "devices": list(offer.devices),
+        "links": [msgspec.to_builtins(link) for link in snapshot.links],
+    }
+
+
+def _capacity_text(snapshot: LinkSnapshot, offer: Offer, node: OwnNode | None, problem: str) -> str:
+    uplinks, standby = pick_uplinks(snapshot)
+    names = {link.index: link.name for link in snapshot.links}
+    rows = [("DEVICE", "KIND", "DRIVER", "STATE", "ETHTOOL", "SYSFS", "ON", "ROLE")]
+    for link in snapshot.links:
+        if link.loopback or (link.kind == "veth" and link.index not in uplinks):
+            continue
+        role = "uplink" if link.index in uplinks else "standby" if link.index in standby else ""
+        role = ", ".join(part for part in (role, "counted" if link.name in offer.devices else "") if part)
+        rows.append(
+            (
+                link.name,
+                link.kind or ("hardware" if link.physical else "-"),
+                link.driver or "-",
+                "up" if link.up else "down",
+                _megabits(link.ethtool_mbps),
+                _megabits(link.sysfs_mbps),
+                _below(link, names),
+                role,
+            )
+        )
+    lines = [_table(rows), ""]
+    lines.append(f"capacity   {_bits(offer.rate_bps)}")
+    lines.append(f"source     {offer.source}: {offer.explanation}")
+    lines += [f"warning    {warning}" for warning in offer.warnings]
+    if node is None:
+        lines.append(f"node       not read: {problem}")
+    else:
+        lines.append(f"node says  {(node.status.capacity or {}).get(BANDWIDTH, 'nothing')}")
+    return "\n".join(lines)
+
+
+def _below(link: Link, names: dict[int, str]) -> str:
+    if link.master is not None:
+        return f"in {names.get(link.master, link.master)}"
+    if link.parent is not None and not link.parent_elsewhere:
+        return names.get(link.parent, str(link.parent))
+    return "-"
+
+
+def _bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
+    return {
+        "verdicts": [
+            {
+                "namespace": j.pod.namespace,
+                "pod": j.pod.name,
+                "direction": j.direction,
+                "verdict": j.verdict,
+                "device": j.device,
+                "wanted_bps": j.wanted_bps,
+                "effective_bps": None if j.rate_bytes_per_s is None else j.rate_bytes_per_s * 8,
+                "effective_burst_bytes": j.burst_bytes,
+                "worst_queue_s": j.queue_s,
+                "detail": j.detail,
+            }
+            for j in plan.judgements
+        ],
+        "unlocated": plan.unlocated,
+    }
+
+
+def _bandwidth_text(plan: BandwidthPlan) -> str:
+    rows: list[tuple[str, ...]] = [
+        ("POD", "DIRECTION", "VERDICT", "DEVICE", "WANTED", "EFFECTIVE", "BURST", "QUEUE", "DETAIL")
+    ]
+    rows += [_bandwidth_row(judgement) for judgement in plan.judgements]
+    rows += [(key, "-", "-", "-", "-", "-", "-", "-", why) for key, why in sorted(plan.unlocated.items())]
+    if len(rows) == 1:
+        return "no pod on this node has a bandwidth annotation"
+    return _table(rows)
+
+
+def _bandwidth_row(j: Judgement) -> tuple[str, ...]:
+    return (
+        j.pod.key,
+        j.direction,
+        j.verdict,
+        j.device or "-",
+        _bits(j.wanted_bps, "-"),
+        _bits(None if j.rate_bytes_per_s is None else j.rate_bytes_per_s * 8, "-"),
+        "-" if j.burst_bytes is None else f"{j.burst_bytes} B",
+        "-" if j.queue_s is None else f"{j.queue_s * 1000:.0f} ms",
+        j.detail,
+    )
+
+
+def _bits(rate_bps: int | None, none: str = "unknown") -> str:
+    if rate_bps is None:
+        return none
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if rate_bps >= size:
+            return f"{rate_bps / size:g} {unit}bit/s"
+    return f"{rate_bps} bit/s"
+
+
+def _megabits(mbps: int | None) -> str:
+    return "-" if mbps is None else str(mbps)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

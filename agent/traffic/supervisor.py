@@ -1,0 +1,216 @@
+"""Counts bytes between pods and shows them to Prometheus; off unless ``--traffic conntrack``.
+
+The agent names the client's workload, which it knows because the pod is on its node, and the server's address. Whose address
+that is the server's own agent says, in ``netaware_traffic_server_info``; who reads both brings them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from agent.config import AgentConfig
+from agent.errors import KernelError
+from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
+from agent.traffic.ledger import BEYOND, Ledger, PodEnd
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.owners import owner_of
+from kubekit.reflector import Reflector
+from kubekit.wire import PODS, Pod
+
+log = logs.get("agent.traffic")
+
+ROUND_S = 30.0
+MOST_SHARE = 0.005
+"""Of a core, for reading the table: a large one is read less often."""
+_CLIENT = ("client_namespace", "client_kind", "client_workload", "client_zone")
+_SERVER = ("server_namespace", "server_kind", "server_workload", "server_zone")
+_SYSCTL = "sysctl net.netfilter.nf_conntrack_acct=1 on the node, and again at boot (sysctl.d)"
+
+
+class TrafficRoom:
+    """Everything about traffic between pods on one node.
+
+    Args:
+        client: the cluster's.
+        config: flags.
+        zone: of this node, now.
+        registry: for metrics.
+    """
+
+    def __init__(
+        self, client: Client, config: AgentConfig, zone: Callable[[], str], registry: CollectorRegistry
+    ) -> None:
+        self._pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+        self.counting = Counting(zone, config.proc)
+        registry.register(self.counting)
+
+    def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What must run, by name."""
+        return {"traffic-pods": self._pods.run(), "traffic-ends": self._listen(), "traffic-rounds": self._run()}
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                await listen(self.counting.take_ended, self.counting.note_loss)
+            except KernelError as error:
+                log.change("ends", str(error), "cannot hear of ended connections", error=error)
+            await asyncio.sleep(ROUND_S)
+
+    async def _run(self) -> None:
+        await self._pods.synced.wait()
+        while True:
+            try:
+                await self.counting.round(ends_of(self._pods), time.monotonic())
+            except KernelError as error:
+                log.change("table", str(error), "cannot read connection tracking", error=error)
+            else:
+                problem = self.counting.problem
+                log.change("table", problem, problem or "connection tracking is read", how=_SYSCTL if problem else "")
+            await asyncio.sleep(max(ROUND_S, self.counting.cost_s / MOST_SHARE))
+
+
+def ends_of(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, PodEnd]:
+    """Address -> workload, of running pods that have a network of their own."""
+    found: dict[bytes, PodEnd] = {}
+    for pod in pods:
+        if pod.spec.host_network or pod.terminal:
+            continue
+        end = PodEnd(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
+        for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
+            try:
+                found[ipaddress.ip_address(text).packed] = end
+            except ValueError:
+                continue  # Not yet, or nothing that a connection could have.
+    return found
+
+
+class Counting:
+    """The ledger with the kernel, and a collector of what it says.
+
+    Attributes:
+        cost_s: processor time that the last round took.
+        lost: how often the kernel dropped messages about ends.
+    """
+
+    def __init__(self, zone: Callable[[], str], proc: Path) -> None:
+        self.ledger = Ledger()
+        self.cost_s, self.lost = 0.0, 0
+        self._zone, self._proc = zone, proc
+        self._table = TableState(None, None, None, None, None, None)
+
+    def take_ended(self, data: bytes) -> None:
+        """A datagram about ended connections."""
+        for entry in read_entries(data):
+            self.ledger.take_ended(entry)
+
+    def note_loss(self) -> None:
+        """The kernel dropped some."""
+        self.lost += 1
+
+    async def round(self, pods: Mapping[bytes, PodEnd], now_s: float) -> None:
+        """Read the whole table once.
+
+        Raises:
+            KernelError: it cannot be read.
+        """
+        self._table = read_table_state(self._proc)
+        self.ledger.follow(pods, now_s)
+        self.ledger.begin_round(now_s)
+        cost_s = 0.0
+        async for data in dump():
+            began_s = time.thread_time()
+            for entry in read_entries(data):
+                self.ledger.take_live(entry)
+            cost_s += time.thread_time() - began_s
+        self.ledger.end_round()
+        self.cost_s = cost_s
+
+    @property
+    def problem(self) -> str:
+        """Why there are no counts, or not all; empty when nothing is wrong."""
+        if self._table.accounting is None:
+            return "the kernel tracks no connections here (Cilium without kube-proxy does not)"
+        if not self._table.accounting:
+            return "the kernel counts no bytes of connections: net.netfilter.nf_conntrack_acct is 0"
+        if self._table.events is False:
+            return "the kernel does not tell when connections end: net.netfilter.nf_conntrack_events is 0"
+        return ""
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this node."""
+        zone = self._zone()
+        moved = CounterMetricFamily(
+            "netaware_traffic_bytes",
+            "Bytes between a workload's pods on this node and an address that they call, IP headers included; `outside` is"
+            " every public address, an empty server all edges beyond the 2,000 of a node.",
+            labels=(*_CLIENT, "server", "port", "direction"),
+        )
+        edges = 0
+        for edge, request, response in self.ledger.totals():
+            edges += edge is not BEYOND
+            labels = (edge.client.namespace, edge.client.kind, edge.client.name, zone, edge.server, str(edge.port))
+            moved.add_metric((*labels, "request"), request)
+            moved.add_metric((*labels, "response"), response)
+        yield moved
+        info = GaugeMetricFamily(
+            "netaware_traffic_server_info",
+            "Whose address of this node answers calls: joins netaware_traffic_bytes_total on `server`; always 1.",
+            labels=("server", *_SERVER),
+        )
+        for address in self.ledger.servers - self.ledger.gone:
+            end = self.ledger.pods[address]
+            info.add_metric((str(ipaddress.ip_address(address)), end.namespace, end.kind, end.name, zone), 1.0)
+        yield info
+        yield _gauge("netaware_traffic_edges", "Series of who calls whom on this node, at most 2,000.", edges)
+        yield from self._about_counting()
+
+    def _about_counting(self) -> Iterator[Metric]:
+        table = self._table
+        yield _gauge(
+            "netaware_traffic_counting",
+            "1 when the kernel counts bytes of connections that begin now, else 0.",
+            float(bool(table.accounting)),
+        )
+        yield _gauge(
+            "netaware_traffic_uncounted_connections",
+            "Live connections of pods that the kernel counts no bytes for: they began before it was told to.",
+            self.ledger.uncounted,
+        )
+        yield _gauge("netaware_traffic_connections", "Connections in the kernel's table.", table.entries)
+        yield _gauge("netaware_traffic_connections_limit", "How many the table may hold.", table.limit)
+        missed = CounterMetricFamily(
+            "netaware_traffic_untracked_connections",
+            "Connections whose bytes are missing because the table was full: refused, or pushed out early.",
+            labels=("reason",),
+        )
+        for reason, count in (("refused", table.dropped), ("pushed_out", table.pushed_out)):
+            if count is not None:
+                missed.add_metric((reason,), count)
+        yield missed
+        yield _counter(
+            "netaware_traffic_lost_messages", "Times the kernel dropped messages of ended connections.", self.lost
+        )
+        yield _counter(
+            "netaware_traffic_untold_bytes",
+            "Bytes already counted of connections that left the table without a word; counters went on without them.",
+            self.ledger.untold_bytes,
+        )
+        yield _gauge("netaware_traffic_round_seconds", "Processor time of reading the table once.", self.cost_s)
+
+
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    """What is unknown is absent."""
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)

@@ -1,0 +1,155 @@
+"""`explain group NAME`: what the loss of each zone would take from an AppGroup, and what surviving one costs its calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Table
+from controller.cli.live_config import live_configuration
+from controller.cli.scheduling import state_of
+from controller.cli.session import NotFoundError, Session
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
+from controller.cluster.hosts import host_of
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUPS
+from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands
+from controller.scheduler.planner import GroupSnapshot, plan_group
+from controller.scheduler.preferences import SPREAD_ANNOTATION
+from controller.scheduler.state import State
+from controller.scheduler.survival import Survival, describe, survival_of
+from controller.views.snapshot import Snapshot
+
+LONGEST_S = 20.0
+"""For the two plans that the price is the difference of."""
+
+
+class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
+    """The answer.
+
+    Attributes:
+        group: ``namespace/name``.
+        placed: pods that count.
+        survival: what each zone's loss would take; with a price where the group's plans survive a zone.
+        could_pay_us: what surviving a zone would cost a call where the group does not ask for it; None where it does.
+        advice: what would route calls better.
+    """
+
+    group: str
+    placed: int
+    survival: Survival
+    could_pay_us: float | None
+    advice: tuple[Advice, ...]
+
+
+async def explain_group(session: Session, name: str) -> ExplainedGroup:
+    """Read the cluster, and plan the group anew both ways.
+
+    Raises:
+        NotFoundError: there is no such AppGroup.
+    """
+    config = await live_configuration(session)
+    namespace = session.namespace or "default"
+    session.namespace = None
+    snapshot = await session.snapshot(groups=True)
+    session.require(APPGROUPS)
+    key = f"{namespace}/{name}"
+    state = state_of(snapshot, snapshot.pods, config.scheduler)
+    if key not in state.groups:
+        msg = f"there is no AppGroup {name!r} in namespace {namespace}"
+        raise NotFoundError(msg)
+    used = await session.used_room(except_group=(namespace, name))
+    return await asyncio.to_thread(explain_as_it_stands, snapshot, state, key, used)
+
+
+def explain_as_it_stands(snapshot: Snapshot, state: State, key: str, used: dict[str, dict[str, int]]) -> ExplainedGroup:
+    """The answer; ``used`` is node -> requests of all other pods there."""
+    stands = as_it_stands(state, key)
+    pods = [p for p in snapshot.pods if p.group and state.group_of(p.metadata.namespace, p.group) == key and not p.over]
+    paid_us, could_us = _prices(snapshot, stands, pods, used)
+    return ExplainedGroup(
+        group=key,
+        placed=sum(sum(nodes.values()) for nodes in stands.members),
+        survival=standing_survival(stands, paid_us),
+        could_pay_us=could_us,
+        advice=tuple(advise(stands)),
+    )
+
+
+def standing_survival(stands: GroupAsItStands, price_us: float | None = None) -> Survival:
+    """What the loss of each zone would take from a group as it stands."""
+    graph = stands.graph
+    return survival_of(graph.selectors, stands.members, stands.locations, graph.edges, price_us)
+
+
+def _prices(
+    snapshot: Snapshot, stands: GroupAsItStands, pods: Sequence[GroupPod], used: dict[str, dict[str, int]]
+) -> tuple[float | None, float | None]:
+    """What the group's plans pay, or, where none of it asks for that, what they would."""
+    free = [msgspec.structs.replace(p, spec=msgspec.structs.replace(p.spec, node_name="")) for p in pods]
+    start = GroupSnapshot(
+        graph=stands.graph,
+        pods=free,
+        replicas={},
+        costs=stands.costs,
+        hosts={node.metadata.name: host_of(node) for node in snapshot.nodes if node.ready},
+        used=used,
+        group=stands.group,
+        services=snapshot.services,
+        measured=stands.measured,
+    )
+    asks = "zone" in stands.spreads
+    if not asks:
+        bare = msgspec.structs.replace(stands.group.metadata, annotations=_without_spread(stands))
+        start = msgspec.structs.replace(
+            start, group=msgspec.structs.replace(stands.group, metadata=bare), spread="zone"
+        )
+    price = plan_group(start, deadline_s=LONGEST_S, priced=True).survival_us
+    return (price, None) if asks else (None, price)
+
+
+def _without_spread(stands: GroupAsItStands) -> dict[str, str]:
+    annotations = stands.group.metadata.annotations or {}
+    return {name: value for name, value in annotations.items() if name != SPREAD_ANNOTATION}
+
+
+def show_group(answer: ExplainedGroup) -> RenderableType:
+    """A line per zone, then the price, then advice."""
+    head = Text.assemble((answer.group, STRONG), f"  {counted(answer.placed, 'placed pod')}")
+    table = grid("WITHOUT ZONE", "WHAT HAPPENS")
+    for loss in answer.survival.losses:
+        table.add_row(loss.zone, Text(describe(loss), style=BAD if loss.stops else GOOD))
+    parts: list[RenderableType] = [head, Text(), table, Text(), Text(price_line(answer))]
+    parts += [Text(advice.text) for advice in answer.advice]
+    return Group(*parts)
+
+
+def price_line(answer: ExplainedGroup) -> str:
+    """What surviving costs, in a sentence."""
+    if answer.survival.price_us is not None:
+        return f"its plans survive a zone's loss, for which a call pays {answer.survival.price_us:.0f} µs"
+    if answer.could_pay_us is not None:
+        return f"with netaware.io/spread: zone its plans would survive one, for {answer.could_pay_us:.0f} µs a call"
+    return "what surviving a zone costs could not be worked out: no calls, or a group that minimises costs (parity)"
+
+
+def survival_lines(survival: Survival) -> list[Text]:
+    """The losses that stop something, for answers that are about something else."""
+    return [Text(f"without {loss.zone}: {describe(loss)}", style=FAINT) for loss in survival.losses if loss.stops]
+
+
+def group_rows(answer: ExplainedGroup) -> Table:
+    """One row per zone and workload that would lose replicas."""
+    rows = [
+        (loss.region, loss.zone, workload, left, total)
+        for loss in answer.survival.losses
+        for workload, left, total in (
+            *((name, 0, None) for name in loss.stops),
+            *((name, kept.left, kept.of) for name, kept in loss.keeps.items()),
+        )
+    ]
+    return ("region", "zone", "workload", "left", "of"), rows

@@ -1,0 +1,111 @@
+"""`money`: what traffic between zones costs, per dependency, group, namespace and pair of zones."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Command, Table
+from controller.cli.session import Session
+from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
+from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
+from controller.traffic.graph import TrafficGraph
+from controller.traffic.money import Bill, Money, bill_of
+from controller.traffic.proposals import groups_of_workloads
+
+_ROWS = 15
+
+
+class MoneyView(msgspec.Struct, frozen=True):
+    """The bill, where traffic is known from, and over how long."""
+
+    source: str
+    window_s: int
+    bill: Money
+
+
+class MoneyOf(Command):
+    """See `controller.cli.command.Command`."""
+
+    name = "money"
+    help = "what traffic between zones costs, and whose it is"
+    examples = (("money", "bytes between zones, and whose they are"),)
+    description = (
+        "Bytes between workloads, by pairs of zones, times a price table, as money per month of 730 hours. Prices are a preset "
+        "(list prices) or your own file: currency, sameZone, betweenZones, betweenRegions, internet, pairs. Without --prices "
+        "only bytes are shown. Where the source of traffic tells no zones, bytes are shared out as if every replica called "
+        "every replica; such rows are marked ~. With -n only dependencies of that namespace's workloads."
+    )
+    watchable = False
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        add_traffic_arguments(parser)
+        add_price_arguments(parser)
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> MoneyView:
+        """Read traffic and prices."""
+        prices = read_prices(options.prices)
+        traffic = await read_traffic(session, options)
+        graph = traffic.graph
+        if options.namespace:
+            mine = tuple(d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace})
+            graph = TrafficGraph(mine, graph.left_out)
+        bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(traffic.groups))
+        return MoneyView(traffic.source.name, traffic.window_s, bill)
+
+    def show(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """The sum, the greatest dependencies, then pairs of zones."""
+        bill = answer.bill
+        head = Text()
+        if bill.month is not None:
+            head.append(f"{money(bill.month, bill.currency)} a month", style=STRONG)
+            head.append("  ")
+        crossing = percent(bill.crossing_bytes_per_s, bill.bytes_per_s) if bill.bytes_per_s else "none"
+        head.append(f"{rate(bill.bytes_per_s * 8)} between workloads, {crossing} of it across zones")
+        parts: list[RenderableType] = [head]
+        if bill.source:
+            parts.append(Text(f"prices: {bill.source}", style=FAINT))
+        if bill.dependencies:
+            parts += [Text(), _dependencies(bill.dependencies, bill.currency)]
+        crossings = [p for p in bill.zone_pairs if p.reach != "zone"]
+        if crossings:
+            table = grid("FROM ZONE", "TO ZONE", "RATE", "A MONTH", right=["RATE", "A MONTH"])
+            for pair in crossings[:_ROWS]:
+                table.add_row(
+                    pair.client_zone, pair.server_zone, rate(pair.bytes_per_s * 8), money(pair.month, bill.currency)
+                )
+            parts += [Text(), table]
+        return Group(*parts)
+
+    def rows(self, answer: MoneyView, options: argparse.Namespace) -> Table:  # noqa: ARG002
+        """The dependencies."""
+        header = ("client", "server", "group", "bytes_per_s", "crossing_bytes_per_s", "month", "measured")
+        return header, [
+            (
+                b.client,
+                b.server,
+                b.group,
+                round(b.bytes_per_s, 1),
+                round(b.crossing_bytes_per_s, 1),
+                b.month,
+                b.measured,
+            )
+            for b in answer.bill.dependencies
+        ]
+
+
+def _dependencies(bills: tuple[Bill, ...], currency: str) -> RenderableType:
+    table = grid("FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "A MONTH", right=["RATE", "ACROSS ZONES", "A MONTH"])
+    for bill in bills[:_ROWS]:
+        mark = "" if bill.measured else "~"
+        crossing = Text(mark + rate(bill.crossing_bytes_per_s * 8), style=BAD if bill.crossing_bytes_per_s else FAINT)
+        table.add_row(
+            bill.client, bill.server, bill.group, rate(bill.bytes_per_s * 8), crossing, money(bill.month, currency)
+        )
+    if len(bills) > _ROWS:
+        table.add_row(Text(f"... and {len(bills) - _ROWS} more; -o csv has all", style=FAINT))
+    return table

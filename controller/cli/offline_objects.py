@@ -1,0 +1,182 @@
+"""A cluster out of a file, as ``kubectl get -o json`` or ``-o yaml`` prints it: one List, or several documents.
+
+People cut and write such files by hand, so null and absent fields read as empty, quantities may be numbers, and an object that
+makes no sense is left out with a note instead of failing the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.services import Service
+from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
+from controller.convert.spellings import convert
+from kubekit.errors import ConfigError, KubekitError
+from kubekit.wire import Node, Object
+
+T = TypeVar("T")
+
+DEFAULT_PODS = "110"
+"""The kubelet's default of pods per node, for nodes that were written down without it."""
+_QUANTITIES = frozenset({"requests", "limits", "allocatable", "capacity", "overhead"})
+_NAMESPACED = frozenset({"Pod", "Service", "AppGroup", "NetworkTopology", "PersistentVolumeClaim"})
+
+
+class ClusterFile(msgspec.Struct, frozen=True):
+    """What a file holds, in its order.
+
+    Attributes:
+        problems: what was left out, and why.
+    """
+
+    nodes: list[Node] = []
+    pods: list[GroupPod] = []
+    services: list[Service] = []
+    volumes: list[PersistentVolume] = []
+    claims: list[PersistentVolumeClaim] = []
+    groups: list[AppGroup] = []
+    topologies: list[NetworkTopology] = []
+    problems: list[str] = []
+
+
+_KINDS: dict[str, tuple[str, type[Object]]] = {
+    "Node": ("nodes", Node),
+    "Pod": ("pods", GroupPod),
+    "Service": ("services", Service),
+    "PersistentVolume": ("volumes", PersistentVolume),
+    "PersistentVolumeClaim": ("claims", PersistentVolumeClaim),
+    "AppGroup": ("groups", AppGroup),
+    "NetworkTopology": ("topologies", NetworkTopology),
+}
+
+
+_OURS = {kind.kind: f"{kind.group}/{kind.version}" for kind in (APPGROUPS, NETWORK_TOPOLOGIES)}
+
+
+def read_cluster(name: str) -> ClusterFile:
+    """Read a file; ``-`` is standard input.
+
+    Raises:
+        ConfigError: it cannot be read, or holds neither JSON nor YAML objects.
+    """
+    found = ClusterFile()
+    seen: set[tuple[str, str]] = set()
+    for document in _documents(name):
+        for item in _items(document, found.problems):
+            _take(item, found, seen)
+    return found
+
+
+def _documents(name: str) -> list[Any]:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+    except OSError as error:
+        raise ConfigError("--offline", f"{name}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("--offline", f"{name} is not text: {error}") from error
+    try:
+        return [msgspec.json.decode(text)]
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    try:
+        return list(yaml.load_all(text, Loader=_PlainLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            "--offline",
+            f"{name} is neither JSON nor YAML: {' '.join(str(error).split())[:300]}",
+            "give a v1 List of objects",
+        ) from error
+
+
+class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Times stay texts, as JSON has them."""
+
+
+_PlainLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _items(document: Any, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Objects of a document: of a List (also one of a kind, such as NodeList, or one in another), a bare array, itself."""
+    if isinstance(document, list):
+        for item in document:
+            yield from _items(item, problems)
+    elif isinstance(document, dict):
+        kind = document.get("kind")
+        if isinstance(document.get("items"), list) and (not kind or str(kind).endswith("List")):
+            of_kind = str(kind or "").removesuffix("List")
+            for item in document["items"]:
+                if isinstance(item, dict) and of_kind and not item.get("kind"):
+                    item = {**item, "kind": of_kind}
+                yield from _items(item, problems)
+        else:
+            yield document
+    elif document is not None:
+        problems.append(f"left out: a {type(document).__name__} where an object should be")
+
+
+def _take(item: dict[str, Any], found: ClusterFile, seen: set[tuple[str, str]]) -> None:
+    kind = str(item.get("kind") or "")
+    if kind not in _KINDS:
+        return
+    where, type_ = _KINDS[kind]
+    name = "?"
+    try:
+        plain = _plain(_accepted(item) if kind in _OURS else item)
+        meta = plain.setdefault("metadata", {})
+        name = str(meta.get("name") or "?")
+        if kind in _NAMESPACED:
+            meta.setdefault("namespace", "default")
+        read = msgspec.convert(plain, type_, strict=False)
+    except (msgspec.ValidationError, KubekitError, AttributeError) as error:
+        found.problems.append(f"left out: {kind} {name}: {error}")
+        return
+    if not read.metadata.name:
+        found.problems.append(f"left out: a {kind} without a name")
+        return
+    if (kind, read.metadata.key) in seen:
+        found.problems.append(f"left out: {kind} {read.metadata.key} is there twice; the first counts")
+        return
+    seen.add((kind, read.metadata.key))
+    getattr(found, where).append(_whole(read) if isinstance(read, Node) else read)
+
+
+def _accepted(item: dict[str, Any]) -> dict[str, Any]:
+    """In the spelling that the API server accepts; the name stays, since pods refer to it."""
+    if item.get("apiVersion") in {_OURS[item["kind"]], None}:
+        return item
+    made = dict(convert([item])[0][0])
+    return {**made, "metadata": {**(made.get("metadata") or {}), "name": (item.get("metadata") or {}).get("name")}}
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """Without nulls, and with quantities as texts."""
+    if isinstance(value, dict):
+        texts = key in _QUANTITIES
+        return {
+            str(name): str(inner) if texts and isinstance(inner, int | float) else _plain(inner, str(name))
+            for name, inner in value.items()
+            if inner is not None
+        }
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value if inner is not None]
+    return value
+
+
+def _whole(node: Node) -> Node:
+    """Allocatable is capacity where it was left out, and pods are the kubelet's default."""
+    status = node.status
+    allocatable = status.allocatable or status.capacity or {}
+    if allocatable and "pods" not in allocatable:
+        allocatable = {**allocatable, "pods": (status.capacity or {}).get("pods", DEFAULT_PODS)}
+    return msgspec.structs.replace(node, status=msgspec.structs.replace(status, allocatable=allocatable))

@@ -1,0 +1,254 @@
+"""`propose`: AppGroups that describe what applications really do, from measured traffic."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
+import yaml
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from controller.cli.command import Command, Table
+from controller.cli.propose_gain import Gain, gain_of
+from controller.cli.session import Session
+from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money, rate
+from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
+from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
+from controller.scheduler.problem_builder import Spread
+from controller.traffic.graph import LeftOut
+from controller.traffic.proposals import Drift, Proposal, Wish, drift_of, propose
+from kubekit.errors import ConfigError
+from kubekit.wire import DEPLOYMENTS, Object, Resource
+
+_KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": Resource("apps", "v1", "statefulsets", "StatefulSet")}
+
+
+class Proposed(msgspec.Struct, frozen=True):
+    """The answer.
+
+    Attributes:
+        namespace: whose workloads.
+        source: where traffic is known from; ``window_s``: over how long.
+        proposals: AppGroups to be, with the patches that label pods.
+        drift: where AppGroups that exist differ from real traffic.
+        left_out: traffic that is no dependency, greatest first.
+        applied: whether the proposals were written.
+        gains: what each proposal would gain.
+    """
+
+    namespace: str
+    source: str
+    window_s: int
+    proposals: tuple[Proposal, ...]
+    drift: tuple[Drift, ...]
+    left_out: tuple[LeftOut, ...]
+    applied: bool = False
+    gains: tuple[Gain, ...] = ()
+
+
+class Propose(Command):
+    """See `controller.cli.command.Command`."""
+
+    name = "propose"
+    help = "write AppGroups from measured traffic"
+    examples = (("propose", "an AppGroup from the traffic there is"),)
+    description = (
+        "Reads who talks to whom from Prometheus (eBPF agents, meshes, or our own agents) and proposes AppGroups for a "
+        "namespace: workloads, dependencies with direction, minBandwidth from the 95th percentile, maxNetworkCost from what "
+        "calls bear today, and the patches that label pod templates. DNS, scrapes and external ends are no dependency. What a "
+        "person wrote in an existing AppGroup is kept. --manifests prints what kubectl apply takes, as in: "
+        "kubectl netaware propose -n shop --manifests | kubectl apply -f -"
+    )
+    watchable = False
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Arguments of this command."""
+        add_traffic_arguments(parser)
+        add_price_arguments(parser)
+        parser.add_argument(
+            "--manifests", action="store_true", help="print the AppGroups as YAML, and the labels as commands"
+        )
+        parser.add_argument(
+            "--spread",
+            choices=get_args(Spread),
+            default="",
+            help="also how replicas are spread: zone keeps each in two zones",
+        )
+        parser.add_argument(
+            "--scheduler",
+            default="",
+            metavar="NAME",
+            help="also make pod templates use this scheduler (default: leave theirs)",
+        )
+        parser.add_argument("--apply", action="store_true", help="show the difference, ask, and write")
+        parser.add_argument("-y", "--yes", action="store_true", help="with --apply: do not ask")
+
+    async def ask(self, session: Session, options: argparse.Namespace) -> Proposed:
+        """Read, think, and with --apply write."""
+        if session.namespace is None:
+            raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
+        prices = read_prices(options.prices)
+        traffic = await read_traffic(session, options)
+        wish = Wish(options.spread, options.scheduler)
+        found = propose(traffic.graph, traffic.workloads, traffic.groups, session.namespace, traffic.cost_of, wish=wish)
+        mine = [g for g in traffic.groups if g.metadata.namespace == session.namespace]
+        answer = Proposed(
+            session.namespace,
+            traffic.source.name,
+            traffic.window_s,
+            tuple(found),
+            tuple(drift for group in mine for drift in drift_of(group, traffic.graph)),
+            tuple(o for o in traffic.graph.left_out if session.namespace in {_space(o.client), _space(o.server)}),
+        )
+        standing = {group.metadata.name: group for group in mine}
+        gains = [await gain_of(session, p, traffic, prices, standing.get(p.name)) for p in found]
+        answer = msgspec.structs.replace(answer, gains=tuple(gains))
+        if not options.apply or not found:
+            return answer
+        if not options.yes:
+            await asyncio.to_thread(_confirm, found)
+        await _write(session, found)
+        return msgspec.structs.replace(answer, applied=True)
+
+    def show(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """A table per group, then drift, then what is no dependency; or YAML for kubectl."""
+        if options.manifests:
+            return _manifests(answer.proposals)
+        parts: list[RenderableType] = []
+        gains = {gain.group: gain for gain in answer.gains}
+        for proposal in answer.proposals:
+            parts += [*_described(proposal), *_gained(gains.get(proposal.name)), Text()]
+        if not answer.proposals:
+            parts.append(Text(f"no two workloads of namespace {answer.namespace} talk to each other", style=FAINT))
+        if answer.drift:
+            table = grid("DRIFT", "FROM", "TO", "RATE", "WHAT", right=["RATE"])
+            for drift in answer.drift:
+                table.add_row(
+                    Text(drift.kind, style=BAD), drift.client, drift.server, rate(drift.bytes_per_s * 8), drift.detail
+                )
+            parts += [table, Text()]
+        if answer.left_out:
+            parts.append(Text(_left_out(answer.left_out), style=FAINT))
+        if answer.applied:
+            parts.append(Text("written; pods are placed by it when they are next created"))
+        return Group(*parts)
+
+    def rows(self, answer: Proposed, options: argparse.Namespace) -> Table:  # noqa: ARG002
+        """The dependencies."""
+        header = (
+            "group",
+            "client",
+            "server",
+            "min_bandwidth_bps",
+            "max_network_cost",
+            "bytes_per_s",
+            "direction_known",
+            "written",
+        )
+        return header, [
+            (
+                p.name,
+                d.client,
+                d.server,
+                d.min_bandwidth_bps,
+                d.max_network_cost,
+                round(d.bytes_per_s, 1),
+                d.direction_known,
+                d.written,
+            )
+            for p in answer.proposals
+            for d in p.dependencies
+        ]
+
+    def is_bad(self, answer: Proposed) -> bool:
+        """An AppGroup differs from real traffic."""
+        return bool(answer.drift)
+
+
+def _space(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _manifests(proposals: Sequence[Proposal]) -> str:
+    text = yaml.safe_dump_all([p.manifest for p in proposals], sort_keys=False, allow_unicode=True, width=120)
+    for proposal in proposals:
+        for kind, name, patch in proposal.patches:
+            words = msgspec.json.encode(patch).decode()
+            text += f"# kubectl patch -n {proposal.namespace} {kind.lower()} {name} -p '{words}'\n"
+    return text
+
+
+def _described(proposal: Proposal) -> list[RenderableType]:
+    head = Text(f"AppGroup {proposal.namespace}/{proposal.name}", style=STRONG)
+    head.append("  exists" if proposal.exists else "  new", style=FAINT)
+    table = grid("FROM", "TO", "RATE", "MINBANDWIDTH", "MAXCOST", "", right=["RATE", "MINBANDWIDTH", "MAXCOST"])
+    for d in proposal.dependencies:
+        note = "as written" if d.written else "" if d.direction_known else "direction guessed"
+        shown = ("", "") if d.written else (rate(d.min_bandwidth_bps), str(d.max_network_cost))
+        table.add_row(d.client, d.server, rate(d.bytes_per_s * 8), *shown, Text(note, style=FAINT))
+    parts: list[RenderableType] = [head, table]
+    if proposal.patches:
+        names = ", ".join(f"{kind} {name}" for kind, name, _ in proposal.patches)
+        parts.append(Text(f"pod templates to label: {names}", style=FAINT))
+    if proposal.external:
+        parts.append(Text(f"also talks to, and is not placed by: {', '.join(proposal.external)}", style=FAINT))
+    parts += [Text(note, style=BAD) for note in proposal.notes]
+    return parts
+
+
+def _gained(gain: Gain | None) -> list[RenderableType]:
+    if gain is None:
+        return []
+    text = Text(f"placed by it: across zones {rate(gain.crossing_now * 8)} → {rate(gain.crossing_then * 8)}")
+    text.append(f", {gain.call_now_us:.0f} → {gain.call_then_us:.0f} µs a call")
+    if gain.month_now is not None:
+        text.append(f", {money(gain.month_now, gain.currency)} → {money(gain.month_then, gain.currency)} a month")
+    if gain.unplaced:
+        text.append(f"; no room for {counted(gain.unplaced, 'pod')}", style=BAD)
+    return [text]
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> str:
+    by_reason: dict[str, float] = {}
+    for item in left_out:
+        by_reason[item.reason] = by_reason.get(item.reason, 0.0) + item.bytes_per_s
+    return "no dependency: " + ", ".join(f"{reason} {rate(total * 8)}" for reason, total in sorted(by_reason.items()))
+
+
+def _confirm(proposals: Sequence[Proposal]) -> None:
+    """Show what would be written and ask.
+
+    Raises:
+        ConfigError: there is nobody to ask, or the answer was no.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError("--apply", "needs a terminal to ask on", "add --yes")
+    sys.stderr.write(_manifests(proposals))
+    patches = sum(len(p.patches) for p in proposals)
+    what = f"{counted(len(proposals), 'AppGroup')} and labels of {counted(patches, 'pod template')}, which rolls their pods"
+    sys.stderr.write(f"write {what}? [y/N] ")
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise ConfigError("--apply", "not confirmed, nothing was written")
+
+
+async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
+    """AppGroups first: a scheduler of upstream's ends when it meets a pod whose group does not exist."""
+    for proposal in proposals:
+        await session.client.apply(
+            APPGROUPS,
+            proposal.name,
+            proposal.manifest,
+            Object,
+            field_manager=f"{FIELD_MANAGER}-propose",
+            namespace=proposal.namespace,
+            force=True,
+        )
+    for proposal in proposals:
+        for kind, name, patch in proposal.patches:
+            if kind in _KINDS:
+                await session.client.patch(_KINDS[kind], name, patch, Object, namespace=proposal.namespace)

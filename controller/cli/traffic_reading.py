@@ -1,0 +1,152 @@
+"""What `propose` and `money` both start from: traffic as Prometheus has it, held against the cluster's workloads."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from controller.cli.session import Session
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.costs import CostIndex, Location
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
+from controller.cluster.zones import draw_map
+from controller.traffic.graph import TrafficGraph, build_traffic_graph
+from controller.traffic.prices import PRESETS, PriceTable, price_table
+from controller.traffic.proposals import CostOf, as_declared
+from controller.traffic.sources import SOURCES, Source, choose_among, known_window, read_flows
+from controller.traffic.workloads import Place, RunningPod, ServiceOfPods, Workloads
+from kubekit.errors import ConfigError
+from kubekit.wire import NODES, PODS, Node
+
+_UNITS_S = {"m": 60, "h": 3600, "d": 86400}
+SHOWN_UNKNOWN = 3
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was read.
+
+    Attributes:
+        graph: who depends on whom.
+        workloads: what the cluster has.
+        source: where the traffic is known from.
+        window_s: over how long.
+        groups: AppGroups of all namespaces.
+        cost_of: costs as the scheduler has them.
+    """
+
+    graph: TrafficGraph
+    workloads: Workloads
+    source: Source
+    window_s: int
+    groups: list[AppGroup]
+    cost_of: CostOf
+
+
+def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that reads traffic."""
+    names = [source.name for source in SOURCES]
+    parser.add_argument(
+        "--source", choices=names, default="", help="where traffic is known from (default: what Prometheus has)"
+    )
+    parser.add_argument("--window", type=window, default=3600, metavar="TIME", help="how far back, as 30m, 6h, 7d (1h)")
+
+
+def add_price_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that tells money."""
+    text = f"a preset ({', '.join(PRESETS)}: list prices), or a YAML file with your own (default: none)"
+    parser.add_argument("--prices", default="", metavar="PRESET|FILE", help=text)
+
+
+def window(text: str) -> int:
+    """Seconds of ``30m``, ``6h``, ``7d``: from a minute to 90 days."""
+    found = re.fullmatch(r"(\d{1,5})([mhd])", text)
+    seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
+    if not 60 <= seconds <= 90 * 86400:
+        msg = f"{text!r} is no time from 1m to 90d"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds
+
+
+def read_prices(text: str) -> PriceTable | None:
+    """The table that ``--prices`` names; None without one.
+
+    Raises:
+        ConfigError: it is neither a preset nor a readable file with prices.
+    """
+    if not text or text in PRESETS:
+        return price_table(text)
+    path = Path(text)
+    if "/" not in text and not path.suffix and not path.exists():
+        return price_table(text)
+    try:
+        table = msgspec.convert(yaml.safe_load(path.read_text()), PriceTable)
+    except OSError as error:
+        raise ConfigError("--prices", f"{text}: {error.strerror}", f"or one of {', '.join(PRESETS)}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(
+            "--prices", f"{text}: {' '.join(str(error).split())}", "fields: currency, sameZone, betweenZones, ..."
+        ) from error
+    return price_table("", table)
+
+
+async def read_traffic(session: Session, options: argparse.Namespace) -> Traffic:
+    """Read traffic and the cluster.
+
+    Raises:
+        ConfigError: no Prometheus was named, or it has no traffic.
+        KubekitError: no answer.
+    """
+    if session.prometheus is None:
+        fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
+        raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
+    source, *others = await choose_among(session.prometheus, options.source)
+    nodes, pods, services, groups, topologies = await asyncio.gather(
+        session.client.list(NODES, Node),
+        session.list_all(PODS, RunningPod),
+        session.list_all(SERVICES, ServiceOfPods),
+        session.list_all(APPGROUPS, AppGroup),
+        session.list_all(NETWORK_TOPOLOGIES, NetworkTopology),
+    )
+    places = {name: (p.region, p.zone) for name, p in draw_map(nodes).places.items()}
+    workloads = Workloads.among(pods, places, services)
+    window_s = await known_window(session.prometheus, source, options.window)
+    flows = await read_flows(session.prometheus, source, window_s, workloads.served)
+    known, unknown = workloads.resolve(flows)
+    if unknown:
+        first = sorted(unknown, key=lambda name: -unknown[name])[:SHOWN_UNKNOWN]
+        session.remarks.append(
+            f"left out {len(unknown)} ends that the cluster does not have (any more): {', '.join(first)}"
+            + (", ..." if len(unknown) > len(first) else "")
+        )
+    if window_s < options.window:
+        session.remarks.append(
+            f"Prometheus knows this traffic for the last {window_s // 60} min only, not the {options.window // 60} asked for"
+        )
+    if others:
+        names = ", ".join(f"--source {other.name}" for other in others)
+        session.remarks.append(f"Prometheus has traffic from elsewhere too, which may cover other workloads: {names}")
+    session.remarks.append(f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.blind}")
+    graph = as_declared(build_traffic_graph(known), groups)
+    return Traffic(graph, workloads, source, window_s, groups, _costs(session, topologies))
+
+
+def _costs(session: Session, topologies: list[NetworkTopology]) -> CostOf:
+    index = CostIndex(NetworkOverheadArgs(), session.home)
+    for topology in topologies:
+        index.take(topology.metadata.key, None, topology)
+    table = index.of(session.namespace or session.home).table
+
+    def cost_of(client: Place, server: Place) -> int | None:
+        if client == server:
+            return 1
+        way = table.way(Location(*client), Location(*server))
+        return way.cost if way is not None else None
+
+    return cost_of

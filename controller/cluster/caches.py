@@ -1,0 +1,153 @@
+"""The manager's view of the cluster: one watch and one mirror per kind, shared by all rooms, so that nothing is held twice.
+
+Of pods only the compact form is kept, and the object itself where it belongs to an AppGroup; ConfigMaps only where they are
+probe plans. Rooms read these mirrors and never the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import (
+    APPGROUPS,
+    NETWORK_TOPOLOGIES,
+    SERVICES,
+    AppGroup,
+    NetworkTopology,
+)
+from controller.cluster.services import Service
+from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, PersistentVolumeClaim
+from kubekit.client import Client
+from kubekit.reflector import HasMetadata, Mirror, Reflector, Selected
+from kubekit.selectors import parse
+from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
+from netperf.contract import AGENT_POD_SELECTOR, PLAN_SELECTOR
+
+AGENT_PODS = parse(AGENT_POD_SELECTOR)
+
+LONGEST_LAG_S = 10.0
+"""A mirror that is further behind than this has lost its watch, and will list."""
+
+T = TypeVar("T", bound=HasMetadata)
+
+
+class Caches:
+    """The mirrors.
+
+    Attributes:
+        nodes: all nodes.
+        pods: all pods, in the compact form.
+        group_pods: those of AppGroups, in all namespaces, as the API server sent them.
+        agent_pods: those of the agent's DaemonSet, in netaware's namespace.
+        app_groups: all AppGroups.
+        topologies: all NetworkTopologies.
+        plans: the probe plans' ConfigMaps.
+        namespaces: all of them; their labels say which AppGroups may have their pods.
+        services: all of them; they say which replica answers a call.
+        volumes, claims: all of them; they say which nodes a pod's data can be reached from.
+    """
+
+    def __init__(self, client: Client, namespace: str) -> None:
+        self.nodes: Reflector[Node] = Reflector(client, NODES, Node)
+        self.pods: Reflector[PodInfo] = Reflector(client, PODS, GroupPod, transform=PodReader().read)
+        self.group_pods: Selected[GroupPod] = Selected(self.pods, lambda pod: pod.wire)
+        self.agent_pods: Selected[PodInfo] = Selected(
+            self.pods, lambda pod: pod if pod.namespace == namespace and AGENT_PODS.matches(pod.labels) else None
+        )
+        self.app_groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
+        self.topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
+        self.namespaces: Reflector[Object] = Reflector(client, NAMESPACES, Object)
+        self.services: Reflector[Service] = Reflector(client, SERVICES, Service)
+        self.volumes: Reflector[PersistentVolume] = Reflector(client, VOLUMES, PersistentVolume)
+        self.claims: Reflector[PersistentVolumeClaim] = Reflector(client, CLAIMS, PersistentVolumeClaim)
+        self.plans: Reflector[ConfigMap] = Reflector(
+            client, CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=PLAN_SELECTOR
+        )
+
+    @property
+    def by_name(self) -> Mapping[str, Mirror[Any]]:
+        """Every mirror by a name that is fit for metrics and health checks."""
+        return {
+            "nodes": self.nodes,
+            "pods": self.pods,
+            "group-pods": self.group_pods,
+            "agent-pods": self.agent_pods,
+            "app-groups": self.app_groups,
+            "network-topologies": self.topologies,
+            "plans": self.plans,
+            "namespaces": self.namespaces,
+            "services": self.services,
+            "volumes": self.volumes,
+            "claims": self.claims,
+        }
+
+    def tasks(self) -> dict[str, Awaitable[None]]:
+        """One endless task per mirror."""
+        return {f"mirror {n}": mirror.run() for n, mirror in self.by_name.items() if isinstance(mirror, Reflector)}
+
+    def problems(self) -> str:
+        """What is not mirrored yet, for /readyz; a definition that is not installed is no reason to wait."""
+        return ", ".join(name for name, known in self._known.items() if not known.is_set())
+
+    async def settle(self) -> None:
+        """Wait until every mirror has listed once; of AppGroups and NetworkTopologies it suffices to know that their
+        definitions are not installed.
+        """
+        for known in self._known.values():
+            await known.wait()
+
+    @property
+    def _known(self) -> dict[str, asyncio.Event]:
+        optional = {"app-groups": self.app_groups.settled, "network-topologies": self.topologies.settled}
+        return {name: mirror.synced for name, mirror in self.by_name.items()} | optional
+
+
+class OwnWrites(Generic[T]):
+    """What we wrote but have not yet seen come back.
+
+    A mirror lags behind our own writes by a moment. A rule that ran in this moment on the mirror's copy would decide the
+    same thing again, and put old values of other fields back.
+    """
+
+    def __init__(self, mirror: Mirror[T], clock: Callable[[], float] = time.monotonic) -> None:
+        self._mirror, self._clock = mirror, clock
+        self._written: dict[str, tuple[float, set[str], T]] = {}
+
+    def note(self, key: str, before: T | None, after: T) -> None:
+        """Remember that ``before`` became ``after`` by a write of ours, unless the mirror knows already."""
+        superseded = {*self._superseded(key), _version(before)}
+        if _version(self._mirror.get(key)) in superseded:
+            self._written[key] = (self._clock(), superseded, after)
+        else:
+            self._written.pop(key, None)
+
+    def newest(self, key: str) -> T | None:
+        """The mirror's copy, or ours while the mirror still has one that we replaced.
+
+        Call it for every change of the mirror as well: an object that we made and somebody deleted would otherwise look
+        like one that the mirror has not seen yet.
+        """
+        mirrored = self._mirror.get(key)
+        if key not in self._written:
+            return mirrored
+        written_at, superseded, after = self._written[key]
+        if _version(mirrored) in superseded and self._clock() - written_at < LONGEST_LAG_S:
+            return after
+        del self._written[key]
+        return mirrored
+
+    def _superseded(self, key: str) -> set[str]:
+        return self._written[key][1] if key in self._written else set()
+
+    def forget(self) -> None:
+        """Forget everything, when a leadership begins: others may have written since."""
+        self._written.clear()
+
+
+def _version(found: HasMetadata | None) -> str:
+    return found.metadata.resource_version if found is not None else ""

@@ -1,0 +1,60 @@
+"""Settings that more than one room reads: which AppGroups, NetworkTopologies and weights count."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from controller.cluster.resources import NETPERF_COSTS, USER_DEFINED
+from kubekit.errors import ConfigError
+from kubekit.settings import Range, Section, join
+
+
+class NetworkOverheadArgs(Section, frozen=True):
+    """Arguments of NetworkOverhead (docs/contracts, section 4).
+
+    Attributes:
+        namespaces: where AppGroups and NetworkTopologies are looked for, in order; the first hit wins.
+        weights_name: which costs of the NetworkTopology count.
+        network_topology_name: its name.
+        fallback_weights_name: taken when the NetworkTopology has no weight of `weights_name`; empty for none. Ours.
+        search_everywhere: a pod's own namespace comes before `namespaces`, then groups that name the pod's namespace; for
+            the NetworkTopology, the group's namespace comes first, then netaware's, then the only one there is. Ours.
+        dependants_weigh: placed pods that depend on the pod add their cost to a node's score. Ours.
+        finished_pods_count: finished and terminating pods count as placed, as upstream has it.
+        deleted_nodes_block: a dependency's pod on a node that is gone fails the pod, as upstream has it.
+        bandwidth_filter: refuse a node when the free bandwidth towards a dependency's pod is below minBandwidth. Ours.
+        weight: factor of this score in the extender's answer.
+    """
+
+    namespaces: tuple[str, ...] = ("default",)
+    weights_name: str = USER_DEFINED
+    network_topology_name: str = "nt-default"
+    fallback_weights_name: str = NETPERF_COSTS
+    search_everywhere: bool = True
+    dependants_weigh: bool = True
+    finished_pods_count: bool = False
+    deleted_nodes_block: bool = False
+    bandwidth_filter: bool = False
+    weight: Annotated[int, Range(0, 100)] = 1
+
+    def check(self, field: str) -> None:
+        """Raise ConfigError when there is nothing to look for."""
+        for name, text in (("weightsName", self.weights_name), ("networkTopologyName", self.network_topology_name)):
+            if not text:
+                raise ConfigError(join(field, name), "is empty", "name what to look for")
+        if not self.namespaces or not all(self.namespaces):
+            raise ConfigError(join(field, "namespaces"), "names no namespace", "default is upstream's")
+
+    def in_parity(self) -> NetworkOverheadArgs:
+        """The same with everything of ours off."""
+        return msgspec.structs.replace(
+            self,
+            fallback_weights_name="",
+            search_everywhere=False,
+            dependants_weigh=False,
+            finished_pods_count=True,
+            deleted_nodes_block=True,
+            bandwidth_filter=False,
+        )

@@ -1,0 +1,213 @@
+"""What the way between two places costs: one index of a weight, and one rule for which NetworkTopology and weight count.
+
+The scheduler's rules, the groups' status, the views and the lab all look costs up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
+from kubekit import quantity
+from kubekit.errors import QuantityError
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, decode_latencies
+from netperf.memory import ZonePair
+
+SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST = 0, 1, 100
+
+Verdict = Literal["satisfied", "violated", "unknown"]
+
+
+class Location(NamedTuple):
+    """Region and zone of a node; either may be empty."""
+
+    region: str = ""
+    zone: str = ""
+
+
+NOWHERE = Location()
+"""Where a node without both labels is."""
+
+
+class Way(NamedTuple):
+    """What the NetworkTopology says about one directed pair of zones or regions.
+
+    Attributes:
+        cost: networkCost.
+        free_bps: bandwidth that nobody has taken, bits per second; None when the capacity is not known.
+    """
+
+    cost: int
+    free_bps: int | None = None
+
+
+def entries_of(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, CostInfo]:
+    """Entries of one weight between zones (or between regions), by directed pair; of a pair that is listed twice, the first."""
+    found: dict[ZonePair, CostInfo] = {}
+    for topology in weight.topology_list if weight is not None else ():
+        if topology.topology_key == level:
+            for origin in topology.origin_list:
+                for entry in origin.cost_list:
+                    found.setdefault((origin.origin, entry.destination), entry)
+    return found
+
+
+class CostTable:
+    """One weight of a NetworkTopology, made ready for look-ups. An absent weight knows no cost.
+
+    Args:
+        weight: the weight.
+        latencies: priced round trips that were published with it; None when it is not one of ours.
+    """
+
+    def __init__(self, weight: WeightInfo | None = None, latencies: Latencies | None = None) -> None:
+        self._zones = {pair: _way(entry) for pair, entry in entries_of(weight, ZONE_LABEL).items()}
+        self._regions = {pair: _way(entry) for pair, entry in entries_of(weight, REGION_LABEL).items()}
+        self._latencies = latencies
+
+    def way(self, origin: Location, destination: Location) -> Way | None:
+        """Look up a pair of different places: by zones inside a region, by regions otherwise. None when unknown."""
+        if origin.region == destination.region:
+            return self._zones.get((origin.zone, destination.zone))
+        return self._regions.get((origin.region, destination.region))
+
+    def cost(self, origin: Location, destination: Location) -> int | None:
+        """NetworkCost of a pair of different places; None when it is not known."""
+        way = self.way(origin, destination)
+        return way.cost if way is not None else None
+
+    def latency_us(self, origin: Location, destination: Location) -> float | None:
+        """Measured round trip between two zones, of whatever regions, in microseconds; None when it is not known."""
+        if self._latencies is None or not origin.zone or not destination.zone:
+            return None
+        return self._latencies.latency_us(origin.zone, destination.zone)
+
+    def judge(self, candidate: Location, peer: Location, max_cost: int) -> tuple[Verdict, int]:
+        """The contract's table for two different nodes, from ``candidate`` to the node of ``peer``."""
+        if peer == NOWHERE:
+            return "violated", UNKNOWN_COST
+        if candidate == peer:
+            return "satisfied", SAME_ZONE_COST
+        way = self.way(candidate, peer)
+        if way is None:
+            return "unknown", UNKNOWN_COST
+        return ("satisfied" if way.cost <= max_cost else "violated"), way.cost
+
+
+def _way(entry: CostInfo) -> Way:
+    return Way(entry.network_cost, _free_bps(entry.bandwidth_capacity, entry.bandwidth_allocated))
+
+
+def _free_bps(capacity: str | int | None, allocated: str | int | None) -> int | None:
+    if capacity is None:
+        return None
+    try:
+        return quantity.parse_int(capacity) - (quantity.parse_int(allocated) if allocated is not None else 0)
+    except QuantityError:
+        return None
+
+
+def topology_for(
+    topologies: Mapping[str, NetworkTopology], rules: NetworkOverheadArgs, *, home: str, namespace: str = ""
+) -> NetworkTopology | None:
+    """The NetworkTopology that counts for the groups of a namespace.
+
+    Args:
+        topologies: all there are, by ``namespace/name``.
+        rules: where to look, and for which name.
+        home: netaware's own namespace.
+        namespace: the groups'; empty for the cluster as a whole.
+    """
+    for key in _keys(rules, home, namespace):
+        if key in topologies:
+            return topologies[key]
+    return next(iter(topologies.values())) if rules.search_everywhere and len(topologies) == 1 else None
+
+
+def _keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str]:
+    name = rules.network_topology_name
+    if rules.search_everywhere and namespace:
+        yield f"{namespace}/{name}"
+    for listed in rules.namespaces:
+        yield f"{listed}/{name}"
+    if rules.search_everywhere:
+        yield f"{home}/{name}"
+
+
+def weight_for(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> WeightInfo | None:
+    """The weight that counts: the one asked for, else the one to fall back to; an empty one gives way."""
+    for name in (rules.weights_name, rules.fallback_weights_name):
+        weight = topology.weight(name) if topology is not None and name else None
+        if weight is not None and weight.topology_list:
+            return weight
+    return None
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """The costs in use.
+
+    Attributes:
+        table: ready for look-ups.
+        topology: key of the NetworkTopology, empty when there is none.
+        weight: name of the weight, empty when the NetworkTopology has none that was asked for.
+        version: changes whenever the object does.
+    """
+
+    table: CostTable
+    topology: str = ""
+    weight: str = ""
+    version: str = ""
+
+
+class CostIndex:
+    """The costs by which the groups of each namespace are judged, kept up to date by watch events.
+
+    Args:
+        rules: which NetworkTopology and weight count.
+        home: netaware's own namespace.
+    """
+
+    def __init__(self, rules: NetworkOverheadArgs, home: str) -> None:
+        self._rules, self._home = rules, home
+        self._topologies: dict[str, NetworkTopology] = {}
+        self._made: dict[str, Costs] = {}
+
+    def take(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
+        """A NetworkTopology changed; tells whether a cost may have. Its status does not matter here."""
+        if new is None:
+            self._topologies.pop(key, None)
+        else:
+            self._topologies[key] = new
+        if old is not None and new is not None and _same_costs(old, new):
+            return False
+        self._made.pop(key, None)
+        return True
+
+    def of(self, namespace: str) -> Costs:
+        """The costs that count for the groups of a namespace; one table for all namespaces of one NetworkTopology."""
+        topology = topology_for(self._topologies, self._rules, home=self._home, namespace=namespace)
+        key = topology.metadata.key if topology is not None else ""
+        if key not in self._made:
+            self._made[key] = costs_of(topology, self._rules)
+        return self._made[key]
+
+
+def _same_costs(old: NetworkTopology, new: NetworkTopology) -> bool:
+    same_latencies = old.metadata.annotation(LATENCY_ANNOTATION) == new.metadata.annotation(LATENCY_ANNOTATION)
+    return same_latencies and old.spec.weights == new.spec.weights
+
+
+def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> Costs:
+    """The costs in use of one NetworkTopology; None has none."""
+    if topology is None:
+        return Costs(CostTable())
+    meta, weight = topology.metadata, weight_for(topology, rules)
+    name = weight.name if weight is not None else ""
+    # What was measured says nothing about costs that a user wrote.
+    latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
+    return Costs(CostTable(weight, latencies), meta.key, name, f"{meta.uid}/{meta.resource_version}")

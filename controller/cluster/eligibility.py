@@ -1,0 +1,184 @@
+"""Which nodes a pod may go to at all: node selector, required node affinity and taints, by Kubernetes' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelectorTerm, Toleration
+from kubekit.errors import SelectorError
+from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
+from kubekit.wire import Node, Taint
+
+MOST_SHARED = 20_000
+"""Different constraints that are remembered; beyond, memory is forgotten and equal ones may exist twice, which costs time only."""
+BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
+CLOSING_TAINTS = frozenset(
+    {
+        "DeletionCandidateOfClusterAutoscaler",
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+    }
+)
+"""Taints, of whatever effect, of nodes that somebody is about to take away (Cluster Autoscaler, Karpenter). A cordoned node is not
+among them: a pod that tolerates that is let in, as by kube-scheduler.
+"""
+
+
+def blocking_taints(node: Node) -> tuple[Taint, ...]:
+    """Taints that keep pods away, with one for a cordoned node."""
+    taints = [t for t in node.spec.taints or () if t.effect in BLOCKING_EFFECTS]
+    if node.spec.unschedulable and not any(t.key == UNSCHEDULABLE.key for t in taints):
+        taints.append(UNSCHEDULABLE)
+    return tuple(taints)
+
+
+def is_closing(node: Node) -> bool:
+    """Whether somebody is about to take a node away. A candidate for deletion has a taint that keeps nobody away."""
+    return any(taint.key in CLOSING_TAINTS for taint in node.spec.taints or ())
+
+
+def tolerated(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> bool:
+    """Whether every taint is borne."""
+    return first_unborne(taints, tolerations) is None
+
+
+def first_unborne(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> Taint | None:
+    """The first taint that keeps a pod with these tolerations away."""
+    return next((taint for taint in taints if not any(t.tolerates(taint) for t in tolerations or ())), None)
+
+
+def required_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
+    """Required node affinity, of which one term must hold; None when nothing is required."""
+    on_nodes = affinity.node_affinity if affinity else None
+    required = on_nodes.required_during_scheduling_ignored_during_execution if on_nodes else None
+    return None if required is None else required.node_selector_terms or ()
+
+
+def is_choosy(spec: GroupPodSpec) -> bool:
+    """Whether there is anything for `may_run_on` to look at; wishes are none."""
+    return bool(spec.node_selector) or required_terms(spec.affinity) is not None
+
+
+def may_run_on(spec: GroupPodSpec, name: str, labels: Mapping[str, str]) -> bool:
+    """Node selector and required node affinity; taints aside."""
+    return not _misfit(spec.node_selector or {}, required_terms(spec.affinity), name, labels)
+
+
+def _misfit(
+    selector: Mapping[str, str], terms: Sequence[NodeSelectorTerm] | None, name: str, labels: Mapping[str, str]
+) -> str:
+    for key, value in selector.items():
+        if labels.get(key) != value:
+            return f"nodeSelector {key}={value}"
+    if terms is not None and not any(_term_matches(term, name, labels) for term in terms):
+        return "node affinity"
+    return ""
+
+
+def _term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
+    expressions, fields = term.match_expressions or (), term.match_fields or ()
+    if not expressions and not fields:
+        return False  # a term that says nothing matches nothing
+    return all(requirement_holds(r, labels) for r in expressions) and all(
+        requirement_holds(r, {"metadata.name": name}) for r in fields
+    )
+
+
+def requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -> bool:
+    """One requirement; NotIn and DoesNotExist hold for absent labels, an unknown operator never."""
+    value, values = labels.get(requirement.key), requirement.values or []
+    match requirement.operator:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            return _compare(requirement.operator, value, values)
+    return False
+
+
+def _compare(operator: str, value: str | None, values: Sequence[str]) -> bool:
+    try:
+        left, right = int(value or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return left > right if operator == "Gt" else left < right
+
+
+def selector_of(selector: LabelSelector | None) -> Selector | None:
+    """Compile a metav1.LabelSelector; None when it selects nothing: an absent one, or one with an operator newer than ours."""
+    if selector is None:
+        return None
+    try:
+        return from_object(selector)
+    except SelectorError:  # the API server validated it
+        return None
+
+
+def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+    """metav1.LabelSelector: None selects nothing, an empty one everything."""
+    compiled = selector_of(selector)
+    return compiled is not None and compiled.matches(labels)
+
+
+class Constraints:
+    """Where a pod may go, compiled: node selector, required node affinity and tolerations, and what it says of other pods.
+
+    Pods of one template share one of these, so that an answer for one of them is an answer for all; answers are cached by identity.
+
+    Attributes:
+        spec: the same as the pod's spec has it, and nothing else of it.
+        repels: it has required anti-affinity, which binds others as well.
+        social: where it may go depends on where other pods are: topology spread, affinity or anti-affinity that is required.
+    """
+
+    __slots__ = ("_any_of", "_selector", "_tolerations", "repels", "social", "spec")
+
+    def __init__(self, spec: GroupPodSpec) -> None:
+        self.spec = spec
+        self._selector, self._any_of = spec.node_selector or {}, required_terms(spec.affinity)
+        self._tolerations = tuple(spec.tolerations or ())
+        anti = spec.affinity.pod_anti_affinity if spec.affinity else None
+        near = spec.affinity.pod_affinity if spec.affinity else None
+        self.repels = bool(anti and anti.required_during_scheduling_ignored_during_execution)
+        spread = any(c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ())
+        self.social = self.repels or spread or bool(near and near.required_during_scheduling_ignored_during_execution)
+
+    def refusal(self, name: str, labels: Mapping[str, str], taints: Sequence[Taint]) -> str:
+        """Why a node with this name, these labels and these NoSchedule and NoExecute taints is refused; empty if it is not."""
+        why = _misfit(self._selector, self._any_of, name, labels)
+        if why:
+            return why
+        taint = first_unborne(taints, self._tolerations)
+        return f"taint {taint.key}" if taint is not None else ""
+
+
+class SharedConstraints:
+    """Hands out one `Constraints` per different set of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Constraints] = {}
+        self._encode = msgspec.json.Encoder(order="deterministic").encode
+
+    def of(self, spec: GroupPodSpec) -> Constraints:
+        """Those of a pod's spec."""
+        key = self._encode((spec.node_selector, spec.affinity, spec.tolerations, spec.topology_spread_constraints))
+        if key not in self._known:
+            if len(self._known) >= MOST_SHARED:
+                self._known.clear()
+            self._known[key] = Constraints(
+                GroupPodSpec(
+                    node_selector=spec.node_selector,
+                    affinity=spec.affinity,
+                    tolerations=spec.tolerations,
+                    topology_spread_constraints=spec.topology_spread_constraints,
+                )
+            )
+        return self._known[key]

@@ -1,0 +1,184 @@
+"""How much room the nodes have: allocatable less what the pods on them asked for, kept up to date by watch events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.cluster.costs import Location
+from controller.cluster.eligibility import blocking_taints, is_closing
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.requests import PORT_PREFIX, Amounts, amounts, bounded, port_name
+from kubekit.reflector import Mirror
+from kubekit.wire import Node, Taint
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+
+
+class Host(msgspec.Struct, frozen=True, gc=False):
+    """A node.
+
+    Attributes:
+        taints: those that keep pods away (NoSchedule and NoExecute), with one for a cordoned node.
+        allocatable: by resource; cpu in millicores.
+        schedulable: not cordoned.
+        closing: somebody is about to take it away.
+        unloved: taints that only ask pods to go elsewhere (PreferNoSchedule).
+    """
+
+    name: str
+    location: Location
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    allocatable: Amounts
+    schedulable: bool = True
+    ready: bool = True
+    closing: bool = False
+    unloved: tuple[Taint, ...] = ()
+
+
+class Room:
+    """What is free, as one table: plans look at thousands of hosts, which one by one would take most of their time.
+
+    Attributes:
+        names: of all hosts, sorted; a host's number is its place among them.
+        number_of: name -> number.
+        locations: every location that has hosts, sorted.
+        location_of: [host] index in ``locations``.
+        tainted: numbers of the hosts with taints that keep pods away.
+        closing: numbers of the hosts that somebody is about to take away.
+    """
+
+    def __init__(self, hosts: Mapping[str, Host], used: Mapping[str, Amounts]) -> None:
+        self.names = sorted(hosts)
+        self.number_of = {name: number for number, name in enumerate(self.names)}
+        known = [hosts[name] for name in self.names]
+        self.locations = sorted({host.location for host in known})
+        index = {location: i for i, location in enumerate(self.locations)}
+        self.location_of = np.array([index[host.location] for host in known], np.int64)
+        self.tainted = [number for number, host in enumerate(known) if host.taints]
+        self.closing = [number for number, host in enumerate(known) if host.closing]
+        resources = sorted({resource for host in known for resource in host.allocatable})
+        self._column_of = {resource: column for column, resource in enumerate(resources)}
+        table = [[host.allocatable.get(resource, 0) for resource in resources] for host in known]
+        self._ports: dict[str, Counter[int]] = {}
+        self._beyond: dict[tuple[int, int], int] = {}
+        self._free = np.array(table, np.int64).reshape(len(known), len(resources))
+        for name, amounts_used in used.items():
+            self.take(name, amounts_used)
+
+    def take(self, host: str, wanted: Mapping[str, int]) -> None:
+        """Requests came to a host, or left it where they are below 0. What no host has is not counted: nothing that asks for it fits."""
+        number = self.number_of.get(host)
+        if number is None:
+            return
+        for resource, value in wanted.items():
+            column = self._column_of.get(resource)
+            if column is not None:
+                free = self._beyond.pop((number, column), int(self._free[number, column]))
+                self._set(number, column, free - value)
+            elif resource.startswith(PORT_PREFIX):
+                self._ports.setdefault(resource, Counter())[number] += value
+
+    def _set(self, number: int, column: int, free: int) -> None:
+        """What the table cannot hold is kept beside it: once the pods that ask for so much are gone, the rest must be right."""
+        self._free[number, column] = held = bounded(free)
+        if held != free:
+            self._beyond[number, column] = free
+
+    def free(self, resources: Sequence[str]) -> NDArray[np.int64]:
+        """[host, resource] a copy of what is free; 0 of a resource that no host has, and every host has one of each port."""
+        found = np.zeros((len(self.names), len(resources)), np.int64)
+        for i, resource in enumerate(resources):
+            column = self._column_of.get(resource)
+            if column is not None:
+                found[:, i] = self._free[:, column]
+            elif resource.startswith(PORT_PREFIX):
+                found[:, i] = 1
+                for number, taken in self._ports.get(resource, {}).items():
+                    found[number, i] -= taken
+        return found
+
+
+class Fleet:
+    """All hosts, and what is taken on each.
+
+    Attributes:
+        hosts: node name -> host.
+        used: node name -> sum of requests of the pods on it, "pods" and the host's ports that they take among them.
+        version: counts changes of hosts, and of which are hot; room taken does not count.
+        hot: names of hosts that are loaded above what the descheduler lets them be.
+    """
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, Host] = {}
+        self.used: dict[str, Amounts] = {}
+        self.version = 0
+        self.hot: frozenset[str] = frozenset()
+        self._held: dict[str, tuple[str, Mapping[str, int]]] = {}
+
+    def follow(self, nodes: Mirror[Node], pods: Mirror[PodInfo]) -> None:
+        """Take everything that these mirrors hold, and every change to come."""
+        nodes.subscribe(self.take_node)
+        pods.subscribe(self.take_pod)
+        for key, node in nodes.items.items():
+            self.take_node(key, None, node)
+        for key, pod in pods.items.items():
+            self.take_pod(key, None, pod)
+
+    def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
+        """A node changed."""
+        if new is None:
+            if self.hosts.pop(key, None) is not None:
+                self.version += 1
+            return
+        host = host_of(new)
+        if self.hosts.get(key) != host:
+            self.hosts[key] = host
+            self.version += 1
+
+    def take_heat(self, hot: frozenset[str]) -> None:
+        """Other hosts are hot than before; plans for pods that wait are made anew."""
+        if hot != self.hot:
+            self.hot = hot
+            self.version += 1
+
+    def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
+        """A pod came, changed or went; it counts while it is bound and not finished."""
+        if key in self._held:
+            node, wanted = self._held.pop(key)
+            taken = self.used[node]
+            for name, value in wanted.items():
+                taken[name] -= value
+        if new is not None and new.node and not new.finished:
+            wanted = new.requests
+            if new.host_ports:
+                wanted = {**wanted, **{port_name(port.protocol, port.port): 1 for port in new.host_ports}}
+            self._held[key] = (new.node, wanted)
+            taken = self.used.setdefault(new.node, {})
+            for name, value in wanted.items():
+                taken[name] = taken.get(name, 0) + value
+
+    def seat_of(self, pod_key: str) -> str:
+        """The node on which a pod's requests are counted; empty when they are not."""
+        return self._held[pod_key][0] if pod_key in self._held else ""
+
+
+def host_of(node: Node) -> Host:
+    """Read a node."""
+    labels = node.metadata.labels or {}
+    location = Location(labels.get(REGION_LABEL, ""), labels.get(ZONE_LABEL, ""))
+    return Host(
+        node.metadata.name,
+        location,
+        labels,
+        blocking_taints(node),
+        amounts(node.status.allocatable),
+        schedulable=not node.spec.unschedulable,
+        ready=node.ready,
+        closing=is_closing(node),
+        unloved=tuple(t for t in node.spec.taints or () if t.effect == "PreferNoSchedule"),
+    )

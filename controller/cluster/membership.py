@@ -1,0 +1,126 @@
+"""Whose group is it: pods name their AppGroup but not its namespace, and groups may name the namespaces of their workloads.
+
+A pod's own namespace comes first, then those that the configuration names. A group of any other namespace gets the pod only
+where the pod's namespace says so: else whoever may write an AppGroup could take everybody's pods into it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from controller.cluster.graph import Graph, build_graph, namespaces_of
+from controller.cluster.resources import AppGroup
+
+CONSENT_LABEL = "netaware.io/appgroups-from"
+"""On a namespace: the namespaces whose AppGroups may have its pods, joined by dots."""
+
+
+def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
+    """The namespaces that a namespace with these labels lets in."""
+    return frozenset(name for name in (labels or {}).get(CONSENT_LABEL, "").split(".") if name)
+
+
+class Membership:
+    """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
+
+    Args:
+        namespaces: where groups are looked for that pods of any namespace may belong to, in order.
+        everywhere: a group in the pod's own namespace comes first, and last one that names the pod's namespace. Without, as
+            upstream's plugin has it, ``namespaces`` alone count.
+        consent: groups that name a pod's namespace need that namespace's consent, which `take_namespace` learns. Without,
+            for whoever does not know the namespaces, they are believed.
+
+    Attributes:
+        groups: by key.
+    """
+
+    def __init__(self, namespaces: Sequence[str], *, everywhere: bool = True, consent: bool = False) -> None:
+        self._namespaces, self._everywhere, self._consent = namespaces, everywhere, consent
+        self._admitted: dict[str, frozenset[str]] = {}
+        self._groups: dict[str, AppGroup] = {}
+        self._graphs: dict[str, Graph] = {}
+        self._named: dict[str, dict[str, None]] = defaultdict(dict)
+
+    @classmethod
+    def among(cls, groups: Iterable[AppGroup], namespaces: Sequence[str]) -> Membership:
+        """Of groups as they were at one moment."""
+        made = cls(namespaces)
+        for group in groups:
+            made.take(group.metadata.key, None, group)
+        return made
+
+    def copy(self) -> Membership:
+        """As it is now, for a thread: nothing that is taken later changes it."""
+        made = Membership(self._namespaces, everywhere=self._everywhere, consent=self._consent)
+        made._admitted, made._groups, made._graphs = self._admitted.copy(), self._groups.copy(), self._graphs.copy()
+        made._named.update({name: keys.copy() for name, keys in self._named.items()})
+        return made
+
+    @property
+    def groups(self) -> Mapping[str, AppGroup]:
+        """Every AppGroup by key."""
+        return self._groups
+
+    def take(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
+        """An AppGroup changed; tells whether its spec did, or whether it is there at all."""
+        if new is not None:
+            self._groups[key] = new
+            self._named[new.metadata.name][key] = None
+            if old is not None and old.spec == new.spec:
+                return False
+        else:
+            self._groups.pop(key, None)
+            self._named[key.rpartition("/")[2]].pop(key, None)
+        self._graphs.pop(key, None)
+        return True
+
+    def graph(self, key: str) -> Graph:
+        """A group's dependencies, resolved."""
+        if key not in self._graphs:
+            self._graphs[key] = build_graph(self._groups[key].spec)
+        return self._graphs[key]
+
+    def named(self, name: str) -> Iterable[str]:
+        """Keys of the groups of one name, among which pods with this label are divided."""
+        return self._named.get(name, {})
+
+    def take_namespace(self, name: str, labels: Mapping[str, str] | None) -> bool:
+        """A namespace changed, or is gone (None); tells whether that changes whom it lets in."""
+        admitted = admitted_by(labels)
+        if self._admitted.get(name, frozenset()) == admitted:
+            return False
+        if admitted:
+            self._admitted[name] = admitted
+        else:
+            self._admitted.pop(name, None)
+        return True
+
+    def group_of(self, namespace: str, name: str) -> str:
+        """Key of the AppGroup that pods of a namespace with this label belong to; empty when there is none."""
+        named = self._named.get(name, {})
+        first = (namespace, *self._namespaces) if self._everywhere else self._namespaces
+        found = next((f"{n}/{name}" for n in first if f"{n}/{name}" in named), "")
+        if found or not self._everywhere:
+            return found
+        return next((key for key in sorted(named) if self._reaches(key, namespace) and self._may(key, namespace)), "")
+
+    def may_hold(self, key: str) -> Set[str] | None:
+        """Namespaces of which pods may belong to a group, perhaps to another of its name; None for any."""
+        home = self._groups[key].metadata.namespace
+        if not self._everywhere or home in self._namespaces:
+            return None
+        return namespaces_of(home, self.graph(key).workloads)
+
+    def _reaches(self, key: str, namespace: str) -> bool:
+        return namespace in namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
+
+    def _may(self, key: str, namespace: str) -> bool:
+        home = self._groups[key].metadata.namespace
+        return not self._consent or home in self._namespaces or home in self._admitted.get(namespace, ())
+
+    def refused_by(self, key: str) -> list[str]:
+        """The namespaces that a group names and that do not let it in, sorted."""
+        home = self._groups[key].metadata.namespace
+        named = namespaces_of(home, self.graph(key).workloads)
+        return sorted(n for n in named if n != home and not self._may(key, n))

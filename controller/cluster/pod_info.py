@@ -1,0 +1,214 @@
+"""The compact form in which every pod of the cluster is held, once per program, for all rooms.
+
+There may be 100,000 of them, so what pods of one template share (labels, where they may go, what they ask for) is held once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from controller.cluster.eligibility import MOST_SHARED, Constraints, SharedConstraints
+from controller.cluster.pods import FINISHED, GroupPod, GroupPodSpec, GroupPodStatus
+from controller.cluster.requests import is_infeasible, requests_of
+from controller.cluster.volumes import claims_of
+from kubekit.owners import owner_of
+from kubekit.wire import ObjectMeta, OwnerReference, parse_time
+from netperf.contract import EGRESS_ANNOTATION, INGRESS_ANNOTATION
+
+EVICT_ANNOTATION = "descheduler.alpha.kubernetes.io/evict"
+"""``true`` lets bare pods and pods with local storage go, ``false`` forbids."""
+PREFER_NO_ANNOTATION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
+SAFE_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
+"""An integer; cheaper pods go first, and the greatest 32-bit integer forbids."""
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+
+SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
+FORBIDDING_COST = 2**31 - 1
+QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
+
+
+class HostPort(NamedTuple):
+    """A port of its node that a pod takes."""
+
+    protocol: str
+    address: str
+    port: int
+
+
+class PodInfo(msgspec.Struct, frozen=True, gc=False):
+    """A pod.
+
+    Attributes:
+        workload: ``namespace/Kind/name`` of what made it; a Deployment rather than its ReplicaSet. Empty for bare pods.
+        node: empty while it waits.
+        leaving: being deleted.
+        barred: why the descheduler never moves it, whatever is configured; empty when it may.
+        bare, local_storage: whether configuration has to allow its move, and nothing else does.
+        requests: by resource, by the scheduler's rule; one "pods" among them.
+        created_s: unix seconds.
+        ingress, egress: the bandwidth annotations as written, None without.
+        claims: names of the PersistentVolumeClaims that it mounts, ephemeral ones included.
+        scheduler: who places it; empty where nobody says.
+        wire: the object, of pods of AppGroups alone.
+    """
+
+    key: str
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    workload: str
+    node: str
+    phase: str
+    leaving: bool
+    ready: bool
+    priority: int
+    qos: int
+    cost: int
+    barred: str
+    bare: bool
+    local_storage: bool
+    constraints: Constraints
+    requests: Mapping[str, int]
+    created_s: float
+    host_network: bool = False
+    ingress: str | None = None
+    egress: str | None = None
+    host_ports: tuple[HostPort, ...] = ()
+    claims: tuple[str, ...] = ()
+    scheduler: str = ""
+    wire: GroupPod | None = None
+
+    @property
+    def asked(self) -> GroupPod:
+        """What it asked for, as plans want it: labels and constraints, without its requests."""
+        return GroupPod(
+            ObjectMeta(name=self.name, namespace=self.namespace, labels=dict(self.labels)), self.constraints.spec
+        )
+
+    @property
+    def running(self) -> bool:
+        """In phase Running."""
+        return self.phase == "Running"
+
+    @property
+    def finished(self) -> bool:
+        """It holds no resources any more."""
+        return self.phase in FINISHED
+
+    @property
+    def going(self) -> bool:
+        """Finished, or being deleted."""
+        return self.leaving or self.phase in FINISHED
+
+
+class PodReader:
+    """Turns pods into `PodInfo`, sharing what pods of one template have in common."""
+
+    def __init__(self) -> None:
+        self._constraints = SharedConstraints()
+        self._requests: dict[bytes, Mapping[str, int]] = {}
+        self._labels: dict[bytes, Mapping[str, str]] = {}
+        self._encode = msgspec.json.Encoder(order="deterministic").encode
+
+    def read(self, pod: GroupPod) -> PodInfo:
+        """Convert one pod."""
+        meta, spec, status = pod.metadata, pod.spec, pod.status
+        evict = meta.annotation(EVICT_ANNOTATION).lower()
+        owner = next((o for o in meta.owner_references or () if o.controller), None)
+        local = any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ())
+        cost = _cost(meta.annotation(COST_ANNOTATION))
+        return PodInfo(
+            key=meta.key,
+            namespace=sys.intern(meta.namespace),
+            name=meta.name,
+            uid=meta.uid,
+            labels=self._labels_of(meta),
+            workload=sys.intern(_workload(pod)),
+            node=sys.intern(spec.node_name),
+            phase=sys.intern(status.phase),
+            leaving=meta.deletion_timestamp is not None,
+            ready=pod.ready,
+            priority=spec.priority,
+            qos=QOS_RANK.get(status.qos_class, 1),
+            cost=cost,
+            barred=_barred(pod, owner, evict, cost),
+            bare=owner is None and evict != "true",
+            local_storage=local and evict != "true",
+            constraints=self._constraints.of(spec),
+            requests=self._requests_of(spec, status),
+            created_s=_time(meta.creation_timestamp),
+            host_network=spec.host_network,
+            ingress=(meta.annotations or {}).get(INGRESS_ANNOTATION),
+            egress=(meta.annotations or {}).get(EGRESS_ANNOTATION),
+            host_ports=_host_ports(spec),
+            claims=tuple(claims_of(pod)),
+            scheduler=sys.intern(spec.scheduler_name),
+            wire=pod if pod.group else None,
+        )
+
+    def _labels_of(self, meta: ObjectMeta) -> Mapping[str, str]:
+        key = self._encode(meta.labels)
+        if key not in self._labels:
+            if len(self._labels) >= MOST_SHARED:
+                self._labels.clear()
+            self._labels[key] = meta.labels or {}
+        return self._labels[key]
+
+    def _requests_of(self, spec: GroupPodSpec, status: GroupPodStatus) -> Mapping[str, int]:
+        asked = [(c.name, c.resources.requests) for c in spec.containers or ()]
+        first = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
+        held = (status.container_statuses, status.init_container_statuses, is_infeasible(status))
+        key = self._encode((asked, first, spec.overhead, spec.resources.requests, held))
+        if key not in self._requests:
+            if len(self._requests) >= MOST_SHARED:
+                self._requests.clear()
+            self._requests[key] = requests_of(spec, status)
+        return self._requests[key]
+
+
+def _host_ports(spec: GroupPodSpec) -> tuple[HostPort, ...]:
+    ports = (port for container in spec.containers or () for port in container.ports or ())
+    return tuple(HostPort(port.protocol, port.host_ip, port.host_port) for port in ports if port.host_port)
+
+
+def _workload(pod: GroupPod) -> str:
+    # At a Deployment's height: back-off must outlive a roll-out, which makes a new ReplicaSet.
+    owner = owner_of(pod.metadata)
+    return "" if owner is None else "/".join((pod.metadata.namespace, *owner))
+
+
+def _barred(pod: GroupPod, owner: OwnerReference | None, evict: str, cost: int) -> str:
+    annotations, spec = pod.metadata.annotations or {}, pod.spec
+    kind = owner.kind if owner else ""
+    critical = spec.priority >= SYSTEM_CRITICAL_PRIORITY or spec.priority_class_name.startswith("system-")
+    bars = (
+        (MIRROR_ANNOTATION in annotations, "mirror pod"),
+        (kind == "Node", "static pod"),
+        (kind == "DaemonSet", "DaemonSet pod"),
+        (critical, "critical pod"),
+        (evict == "false", f"annotation {EVICT_ANNOTATION} is false"),
+        (evict != "true" and PREFER_NO_ANNOTATION in annotations, f"annotation {PREFER_NO_ANNOTATION}"),
+        (annotations.get(SAFE_ANNOTATION, "").lower() == "false", f"annotation {SAFE_ANNOTATION} is false"),
+        (cost >= FORBIDDING_COST, f"annotation {COST_ANNOTATION} forbids it"),
+    )
+    return next((reason for holds, reason in bars if holds), "")
+
+
+def _cost(text: str) -> int:
+    try:
+        return int(text) if text else 0
+    except ValueError:
+        return 0
+
+
+def _time(text: str | None) -> float:
+    try:
+        return parse_time(text) if text else 0.0
+    except ValueError:
+        return 0.0

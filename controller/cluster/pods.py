@@ -1,0 +1,315 @@
+"""Pods and nodes as scheduling reads them: where a pod is, what it asks for, and where it may go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from kubekit.selectors import LabelSelector, MatchExpression
+from kubekit.wire import Condition, Object, ObjectMeta, ResourceRequirements, SchedulingGate, Taint, Wire
+
+FINISHED = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that hold nothing any more."""
+GATE = "netaware.io/topological-order"
+"""The scheduling gate that holds a pod until its turn."""
+SCHEDULING_GATED = "SchedulingGated"
+"""Reason of PodScheduled while a pod is gated; with any other reason, False means that the scheduler tried in vain."""
+PLACEMENT_LABEL = "netaware.io/placement"
+"""On a pod or its namespace: a `Placement`, how the decision is handed to the scheduler."""
+Placement = Literal["extender", "affinity", "nominated"]
+"""How a decision reaches the scheduler: it asks us; it reads the pod's node affinity; it reads which host was nominated."""
+TARGET_ANNOTATION = "netaware.io/target"
+"""On a pod: where the plan wants it, as JSON of `Target`."""
+
+
+class ContainerPort(Wire, frozen=True):
+    """A port of a container that is a port of its node, too, when ``host_port`` is not 0."""
+
+    host_port: int = 0
+    protocol: str = "TCP"
+    host_ip: str = msgspec.field(name="hostIP", default="")
+
+
+class Container(Wire, frozen=True):
+    """A container's requests, its ports on the node, and whether it is a sidecar."""
+
+    resources: ResourceRequirements = ResourceRequirements()
+    restart_policy: str | None = None
+    ports: list[ContainerPort] | None = None
+    name: str = ""
+
+
+class _Present(Wire, frozen=True):
+    """Something of which only its being there matters."""
+
+
+class Claim(Wire, frozen=True):
+    """A PersistentVolumeClaim of the pod's namespace."""
+
+    claim_name: str = ""
+
+
+class Volume(Wire, frozen=True):
+    """What a pod's volume is bound to: its node, a claim, or a claim of its own that is named after pod and volume."""
+
+    name: str = ""
+    empty_dir: _Present | None = None
+    host_path: _Present | None = None
+    persistent_volume_claim: Claim | None = None
+    ephemeral: _Present | None = None
+
+
+class NodeSelectorTerm(Wire, frozen=True):
+    """Requirements that must all hold."""
+
+    match_expressions: list[MatchExpression] | None = None
+    match_fields: list[MatchExpression] | None = None
+
+
+class NodeSelector(Wire, frozen=True):
+    """Terms of which one must hold."""
+
+    node_selector_terms: list[NodeSelectorTerm] | None = None
+
+
+class PreferredTerm(Wire, frozen=True):
+    """A wish with a weight of 1 to 100."""
+
+    weight: int
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
+class NodeAffinity(Wire, frozen=True):
+    """Where a pod must and would like to go."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: list[PreferredTerm] | None = None
+
+
+class PodAffinityTerm(Wire, frozen=True):
+    """Pods with these labels, in the same domain of the key."""
+
+    topology_key: str = ""
+    label_selector: LabelSelector | None = None
+    namespaces: list[str] | None = None
+    namespace_selector: LabelSelector | None = None
+
+
+class WeightedPodAffinityTerm(Wire, frozen=True):
+    """The same as a wish."""
+
+    weight: int = 0
+    pod_affinity_term: PodAffinityTerm = PodAffinityTerm()
+
+
+class PodAntiAffinity(Wire, frozen=True):
+    """Pods that this one must not, or would rather not, share a domain with."""
+
+    required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
+    preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = None
+
+
+class PodAffinity(Wire, frozen=True):
+    """Pods that this one must, or would rather, share a domain with."""
+
+    required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = None
+    preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = None
+
+
+class Affinity(Wire, frozen=True):
+    """The part of affinity that plans honour."""
+
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAntiAffinity | None = None
+
+
+class Toleration(Wire, frozen=True):
+    """A taint that a pod bears."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Kubernetes' rule; an empty key with Exists bears everything."""
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key and self.key != taint.key:
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+class SpreadConstraint(Wire, frozen=True):
+    """A topologySpreadConstraint."""
+
+    topology_key: str = ""
+    max_skew: int = 1
+    when_unsatisfiable: str = "DoNotSchedule"
+    label_selector: LabelSelector | None = None
+    min_domains: int | None = None
+    node_affinity_policy: str = "Honor"
+    node_taints_policy: str = "Ignore"
+    match_label_keys: list[str] | None = None
+
+
+class GroupPodSpec(Wire, frozen=True):
+    """What of a pod's spec decides where it may go."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int = 0
+    scheduling_gates: list[SchedulingGate] | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: list[Toleration] | None = None
+    topology_spread_constraints: list[SpreadConstraint] | None = None
+    containers: list[Container] | None = None
+    init_containers: list[Container] | None = None
+    overhead: dict[str, str] | None = None
+    resources: ResourceRequirements = ResourceRequirements()
+    host_network: bool = False
+    priority_class_name: str = ""
+    volumes: list[Volume] | None = None
+
+
+class ContainerStatus(Wire, frozen=True):
+    """What a container holds on its node while a resize in place is under way."""
+
+    name: str = ""
+    allocated_resources: dict[str, str] | None = None
+    resources: ResourceRequirements | None = None
+
+
+class GroupPodStatus(Wire, frozen=True):
+    """Phase, class and conditions."""
+
+    phase: str = ""
+    qos_class: str = ""
+    conditions: list[Condition] | None = None
+    nominated_node_name: str = ""
+    container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+
+
+class GroupPod(Object, frozen=True):
+    """A pod as the API server sends it: the fields that any room reads."""
+
+    spec: GroupPodSpec = GroupPodSpec()
+    status: GroupPodStatus = GroupPodStatus()
+
+    @property
+    def group(self) -> str:
+        """Name of its AppGroup."""
+        return self.metadata.label(APPGROUP_LABEL)
+
+    @property
+    def workload(self) -> str:
+        """Selector of its workload."""
+        return self.metadata.label(WORKLOAD_LABEL)
+
+    @property
+    def finished(self) -> bool:
+        """Finished, one way or the other: it holds no resources any more."""
+        return self.status.phase in FINISHED
+
+    @property
+    def over(self) -> bool:
+        """Finished, or on its way out."""
+        return self.finished or self.metadata.deletion_timestamp is not None
+
+    @property
+    def bound(self) -> bool:
+        """Bound to a node and not over."""
+        return bool(self.spec.node_name) and not self.over
+
+    @property
+    def gated(self) -> bool:
+        """Held by our gate."""
+        return any(gate.name == GATE for gate in self.spec.scheduling_gates or ())
+
+    @property
+    def other_gates(self) -> tuple[str, ...]:
+        """Names of the gates that others hold it by: until they open these, nobody schedules it."""
+        return tuple(gate.name for gate in self.spec.scheduling_gates or () if gate.name != GATE)
+
+    @property
+    def waiting(self) -> bool:
+        """Not bound and not over: gated, or in the scheduler's queue."""
+        return not self.spec.node_name and not self.over
+
+    @property
+    def ready(self) -> bool:
+        """The Ready condition is True."""
+        found = self.condition("Ready")
+        return found is not None and found.status == "True"
+
+    def condition(self, type_: str) -> Condition | None:
+        """One of its conditions."""
+        return _condition(self.status, type_)
+
+    @property
+    def found_no_node(self) -> bool:
+        """Whether the scheduler tried it in vain: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
+        return _found_no_node(self.status)
+
+
+class AskedPodSpec(Wire, frozen=True):
+    """Of the pod in a scheduler's request."""
+
+    scheduler_name: str = ""
+    node_name: str = ""
+
+
+class AskedPod(Wire, frozen=True):
+    """The pod in a scheduler's request."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: AskedPodSpec = AskedPodSpec()
+    status: GroupPodStatus = GroupPodStatus()
+
+    @property
+    def found_no_node(self) -> bool:
+        """Whether the scheduler tried it before, in vain for whatever reason."""
+        return _found_no_node(self.status)
+
+
+def _condition(status: GroupPodStatus, type_: str) -> Condition | None:
+    return next((c for c in status.conditions or () if c.type == type_), None)
+
+
+def _found_no_node(status: GroupPodStatus) -> bool:
+    found = _condition(status, "PodScheduled")
+    return found is not None and found.status == "False" and found.reason != SCHEDULING_GATED
+
+
+def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:
+    """How the decision about a pod with these labels is handed to the scheduler."""
+    match (labels or {}).get(PLACEMENT_LABEL):
+        case "affinity":
+            return "affinity"
+        case "extender":
+            return "extender"
+        case "nominated":
+            return "nominated"
+    return default
+
+
+class Target(Wire, frozen=True):
+    """Where the plan wants a pod; the value of `TARGET_ANNOTATION`.
+
+    Attributes:
+        zone: of the host.
+        region: of the host.
+        node: the host.
+        cost: what the pod's dependencies, and those on it, cost there when the whole group is placed.
+    """
+
+    zone: str = ""
+    region: str = ""
+    node: str = ""
+    cost: int = 0

@@ -1,0 +1,103 @@
+"""How many pods workloads declare, from the Deployments and StatefulSets that AppGroups name, and how many a quota allows.
+
+A plan made for the pods that happen to exist would give away the room of those about to be created. Without the right to
+read workloads nothing breaks: the pods that exist are then all that is known. The same goes for quotas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+
+from controller.cluster.resources import WorkloadRef
+from kubekit import quantity
+from kubekit.client import Client
+from kubekit.errors import QuantityError
+from kubekit.reflector import Handler, Reflector
+from kubekit.wire import DEPLOYMENTS, Object, Resource, Wire
+
+STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
+
+
+class ScaledSpec(Wire, frozen=True):
+    """spec of anything with replicas; absent means 1."""
+
+    replicas: int = 1
+
+
+class Scaled(Object, frozen=True):
+    """A Deployment or StatefulSet, of which only the number of pods matters."""
+
+    spec: ScaledSpec = ScaledSpec()
+
+
+class QuotaSpec(Wire, frozen=True):
+    """spec of a ResourceQuota: what it is restricted to."""
+
+    scopes: list[str] | None = None
+    scope_selector: dict[str, object] | None = None
+
+
+class QuotaStatus(Wire, frozen=True):
+    """status of a ResourceQuota: quantities by name."""
+
+    hard: dict[str, str] | None = None
+    used: dict[str, str] | None = None
+
+
+class Quota(Object, frozen=True):
+    """A ResourceQuota, of which only the number of pods matters."""
+
+    spec: QuotaSpec = QuotaSpec()
+    status: QuotaStatus = QuotaStatus()
+
+    @property
+    def pods_left(self) -> int | None:
+        """How many more pods it allows; None when it does not say so of every pod."""
+        if self.spec.scopes or self.spec.scope_selector:
+            return None
+        hard, used = self.status.hard or {}, self.status.used or {}
+        left = [_count(hard[n]) - _count(used.get(n, "0")) for n in ("pods", "count/pods") if n in hard]
+        return min(left, default=None)
+
+
+def _count(text: str) -> int:
+    try:
+        return quantity.parse_int(text)
+    except QuantityError:
+        return 0
+
+
+class Declared:
+    """Mirrors of what declares replicas, and of quotas."""
+
+    def __init__(self, client: Client) -> None:
+        self._by_kind: dict[str, Reflector[Scaled]] = {
+            resource.kind: Reflector(client, resource, Scaled) for resource in (DEPLOYMENTS, STATEFUL_SETS)
+        }
+        self._quotas: Reflector[Quota] = Reflector(client, QUOTAS, Quota)
+
+    def tasks(self) -> dict[str, Awaitable[None]]:
+        """One endless task per mirror."""
+        mirrors = {f"mirror {kind}": mirror.run() for kind, mirror in self._by_kind.items()}
+        return {**mirrors, "mirror quotas": self._quotas.run()}
+
+    def subscribe(self, handler: Handler[Scaled]) -> None:
+        """Call ``handler`` for every change."""
+        for mirror in self._by_kind.values():
+            mirror.subscribe(handler)
+
+    def replicas(self, namespace: str, workloads: Iterable[WorkloadRef]) -> dict[str, int]:
+        """Workload selector -> replicas, for those of a group in this namespace that are known."""
+        found: dict[str, int] = {}
+        for workload in workloads:
+            mirror = self._by_kind.get(workload.kind)
+            known = mirror.get(f"{workload.namespace or namespace}/{workload.name}") if mirror else None
+            if known is not None:
+                found[workload.selector] = known.spec.replicas
+        return found
+
+    def pods_left(self, namespace: str) -> int | None:
+        """How many more pods the quotas of a namespace allow; None where none limits them."""
+        left = (quota.pods_left for quota in self._quotas if quota.metadata.namespace == namespace)
+        return min((count for count in left if count is not None), default=None)

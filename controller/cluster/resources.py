@@ -1,0 +1,139 @@
+"""AppGroup and NetworkTopology as the API server sends them: the fields we read, in upstream's schema.
+
+Decoding is lenient where upstream's CRD is (absent lists, quantities as numbers), so that objects written for the upstream
+plugins are readable as they stand. Validation of meaning belongs to the rooms that use these types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kubekit.wire import Condition, Object, Resource, Wire
+from netperf.contract import CONTROLLER
+
+SERVICES = Resource("", "v1", "services", "Service")
+APPGROUPS = Resource("appgroup.diktyo.x-k8s.io", "v1alpha1", "appgroups", "AppGroup")
+NETWORK_TOPOLOGIES = Resource("networktopology.diktyo.x-k8s.io", "v1alpha1", "networktopologies", "NetworkTopology")
+
+APPGROUP_LABEL = "appgroup.diktyo.x-k8s.io"
+WORKLOAD_LABEL = "appgroup.diktyo.x-k8s.io.workload"
+
+NETPERF_COSTS = "NetperfCosts"
+USER_DEFINED = "UserDefined"
+FIELD_MANAGER = CONTROLLER
+
+
+class WorkloadRef(Wire, frozen=True):
+    """Reference to a workload; ``selector`` is what pods carry in their workload label and is unique in a group."""
+
+    kind: str = ""
+    name: str = ""
+    selector: str = ""
+    api_version: str = ""
+    namespace: str = ""
+
+
+class Dependency(Wire, frozen=True):
+    """What a workload needs from another: bandwidth in bits per second as a quantity, and the highest bearable cost."""
+
+    workload: WorkloadRef = WorkloadRef()
+    min_bandwidth: str | int | None = None
+    max_network_cost: int = 0
+
+
+class Workload(Wire, frozen=True):
+    """One workload of a group with its dependencies."""
+
+    workload: WorkloadRef = WorkloadRef()
+    dependencies: list[Dependency] | None = None
+
+
+class AppGroupSpec(Wire, frozen=True):
+    """spec of an AppGroup."""
+
+    num_members: int = 0
+    topology_sorting_algorithm: str = ""
+    workloads: list[Workload] | None = None
+
+
+class OrderedWorkload(Wire, frozen=True, omit_defaults=False):
+    """A workload and its place in the order, counted from 1."""
+
+    workload: WorkloadRef
+    index: int
+
+
+class AppGroupStatus(Wire, frozen=True):
+    """status of an AppGroup; ``topology_order`` is sorted bytewise by selector, not by index."""
+
+    running_workloads: int = 0
+    schedule_start_time: str | None = None
+    topology_calculation_time: str | None = None
+    topology_order: list[OrderedWorkload] | None = None
+    observed_generation: int = 0
+    conditions: list[Condition] | None = None
+
+
+class AppGroup(Object, frozen=True):
+    """appgroup.diktyo.x-k8s.io/v1alpha1 AppGroup."""
+
+    spec: AppGroupSpec = AppGroupSpec()
+    status: AppGroupStatus = AppGroupStatus()
+
+
+class CostInfo(Wire, frozen=True, omit_defaults=False):
+    """Cost towards one destination. Quantities are bits per second."""
+
+    destination: str
+    network_cost: int = 0
+    bandwidth_capacity: str | int | None = None
+    bandwidth_allocated: str | int | None = None
+
+
+class OriginInfo(Wire, frozen=True, omit_defaults=False):
+    """Costs from one origin."""
+
+    origin: str
+    cost_list: list[CostInfo] = []
+
+
+class TopologyInfo(Wire, frozen=True, omit_defaults=False):
+    """Costs between regions, or between zones."""
+
+    topology_key: str
+    origin_list: list[OriginInfo] = []
+
+
+class WeightInfo(Wire, frozen=True, omit_defaults=False):
+    """One named set of costs."""
+
+    name: str
+    topology_list: list[TopologyInfo] = []
+
+
+class NetworkTopologySpec(Wire, frozen=True):
+    """spec of a NetworkTopology. ``cost_policy`` is ours and absent under upstream's CRD; plain data, not checked yet."""
+
+    configmap_name: str = ""
+    weights: list[WeightInfo] | None = None
+    cost_policy: Any = None
+
+
+class NetworkTopologyStatus(Wire, frozen=True):
+    """status of a NetworkTopology."""
+
+    node_count: int = 0
+    weight_calculation_time: str | None = None
+    observed_generation: int = 0
+    conditions: list[Condition] | None = None
+
+
+class NetworkTopology(Object, frozen=True):
+    """networktopology.diktyo.x-k8s.io/v1alpha1 NetworkTopology."""
+
+    spec: NetworkTopologySpec = NetworkTopologySpec()
+    status: NetworkTopologyStatus = NetworkTopologyStatus()
+
+    def weight(self, name: str) -> WeightInfo | None:
+        """Return the set of costs of that name."""
+        return next((w for w in self.spec.weights or () if w.name == name), None)

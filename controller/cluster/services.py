@@ -1,0 +1,134 @@
+"""Who answers a call: Services as kube-proxy routes them, and the replicas that may answer a caller.
+
+The planner, the scheduler's rules and the groups' status all ask here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+
+import msgspec
+
+from kubekit.wire import Object, Wire
+
+TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
+
+
+class Routing(IntEnum):
+    """Which replica answers a call, as kube-proxy decides it from a Service's ``trafficDistribution``.
+
+    ANY: each with equal chance. ZONE: those in the caller's zone, any where there is none, or where the caller's node or that of
+    any replica has no zone label. NODE: those on the caller's node, else as ZONE.
+    (pkg/proxy/topology.go, CategorizeEndpoints and topologyModeFromHints, Kubernetes 1.36.)
+    """
+
+    ANY = 0
+    ZONE = 1
+    NODE = 2
+
+
+_ROUTINGS: Mapping[str, Routing] = {
+    "PreferClose": Routing.ZONE,
+    "PreferSameZone": Routing.ZONE,
+    "PreferSameNode": Routing.NODE,
+}
+
+
+class ServiceSpec(Wire, frozen=True):
+    """Which pods a Service has, and how calls to it find one of them."""
+
+    selector: dict[str, str] | None = None
+    type: str = "ClusterIP"
+    cluster_ip: str = msgspec.field(default="", name="clusterIP")
+    traffic_distribution: str = ""
+    internal_traffic_policy: str = "Cluster"
+
+
+class Service(Object, frozen=True):
+    """v1 Service."""
+
+    spec: ServiceSpec = ServiceSpec()
+
+    @property
+    def headless(self) -> bool:
+        """Callers resolve its pods themselves, and take any."""
+        return self.spec.cluster_ip == "None"
+
+    @property
+    def hinted(self) -> bool:
+        """Whether automatic topology hints are asked for, which win over the field (endpointslice/reconciler.go)."""
+        return any(self.metadata.annotation(name).lower() == "auto" for name in TOPOLOGY_MODE_ANNOTATIONS)
+
+    @property
+    def routing(self) -> Routing:
+        """Who answers. Headless Services, ``internalTrafficPolicy: Local`` and automatic topology hints count as any replica:
+        where the calls go then does not follow from where the pods are.
+        """
+        if self.headless or self.spec.internal_traffic_policy == "Local":
+            return Routing.ANY
+        if self.hinted:
+            return Routing.ANY
+        return _ROUTINGS.get(self.spec.traffic_distribution, Routing.ANY)
+
+    def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Whether pods with these labels are behind it."""
+        asked = self.spec.selector
+        return (
+            bool(asked)
+            and self.metadata.namespace == namespace
+            and all(labels.get(key) == value for key, value in (asked or {}).items())
+        )
+
+
+def behind(services: Iterable[Service], namespace: str, labels: Mapping[str, str]) -> list[Service]:
+    """The Services by which pods with these labels are called: those with an address of their own where there are any."""
+    found = [service for service in services if service.selects(namespace, labels)]
+    return [service for service in found if not service.headless] or found
+
+
+def routing_to(services: Iterable[Service], namespace: str, labels: Mapping[str, str]) -> Routing:
+    """Who answers calls to pods with these labels.
+
+    Where several Services differ, the one that keeps least near: who calls by which is not known.
+    """
+    return min((service.routing for service in behind(services, namespace, labels)), default=Routing.ANY)
+
+
+class ServiceIndex:
+    """Services by namespace, and by one of the labels that each asks for, kept up to date by watch events."""
+
+    def __init__(self) -> None:
+        self._by_namespace: dict[str, dict[str, Service]] = defaultdict(dict)
+        self._by_label: dict[tuple[str, str, str], dict[str, Service]] = defaultdict(dict)
+
+    def take(self, key: str, old: Service | None, new: Service | None) -> bool:
+        """A Service changed; tells whether an answer may have."""
+        namespace = key.rpartition("/")[0]
+        known = self._by_namespace[namespace].pop(key, None)
+        if known is not None and known.spec.selector:
+            where = namespace, *min(known.spec.selector.items())
+            self._by_label[where].pop(key, None)
+            if not self._by_label[where]:
+                del self._by_label[where]
+        if new is not None:
+            self._by_namespace[namespace][key] = new
+            if new.spec.selector:
+                self._by_label[namespace, *min(new.spec.selector.items())][key] = new
+        return old is None or new is None or (old.spec, old.routing) != (new.spec, new.routing)
+
+    def of(self, namespaces: Iterable[str]) -> list[Service]:
+        """Those of some namespaces, by name."""
+        return [found for n in sorted(set(namespaces)) for _, found in sorted(self._by_namespace.get(n, {}).items())]
+
+    def behind(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
+        """See `behind`; by name. Looks at those alone that ask for a label that is there: a namespace may have thousands."""
+        found: dict[str, Service] = {}
+        for name, value in labels.items():
+            found.update(self._by_label.get((namespace, name, value), {}))
+        return behind((found[key] for key in sorted(found)), namespace, labels)
+
+    def routing_to(self, namespace: str, labels: Mapping[str, str]) -> Routing:
+        """See `routing_to`."""
+        return min((service.routing for service in self.behind(namespace, labels)), default=Routing.ANY)

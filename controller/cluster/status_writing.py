@@ -1,0 +1,90 @@
+"""Statuses as both controllers write them: as much as the installed definition keeps, under the version that was read.
+
+Our definitions have a status subresource and conditions, upstream's have neither; which are installed is asked of discovery,
+which everybody may read, so that no permission on CustomResourceDefinitions is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from controller.cluster.resources import AppGroupStatus, NetworkTopologyStatus
+from kubekit.client import Client
+from kubekit.events import EventRecorder, Reference
+from kubekit.wire import Condition, ObjectMeta, Resource, Wire
+
+StatusType = TypeVar("StatusType", AppGroupStatus, NetworkTopologyStatus)
+
+
+def stored(wanted: StatusType, *, kept: bool) -> StatusType:
+    """The part of a status that the definition keeps: upstream's has neither conditions nor observedGeneration."""
+    return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
+
+
+def status_body(resource: Resource, metadata: ObjectMeta, wanted: StatusType, *, count: str) -> dict[str, object]:
+    """What to apply.
+
+    Args:
+        resource: of the object.
+        metadata: of the object as it was read; with its version the API server refuses a write that comes late.
+        wanted: the status.
+        count: the field that upstream's definition requires even where it is 0.
+    """
+    names = {"name": metadata.name, "namespace": metadata.namespace, "resourceVersion": metadata.resource_version}
+    return {
+        **resource.type_meta,
+        "metadata": names,
+        "status": {count: 0, **msgspec.to_builtins(wanted)},
+    }
+
+
+def announce(
+    recorder: EventRecorder,
+    about: Reference,
+    changes: Iterable[Condition],
+    is_bad: Callable[[Condition], bool],
+    *,
+    action: str,
+) -> None:
+    """One event per condition that changed; a warning where a person should look."""
+    for change in changes:
+        say = recorder.warning if is_bad(change) else recorder.normal
+        say(about, change.reason, f"{change.type} is {change.status}: {change.message}", action=action)
+
+
+_ASK_AGAIN_S = 120.0
+
+
+class _ApiResource(Wire, frozen=True):
+    name: str = ""
+
+
+class _ApiResourceList(Wire, frozen=True):
+    resources: list[_ApiResource] = []
+
+
+class Capabilities:
+    """Answers about definitions, remembered for two minutes."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock = client, clock
+        self._known: dict[Resource, tuple[float, bool]] = {}
+
+    async def has_status(self, resource: Resource) -> bool:
+        """Whether the resource has a status subresource, and with it our conditions.
+
+        Raises:
+            KubekitError: discovery could not be read; ApiError 404 when the group is not installed.
+        """
+        asked_at, answer = self._known.get(resource, (float("-inf"), False))
+        if self._clock() - asked_at < _ASK_AGAIN_S:
+            return answer
+        body = await self._client.request("GET", f"/apis/{resource.api_version}")
+        served = msgspec.json.decode(body, type=_ApiResourceList).resources
+        answer = any(entry.name == f"{resource.plural}/status" for entry in served)
+        self._known[resource] = (self._clock(), answer)
+        return answer

@@ -1,0 +1,107 @@
+"""What the nodes say about the network's shape: zones, their regions, where each node is, and which nodes can probe.
+
+An agent announces itself by an annotation on its node; the plan takes only Ready, schedulable nodes that have it. Nothing
+is guessed about a node without a zone label: it takes no part, and the status says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from controller.cluster.pod_info import PodInfo
+from kubekit.wire import Node
+from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, REGION_LABEL, ZONE_LABEL, read_announcement
+from netperf.pairs import NodeFacts
+from netperf.sample import Place
+
+SHOWN_NODES = 5
+
+
+class Map(msgspec.Struct, frozen=True):
+    """The shape of the cluster.
+
+    Attributes:
+        zones: zone -> region, empty where no node of the zone has one.
+        places: node name -> place, for every node, zone possibly empty.
+        unzoned: nodes without a zone label, sorted.
+        torn: zones whose nodes disagree about the region; the region of most nodes was taken.
+    """
+
+    zones: dict[str, str]
+    places: dict[str, Place]
+    unzoned: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()
+
+
+def draw_map(nodes: Iterable[Node]) -> Map:
+    """Read zones and regions off the nodes' labels."""
+    votes: dict[str, Counter[str]] = defaultdict(Counter)
+    places: dict[str, Place] = {}
+    unzoned: list[str] = []
+    for node in nodes:
+        labels = node.metadata.labels or {}
+        zone, region = labels.get(ZONE_LABEL, ""), labels.get(REGION_LABEL, "")
+        places[node.metadata.name] = Place(node.metadata.name, zone, region)
+        if zone:
+            votes[zone][region] += 1
+        else:
+            unzoned.append(node.metadata.name)
+    return Map(
+        zones={zone: _winner(votes[zone]) for zone in sorted(votes)},
+        places=places,
+        unzoned=tuple(sorted(unzoned)),
+        torn=tuple(sorted(zone for zone, regions in votes.items() if len(regions) > 1)),
+    )
+
+
+def _winner(regions: Counter[str]) -> str:
+    """The region of most nodes; of equals the first bytewise, but any before none."""
+    return min(regions, key=lambda region: (-regions[region], not region, region))
+
+
+def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> NodeFacts:
+    """What the plan needs to know of a node.
+
+    Args:
+        node: the node.
+        agent_pods: node name -> its agent's pod is Ready; nodes that are not in it have an agent outside pods, if any.
+    """
+    note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
+    present = note is not None and agent_pods.get(node.metadata.name, True)
+    address = note.address if note is not None and note.address else node.internal_ip
+    return NodeFacts(
+        name=node.metadata.name,
+        address=address,
+        zone=node.metadata.label(ZONE_LABEL),
+        region=node.metadata.label(REGION_LABEL),
+        ready=node.ready,
+        schedulable=not node.spec.unschedulable,
+        agent_ready=present,
+        plan_form=note.plans if note is not None else PLAN_FORM,
+    )
+
+
+def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, bool]:
+    """Node name -> one of its agent pods is Ready (two exist for a moment in a rolling update)."""
+    ready: dict[str, bool] = {}
+    for pod in pods:
+        if pod.node:
+            ready[pod.node] = ready.get(pod.node, False) or (pod.ready and not pod.leaving)
+    return ready
+
+
+def same_place(old: Node | None, new: Node | None) -> bool:
+    """Whether a change of a node leaves the map as it is; heartbeats do."""
+    if old is None or new is None:
+        return False
+    return all(old.metadata.label(key) == new.metadata.label(key) for key in (ZONE_LABEL, REGION_LABEL))
+
+
+def same_facts(old: Node | None, new: Node | None) -> bool:
+    """Whether a change of a node leaves the probe plan as it is; heartbeats do."""
+    if old is None or new is None:
+        return False
+    return facts_of(old, {}) == facts_of(new, {})

@@ -1,0 +1,173 @@
+"""Where would its replacement land? Asked before a pod is evicted, of whoever will place it.
+
+A pod that our gates delivered is placed by our planner (`confirm`). Any other is placed by kube-scheduler, which looks at requests
+and knows nothing of heat: its scores say on which hosts it may land, and with what chance. Of schedulers with other names nothing
+is known; whether moves of their pods help is learned by `trust`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from controller.cluster.eligibility import Constraints
+from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
+from controller.descheduler.fit import Fit
+from controller.descheduler.snapshot import Snapshot
+from controller.scheduler.explain import target_of
+from controller.scheduler.plan.problem import Bools, Ints
+from controller.scheduler.stock import NAMES, Stock, landing
+from kubekit.wire import Taint
+from netperf.contract import HOT_TAINT
+
+AT_ONCE = frozenset({"Deployment", "ReplicaSet", "ReplicationController"})
+"""Kinds that make the replacement while its predecessor is still ending, and so still counts where it is. A StatefulSet waits."""
+HOT_EFFECT = "PreferNoSchedule"
+"""Of `HOT_TAINT`."""
+NEAR = 1
+"""Scores that differ by no more are taken for equal: rounding, and what the model does not know."""
+
+
+def is_planned(pod: PodInfo) -> bool:
+    """Whether our own plan chose its host, so that another plan will choose its replacement's."""
+    return pod.wire is not None and target_of(pod.wire) is not None
+
+
+class Outlook(NamedTuple):
+    """Where a replacement may land.
+
+    Attributes:
+        chances: host -> chance, the likeliest first; empty where nothing is known.
+        whys: of those hosts, the ones that would be no gain, and why.
+    """
+
+    chances: Mapping[str, float]
+    whys: Mapping[str, str]
+
+    @property
+    def gain(self) -> float:
+        """Chance that it lands where it is a gain."""
+        return sum(chance for host, chance in self.chances.items() if host not in self.whys)
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """Hosts that are a gain, the likeliest first."""
+        return tuple(host for host in self.chances if host not in self.whys)
+
+    def describe(self) -> str:
+        """Why it is not worth it."""
+        worst = max(self.whys, key=lambda host: self.chances[host], default="")
+        if not worst:
+            return "kube-scheduler would find no node for it"
+        chance = f"{100 * self.chances[worst]:.0f} in 100"
+        return f"kube-scheduler may put it on {worst} ({chance}): {self.whys[worst]}"
+
+
+class Foresight:
+    """Asks the stock scheduler's scores; one per round.
+
+    Moves of one round are placed one after the other, and by then nobody knows whether those before have left their nodes, nor on
+    which of several equal hosts their replacements are. So every host is scored twice: with nothing of it gone and all of it arrived
+    wherever it may, and the other way round. Pods that are already ending are in doubt in the same way.
+
+    Args:
+        snapshot: the cluster.
+        fit: where the scheduler would let a pod go.
+    """
+
+    def __init__(self, snapshot: Snapshot, fit: Fit) -> None:
+        self._snapshot, self._fit = snapshot, fit
+        self._hosts = [snapshot.nodes[name] for name in sorted(snapshot.nodes)]
+        self._made: tuple[Stock, Stock] | None = None
+        self._left: set[str] = set()
+        self._may: dict[Constraints, Bools] = {}
+
+    def shun(self, names: frozenset[str]) -> None:
+        """These nodes carry, or will by the time of an eviction, the taint that asks pods to go elsewhere."""
+        taint = Taint(HOT_TAINT, HOT_EFFECT)
+        self._hosts = [
+            msgspec.structs.replace(host, unloved=(*(t for t in host.unloved if t.key != HOT_TAINT), taint))
+            if host.name in names
+            else host
+            for host in self._hosts
+        ]
+
+    @staticmethod
+    def knows(pod: PodInfo) -> bool:
+        """Whether the stock scheduler will place its replacement."""
+        return pod.scheduler in NAMES and not is_planned(pod)
+
+    def of(self, pod: PodInfo, loss: Callable[[Host], str]) -> Outlook:
+        """Where the pod would land, were it gone now.
+
+        Args:
+            pod: bound.
+            loss: why a host would be no gain; empty where it would be.
+        """
+        pods = self._snapshot.pods
+        siblings = [p for p in pods.of_workload(pod.workload).values() if p is not pod] if pod.workload else []
+        spec = pod.constraints.spec
+        talks = spec.topology_spread_constraints or spec.affinity
+        around = [p for p in pods.in_namespace(pod.namespace).values() if p is not pod] if talks else []
+        among = self._among(pod)
+        waits = not (pod.workload.split("/")[1:2] and pod.workload.split("/")[1] in AT_ONCE)
+        full, empty = self._stocks
+        scores = []
+        for stock in (full, empty) if self._left else (full,):
+            if waits:
+                stock.take(pod, pod.node, -1)
+            scores.append(stock.scores(pod, siblings, around, among))
+            if waits:
+                stock.take(pod, pod.node)
+        least, most = np.minimum(scores[0], scores[-1]), np.maximum(scores[0], scores[-1])
+
+        def surely(host: Host) -> bool:
+            return not self._fit.refusal(host, pod)
+
+        def perhaps(host: Host) -> bool:
+            if host.name in self._left or (waits and host.name == pod.node):
+                return not self._fit.bars(host, pod)
+            return surely(host)
+
+        # Whatever may score as much as the best of those that surely do.
+        doubt = max(_best(self._hosts, most, perhaps) - _best(self._hosts, least, surely), 0) if self._left else 0
+        chances = landing(self._hosts, most, perhaps, near=NEAR + doubt)
+        whys = {name: why for name in chances if (why := loss(self._snapshot.nodes[name]))}
+        return Outlook(chances, whys)
+
+    def _among(self, pod: PodInfo) -> Bools:
+        """[host] those that may have the pod, whoever else is there: the scheduler sets its scale by them."""
+        constraints = self._fit.constraints_of(pod)
+        if constraints in self._may and not pod.claims:
+            return self._may[constraints]
+        found: Bools = np.array([not self._fit.bars(host, pod) for host in self._hosts], np.bool_)
+        if not pod.claims:
+            self._may[constraints] = found
+        return found
+
+    def book(self, pod: PodInfo, hosts: Iterable[str]) -> None:
+        """A pod is planned to go, to one of these hosts."""
+        full, empty = self._stocks
+        empty.take(pod, pod.node, -1)
+        self._left.add(pod.node)
+        for host in hosts:
+            full.take(pod, host)
+
+    @property
+    def _stocks(self) -> tuple[Stock, Stock]:
+        """With everything there and arrived, and with all gone that may be."""
+        if self._made is None:
+            bound = [pod for pod in self._snapshot.pods.by_key.values() if pod.node and not pod.finished]
+            self._made = Stock(self._hosts, bound), Stock(self._hosts, (pod for pod in bound if not pod.going))
+            self._left = {pod.node for pod in bound if pod.going}
+        return self._made
+
+
+def _best(hosts: Sequence[Host], scores: Ints, fits: Callable[[Host], bool]) -> int:
+    """Score of the best host that fits; 0 where none does."""
+    order = np.argsort(-scores, kind="stable").tolist()
+    return next((int(scores[number]) for number in order if fits(hosts[number])), 0)

@@ -1,0 +1,185 @@
+"""Events, log lines and conditions on nodes: what moved and why, what a move came to, and why a hot node is not relieved.
+
+Conditions are written on a change alone, by a patch that is keyed on the condition's type: the kubelet's own are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from controller.descheduler.classify import Detector
+from controller.descheduler.decision import Move, NodeState, Plan
+from controller.descheduler.evict import Result
+from controller.descheduler.followup import FAILED, Ended
+from controller.descheduler.foresight import HOT_EFFECT
+from kubekit import logs
+from kubekit.client import STRATEGIC_PATCH, Client
+from kubekit.conditions import find
+from kubekit.events import EventRecorder, Reference
+from kubekit.wire import NODES, Condition, Node, Object, format_time
+from netperf.contract import HOT_TAINT
+
+log = logs.get("controller.descheduler")
+
+DESCHEDULED, REFUSED, NOT_HELPED, STUCK = "Descheduled", "EvictionRefused", "MoveDidNotHelp", "NotRelieved"
+_ENDS = {
+    "returned": "its replacement came back to the same node",
+    "not-cooled": "the node did not cool",
+    "cost-not-fallen": "its network cost did not fall",
+    "lost": "its replacement is not running",
+    "not-running": "its replacement is not ready",
+    "moved-heat": "its new node is above a threshold as well",
+}
+
+
+def describe_eviction(move: Move) -> str:
+    """The note that users know: ``Pod evicted from node "n1" by the reason "node is overutilized, ..."``."""
+    return f'Pod evicted from node "{move.node}" by the reason "{move.reason}"'
+
+
+def _about_pod(key: str, uid: str) -> Reference:
+    namespace, _, name = key.partition("/")
+    return Reference("v1", "Pod", name, namespace, uid)
+
+
+class Teller:
+    """Says each thing once per change of state."""
+
+    def __init__(self, recorder: EventRecorder) -> None:
+        self._recorder = recorder
+        self._stuck: dict[str, str] = {}
+
+    def tell_result(self, move: Move, result: Result) -> None:
+        """An eviction was tried."""
+        if result.kind == "evicted":
+            log.info("pod evicted", pod=move.pod, node=move.node, target=move.target, reason=move.reason)
+            self._recorder.normal(_about_pod(move.pod, move.uid), DESCHEDULED, describe_eviction(move))
+        elif result.kind == "dry-run":
+            fields = {"pod": move.pod, "node": move.node, "target": move.target, "reason": move.reason}
+            log.change(f"dry-run/{move.pod}", move.node, "pod would be evicted", level="info", **fields)
+        elif result.kind != "gone":
+            log.change(f"evict/{move.pod}", result.kind, "pod not evicted", pod=move.pod, error=result.message)
+            note = f'Eviction from node "{move.node}" by the reason "{move.reason}" was refused: {result.message}'
+            self._recorder.warning(_about_pod(move.pod, move.uid), REFUSED, note)
+
+    def tell_end(self, ended: Ended) -> None:
+        """A followed move ended."""
+        move = ended.move
+        fields = {"pod": move.pod, "node": move.node, "landed": move.landed, "outcome": ended.outcome}
+        if ended.outcome not in FAILED:
+            log.info("move ended", **fields)
+            return
+        log.warning("move did not help", workload=move.workload, rest_s=int(ended.rest_s), **fields)
+        note = (
+            f'Pod "{move.pod}" was evicted from node "{move.node}", but {_ENDS[ended.outcome]}; '
+            f"{move.workload} is left alone for {ended.rest_s / 60:.0f} min"
+        )
+        about = _about_pod(move.landed_pod, move.landed_uid) if move.landed_pod else _about_pod(move.pod, move.uid)
+        self._recorder.warning(about, NOT_HELPED, note)
+
+    def tell_plan(self, plan: Plan) -> None:
+        """A round was decided: hot nodes that it could not relieve, and those that it no more has to."""
+        stuck = {state.node: state.why for state in plan.nodes if state.stuck}
+        for node, why in stuck.items():
+            if self._stuck.get(node) != why:
+                log.warning("hot node not relieved", node=node, why=why)
+                self._recorder.warning(Reference("v1", "Node", node), STUCK, f"Node is overutilized, but {why}")
+        # A node whose anomaly timed out is still over, and soon found hot again: that is no change worth telling.
+        still_over = {state.node for state in plan.nodes if state.kind in {"over", "unknown"}}
+        still_over -= {move.node for move in plan.moves}
+        for node in self._stuck.keys() - stuck.keys() - still_over:
+            log.info("hot node needs nothing more", node=node)
+        self._stuck = {node: why for node, why in self._stuck.items() if node in still_over} | stuck
+        for note in plan.notes:
+            log.debug("round", note=note)
+
+
+OVERUTILIZED, STOPPED = "Overutilized", "RebalancingStopped"
+
+
+def plan_conditions(
+    states: Iterable[NodeState], detectors: Mapping[str, Detector], current: Mapping[str, Sequence[Condition]]
+) -> dict[str, list[Condition]]:
+    """Which conditions of which nodes have to change, and to what.
+
+    Args:
+        states: of the round.
+        detectors: after the round; hot is what they say, not one round's usage.
+        current: conditions of each node as they stand.
+    """
+    wanted: dict[str, list[Condition]] = {}
+    for state in states:
+        detector, known = detectors.get(state.node), current.get(state.node)
+        if state.kind == "unknown" or detector is None:
+            continue
+        for fresh in (_overutilized(state, detector, find(known, OVERUTILIZED)), _stopped(state)):
+            before = find(known, fresh.type)
+            same = before is not None and before.status == fresh.status
+            if not same and not (before is None and fresh.status == "False"):
+                wanted.setdefault(state.node, []).append(fresh)
+    return wanted
+
+
+def _overutilized(state: NodeState, detector: Detector, before: Condition | None) -> Condition:
+    # After a change of the leader no detector knows that it was hot; a node that is still above is not within its threshold.
+    if detector.warm or (state.kind == "over" and before is not None and before.status == "True"):
+        exceeded = [r for r, limit in state.high.items() if state.share.get(r, 0.0) > limit]
+        what = ", ".join(f"{r} above {state.high[r]:g} %" for r in exceeded or state.high)
+        return Condition(OVERUTILIZED, "True", "AboveHighThreshold", f"{what} for several rounds")
+    return Condition(OVERUTILIZED, "False", "WithinThresholds", "usage is within the high thresholds")
+
+
+def _stopped(state: NodeState) -> Condition:
+    if state.stopped:
+        return Condition(STOPPED, "True", "MovesDidNotHelp", state.stopped)
+    return Condition(STOPPED, "False", "Running", "pods are moved where that is needed and helps")
+
+
+async def write_conditions(client: Client, node: str, conditions: Iterable[Condition], now: float) -> None:
+    """Write conditions of one node.
+
+    Raises:
+        KubekitError: it was not written.
+    """
+    moment = format_time(now)
+    entries = [
+        {
+            "type": condition.type,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastTransitionTime": moment,
+            "lastHeartbeatTime": moment,
+        }
+        for condition in conditions
+    ]
+    body = {"status": {"conditions": entries}}
+    await client.patch(NODES, node, body, Object, kind=STRATEGIC_PATCH, subresource="status")
+
+
+def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str, list[dict[str, object]]]:
+    """JSON patches that give the soft taint to these nodes and take it from all others.
+
+    Others' taints are not written: we do not read all of their fields. A node whose taints have changed since refuses the patch.
+    """
+    ours: dict[str, object] = {"key": HOT_TAINT, "effect": HOT_EFFECT}
+    found: dict[str, list[dict[str, object]]] = {}
+    for name, node in nodes.items():
+        taints = node.spec.taints or []
+        at = next((i for i, taint in enumerate(taints) if (taint.key, taint.effect) == (HOT_TAINT, HOT_EFFECT)), None)
+        if name in wanted and at is None:
+            add: dict[str, object] = {"op": "add", "path": "/spec/taints/-", "value": ours}
+            found[name] = [add if taints else {"op": "add", "path": "/spec/taints", "value": [ours]}]
+            if not taints:
+                found[name].insert(
+                    0, {"op": "test", "path": "/metadata/resourceVersion", "value": node.metadata.resource_version}
+                )
+        elif name not in wanted and at is not None:
+            found[name] = [{"op": "test", "path": f"/spec/taints/{at}/{k}", "value": v} for k, v in ours.items()]
+            found[name].append({"op": "remove", "path": f"/spec/taints/{at}"})
+    return found
+
+
+def conditions_of(nodes: Mapping[str, Node]) -> dict[str, Sequence[Condition]]:
+    """Conditions by node."""
+    return {name: node.status.conditions or () for name, node in nodes.items()}

@@ -1,0 +1,276 @@
+"""Why is my pod pending: the verdict first, then since when, by whom, until when, and the next command. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
+
+from controller.cluster.eligibility import first_unborne, is_choosy, may_run_on
+from controller.diagnosis.facts import Facts, PodFact
+from controller.diagnosis.findings import MOST_HURT, Finding
+from controller.diagnosis.reading import seconds
+from controller.diagnosis.unschedulable import obstacle_of
+
+Kind = Literal[
+    "placed",
+    "planned",
+    "gated",
+    "foreign-gate",
+    "refused",
+    "unschedulable",
+    "waiting",
+    "not-ours",
+    "leaving",
+    "finished",
+]
+PATIENCE_S, LONG_S = 60.0, 600.0
+"""What scheduling takes at most while all is well; what no configuration of gates means to take."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Why a pod is where it is, or is not.
+
+    Attributes:
+        kind: the verdict; ``planned`` waits at its gate for its turn, ``refused`` was kept from every node by its dependencies.
+        what: in one sentence.
+        since, until: unix seconds; None where nothing tells it. It waits no longer than ``until``.
+        do: the next commands.
+    """
+
+    kind: Kind
+    what: str
+    since: float | None = None
+    until: float | None = None
+    do: tuple[str, ...] = ()
+
+
+def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> Verdict:
+    """The verdict on one pod.
+
+    Args:
+        pod: which.
+        facts: of the same moment.
+        leads: whether some controller leads, as `diagnose` finds it.
+    """
+    describe = f"kubectl -n {pod.namespace} describe pod {pod.name}"
+    if not pod.waits:
+        return _settled(pod, describe)
+    if pod.gates:
+        return _gated(pod, facts, describe, leads=leads)
+    by = pod.scheduler or "default-scheduler"
+    if pod.found_no_node and pod.scheduled is not None:
+        obstacle = obstacle_of(pod, facts.nodes)
+        said = pod.scheduled.message or pod.scheduled.reason
+        kind: Kind = "refused" if obstacle.code in {"max-cost", "pair-bandwidth"} else "unschedulable"
+        since = seconds(pod.scheduled.last_transition_time) or pod.created
+        what = "; ".join((f"{by} finds no node for it: {obstacle.says} ({said})", *held_by(pod, facts)))
+        return Verdict(kind, what, since, do=obstacle.do)
+    if pod.group and pod.scheduler not in facts.our_schedulers:
+        what = f"it carries the label of AppGroup {pod.group}, but schedulerName {by} hands it to a scheduler that does not ask us"
+        return Verdict("not-ours", what, pod.created, do=(_take_ours(facts),))
+    return Verdict("waiting", f"{by} has not answered yet", pod.created, do=(describe,))
+
+
+def _settled(pod: PodFact, describe: str) -> Verdict:
+    if pod.phase in {"Succeeded", "Failed"}:
+        return Verdict("finished", f"it has ended ({pod.phase})", do=(describe,))
+    if pod.leaving:
+        return Verdict("leaving", "it is being deleted", do=(describe,))
+    return Verdict("placed", f"it is on {pod.node}")
+
+
+def _take_ours(facts: Facts) -> str:
+    return f"set schedulerName: {facts.our_schedulers[0]} in its template"
+
+
+def _gated(pod: PodFact, facts: Facts, describe: str, *, leads: bool) -> Verdict:
+    foreign = _foreign_gates(pod, facts)
+    if foreign:
+        what = f"it waits at {'gate' if len(foreign) == 1 else 'gates'} {', '.join(foreign)}, which somebody else opens"
+        return Verdict("foreign-gate", what, pod.created, do=(describe,))
+    if not leads:
+        what = "it waits at its gate, and no controller leads that would open it"
+        return Verdict("gated", what, pod.created, do=("kubectl netaware why",))
+    until = None if pod.created is None else pod.created + facts.max_wait_s
+    wrong = unknown_workload(pod, facts)
+    if wrong:
+        return Verdict("gated", f"it waits at its gate: {wrong}", pod.created, until, _fix_label(pod, facts))
+    held = held_by(pod, facts)
+    tail = f"; {held[0]}" if held else ""
+    do = (f"kubectl -n {pod.namespace} describe appgroup {pod.group}",)
+    if pod.target:
+        what = f"it waits for its turn in AppGroup {pod.group}, planned onto {pod.target}{tail}"
+        return Verdict("planned", what, pod.created, until, do)
+    return Verdict("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created, until, do)
+
+
+def _foreign_gates(pod: PodFact, facts: Facts) -> tuple[str, ...]:
+    return tuple(gate for gate in pod.gates if gate != facts.our_gate)
+
+
+def unknown_workload(pod: PodFact, facts: Facts) -> str:
+    """What is wrong with the pod's labels; empty when they name a workload of a group that exists."""
+    if not pod.group:
+        return "it has no AppGroup label, so that no plan will ever name it"
+    groups = [g for g in facts.groups if g.metadata.name == pod.group]
+    mine = [g for g in groups if g.metadata.namespace == pod.namespace] or groups
+    if not mine:
+        return f"there is no AppGroup {pod.group}"
+    selectors = {item.workload.selector for g in mine for item in g.spec.workloads or ()}
+    if pod.workload in selectors:
+        return ""
+    known = ", ".join(sorted(selectors)) or "none"
+    return f"AppGroup {pod.group} has no workload with selector {pod.workload or '(no label)'}; it has {known}"
+
+
+def _fix_label(pod: PodFact, facts: Facts) -> tuple[str, ...]:
+    there = any(g.metadata.name == pod.group and g.metadata.namespace == pod.namespace for g in facts.groups)
+    look = f"kubectl -n {pod.namespace} get appgroup {pod.group} -o yaml" if there else "kubectl get appgroups -A"
+    return look, "correct the labels appgroup.diktyo.x-k8s.io and appgroup.diktyo.x-k8s.io.workload in its template"
+
+
+def held_by(pod: PodFact, facts: Facts) -> tuple[str, ...]:
+    """What of the pod's own spec leaves it few nodes, or none."""
+    spec = pod.spec
+    fits = {name: node for name, node in facts.nodes.items() if may_run_on(spec, name, node.labels)}
+    open_ = [node for node in fits.values() if first_unborne(node.taints, spec.tolerations) is None]
+    found = []
+    if is_choosy(spec):
+        words = ",".join(f"{key}={value}" for key, value in sorted((spec.node_selector or {}).items()))
+        what = f"its nodeSelector {words}" if words else "its node affinity"
+        found.append(f"{what} leaves {_where([node.zone for node in fits.values()])}")
+    if fits and not open_:
+        found.append(f"it tolerates the taints of none of {len(fits)} nodes")
+    return tuple(found)
+
+
+def _where(zones: list[str]) -> str:
+    if not zones:
+        return "no node"
+    named = sorted(set(zones) - {""})
+    return f"{len(zones)} {'node' if len(zones) == 1 else 'nodes'}" + (f" of {', '.join(named)}" if named else "")
+
+
+def find_pods(facts: Facts) -> Iterator[Finding]:
+    """Findings about pods, one for all that wait for the same cause."""
+    yield from _lost(facts)
+    yield from _not_ours(facts)
+    yield from _at_foreign_gates(facts)
+    stuck = list(_unschedulable(facts))
+    yield from stuck
+    yield from _unanswered(facts)
+    blamed = {key for finding in stuck for key in finding.hurts}
+    yield from _gated_too_long(facts, blamed)
+
+
+def _names(pods: Iterable[PodFact]) -> tuple[str, ...]:
+    return tuple(pod.key for pod in pods)[:MOST_HURT]
+
+
+def _oldest(pods: Iterable[PodFact]) -> float | None:
+    return min((pod.created for pod in pods if pod.created is not None), default=None)
+
+
+def _counted(pods: list[PodFact]) -> str:
+    return f"pod {pods[0].key}" if len(pods) == 1 else f"{len(pods)} pods such as {pods[0].key}"
+
+
+def _lost(facts: Facts) -> Iterator[Finding]:
+    """Pods whose labels lead nowhere."""
+    by_label: dict[str, list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        if pod.waits and (pod.group or facts.our_gate in pod.gates) and (wrong := unknown_workload(pod, facts)):
+            by_label[f"{pod.namespace}: {wrong}"].append(pod)
+    for text, pods in sorted(by_label.items()):
+        what = f"{_counted(pods)}: {text.partition(': ')[2]}"
+        yield Finding(
+            "pod-lost", "warning", what, since=_oldest(pods), hurts=_names(pods), do=_fix_label(pods[0], facts)
+        )
+
+
+def _not_ours(facts: Facts) -> Iterator[Finding]:
+    """Pods of a group that somebody else schedules, while ours schedules others of it."""
+    by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        if pod.group and not pod.leaving:
+            by_group[pod.namespace, pod.group].append(pod)
+    for (namespace, name), pods in sorted(by_group.items()):
+        others = [pod for pod in pods if pod.scheduler not in facts.our_schedulers]
+        if others and len(others) < len(pods):
+            by = ", ".join(sorted({pod.scheduler or "default-scheduler" for pod in others}))
+            what = f"{_counted(others)} of AppGroup {namespace}/{name}: schedulerName {by} hands them to a scheduler that does not ask us"
+            yield Finding("not-ours", "warning", what, hurts=_names(others), do=(_take_ours(facts),))
+
+
+def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
+    by_gates: dict[tuple[str, ...], list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        foreign = _foreign_gates(pod, facts)
+        if pod.waits and foreign and pod.created is not None and facts.now - pod.created > PATIENCE_S:
+            by_gates[foreign].append(pod)
+    for gates, pods in sorted(by_gates.items()):
+        what = f"{_counted(pods)}: waiting at {', '.join(gates)}, which somebody else opens"
+        do = (f"kubectl -n {pods[0].namespace} describe pod {pods[0].name}", "ask whoever sets this gate")
+        yield Finding("foreign-gate", "warning", what, (), _oldest(pods), _names(pods), do)
+
+
+def _unschedulable(facts: Facts) -> Iterator[Finding]:
+    """By what stands before them; pods of their groups that wait behind them are hurt as well."""
+    by_cause: dict[tuple[str, str, str], list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        if pod.found_no_node:
+            by_cause[pod.namespace, pod.group, obstacle_of(pod, facts.nodes).code].append(pod)
+    for (namespace, group, code), pods in sorted(by_cause.items()):
+        first, obstacle = pods[0], obstacle_of(pods[0], facts.nodes)
+        said = first.scheduled.message if first.scheduled is not None else ""
+        behind = [p for p in facts.pods if (p.namespace, p.group) == (namespace, group) and facts.our_gate in p.gates]
+        what = f"{_counted(pods)}: {first.scheduler or 'default-scheduler'} finds no node, {obstacle.says}"
+        begun = [seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
+        since = min((at for at in begun if at is not None), default=_oldest(pods))
+        because = (*((said,) if said else ()), *held_by(first, facts))
+        yield Finding(f"no-node-{code}", "warning", what, because, since, _names((*pods, *behind)), obstacle.do)
+
+
+def _unanswered(facts: Facts) -> Iterator[Finding]:
+    """Pods that no scheduler has looked at, though it is said to run: it has another name, or hangs."""
+    by_name: dict[str, list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        old = pod.created is not None and facts.now - pod.created > PATIENCE_S
+        if pod.waits and not pod.gates and pod.scheduled is None and old:
+            by_name[pod.scheduler or "default-scheduler"].append(pod)
+    for name, pods in sorted(by_name.items()):
+        what = f"{_counted(pods)}: no scheduler named {name} has answered"
+        do = (
+            f"set schedulerName: {facts.our_schedulers[0]} in its template, if {name} is none that you run"
+            if name not in facts.our_schedulers
+            else f"kubectl -n {facts.home} logs deployment/netaware-scheduler --all-containers --tail=50",
+        )
+        alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
+        yield Finding("nobody-schedules", "warning", what, (), _oldest(pods), _names(pods), do, alert)
+
+
+def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:
+    """Pods that wait at our gate for longer than any configuration means to, and for nothing that is known."""
+    by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    for pod in facts.pods:
+        old = pod.created is not None and facts.now - pod.created > LONG_S
+        if (
+            pod.waits
+            and pod.gates == (facts.our_gate,)
+            and old
+            and pod.key not in blamed
+            and not unknown_workload(pod, facts)
+        ):
+            by_group[pod.namespace, pod.group].append(pod)
+    for (namespace, name), pods in sorted(by_group.items()):
+        do = (
+            f"kubectl -n {namespace} describe appgroup {name}",
+            f"kubectl netaware explain pod {pods[0].name} -n {namespace}",
+        )
+        what = f"{len(pods)} pods of AppGroup {namespace}/{name} have waited at their gate for more than {LONG_S / 60:.0f} min"
+        yield Finding(
+            "gated-too-long", "warning", what, (), _oldest(pods), _names(pods), do, "NetawarePodsGatedTooLong"
+        )

@@ -1,0 +1,99 @@
+"""Findings about our own programs: who leads, who answers, and who says that something is wrong with himself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from controller.diagnosis.facts import Facts, LeaseFact, Program, ProgramPod
+from controller.diagnosis.findings import MOST_HURT, Finding
+from netperf.contract import CONTROLLER
+
+LEASE_SLACK_S = 5.0
+LEADERLESS = frozenset({"controller-down", "no-leader"})
+"""Findings that say that nobody leads."""
+_EFFECTS: dict[Program, str] = {
+    "controller": "no costs, no plans, and gates stay shut",
+    "extender": "pods are placed without regard to the network",
+    "scheduler": "pods that name our scheduler stay Pending",
+    "agent": "nothing is measured",
+}
+
+
+def find_programs(facts: Facts) -> Iterator[Finding]:
+    """Findings about controller, scheduler and extender."""
+    gated = tuple(p.key for p in facts.pods if facts.our_gate in p.gates)
+    asks_us = [p for p in facts.pods if p.scheduler in facts.our_schedulers]
+    waiting = tuple(p.key for p in asks_us if p.waits and not p.gates)
+    around = facts.around
+    down = {program: _down(facts, program) for program in ("controller", "extender", "scheduler")}
+    if down["controller"] is not None:
+        yield _program_down(facts, "controller", down["controller"], gated, "NetawareNoLeader")
+    elif around.lease_known and (age := lease_age(around.lease, facts.now)) is not None:
+        yield _no_leader(facts, age, gated)
+    # Overlays without a scheduler have none on purpose; then nobody asks for it.
+    if down["scheduler"] or (down["scheduler"] is not None and waiting):
+        yield _program_down(facts, "scheduler", down["scheduler"], waiting, "NetawareSchedulerDown")
+    elif down["extender"]:
+        yield _program_down(facts, "extender", down["extender"], waiting, "NetawareExtenderDown")
+    if around.complaints:
+        what = "the controller says that it does not see the cluster as it is"
+        do = (
+            "kubectl get --raw='/readyz?verbose'",
+            f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50",
+        )
+        yield Finding("controller-blind", "warning", what, around.complaints[:3], do=do)
+
+
+def _no_leader(facts: Facts, age_s: float, hurts: tuple[str, ...]) -> Finding:
+    lease = facts.around.lease
+    holder = lease.holder if lease is not None else ""
+    if lease is None or lease.renewed is None:
+        because = f"there is no Lease {CONTROLLER} that anybody ever held"
+    else:
+        because = f"the Lease {CONTROLLER} was last renewed {age_s:.0f} s ago by {holder or 'nobody'}"
+    do = (
+        f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50",
+        f"kubectl -n {facts.home} rollout restart deployment/{CONTROLLER}",
+    )
+    what = f"no controller leads: {_EFFECTS['controller']}"
+    since = facts.now - age_s
+    return Finding("no-leader", "critical", what, (because,), since, hurts[:MOST_HURT], do, "NetawareNoLeader")
+
+
+def lease_age(lease: LeaseFact | None, now: float) -> float | None:
+    """Seconds since the Lease was renewed, when that is longer ago than it lasts; None while somebody leads."""
+    if lease is None or lease.renewed is None:
+        return 0.0
+    age = now - lease.renewed
+    return age if age > lease.duration_s + LEASE_SLACK_S or not lease.holder else None
+
+
+def _down(facts: Facts, program: Program) -> list[ProgramPod] | None:
+    """Pods of a program of which none is ready; None when one is, or when nobody may know."""
+    if facts.around.programs is None:
+        return None
+    pods = [pod for pod in facts.around.programs if pod.program == program]
+    return None if any(pod.ready for pod in pods) else pods
+
+
+def _program_down(
+    facts: Facts, program: Program, pods: list[ProgramPod], hurts: tuple[str, ...], alert: str
+) -> Finding:
+    because = tuple(
+        f"pod {pod.name} on {pod.node or 'no node'}: {pod.why or pod.phase or 'not ready'}" for pod in pods[:3]
+    ) or (f"there is no pod of {program}: its Deployment is missing or has 0 replicas",)
+    # The extender runs beside the scheduler, in its pods.
+    name = CONTROLLER if program == "controller" else "netaware-scheduler"
+    if pods:
+        do = (
+            f"kubectl -n {facts.home} describe pod {pods[0].name}",
+            f"kubectl -n {facts.home} logs {pods[0].name} --all-containers --tail=50",
+        )
+    else:
+        do = (
+            f"kubectl -n {facts.home} scale deployment/{name} --replicas=2",
+            f"kubectl -n {facts.home} describe deployment/{name}",
+        )
+    since = min((pod.since for pod in pods if pod.since is not None), default=None)
+    what = f"no {program} is ready: {_EFFECTS[program]}"
+    return Finding(f"{program}-down", "critical", what, because, since, hurts[:MOST_HURT], do, alert)

@@ -1,0 +1,113 @@
+"""Objects as a diagnosis reads them: what of our programs' pods, the Lease and a group's pods says how they fare. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from controller.cluster.pods import TARGET_ANNOTATION, GroupPod, Target
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
+from kubekit.lease import Lease
+from kubekit.wire import Condition, Object, Wire, parse_time
+from netperf.contract import CONTROLLER
+
+NAME_LABEL = "app.kubernetes.io/name"
+PROGRAMS: dict[str, Sequence[Program]] = {
+    CONTROLLER: ("controller",),
+    # The extender is a container beside the scheduler.
+    "netaware-scheduler": ("scheduler", "extender"),
+}
+PROGRAM_SELECTOR = f"{NAME_LABEL} in ({', '.join(PROGRAMS)})"
+
+
+class _Waiting(Wire, frozen=True):
+    reason: str = ""
+
+
+class _State(Wire, frozen=True):
+    waiting: _Waiting | None = None
+
+
+class _Container(Wire, frozen=True):
+    name: str = ""
+    ready: bool = False
+    state: _State = _State()
+
+
+class _Status(Wire, frozen=True):
+    phase: str = ""
+    conditions: list[Condition] | None = None
+    container_statuses: list[_Container] | None = None
+
+
+class _Spec(Wire, frozen=True):
+    node_name: str = ""
+
+
+class ProgramPodObject(Object, frozen=True):
+    """A pod of ours with what its containers say."""
+
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+def read_lease(lease: Lease | None) -> LeaseFact | None:
+    """The leader's Lease."""
+    if lease is None:
+        return None
+    spec = lease.spec
+    return LeaseFact(spec.holder_identity or "", seconds(spec.renew_time), float(spec.lease_duration_seconds or 10))
+
+
+def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | None:
+    """Pods of controller and scheduler; None where there are none at all, since our programs need not run as pods."""
+    found = []
+    for pod in pods:
+        for program in PROGRAMS.get(pod.metadata.label(NAME_LABEL), ()):
+            mine = [c for c in pod.status.container_statuses or () if program in c.name]
+            containers = mine or pod.status.container_statuses or []
+            ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
+            why = next((c.state.waiting.reason for c in containers if c.state.waiting is not None), "")
+            if not why and not pod.spec.node_name:
+                why = next((c.message for c in pod.status.conditions or () if c.type == "PodScheduled"), "")
+            since = next(
+                (seconds(c.last_transition_time) for c in pod.status.conditions or () if c.type == "Ready"), None
+            )
+            found.append(
+                ProgramPod(program, pod.metadata.name, pod.spec.node_name, pod.status.phase, ready, why, since)
+            )
+    return tuple(found) or None
+
+
+def read_pod(pod: GroupPod) -> PodFact:
+    """A pod of an AppGroup, or one that somebody asked about."""
+    meta, spec = pod.metadata, pod.spec
+    try:
+        target = msgspec.json.decode(meta.annotation(TARGET_ANNOTATION) or "{}", type=Target).node
+    except (msgspec.MsgspecError, RecursionError):
+        target = ""
+    return PodFact(
+        namespace=meta.namespace,
+        name=meta.name,
+        group=meta.label(APPGROUP_LABEL),
+        workload=meta.label(WORKLOAD_LABEL),
+        node=spec.node_name,
+        phase=pod.status.phase,
+        scheduler=spec.scheduler_name,
+        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
+        scheduled=pod.condition("PodScheduled"),
+        target=target,
+        spec=spec,
+        leaving=meta.deletion_timestamp is not None,
+        created=seconds(meta.creation_timestamp),
+    )
+
+
+def seconds(text: str | None) -> float | None:
+    """A time of the API as unix seconds; None for none, or one that is no time."""
+    try:
+        return parse_time(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,254 @@
+"""Keeps AppGroups: reads the spec, the pods and the costs; writes the status, and never the spec."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from controller.cluster.caches import Caches, OwnWrites
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.costs import CostIndex, Location
+from controller.cluster.membership import Membership
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, FIELD_MANAGER, AppGroup, NetworkTopology
+from controller.cluster.services import Service, ServiceIndex
+from controller.cluster.status_writing import Capabilities, announce, status_body, stored
+from controller.cluster.zones import same_place
+from controller.groups.config import AppGroupConfig
+from controller.groups.status import COMPLETE, ROUTED_NEAR, Facts, admitted, gather, plan_status
+from kubekit.client import Client
+from kubekit.conditions import news
+from kubekit.errors import ApiError
+from kubekit.events import EventRecorder, reference
+from kubekit.wire import Condition, Node, Object
+from kubekit.workqueue import WorkQueue
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+
+NOT_YET_S = 0.2
+ALL = "*"
+"""Stands for every group in the queue: ten thousand nodes that appear at once must not queue each group as often."""
+
+
+class AppGroupController:
+    """Reconciles every AppGroup in the watched namespaces.
+
+    ``more`` says what other rooms know of a group, by its key: conditions that are written beside this room's own.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        caches: Caches,
+        config: AppGroupConfig,
+        recorder: EventRecorder,
+        registry: CollectorRegistry,
+        *,
+        namespace: str,
+        rules: NetworkOverheadArgs,
+        capabilities: Capabilities,
+        more: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
+        self._capabilities, self._wall = capabilities, wall
+        self._costs = CostIndex(rules, namespace)
+        self._membership = Membership(rules.namespaces, consent=True)
+        self._more = more
+        self._queue = WorkQueue()
+        self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
+        self._metrics = AppGroupMetrics(registry)
+        self._locations: dict[str, Location] = {}
+        self._pods_of: dict[str, dict[str, dict[str, GroupPod]]] = defaultdict(lambda: defaultdict(dict))
+        self._last_conditions: dict[str, list[Condition]] = {}
+        caches.namespaces.subscribe(self._namespace_changed)
+        caches.app_groups.subscribe(self._group_changed)
+        caches.group_pods.subscribe(self._pod_changed)
+        caches.nodes.subscribe(self._node_changed)
+        caches.topologies.subscribe(self._topology_changed)
+        self._services = ServiceIndex()
+        caches.services.subscribe(self._service_changed)
+
+    def _namespace_changed(self, key: str, _old: Object | None, new: Object | None) -> None:
+        if self._membership.take_namespace(key, new.metadata.labels if new is not None else None):
+            self._soon(ALL)
+
+    def look_at(self, key: str) -> None:
+        """There is news for a group's status that its mirrors do not tell."""
+        self._soon(key)
+
+    def _soon(self, key: str) -> None:
+        self._queue.add_after(key, self._config.settle_s)
+
+    def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
+        self._soon(key)
+        if self._membership.take(key, old, new):
+            for other in self._membership.named(key.rpartition("/")[2]):  # pods may change hands between them
+                self._soon(other)
+
+    def _pod_changed(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+        for pod in (old, new):
+            # Of the group alone whose pod it is: hundreds may have one name, each in its own namespace.
+            if pod is not None and (group := self._membership.group_of(*_names(pod))):
+                self._soon(group)
+        if old is not None:
+            namespace, name = _names(old)
+            self._pods_of[name][namespace].pop(key, None)
+            if not self._pods_of[name][namespace]:
+                del self._pods_of[name][namespace]
+            if not self._pods_of[name]:
+                del self._pods_of[name]
+        if new is not None:
+            namespace, name = _names(new)
+            self._pods_of[name][namespace][key] = new
+
+    def _pods_in_reach(self, key: str, name: str) -> Iterator[GroupPod]:
+        """Pods that name a group of this name, of the namespaces whose pods belong to this one."""
+        for namespace, pods in self._pods_of.get(name, {}).items():
+            if self._membership.group_of(namespace, name) == key:
+                yield from pods.values()
+
+    def _node_changed(self, key: str, old: Node | None, new: Node | None) -> None:
+        if same_place(old, new):
+            return
+        if new is not None:
+            self._locations[key] = Location(new.metadata.label(REGION_LABEL), new.metadata.label(ZONE_LABEL))
+        else:
+            self._locations.pop(key, None)
+        self._soon(ALL)
+
+    def _service_changed(self, key: str, old: Service | None, new: Service | None) -> None:
+        if self._services.take(key, old, new):
+            self._soon(ALL)
+
+    def _topology_changed(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> None:
+        if self._costs.take(key, old, new):
+            self._soon(ALL)
+
+    async def run(self) -> None:
+        """Keep the groups until cancelled."""
+        self._own.forget()
+        self._queue.add(ALL)
+        try:
+            await self._queue.work(self._reconcile, name="appgroup")
+        finally:
+            self._metrics.clear()
+
+    async def _reconcile(self, key: str) -> float | None:
+        if key == ALL:
+            for group_key in self._caches.app_groups.items:
+                self._queue.add(group_key)
+            return None
+        group = self._own.newest(key)
+        if group is None or (self._config.namespaces and group.metadata.namespace not in self._config.namespaces):
+            self._metrics.drop(key)
+            self._last_conditions.pop(key, None)
+            return None
+        pods = self._pods_in_reach(key, group.metadata.name)
+        costs = self._costs.of(group.metadata.namespace).table
+        facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
+        self._metrics.show(key, group, facts)
+        try:
+            await self._write_status(key, group, facts)
+        except ApiError as error:
+            if error.not_found:  # deleted while we were at it
+                return None
+            if error.conflict:  # somebody wrote it since: the mirror will have the new version in a moment
+                return NOT_YET_S
+            raise
+        return self._config.resync_s
+
+    async def _write_status(self, key: str, group: AppGroup, facts: Facts) -> None:
+        kept = await self._capabilities.has_status(APPGROUPS)
+        if not kept:  # upstream's definition: conditions and observedGeneration would be dropped
+            remembered = msgspec.structs.replace(
+                group.status,
+                conditions=self._last_conditions.get(key),
+                observed_generation=group.metadata.generation,
+            )
+            group = msgspec.structs.replace(group, status=remembered)
+        let_in = admitted(group, self._membership.refused_by(key))
+        more = [*([let_in] if let_in is not None else ()), *(await self._more(key) if self._more is not None else ())]
+        wanted = plan_status(group, facts, self._wall(), more=more)
+        changed = news(group.status.conditions, wanted.conditions)
+        if stored(wanted, kept=kept) != stored(group.status, kept=kept):
+            after = await self._client.apply(
+                APPGROUPS,
+                group.metadata.name,
+                status_body(APPGROUPS, group.metadata, stored(wanted, kept=kept), count="runningWorkloads"),
+                AppGroup,
+                field_manager=FIELD_MANAGER,
+                namespace=group.metadata.namespace,
+                subresource="status" if kept else None,
+            )
+            self._own.note(key, group, after)
+            self._metrics.writes.inc()
+        first = group.status.conditions is None
+        self._last_conditions[key] = list(wanted.conditions or ())
+        told = [c for c in changed if not first or _is_bad(c)]
+        announce(self._recorder, reference(APPGROUPS, group.metadata), told, _is_bad, action="Order")
+
+
+def _names(pod: GroupPod) -> tuple[str, str]:
+    """Its namespace, and the name of its AppGroup, which may be in another one."""
+    return pod.metadata.namespace, pod.metadata.label(APPGROUP_LABEL)
+
+
+def _is_bad(found: Condition) -> bool:
+    """Whether a person should look; a group that is not complete yet is on its way, and advice is no alarm."""
+    return found.status == "False" and found.type not in {COMPLETE, ROUTED_NEAR}
+
+
+class AppGroupMetrics(Collector):
+    """Gauges of all groups, read from the last look at each, and a counter of writes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._facts: dict[str, tuple[AppGroup, Facts]] = {}
+        self.writes = Counter("netaware_appgroup_writes", "Statuses of AppGroups written.", registry=registry)
+        registry.register(self)
+
+    def show(self, key: str, group: AppGroup, facts: Facts) -> None:
+        """Show this from now on for ``namespace/name``."""
+        self._facts[key] = group, facts
+
+    def drop(self, key: str) -> None:
+        """Show nothing for it any more."""
+        self._facts.pop(key, None)
+
+    def clear(self) -> None:
+        """Show nothing: this replica does not lead."""
+        self._facts.clear()
+
+    def describe(self) -> Iterator[Metric]:
+        """No names in advance: registering must not collect."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other, over all groups."""
+        pods = GaugeMetricFamily("netaware_appgroup_pods", "Pods of a group.", labels=["appgroup", "state"])
+        edges = GaugeMetricFamily(
+            "netaware_appgroup_dependencies",
+            "Dependencies of a group by how they fare.",
+            labels=["appgroup", "verdict"],
+        )
+        faults = GaugeMetricFamily(
+            "netaware_appgroup_spec_faults", "What is wrong with a group's spec.", labels=["appgroup", "problem"]
+        )
+        cycles = GaugeMetricFamily("netaware_appgroup_cycles", "Cycles among a group's workloads.", labels=["appgroup"])
+        for key, (group, facts) in tuple(self._facts.items()):
+            pods.add_metric([key, "wanted"], group.spec.num_members)
+            pods.add_metric([key, "running"], facts.running)
+            pods.add_metric([key, "placed"], sum(sum(places.values()) for places in facts.members))
+            verdicts = Tally(found.verdict for found in facts.judged)
+            for verdict in ("met", "violated", "unknown", "idle"):
+                edges.add_metric([key, verdict], verdicts[verdict])
+            for problem, count in Tally(fault.problem for fault in facts.graph.faults).items():
+                faults.add_metric([key, problem], count)
+            cycles.add_metric([key], len(facts.order.cycles))
+        yield from (pods, edges, faults, cycles)

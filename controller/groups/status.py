@@ -1,0 +1,284 @@
+"""The status of an AppGroup: its order, who runs, and whether dependencies are as near as they asked to be.
+
+Costs are judged by NetworkOverhead's own rule (docs/contracts, section 4), between callers and the replicas that may answer
+them: a dependency is within its maxNetworkCost when every such pair of pods is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from controller.cluster.costs import NOWHERE, SAME_HOST_COST, CostTable, Location
+from controller.cluster.graph import Edge, Graph, build_graph
+from controller.cluster.membership import CONSENT_LABEL, Membership
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import (
+    APPGROUP_LABEL,
+    WORKLOAD_LABEL,
+    AppGroup,
+    AppGroupStatus,
+    OrderedWorkload,
+)
+from controller.cluster.services import Routing, ServiceIndex
+from controller.groups.order import ALGORITHMS, FALLBACK, Order, order
+from kubekit.conditions import condition, find, merge
+from kubekit.wire import Condition, format_time, parse_time
+
+ORDERED, COMPLETE, COSTS_MET, SPEC_VALID = "Ordered", "Complete", "CostsMet", "SpecValid"
+ADMITTED = "Admitted"
+ROUTED_NEAR, BALANCED = "RoutedNear", "Balanced"
+"""Written here, worked out by the scheduler's room, which knows who answers whom."""
+SHOWN = 3
+
+Verdict = Literal["met", "violated", "unknown", "idle"]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """How one dependency fares; of several pairs of places the worst, with its cost."""
+
+    edge: Edge
+    verdict: Verdict
+    cost: int = 0
+    origin: Location = NOWHERE
+    destination: Location = NOWHERE
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What is true of a group now.
+
+    Attributes:
+        members: per workload of the graph, placed pods by node.
+        judged: one entry per edge of the graph.
+        running: pods in phase Running.
+        started: RFC 3339 time at which the first of its pods was created, None without pods.
+    """
+
+    graph: Graph
+    order: Order
+    members: tuple[Mapping[str, int], ...]
+    judged: tuple[Judged, ...]
+    running: int
+    started: str | None
+
+
+def gather(
+    group: AppGroup,
+    pods: Iterable[GroupPod],
+    locations: Mapping[str, Location],
+    costs: CostTable,
+    membership: Membership,
+    *,
+    services: ServiceIndex | None = None,
+) -> Facts:
+    """Look at a group.
+
+    Args:
+        group: the AppGroup.
+        pods: pods with the AppGroup label, of whatever group and namespace.
+        locations: node name -> location; pods on nodes that are gone count nowhere.
+        costs: the costs by which dependencies are judged.
+        membership: tells which of the pods belong to the group.
+        services: tell who answers calls; without them every replica may.
+    """
+    graph = build_graph(group.spec)
+    positions = {selector: i for i, selector in enumerate(graph.selectors)}
+    members: list[Counter[str]] = [Counter() for _ in graph.workloads]
+    routings = [Routing.ANY] * len(graph.workloads)
+    running = 0
+    created: list[str] = []
+    for pod in pods:
+        meta = pod.metadata
+        if membership.group_of(meta.namespace, meta.label(APPGROUP_LABEL)) != group.metadata.key:
+            continue
+        created.append(meta.creation_timestamp or "")
+        if pod.finished or meta.deletion_timestamp is not None:
+            continue
+        running += pod.status.phase == "Running"
+        position = positions.get(meta.label(WORKLOAD_LABEL))
+        if position is not None and pod.spec.node_name in locations:
+            members[position][pod.spec.node_name] += 1
+            if services is not None:
+                routings[position] = services.routing_to(meta.namespace, meta.labels or {})
+    hosts = [_hosts_by_location(nodes, locations) for nodes in members]
+    judged = tuple(
+        judge(edge, hosts[edge.dependant], hosts[edge.dependency], costs, routings[edge.dependency])
+        for edge in graph.edges
+    )
+    ordered = order(graph.children, group.spec.topology_sorting_algorithm)
+    started = min((c for c in created if c), key=parse_time, default=None)
+    return Facts(graph, ordered, tuple(members), judged, running, started)
+
+
+Hosts = Mapping[Location, frozenset[str]]
+"""The nodes of a workload's placed pods, by where they are."""
+
+
+def _hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
+    found: dict[Location, set[str]] = defaultdict(set)
+    for node in nodes:
+        found[locations[node]].add(node)
+    return {location: frozenset(names) for location, names in found.items()}
+
+
+def judge(edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: Routing = Routing.ANY) -> Judged:
+    """Judge a dependency by the worst pair of a caller and a replica that may answer it: violated before unknown before met,
+    then by cost.
+    """
+    worst = Judged(edge, "idle")
+    hinted = routing is not Routing.ANY and all(location.zone for location in called)
+    for origin in sorted(callers):
+        near = {origin} & called.keys() if hinted else set()
+        calling = callers[origin]
+        if routing is Routing.NODE and calling & called.get(origin, frozenset()):
+            worst = max(worst, Judged(edge, "met", SAME_HOST_COST, origin, origin), key=_badness)
+            calling = calling - called[origin]
+        for destination in sorted(near or called.keys()) if calling else ():
+            one_host = len(calling | called[destination]) == 1
+            found = _judge_pair(edge, origin, destination, costs, one_host=one_host)
+            if _badness(found) > _badness(worst):
+                worst = found
+    return worst
+
+
+def _judge_pair(edge: Edge, origin: Location, destination: Location, costs: CostTable, *, one_host: bool) -> Judged:
+    if one_host:
+        return Judged(edge, "met", SAME_HOST_COST, origin, destination)
+    verdict, cost = costs.judge(origin, destination, edge.max_network_cost)
+    return Judged(edge, "met" if verdict == "satisfied" else verdict, cost, origin, destination)
+
+
+def _badness(found: Judged) -> tuple[int, int]:
+    return ("idle", "met", "unknown", "violated").index(found.verdict), found.cost - found.edge.max_network_cost
+
+
+def plan_status(group: AppGroup, facts: Facts, now: float, *, more: Sequence[Condition] = ()) -> AppGroupStatus:
+    """The status to write; equal to the one that stands when nothing changed.
+
+    Args:
+        group: the AppGroup, whose status is the old one.
+        facts: from `gather`.
+        now: wall clock, seconds since 1970.
+        more: conditions from elsewhere: `admitted`, and what the scheduler says of its plan.
+    """
+    before, generation = group.status, group.metadata.generation
+    index = {position: place for place, position in enumerate(facts.order.sequence, start=1)}
+    listed = [OrderedWorkload(workload, index[i]) for i, workload in enumerate(facts.graph.workloads)]
+    # Upstream's plugin finds a workload in this list by binary search on the selector.
+    listed.sort(key=lambda entry: entry.workload.selector)
+    fresh = before.topology_calculation_time is not None and (before.topology_order or []) == listed
+    same = fresh and before.observed_generation == generation
+    return AppGroupStatus(
+        running_workloads=facts.running,
+        schedule_start_time=before.schedule_start_time or facts.started,
+        topology_calculation_time=before.topology_calculation_time if same else format_time(now),
+        topology_order=listed,
+        observed_generation=generation,
+        conditions=merge(before.conditions, [*conditions_of(group, facts), *more], now),
+    )
+
+
+def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
+    """Whether the namespaces that a group's workloads name let it have their pods; None where it names no other.
+
+    Args:
+        group: the AppGroup.
+        refused_by: the namespaces that do not.
+    """
+    home, generation = group.metadata.namespace, group.metadata.generation
+    named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
+    if refused_by:
+        one = refused_by[0]
+        message = (
+            f"pods of {', '.join(refused_by[:SHOWN])} are not the group's: these namespaces do not let groups of {home} "
+            f"in; whoever owns them may say so, for example: kubectl label namespace {one} {CONSENT_LABEL}={home}"
+        )
+        return condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
+    if not named and find(group.status.conditions, ADMITTED) is None:
+        return None
+    message = "every namespace that its workloads name lets the group in"
+    return condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)
+
+
+def conditions_of(group: AppGroup, facts: Facts) -> list[Condition]:
+    """The four conditions, without times."""
+    generation = group.metadata.generation
+    return [
+        _ordered(group, facts, generation),
+        _complete(group, facts, generation),
+        _costs_met(facts, generation),
+        _spec_valid(facts, generation),
+    ]
+
+
+def _ordered(group: AppGroup, facts: Facts, generation: int) -> Condition:
+    algorithm = group.spec.topology_sorting_algorithm
+    if facts.order.cycles:
+        selectors = facts.graph.selectors
+        paths = "; ".join(" -> ".join(selectors[i] for i in cycle) for cycle in facts.order.cycles[:SHOWN])
+        message = f"dependencies form a cycle: {paths}; its members stand together in the order"
+        return condition(ORDERED, holds=False, reason="Cycle", message=message, generation=generation)
+    if algorithm not in ALGORITHMS:
+        message = f"algorithm {algorithm!r} is not known, {FALLBACK} was taken; write one of {', '.join(ALGORITHMS)}"
+        return condition(ORDERED, holds=False, reason="UnknownAlgorithm", message=message, generation=generation)
+    message = f"{len(facts.graph.workloads)} workloads ordered by {algorithm}"
+    return condition(ORDERED, holds=True, reason="Ordered", message=message, generation=generation)
+
+
+def _complete(group: AppGroup, facts: Facts, generation: int) -> Condition:
+    wanted = group.spec.num_members
+    holds = facts.running >= wanted
+    message = f"{facts.running} of {wanted} pods run"
+    reason = "AllRunning" if holds else "PodsMissing"
+    return condition(COMPLETE, holds=holds, reason=reason, message=message, generation=generation)
+
+
+def _costs_met(facts: Facts, generation: int) -> Condition:
+    counts = Counter(found.verdict for found in facts.judged)
+    placed = len(facts.judged) - counts["idle"]
+    if not placed:
+        message = f"{len(facts.judged)} dependencies, none with pods placed at both ends"
+        return condition(COSTS_MET, holds=None, reason="NothingPlaced", message=message, generation=generation)
+    head = f"{counts['met']} of {placed} placed dependencies within their maxNetworkCost"
+    bad = sorted(
+        (j for j in facts.judged if j.verdict in {"violated", "unknown"}),
+        key=lambda j: (_reverse(j), j.edge.dependant, j.edge.dependency),
+    )
+    if not bad:
+        return condition(COSTS_MET, holds=True, reason="AllWithin", message=head, generation=generation)
+    worst = "; ".join(_described(found, facts.graph) for found in bad[:SHOWN])
+    more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    holds, reason = (False, "CostsExceeded") if counts["violated"] else (None, "CostsUnknown")
+    message = f"{head}; worst: {worst}{more}"
+    return condition(COSTS_MET, holds=holds, reason=reason, message=message, generation=generation)
+
+
+def _reverse(found: Judged) -> tuple[int, int]:
+    severity, excess = _badness(found)
+    return -severity, -excess
+
+
+def _described(found: Judged, graph: Graph) -> str:
+    names = graph.selectors
+    arrow = f"{names[found.edge.dependant]} to {names[found.edge.dependency]}"
+    way = f"{_place(found.origin)} to {_place(found.destination)}"
+    if found.verdict == "unknown":
+        return f"{arrow} cost unknown ({way})"
+    return f"{arrow} costs {found.cost}, at most {found.edge.max_network_cost} ({way})"
+
+
+def _place(location: Location) -> str:
+    return location.zone or location.region or "a node without zone"
+
+
+def _spec_valid(facts: Facts, generation: int) -> Condition:
+    faults = facts.graph.faults
+    if not faults:
+        message = "every dependency leads to a workload of the group"
+        return condition(SPEC_VALID, holds=True, reason="Valid", message=message, generation=generation)
+    more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+    message = "; ".join(fault.detail for fault in faults[:SHOWN]) + more
+    return condition(SPEC_VALID, holds=False, reason=faults[0].problem, message=message, generation=generation)

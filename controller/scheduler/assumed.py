@@ -1,0 +1,125 @@
+"""What nodes hold beyond the pods bound to them: room promised by plans, and hosts that the scheduler has refused.
+
+One book for all groups. A plan sees what the plans of the others were promised, so that two groups never count on the same
+room; and what the scheduler refused is not asked for again until something about that host has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from controller.cluster.hosts import Fleet, Host
+from controller.cluster.pods import GroupPod
+from controller.cluster.requests import Amounts, requests_of
+from controller.scheduler.unschedulable import class_of
+
+_REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """The host as it was when the scheduler refused it."""
+
+    host: Host | None
+    used: Amounts
+
+
+class Assumed:
+    """Promises by group and host, and no-goods by class of pods and host.
+
+    Args:
+        fleet: the hosts, and what bound pods use of them.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._held: dict[str, dict[str, str]] = {}
+        self._on: dict[str, dict[str, tuple[str, Amounts]]] = {}
+        self._refused: dict[str, dict[str, _Refusal]] = {}
+        self._requests: dict[str, tuple[str, Amounts]] = {}
+
+    def requests_of(self, pod: GroupPod) -> Amounts:
+        """What a pod asks for; worked out once per version of it."""
+        key, version = pod.metadata.key, pod.metadata.resource_version
+        known = self._requests.get(key)
+        if known is None or known[0] != version or not version:
+            known = (version, requests_of(pod.spec, pod.status))
+            self._requests[key] = known
+        return known[1]
+
+    def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]]) -> None:
+        """The hosts of a group's pods that are not counted there yet, in place of what the group was promised before."""
+        for key, node in self._held.pop(group, {}).items():
+            self._let_go(key, node)
+        held: dict[str, str] = {}
+        for pod, node in pods:
+            key = pod.metadata.key
+            held[key] = node
+            self._on.setdefault(node, {})[key] = (group, self.requests_of(pod))
+        if held:
+            self._held[group] = held
+
+    def _let_go(self, key: str, node: str) -> None:
+        there = self._on.get(node, {})
+        there.pop(key, None)
+        if not there:
+            self._on.pop(node, None)
+
+    def promised_to_others(self, group: str) -> dict[str, Amounts]:
+        """Host -> what pods of all other groups were promised there, beyond what the hosts count already."""
+        return {node: taken for node in self._on if (taken := self.others_on(group, node))}
+
+    def others_on(self, group: str, node: str) -> Amounts:
+        """The same for one host."""
+        found: Amounts = {}
+        for key, (owner, amounts) in self._on.get(node, {}).items():
+            if owner != group and not self._fleet.seat_of(key):
+                for name, value in amounts.items():
+                    found[name] = found.get(name, 0) + value
+        return found
+
+    def refuse(self, pod: GroupPod, node: str) -> None:
+        """The scheduler refused a pod a host: its class is not sent there again until the host changes."""
+        hosts = self._refused.setdefault(class_of(pod), {})
+        hosts.pop(node, None)
+        hosts[node] = _Refusal(self._fleet.hosts.get(node), dict(self._fleet.used.get(node, {})))
+        if len(hosts) > _REFUSALS_PER_CLASS:
+            hosts.pop(next(iter(hosts)))
+        if len(self._refused) > _REMEMBERED_CLASSES:
+            self._refused.pop(next(iter(self._refused)))
+
+    def refused(self, pods: Iterable[GroupPod]) -> dict[str, frozenset[str]]:
+        """Pod key -> hosts that were refused to its like and have not changed since."""
+        if not self._refused:
+            return {}
+        known: dict[str, frozenset[str]] = {}
+        found: dict[str, frozenset[str]] = {}
+        for pod in pods:
+            its_class = class_of(pod)
+            if its_class not in known:
+                known[its_class] = self._standing(its_class)
+            if known[its_class]:
+                found[pod.metadata.key] = known[its_class]
+        return found
+
+    def _standing(self, its_class: str) -> frozenset[str]:
+        hosts = self._refused.get(its_class)
+        if hosts is None:
+            return frozenset()
+        for node in [node for node, then in hosts.items() if self._changed(node, then)]:
+            del hosts[node]
+        if not hosts:
+            del self._refused[its_class]
+        return frozenset(hosts)
+
+    def _changed(self, node: str, then: _Refusal) -> bool:
+        host, used = self._fleet.hosts.get(node), self._fleet.used.get(node, {})
+        return host != then.host or any(used.get(name, 0) < value for name, value in then.used.items())
+
+    def forget(self, group: str, key: str) -> None:
+        """A pod is gone."""
+        self._requests.pop(key, None)
+        node = self._held.get(group, {}).pop(key, None)
+        if node is not None:
+            self._let_go(key, node)

@@ -1,0 +1,376 @@
+"""A group as it stands: what could be routed nearer, and what is out of balance. Pure; we advise, and write no Service.
+
+Rules of routing are those of kube-proxy (pkg/proxy/topology.go) and of the EndpointSlice controller (endpointslice/trafficdist,
+endpointslice/reconciler.go), Kubernetes 1.36: a hint is the zone or node of the replica itself; one ready replica without a zone
+makes kube-proxy ignore the zones of all; a node without a replica in its zone calls any; automatic hints win over the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from controller.cluster.costs import CostTable, Location
+from controller.cluster.graph import Graph
+from controller.cluster.hosts import Host, Room
+from controller.cluster.resources import AppGroup
+from controller.cluster.services import Routing, Service
+from controller.groups.status import BALANCED, ROUTED_NEAR
+from controller.scheduler.plan.judge import count_hosts, judge_edge
+from controller.scheduler.plan.problem import Edge, Problem
+from controller.scheduler.preferences import dependencies_of, measured_traffic, spread_of
+from controller.scheduler.problem_builder import Demand, Spread, Standing, draft
+from controller.scheduler.state import State
+from kubekit.conditions import condition
+from kubekit.wire import Condition
+
+HOT = 1.5
+"""Times its fair share of the calls, from which on a replica is hot."""
+LEAST_GAIN_US, LEAST_SHARE = 20.0, 0.05
+"""Of a call's time, what advice has to gain."""
+SHOWN = 3
+
+Reason = Literal["NoTrafficDistribution", "HintsIgnored", "HotReplica", "NoReplicaInZone"]
+_FIELD = {Routing.ANY: "", Routing.ZONE: "PreferSameZone", Routing.NODE: "PreferSameNode"}
+
+
+class GroupAsItStands(msgspec.Struct, frozen=True):
+    """Placed pods of a group, and who answers whom.
+
+    Attributes:
+        group: the AppGroup.
+        graph: of it.
+        members: per workload, node -> placed pods.
+        locations: of these nodes.
+        services: per workload, those by which it is called.
+        spreads: per workload.
+        costs: the weight in use.
+        measured: whether there is a NetworkTopology.
+        zones: how many zones have nodes.
+    """
+
+    group: AppGroup
+    graph: Graph
+    members: Sequence[Mapping[str, int]]
+    locations: Mapping[str, Location]
+    services: Sequence[Sequence[Service]]
+    spreads: Sequence[Spread]
+    costs: CostTable
+    measured: bool = True
+    zones: int = 0
+
+
+class Advice(msgspec.Struct, frozen=True, rename="camel"):
+    """What would route a Service's calls better.
+
+    Attributes:
+        service: ``namespace/name``.
+        workload: selector of the workload behind it.
+        traffic_distribution: in force, empty for any replica.
+        advised: what to set instead; empty for none, the same where replicas and not the field should change.
+        latency_us: expected of a call to it as it is; ``advised_us`` as advised.
+        crossing_bytes_per_s: what less would cross zones; None where the traffic is not measured.
+        hottest: load of the busiest replica over its fair share as it is.
+        zones: of callers without a replica.
+        text: for people.
+    """
+
+    service: str
+    workload: str
+    reason: Reason
+    traffic_distribution: str
+    advised: str
+    latency_us: float
+    advised_us: float
+    crossing_bytes_per_s: float | None
+    hottest: float
+    zones: tuple[str, ...]
+    text: str
+
+    @property
+    def gain_us(self) -> float:
+        """Of a call; below 0 where an even load costs time."""
+        return self.latency_us - self.advised_us
+
+
+def as_it_stands(state: State, key: str) -> GroupAsItStands:
+    """A group out of the scheduler's picture; nothing of it changes any more."""
+    group, graph, members = state.groups[key], state.graph(key), state.members(key)
+    placed = [
+        {node: count for node, count in members.get(w.selector, {}).items() if node in state.place_of}
+        for w in graph.workloads
+    ]
+    costs = state.costs(group.metadata.namespace)
+    default = spread_of(group.metadata.annotations, "soft", [])
+    models = [state.models(key, selector) for selector in graph.selectors]
+    return GroupAsItStands(
+        group=group,
+        graph=graph,
+        members=placed,
+        locations={node: state.places[state.place_of[node]] for nodes in placed for node in nodes},
+        services=[state.services_of(key, selector) for selector in graph.selectors],
+        spreads=[spread_of(found[0].annotations, default, []) if found else default for found in models],
+        costs=costs.table,
+        measured=bool(costs.topology),
+        zones=len({state.places[place] for place in state.population if state.places[place].zone}),
+    )
+
+
+class Fare(NamedTuple):
+    """How calls to one Service fare.
+
+    Attributes:
+        latency_us: expected, over its callers by their weights.
+        hottest: load of the busiest replica over its fair share.
+        crossing: bytes per second across zones; None where the traffic is not measured.
+    """
+
+    latency_us: float
+    hottest: float
+    crossing: float | None
+
+
+class _Standing:
+    """A group as arrays."""
+
+    def __init__(self, stands: GroupAsItStands) -> None:
+        self.stands = stands
+        hosts = {node: Host(node, where, {}, (), {}) for node, where in stands.locations.items()}
+        counts = [sum(nodes.values()) for nodes in stands.members]
+        routings = [min((s.routing for s in found), default=Routing.ANY) for found in stands.services]
+        demand = Demand(
+            hosts=hosts,
+            room=Room(hosts, {}),
+            waiting=(),
+            standing=[
+                Standing(node, w)
+                for w, nodes in enumerate(stands.members)
+                for node, n in nodes.items()
+                for _ in range(n)
+            ],
+            spreads=stands.spreads,
+            dependencies=dependencies_of(stands.group, stands.graph, counts, routings, []),
+            costs=stands.costs,
+            measured=stands.measured,
+        )
+        self.problem: Problem = draft(demand).problem
+        self.hosts_of = count_hosts(self.problem, np.zeros(0, np.int64))
+        self.zone_names = [location.zone for location in demand.room.locations]
+        known = measured_traffic(stands.group, [])
+        selectors = stands.graph.selectors
+        self._bytes = {(e.caller, e.callee): known.get((selectors[e.caller], selectors[e.callee])) for e in self.edges}
+
+    @property
+    def edges(self) -> Sequence[Edge]:
+        return self.problem.edges
+
+    def callers_of(self, callee: int) -> list[Edge]:
+        """Dependencies on a workload with pods at both ends."""
+        found = [e for e in self.edges if e.callee == callee]
+        return [e for e in found if self.hosts_of[e.caller] and self.hosts_of[callee]]
+
+    def unlabelled(self, callee: int) -> bool:
+        """Whether a replica is on a node without a zone: then nobody's zone hints count."""
+        return any(not self.problem.zoned[self.problem.zone_of[host]] for host in self.hosts_of[callee])
+
+    def fare(self, edges: Sequence[Edge], routing: Routing) -> Fare:
+        """As if the Service behind these dependencies had that routing."""
+        weight = sum(edge.weight for edge in edges)
+        latency = hottest = crossing = 0.0
+        for edge in edges:
+            routed = msgspec.structs.replace(edge, routing=routing)
+            found = judge_edge(self.problem, routed, self.hosts_of[edge.caller], self.hosts_of[edge.callee])
+            latency += edge.weight * found.latency
+            hottest += edge.weight * found.hottest
+            crossing += (self._bytes[edge.caller, edge.callee] or 0.0) * (1.0 - found.in_zone)
+        return Fare(latency / weight, hottest / weight, crossing if self.is_measured(edges) else None)
+
+    def is_measured(self, edges: Iterable[Edge]) -> bool:
+        """Whether traffic of any of these dependencies is."""
+        return any(self._bytes[edge.caller, edge.callee] is not None for edge in edges)
+
+    def missing(self, edges: Sequence[Edge]) -> tuple[tuple[str, ...], float, float]:
+        """Zones of callers without a replica; what one in each would spare of a call, and of bytes across zones."""
+        problem, callee = self.problem, edges[0].callee
+        ends = np.array(list(self.hosts_of[callee]), np.int64)
+        counts = np.array(list(self.hosts_of[callee].values()), np.float64)
+        served = set(problem.zone_of[ends].tolist())
+        zones: set[int] = set()
+        spared = crossing = 0.0
+        for edge in edges:
+            total = sum(self.hosts_of[edge.caller].values())
+            for host, count in self.hosts_of[edge.caller].items():
+                zone = int(problem.zone_of[host])
+                if zone in served or not problem.zoned[zone]:
+                    continue
+                zones.add(zone)
+                table = problem.tables[edge.table].latency
+                far = float(table[zone, problem.zone_of[ends]] @ counts) / counts.sum()
+                spared += edge.weight * count / total * max(far - float(table[zone, zone]), 0.0)
+                crossing += (self._bytes[edge.caller, edge.callee] or 0.0) * count / total
+        names = tuple(sorted(self.zone_names[zone] for zone in zones))
+        return names, spared / sum(edge.weight for edge in edges), crossing
+
+
+def advise(stands: GroupAsItStands) -> list[Advice]:
+    """What would route the calls within a group better, the greatest gains first."""
+    standing = _Standing(stands)
+    found = [advice for callee in range(len(stands.members)) for advice in _advise(standing, callee)]
+    return sorted(found, key=lambda a: (-a.gain_us, a.service, a.reason))
+
+
+def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
+    edges = standing.callers_of(callee)
+    services = [s for s in standing.stands.services[callee] if not s.headless]
+    if not edges or not services or any(s.spec.internal_traffic_policy == "Local" for s in services):
+        return
+    service = min(services, key=lambda s: s.routing)
+    name, workload, routing = service.metadata.key, standing.stands.graph.selectors[callee], service.routing
+    now = standing.fare(edges, routing)
+
+    def make(reason: Reason, advised: Routing, then: Fare, text: str, zones: tuple[str, ...] = ()) -> Advice:
+        spared = None if now.crossing is None or then.crossing is None else now.crossing - then.crossing
+        more = f", and {_rate(spared)} less would cross zones" if spared and spared > 0 else ""
+        return Advice(
+            service=name,
+            workload=workload,
+            reason=reason,
+            traffic_distribution=_FIELD[routing],
+            advised=_FIELD[advised],
+            latency_us=round(now.latency_us, 1),
+            advised_us=round(then.latency_us, 1),
+            crossing_bytes_per_s=None if spared is None else round(spared, 1),
+            hottest=round(now.hottest, 2),
+            zones=zones,
+            text=f"Service {name} {text}{more}",
+        )
+
+    if routing is Routing.ANY:
+        better = _nearer(standing, edges, now)
+        if better is not None:
+            advised, then = better
+            why = "has no trafficDistribution"
+            if service.hinted:
+                why = "asks for automatic hints by annotation, which wins over trafficDistribution"
+            elif service.spec.traffic_distribution:
+                why = f"has the trafficDistribution {service.spec.traffic_distribution}, which is none"
+            text = f"{why}: with {_FIELD[advised]} a call would take {_us(then)} instead of {_us(now)}"
+            yield make("HintsIgnored" if service.hinted else "NoTrafficDistribution", advised, then, text)
+        return
+    if standing.unlabelled(callee):
+        text = f"has {_FIELD[routing]}, and a replica is on a node without a zone label, so that no zone's hints count"
+        yield make("HintsIgnored", routing, now, text)
+        return
+    if now.hottest > HOT:
+        cooler = [(r, standing.fare(edges, r)) for r in (Routing.ZONE, Routing.ANY) if r < routing]
+        advised, then = min(cooler, key=lambda item: (item[1].hottest > HOT, item[1].latency_us))
+        field = _FIELD[advised] or "no trafficDistribution"
+        text = (
+            f"has {_FIELD[routing]}, and the busiest replica takes {now.hottest:.1f} times its fair share: with {field} "
+            f"{then.hottest:.1f} times, at {_us(then)} a call instead of {_us(now)}; or more replicas where its callers are"
+        )
+        yield make("HotReplica", advised, then, text)
+    zones, spared_us, crossing = standing.missing(edges)
+    if zones and _is_gain(spared_us, now):
+        then = Fare(now.latency_us - spared_us, now.hottest, None if now.crossing is None else now.crossing - crossing)
+        text = (
+            f"has no replica in {', '.join(zones[:SHOWN])}, where callers are: with one there a call would take {_us(then)} "
+            f"instead of {_us(now)}"
+        )
+        yield make("NoReplicaInZone", routing, then, text, zones)
+
+
+def _nearer(standing: _Standing, edges: Sequence[Edge], now: Fare) -> tuple[Routing, Fare] | None:
+    """By zone, or by node where that is worth as much again; neither where a replica would be hot for it."""
+    best: tuple[Routing, Fare] | None = None
+    for routing in (Routing.ZONE, Routing.NODE):
+        then = standing.fare(edges, routing)
+        from_us = now if best is None else best[1]
+        if then.hottest <= max(HOT, now.hottest) and _is_gain(from_us.latency_us - then.latency_us, now):
+            best = routing, then
+    return best
+
+
+def _is_gain(gain_us: float, now: Fare) -> bool:
+    return gain_us >= max(LEAST_GAIN_US, LEAST_SHARE * now.latency_us)
+
+
+def _us(fare: Fare) -> str:
+    """To two digits: a condition is not written anew for every breath of the network."""
+    return f"{float(f'{fare.latency_us:.2g}'):.0f} µs"
+
+
+def _rate(bytes_per_s: float) -> str:
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= size:
+            return f"{float(f'{bytes_per_s / size:.2g}'):g} {unit}"
+    return f"{bytes_per_s:.0f} B/s"
+
+
+def routed_near(stands: GroupAsItStands) -> Condition:
+    """The condition of that name: False where a Service could be routed better, and how."""
+    generation = stands.group.metadata.generation
+    found = advise(stands)
+    if found:
+        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        text = "; ".join(advice.text for advice in found[:SHOWN]) + more
+        return condition(ROUTED_NEAR, holds=False, reason=found[0].reason, message=text, generation=generation)
+    placed = sum(bool(stands.members[e.dependant] and stands.members[e.dependency]) for e in stands.graph.edges)
+    if not placed:
+        message = "no dependency has pods placed at both ends"
+        return condition(ROUTED_NEAR, holds=None, reason="NothingPlaced", message=message, generation=generation)
+    message = "no trafficDistribution would bring calls nearer"
+    return condition(ROUTED_NEAR, holds=True, reason="AsNearAsCanBe", message=message, generation=generation)
+
+
+def balanced(stands: GroupAsItStands, before: Mapping[str, int]) -> Condition:
+    """The condition of that name: False where replicas that should be in several zones are in one, or one is hot.
+
+    Args:
+        stands: the group.
+        before: workload -> placed replicas when it was last balanced; a smaller number now is a scale-in.
+    """
+    generation, selectors = stands.group.metadata.generation, stands.graph.selectors
+    alone = list(in_one_zone(stands))
+    standing = _Standing(stands)
+    hot: list[tuple[int, float]] = []
+    for callee in range(len(stands.members)):
+        edges = standing.callers_of(callee)
+        if edges and edges[0].routing is not Routing.ANY:
+            hottest = standing.fare(edges, edges[0].routing).hottest
+            if hottest > HOT:
+                hot.append((callee, hottest))
+
+    def since(workload: int) -> str:
+        now, then = sum(stands.members[workload].values()), before.get(selectors[workload], 0)
+        return f" since it was scaled in from {then} to {now}" if now < then else ""
+
+    texts = [
+        f"all {sum(stands.members[w].values())} replicas of {selectors[w]} are in {zone}{since(w)}, and it is to survive a zone"
+        for w, zone in alone
+    ]
+    texts += [
+        f"a replica of {selectors[w]} takes {times:.1f} times its fair share of the calls{since(w)}" for w, times in hot
+    ]
+    if texts:
+        reason = "OneZone" if alone else "HotReplica"
+        more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+        message = "; ".join(texts[:SHOWN]) + more
+        return condition(BALANCED, holds=False, reason=reason, message=message, generation=generation)
+    if not any(stands.members):
+        message = "no pod is placed"
+        return condition(BALANCED, holds=None, reason="NothingPlaced", message=message, generation=generation)
+    message = "replicas are in as many zones as they should be, and none is hot"
+    return condition(BALANCED, holds=True, reason="Balanced", message=message, generation=generation)
+
+
+def in_one_zone(stands: GroupAsItStands) -> Iterator[tuple[int, str]]:
+    """Workloads that are to survive a zone and are wholly in one, and which."""
+    for workload, nodes in enumerate(stands.members):
+        zones = {stands.locations[node] for node in nodes}
+        several = sum(nodes.values()) > 1 and stands.zones > 1
+        if stands.spreads[workload] == "zone" and several and len(zones) == 1:
+            yield workload, next(iter(zones)).zone

@@ -1,0 +1,233 @@
+"""Hands decisions to the scheduler: opens gates with the decision in the same write, nominates, retries and replaces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from controller.cluster.hosts import Fleet
+from controller.cluster.pods import GroupPod, Target
+from controller.scheduler.affinity import HOSTNAME_LABEL
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.index import GroupPods
+from controller.scheduler.metrics import GateMetrics
+from controller.scheduler.patches import Handover, PodPatch, as_of, nomination_patch, opening_patch, release_patch
+from controller.scheduler.planner import Plan
+from controller.scheduler.release import Release
+from controller.scheduler.state import State
+from controller.scheduler.unschedulable import Action, Replace, Retry, StuckPods
+from kubekit import logs
+from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
+from kubekit.errors import ApiError, KubekitError
+from kubekit.events import EventRecorder, reference
+from kubekit.wire import PODS, parse_time
+
+log = logs.get("controller.scheduler.deliveries")
+
+_AT_ONCE = 16
+CHANGED_SINCE = frozenset({404, 409, 429})
+"""Answers after which the next look decides: the pod is gone, has changed, or the server has too much to do."""
+
+RELEASE_NOTES = {
+    "no-group": "gate opened without an order: no AppGroup {group} came up in time",
+    "no-workload": "gate opened without an order: AppGroup {group} has no workload {workload}",
+    "waited": "gate opened out of order: it was held for {wait:.0f} s, as long as any pod may be",
+    "unplaced": "gate opened out of order: the group's plan has no place for it, so that an autoscaler gets to see it",
+}
+
+
+class ReplacingForbiddenError(KubekitError):
+    """The right to evict pods was not given; a component of the installation gives it."""
+
+
+class PodWriter:
+    """Patches pods as we saw them, and remembers what it wrote until the mirror has it."""
+
+    def __init__(self, client: Client, pods: GroupPods) -> None:
+        self._client, self._pods = client, pods
+
+    async def patch(self, pod: GroupPod, patch: PodPatch) -> GroupPod | None:
+        """Patch a pod; None when it has changed or gone since, and the next look will tell.
+
+        Raises:
+            ApiError: the API server refuses.
+        """
+        return await self._patch(pod, patch, STRATEGIC_PATCH, None)
+
+    async def patch_status(self, pod: GroupPod, patch: PodPatch) -> GroupPod | None:
+        """The same for its status."""
+        return await self._patch(pod, patch, MERGE_PATCH, "status")
+
+    async def _patch(self, pod: GroupPod, patch: PodPatch, kind: str, subresource: str | None) -> GroupPod | None:
+        metadata = pod.metadata
+        try:
+            after = await self._client.patch(
+                PODS, metadata.name, patch, GroupPod, kind=kind, namespace=metadata.namespace, subresource=subresource
+            )
+        except ApiError as error:
+            if error.conflict or error.not_found:
+                return None
+            raise
+        self._pods.wrote(metadata.key, pod, after)
+        return after
+
+    async def evict(self, pod: GroupPod) -> bool:
+        """Evict a pending pod, so that its owner makes another; False when it was not to be.
+
+        Raises:
+            ReplacingForbiddenError: we have no right to.
+            ApiError: the API server refuses.
+        """
+        metadata = pod.metadata
+        try:
+            await self._client.evict(metadata.namespace, metadata.name, metadata.uid)
+        except ApiError as error:
+            if error.status not in CHANGED_SINCE and not error.forbidden:
+                raise
+            if error.forbidden:
+                log.change(
+                    "replace",
+                    "forbidden",
+                    "a pending pod is not replaced, and from now on no zone is required of any pod in affinity mode: add "
+                    "the component replace-pending, which gives the right to evict",
+                    error=error,
+                    pod=metadata.key,
+                )
+                raise ReplacingForbiddenError from error
+            return False
+        return True
+
+
+async def all_of(work: Iterable[Awaitable[None]]) -> None:
+    """Do everything, a few at a time; what fails keeps nothing else from being done, and the first failure is raised last."""
+    failures: list[BaseException] = []
+    pending = list(work)
+    for begin in range(0, len(pending), _AT_ONCE):
+        results = await asyncio.gather(*pending[begin : begin + _AT_ONCE], return_exceptions=True)
+        failures += [result for result in results if result is not None]
+    if failures:
+        raise failures[0]
+
+
+class Deliveries:
+    """Opens gates and nominates.
+
+    Args:
+        writer: patches pods.
+        state: the cluster in the rules' eyes.
+        fleet: the hosts.
+        stuck: knows of which pods no zone may be demanded.
+        config: the section ``scheduler``.
+        metrics: where to count.
+        recorder: for events on pods.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        writer: PodWriter,
+        state: State,
+        fleet: Fleet,
+        stuck: StuckPods,
+        *,
+        config: SchedulerConfig,
+        metrics: GateMetrics,
+        recorder: EventRecorder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._writer, self._state, self._fleet, self._stuck = writer, state, fleet, stuck
+        self._config, self._metrics, self._recorder, self._clock = config, metrics, recorder, clock
+
+    async def release(self, group: str, releases: Iterable[Release], plan: Plan | None) -> None:
+        """Open these gates. A pod whose gate cannot be opened keeps no other from going.
+
+        Raises:
+            ApiError: of the first gate that could not be opened.
+        """
+        await all_of([self._release(group, release, plan) for release in releases])
+
+    async def _release(self, group: str, release: Release, plan: Plan | None) -> None:
+        pod = release.pod
+        target = self._target(pod, plan)
+        as_asked = release.cause == "unplaced"
+        handover = Handover(self._hostname(target), demands=self._stuck.may_demand(pod), as_asked=as_asked)
+        try:
+            patch = release_patch(self._state, self._config, pod, target, self._clock(), handover=handover)
+            after = await self._writer.patch(pod, patch)
+        except ApiError as error:
+            if not 400 <= error.status < 500 or error.status in CHANGED_SINCE:
+                raise
+            # Whatever it is that may not be written, and whoever forbids it: the gate opens all the same.
+            log.change(f"release/{group}", error.message, "decision refused by the API server", error=error)
+            target, after = None, await self._writer.patch(pod, opening_patch(pod))
+        if after is not None:
+            self._count(group, release, planned=plan is not None, placed=target is not None)
+
+    def _target(self, pod: GroupPod, plan: Plan | None) -> Target | None:
+        return plan.targets.get(pod.metadata.key) if plan is not None else None
+
+    def _hostname(self, target: Target | None) -> str:
+        host = self._fleet.hosts.get(target.node) if target is not None else None
+        return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
+
+    def _count(self, group: str, release: Release, *, planned: bool, placed: bool) -> None:
+        pod, metrics = release.pod, self._metrics
+        if not placed:
+            cause = "unplaced" if planned else "off" if not self._config.plans else "no-group"
+            metrics.fallbacks.labels(cause).inc()
+        metrics.released.labels(release.cause).inc()
+        created = pod.metadata.creation_timestamp
+        waited_s = max(self._clock() - parse_time(created), 0.0) if created else 0.0
+        metrics.waited.observe(waited_s)
+        note = RELEASE_NOTES.get(release.cause)
+        if note is not None:
+            text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
+            self._recorder.warning(reference(PODS, pod.metadata), "GateOpened", text)
+
+    async def nominate(self, pods: Iterable[GroupPod], plan: Plan) -> bool:
+        """Write the planned host of each gated pod to its status, where kube-scheduler keeps the room for it; tells whether any
+        was written.
+
+        Raises:
+            ApiError: of the first pod that could not be nominated.
+        """
+        wanted = ((pod, plan.targets.get(pod.metadata.key)) for pod in pods)
+        work = [
+            self._nominate(pod, target)
+            for pod, target in wanted
+            if target is not None and pod.status.nominated_node_name != target.node
+        ]
+        await all_of(work)
+        return bool(work)
+
+    async def _nominate(self, pod: GroupPod, target: Target) -> None:
+        await self._writer.patch_status(pod, nomination_patch(pod, target.node))
+
+    async def see_to(self, actions: Iterable[Action]) -> None:
+        """Retry and replace stuck pods.
+
+        Raises:
+            ApiError: of the first that failed.
+        """
+        await all_of([self._see_to(action) for action in actions])
+
+    async def _see_to(self, action: Action) -> None:
+        about = reference(PODS, action.pod.metadata)
+        if isinstance(action, Retry):
+            # The nomination first: the scheduler tries the pod as soon as the other patch arrives.
+            pod: GroupPod | None = action.pod
+            if action.nominate:
+                pod = await self._writer.patch_status(action.pod, nomination_patch(action.pod, action.nominate))
+            if pod is not None and await self._writer.patch(pod, as_of(action.patch, pod)) is not None:
+                self._metrics.retried.labels(action.cause).inc()
+        elif isinstance(action, Replace):
+            try:
+                evicted = await self._writer.evict(action.pod)
+            except ReplacingForbiddenError:
+                self._stuck.never_replace()
+                evicted = False
+            self._metrics.replaced.labels("evicted" if evicted else "refused").inc()
+            if evicted:
+                self._recorder.normal(about, "Replaced", action.note)
+        else:
+            self._recorder.warning(about, "FrozenAffinity", action.note)

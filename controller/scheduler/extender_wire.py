@@ -1,0 +1,361 @@
+"""The extender's answers as bytes (the extender wire format, docs/contracts, section 7), put together from ready pieces.
+
+A scheduler of 10,000 nodes sends and reads half a megabyte per pod. Names are therefore grouped by place, whole places are
+copied from pieces encoded once, and the list that prioritize gets is recognised as the one that filter gave.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.costs import NOWHERE
+from controller.cluster.pods import Target
+from controller.scheduler.allocatable import bounds, raw_score
+from controller.scheduler.allocatable import normalise as normalise_allocatable
+from controller.scheduler.config import AllocatableArgs
+from controller.scheduler.name_table import NameTable
+from controller.scheduler.rules import MAX_SCORE, Tally, Weighing, normalise, refusal
+from controller.scheduler.state import State
+
+_REMEMBERED = 64
+_END = b',"failedNodes":{},"failedAndUnresolvableNodes":{},"error":""}'
+_ZONE_SCORE, _ZONE_SHARE, _OTHERS_SHARE = 70, 5, 2
+
+_encode = msgspec.json.Encoder().encode
+_decode_names = msgspec.json.Decoder(list[str]).decode
+
+
+class Names(msgspec.Struct, frozen=True):
+    """The nodes of a request.
+
+    Attributes:
+        raw: the JSON list as it came or went.
+        by_place: index of a place -> its nodes that were named; the node's own index where all of a place were.
+        count: how many.
+    """
+
+    raw: bytes
+    by_place: Mapping[int, Sequence[str]]
+    count: int
+
+
+class NodeIndex:
+    """Every node's name in the pieces that answers need, numbered, and grouped by place."""
+
+    def __init__(self, state: State, allocatable: AllocatableArgs) -> None:
+        self._state, self._allocatable = state, allocatable
+        self._version = -1
+        self._hosts: dict[str, bytes] = {}
+        self._raw_scores: dict[str, int] = {}
+        self._table = NameTable(())
+        self._names: list[str] = []
+        self._places = np.zeros(0, np.int64)
+        self._sizes = np.zeros(1, np.int64)
+        self._members: list[list[str]] = []
+        self._member_hosts: list[list[bytes]] = []
+        self._joined: list[bytes] = []
+
+    def refresh(self) -> None:
+        """Follow changes of nodes."""
+        state = self._state
+        if self._version == state.node_version:
+            return
+        self._version = state.node_version
+        self._names = list(state.place_of)
+        self._table = NameTable(self._names)
+        self._places = np.fromiter(state.place_of.values(), np.int64, count=len(self._names))
+        self._sizes = np.bincount(self._places, minlength=len(state.places))
+        self._members = [[] for _ in state.places]
+        for name, place in state.place_of.items():
+            self._members[place].append(name)
+        self._member_hosts = [[self.host(name) for name in names] for names in self._members]
+        self._joined = [_join_names(names) for names in self._members]
+        self._raw_scores.clear()
+        for name in self._hosts.keys() - state.place_of.keys():
+            del self._hosts[name]
+
+    def group(self, raw: bytes) -> Names:
+        """Group the names of a JSON list by place; names that we have never seen go with `NOWHERE`.
+
+        Raises:
+            msgspec.MsgspecError: it is no list of texts.
+        """
+        unknown: list[str] = []
+        numbers = self._table.numbers(raw)
+        if numbers is None:
+            numbers, unknown = self._one_by_one(raw)
+        named = np.flatnonzero(np.bincount(numbers, minlength=len(self._names)))
+        places = self._places[named]
+        counts = np.bincount(places, minlength=len(self._sizes))
+        by_place: dict[int, Sequence[str]] = {}
+        for place in np.flatnonzero(counts).tolist():
+            if counts[place] == self._sizes[place]:
+                by_place[place] = self._members[place]
+            else:
+                by_place[place] = [self._names[i] for i in named[places == place].tolist()]
+        if unknown:
+            by_place[0] = [*by_place.get(0, ()), *unknown]
+        return Names(raw, by_place, len(named) + len(unknown))
+
+    def _one_by_one(self, raw: bytes) -> tuple[NDArray[np.int64], list[str]]:
+        """Numbers of known names, and the unknown names; for lists that are not plain."""
+        number_of = {name: number for number, name in enumerate(self._names)}
+        names = dict.fromkeys(_decode_names(raw))
+        known = np.array([number_of[name] for name in names if name in number_of], np.int64)
+        return known, [name for name in names if name not in number_of]
+
+    def is_whole(self, place: int, names: Sequence[str]) -> bool:
+        """Whether a group is all of its place."""
+        return names is self._members[place]
+
+    def names_joined(self, place: int, names: Sequence[str]) -> bytes:
+        """Names as the inside of a JSON list."""
+        return self._joined[place] if self.is_whole(place, names) else _join_names(names)
+
+    def hosts(self, place: int, names: Sequence[str]) -> Sequence[bytes]:
+        """The beginnings of the entries of a prioritize answer."""
+        return self._member_hosts[place] if self.is_whole(place, names) else [self.host(name) for name in names]
+
+    def host(self, name: str) -> bytes:
+        """The beginning of one entry."""
+        known = self._hosts.get(name)
+        if known is None:
+            known = b'{"host":' + _encode(name)
+            if name in self._state.place_of:
+                self._hosts[name] = known
+        return known
+
+    def raw_score(self, name: str) -> int:
+        """NodeResourcesAllocatable's score before it is normalised."""
+        known = self._raw_scores.get(name)
+        if known is None:
+            facts = self._state.nodes.get(name)
+            known = raw_score(facts.allocatable if facts else None, self._allocatable)
+            if facts:
+                self._raw_scores[name] = known
+        return known
+
+
+def _join_names(names: Iterable[str]) -> bytes:
+    return _encode(list(names))[1:-1]
+
+
+class Filtered(msgspec.Struct, frozen=True):
+    """A filter answer, and what it says in numbers."""
+
+    body: bytes
+    refused: int = 0
+
+
+class Answers:
+    """Encodes answers, and remembers the lists it gave for the prioritize requests that follow."""
+
+    def __init__(
+        self,
+        state: State,
+        overhead: NetworkOverheadArgs,
+        allocatable: AllocatableArgs,
+        *,
+        reasons_limit: int,
+    ) -> None:
+        self._state, self._overhead, self._allocatable = state, overhead, allocatable
+        self._reasons_limit = reasons_limit
+        self._index = NodeIndex(state, allocatable)
+        self._given: OrderedDict[str, Names] = OrderedDict()
+        self._given_at = -1
+
+    def names(self, uid: str, raw: bytes) -> Names:
+        """The nodes of a request; recognised when filter gave exactly this list for the same pod.
+
+        Raises:
+            msgspec.MsgspecError: it is no list of texts.
+        """
+        self._index.refresh()
+        if self._given_at != self._state.node_version:
+            self._given.clear()
+            self._given_at = self._state.node_version
+        known = self._given.pop(uid, None) if uid else None
+        if known is not None and known.raw == raw:
+            return known
+        return self._index.group(raw)
+
+    def _remember(self, uid: str, names: Names) -> None:
+        if uid:
+            self._given[uid] = names
+            if len(self._given) > _REMEMBERED:
+                self._given.popitem(last=False)
+
+    def pass_all(self, raw: bytes) -> Filtered:
+        """Refuse nothing, without looking at the list."""
+        return Filtered(b'{"nodenames":' + raw + _END)
+
+    def filter(self, uid: str, names: Names, weighing: Weighing) -> Filtered:
+        """Answer a filter request; nodes that pass come grouped by place."""
+        refusals = [(place, group) for place, group in names.by_place.items() if not weighing.by_class[place].passes]
+        if not refusals and all(tally.passes for tally in weighing.by_node.values()):
+            self._remember(uid, names)
+            return self.pass_all(names.raw)
+        kept: dict[int, Sequence[str]] = {}
+        refused: dict[int, Sequence[str]] = {}
+        exceptions = self._exceptions(weighing)
+        for place, group in names.by_place.items():
+            if place in exceptions:
+                passing = {name for name in group if weighing.tally(name, place).passes}
+                kept[place] = [name for name in group if name in passing]
+                refused[place] = [name for name in group if name not in passing]
+            else:
+                (kept if weighing.by_class[place].passes else refused)[place] = group
+        kept = {place: group for place, group in kept.items() if group}
+        raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
+        count = sum(map(len, kept.values()))
+        self._remember(uid, Names(raw, kept, count))
+        body = b'{"nodenames":' + raw + self._failures(refused, weighing) + b',"error":""}'
+        return Filtered(body, names.count - count)
+
+    def follow(self, uid: str, names: bytes, weighing: Weighing, target: Target) -> bytes | None:
+        """Answer a filter request by the plan: its host alone or, where that was not asked about, what passes of its zone.
+
+        By prioritize's scores one of these would win anyway; a scheduler that is spared thousands of names answers several
+        times faster. None where nothing of the plan passes, and the plain rule is to answer.
+
+        Raises:
+            msgspec.MsgspecError: the names are no list of texts.
+        """
+        place_of = self._state.place_of
+        place = place_of.get(target.node)
+        # A name is quoted as a whole, so what is found is that name and not a part of another.
+        if place is not None and weighing.tally(target.node, place).passes and _encode(target.node) in names:
+            return b'{"nodenames":' + _encode([target.node]) + _END
+        kept: dict[int, Sequence[str]] = {}
+        for number, group in self.names(uid, names).by_place.items():
+            location = self._state.places[number]
+            if location.zone and (location.zone, location.region) == (target.zone, target.region):
+                passing = [name for name in group if weighing.tally(name, number).passes]
+                kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
+        if not kept:
+            return None
+        raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
+        self._remember(uid, Names(raw, kept, sum(map(len, kept.values()))))
+        return b'{"nodenames":' + raw + _END
+
+    def _exceptions(self, weighing: Weighing) -> set[int]:
+        """Places with a node of which the filter thinks otherwise than of the rest."""
+        place_of = self._state.place_of
+        return {
+            place_of[node]
+            for node, tally in weighing.by_node.items()
+            if node in place_of and tally.passes != weighing.by_class[place_of[node]].passes
+        }
+
+    def _failures(self, refused: Mapping[int, Sequence[str]], weighing: Weighing) -> bytes:
+        """The refused nodes with reasons.
+
+        Refusals are unresolvable: evicting pods makes no network nearer, and without saying so kube-scheduler would preempt
+        for nothing. The first are in ``failedNodes`` as well, for readers who know only that; kube-scheduler lets the
+        other map win. A sentence of its own for each of thousands of nodes would end up in the pod's status.
+        """
+        named: dict[str, str] = {}
+        rest: list[bytes] = []
+        for place, group in refused.items():
+            left = max(self._reasons_limit - len(named), 0)
+            named |= {name: refusal(name, weighing.tally(name, place)) for name in group[:left]}
+            if len(group) > left:
+                rest.append(self._shared_reasons(place, group[left:], weighing.by_class[place]))
+        first = _encode(named)
+        every = b",".join(part for part in (first[1:-1], *rest) if part)
+        return b',"failedNodes":' + first + b',"failedAndUnresolvableNodes":{' + every + b"}"
+
+    def _shared_reasons(self, place: int, names: Sequence[str], tally: Tally) -> bytes:
+        location = self._state.places[place]
+        where = f"in {location.zone or location.region}" if location != NOWHERE else "without zone"
+        text = f"{where}: network requirements from Workload dependencies, Satisfied: {tally.satisfied} Violated: {tally.violated}"
+        reason = b":" + _encode(text)
+        return (reason + b",").join([_encode(name) for name in names]) + reason
+
+    def prioritize(self, names: Names, weighing: Weighing, target: Target | None, *, allocatable: bool) -> bytes:
+        """Answer a prioritize request: lower accumulated cost scores higher, the plan's target highest.
+
+        Args:
+            names: from `names`.
+            weighing: the rule's answer for the pod.
+            target: where the plan wants the pod, None without a plan.
+            allocatable: add NodeResourcesAllocatable's score, if it has a weight.
+        """
+        if not names.count:
+            return b"[]"
+        if weighing.neutral:
+            weighing = Weighing(weighing.neutral, [Tally()] * len(self._state.places))
+        scores = self._scores(names, weighing, target)
+        if allocatable and self._allocatable.weight:
+            return self._combined(names, scores)
+        parts: list[bytes] = []
+        for place, group in names.by_place.items():
+            score, special = scores[place]
+            if special:
+                parts += [b'%b,"score":%d}' % (self._index.host(n), special.get(n, score)) for n in group]
+            else:
+                end = b',"score":%d}' % score
+                parts.append((end + b",").join(self._index.hosts(place, group)) + end)
+        return b"[" + b",".join(parts) + b"]"
+
+    def _scores(
+        self, names: Names, weighing: Weighing, target: Target | None
+    ) -> dict[int, tuple[int, Mapping[str, int]]]:
+        """Per place a score, and those of its nodes that differ."""
+        own: dict[int, dict[str, Tally]] = {}
+        for node, tally in weighing.by_node.items():
+            place = self._state.place_of.get(node)
+            if place is not None:
+                own.setdefault(place, {})[node] = tally
+        costs: list[int] = []
+        for place, group in names.by_place.items():
+            special = own.get(place, {})
+            present = [n for n in special if self._index.is_whole(place, group) or n in group]
+            own[place] = {n: special[n] for n in present}
+            costs += [special[n].cost for n in present]
+            if len(group) > len(present):
+                costs.append(weighing.by_class[place].cost)
+        low, high = min(costs), max(costs)
+        found: dict[int, tuple[int, Mapping[str, int]]] = {}
+        for place in names.by_place:
+            score = normalise(weighing.by_class[place].cost, low, high)
+            special_scores = {node: normalise(tally.cost, low, high) for node, tally in own[place].items()}
+            found[place] = self._planned(place, score, special_scores, target)
+        return found
+
+    def _planned(
+        self, place: int, score: int, special: dict[str, int], target: Target | None
+    ) -> tuple[int, Mapping[str, int]]:
+        """Put the plan before the plain rule: its host, then its zone by the rule, then the others by the rule."""
+        weight = self._overhead.weight
+        if target is None:
+            return score * weight, {node: value * weight for node, value in special.items()}
+        location = self._state.places[place]
+        here = location.zone == target.zone and location.region == target.region
+
+        def place_score(value: int) -> int:
+            return (_ZONE_SCORE + value // _ZONE_SHARE if here else value // _OTHERS_SHARE) * weight
+
+        planned = {node: place_score(value) for node, value in special.items()}
+        if self._state.place_of.get(target.node) == place:
+            planned[target.node] = MAX_SCORE * weight
+        return place_score(score), planned
+
+    def _combined(self, names: Names, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
+        """Add NodeResourcesAllocatable's score, which differs from node to node."""
+        raw = {name: self._index.raw_score(name) for group in names.by_place.values() for name in group}
+        low, high = bounds(raw.values())
+        weight = self._allocatable.weight
+        parts: list[bytes] = []
+        for place, group in names.by_place.items():
+            score, special = scores[place]
+            for name in group:
+                total = special.get(name, score) + weight * normalise_allocatable(raw[name], low, high)
+                parts.append(b'%b,"score":%d}' % (self._index.host(name), total))
+        return b"[" + b",".join(parts) + b"]"

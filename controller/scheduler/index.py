@@ -1,0 +1,85 @@
+"""Which pods belong to which group, who waits, and since when: kept by watch events, asked by everything else in this room."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from controller.cluster.caches import OwnWrites
+from controller.cluster.pods import GroupPod
+from controller.scheduler.state import State
+from kubekit.reflector import Mirror
+
+
+class GroupPods:
+    """The pods of AppGroups by group, as they stand after our own writes.
+
+    Attributes:
+        seen_at: pod key -> when it was first seen, on the clock given.
+        waiting: keys of the pods that are neither bound nor over.
+    """
+
+    def __init__(self, mirror: Mirror[GroupPod], state: State, clock: Callable[[], float]) -> None:
+        self._mirror, self._state, self._clock = mirror, state, clock
+        self._written: OwnWrites[GroupPod] = OwnWrites(mirror)
+        self._by_label: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+        self._placed: dict[str, set[str]] = defaultdict(set)
+        self.seen_at: dict[str, float] = {}
+        self.waiting: set[str] = set()
+
+    def take(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
+        """A pod changed; the key of its group."""
+        pod = new or old
+        if pod is None:
+            return ""
+        self._written.newest(key)
+        namespace, label = pod.metadata.namespace, pod.group
+        if new is None:
+            self._by_label[label][namespace].pop(key, None)
+            self.waiting.discard(key)
+            self.seen_at.pop(key, None)
+        else:
+            self._by_label[label][namespace][key] = None
+            self.seen_at.setdefault(key, self._clock())
+            (self.waiting.add if new.waiting else self.waiting.discard)(key)
+        group = self.group_of(namespace, label)
+        if old is not None and new is not None and old.waiting and new.bound:
+            self._placed[group].add(key)
+        return group
+
+    def group_of(self, namespace: str, label: str) -> str:
+        """A group's key; one that does not exist has the key it would have in the pod's own namespace."""
+        return self._state.group_of(namespace, label) or f"{namespace}/{label}"
+
+    def of(self, group: str) -> list[GroupPod]:
+        """A group's pods."""
+        label = group.partition("/")[2]
+        keys = [
+            key
+            for namespace, keys in self._by_label.get(label, {}).items()
+            if keys and self.group_of(namespace, label) == group
+            for key in keys
+        ]
+        newest = (self._written.newest(key) for key in keys)
+        return [pod for pod in newest if pod is not None]
+
+    def waiting_groups(self) -> Iterator[str]:
+        """The groups that have waiting pods."""
+        places = {(p.metadata.namespace, p.group) for p in map(self._mirror.get, self.waiting) if p is not None}
+        return (self.group_of(namespace, label) for namespace, label in places)
+
+    def gated(self) -> int:
+        """How many pods our gate holds."""
+        return sum(pod.gated and not pod.over for pod in map(self._mirror.get, tuple(self.waiting)) if pod is not None)
+
+    def take_placed(self, group: str) -> set[str]:
+        """Keys of the group's pods that were bound since this was last asked."""
+        return self._placed.pop(group, set())
+
+    def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
+        """A pod was patched, which its mirror may not know for a moment."""
+        self._written.note(key, before, after)
+
+    def forget_writes(self) -> None:
+        """A leadership begins: others may have written since."""
+        self._written.forget()

@@ -1,0 +1,129 @@
+"""Nothing waits for us: a small program that opens gates of ours which have been shut for longer than any may be.
+
+The leader opens each gate within ``gates.maxWaitS``. Where no leader is (none elected, its image gone, its rights taken away),
+this program does `GRACE_S` later, without an order and without a plan. It has that right alone, and shares nothing with the
+controller that could fail together with it. With ``--all`` it opens every gate at once: the first step of an uninstall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry, Counter
+
+from controller.cluster.pods import GATE
+from kubekit import logs
+from kubekit.client import STRATEGIC_PATCH, Client
+from kubekit.config import ClusterConfig
+from kubekit.errors import KubekitError
+from kubekit.http import Checks, Server
+from kubekit.reflector import Reflector
+from kubekit.runtime import supervise
+from kubekit.wire import PODS, Object, SchedulingGate, Wire, parse_time
+
+log = logs.get("controller.scheduler.opener")
+
+GRACE_S = 30.0
+LOOK_EVERY_S = 5.0
+WAITING = "spec.nodeName=,status.phase=Pending"
+DEFAULT_LISTEN = "127.0.0.1:9853"
+_AT_ONCE = 16
+
+
+class GatedSpec(Wire, frozen=True):
+    """The gates of a pod."""
+
+    scheduling_gates: list[SchedulingGate] | None = None
+
+
+class GatedPod(Object, frozen=True):
+    """A pod, of which only its gates and its age matter; whether it has the label of a group does not."""
+
+    spec: GatedSpec = GatedSpec()
+
+    @property
+    def gated(self) -> bool:
+        """Held by our gate."""
+        return any(gate.name == GATE for gate in self.spec.scheduling_gates or ())
+
+
+async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str = DEFAULT_LISTEN) -> None:
+    """Watch and open until cancelled.
+
+    Args:
+        cluster: which API server.
+        max_wait_s: for how long a gate may be shut; negative for not at all.
+        listen: ``HOST:PORT`` of metrics and health checks.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    registry = CollectorRegistry()
+    async with Client(cluster, user_agent="netaware-gate-opener") as client:
+        opener = Opener(client, registry, max_wait_s=max_wait_s)
+        checks = Checks()
+        checks.ready["pods"] = lambda: "" if opener.pods.synced.is_set() else "not listed yet: pods"
+        await supervise({**opener.tasks(), "http": Server(listen, checks=checks, registry=registry).serve()})
+
+
+class Opener:
+    """Opens what has been shut for too long.
+
+    Attributes:
+        pods: those that wait, in all namespaces.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        registry: CollectorRegistry,
+        *,
+        max_wait_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
+        self.pods: Reflector[GatedPod] = Reflector(client, PODS, GatedPod, field_selector=WAITING)
+        self._opened = Counter(
+            "netaware_overdue_gates_opened", "Gates opened because nobody else did in time.", registry=registry
+        )
+
+    def tasks(self) -> dict[str, Awaitable[None]]:
+        """The endless tasks, for `kubekit.runtime.supervise`."""
+        return {"pods": self.pods.run(), "gates": self.run()}
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        await self.pods.synced.wait()
+        while True:
+            overdue = self.overdue()
+            for begin in range(0, len(overdue), _AT_ONCE):
+                await asyncio.gather(*(self._open(pod) for pod in overdue[begin : begin + _AT_ONCE]))
+            await asyncio.sleep(LOOK_EVERY_S if not overdue or self._max_wait_s >= 0 else 0.2)
+
+    def overdue(self) -> list[GatedPod]:
+        """The pods whose gate should have been opened by now, those that wait longest first."""
+        since = self._clock() - self._max_wait_s
+        found = [pod for pod in self.pods if pod.gated and not pod.metadata.deletion_timestamp]
+        late = [pod for pod in found if self._max_wait_s < 0 or _created(pod) <= since]
+        return sorted(late, key=_created)
+
+    async def _open(self, pod: GatedPod) -> None:
+        metadata = pod.metadata
+        gate = {"$patch": "delete", "name": GATE}
+        patch = {"metadata": {"uid": metadata.uid}, "spec": {"schedulingGates": [gate]}}
+        try:
+            await self._client.patch(
+                PODS, metadata.name, patch, Object, kind=STRATEGIC_PATCH, namespace=metadata.namespace
+            )
+        except KubekitError as error:
+            log.change(metadata.key, str(error), "a gate could not be opened", pod=metadata.key, error=error)
+            return
+        self._opened.inc()
+        log.warning("gate opened: no controller did in time", pod=metadata.key)
+
+
+def _created(pod: GatedPod) -> float:
+    created = pod.metadata.creation_timestamp
+    return parse_time(created) if created else 0.0

@@ -1,0 +1,70 @@
+"""Compiles the search. Wheels and images carry the library; a source tree compiles it once, into the user's cache.
+
+Standard library only: `hatch_build.py` loads this file by its path, before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).with_name("native")
+PACKAGED = SOURCES / "libsearch.so"
+"""Where a wheel has it."""
+_FLAGS = ("-O3", "-std=c11", "-ffp-contract=off", "-shared", "-fPIC")
+_TIMEOUT_S = 300.0
+
+
+def compile_library(target: Path) -> None:
+    """Compile to a file, which appears at once and whole.
+
+    Raises:
+        OSError: there is no C compiler, or it failed; the text says what to do.
+    """
+    command = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        files = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+        try:
+            subprocess.run(
+                [*command, *_FLAGS, *files, "-o", str(made), "-lm"],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+            )
+        except FileNotFoundError as error:
+            msg = f"the planner's search is written in C and {command[0]!r} was not found: install gcc, or name a compiler in CC"
+            raise OSError(msg) from error
+        except subprocess.CalledProcessError as error:
+            msg = f"the planner's search did not compile: {shlex.join(error.cmd)}: {error.stderr.strip()[:2000]}"
+            raise OSError(msg) from error
+        made.replace(target)
+
+
+def library() -> Path:
+    """The compiled library: the packaged one, else that of these very sources in the user's cache, compiled if need be.
+
+    Raises:
+        OSError: it has to be compiled and cannot be.
+    """
+    if PACKAGED.exists():
+        return PACKAGED
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "netaware"
+    target = cache / f"search-{_digest()}.so"
+    if not target.exists():
+        compile_library(target)
+    return target
+
+
+def _digest() -> str:
+    found = hashlib.sha256(" ".join(_FLAGS).encode())
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]

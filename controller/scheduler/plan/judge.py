@@ -1,0 +1,142 @@
+"""What a placement is worth: the time that calls spend on the network, and who answers them.
+
+Exact and independent of the search, which works on the same rules by increments.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from controller.cluster.services import Routing
+from controller.scheduler.plan.problem import Edge, Ints, Problem
+
+
+class EdgeJudgement(msgspec.Struct, frozen=True):
+    """One dependency.
+
+    Attributes:
+        latency: expected, of a call; microseconds where the table has them. 0 when one side has no replica.
+        beyond: pairs of a caller and a replica that may answer it which break the limit.
+        on_host: share of the calls that stay on their host.
+        in_zone: share of the calls that stay in their zone.
+        hottest: load of the callee's busiest replica over its fair share.
+        answered: both sides have replicas.
+    """
+
+    latency: float = 0.0
+    beyond: int = 0
+    on_host: float = 0.0
+    in_zone: float = 0.0
+    hottest: float = 1.0
+    answered: bool = False
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """A placement.
+
+    Attributes:
+        edges: in the problem's order.
+        unplaced: replicas without a host.
+        latency: expected, of a call, over all dependencies by their weights.
+        beyond: sum over dependencies.
+        on_host: share of the traffic that stays on its host.
+        in_zone: share of the traffic that stays in its zone.
+        hottest: mean over the traffic.
+        together: workloads of several replicas that are wholly in one zone.
+    """
+
+    edges: tuple[EdgeJudgement, ...]
+    unplaced: int
+    latency: float
+    beyond: int
+    on_host: float
+    in_zone: float
+    hottest: float
+    together: tuple[int, ...]
+
+
+def judge(problem: Problem, at: Ints) -> Judgement:
+    """Judge a placement.
+
+    Args:
+        problem: what was asked.
+        at: [replica] host or -1.
+    """
+    hosts_of = count_hosts(problem, at)
+    edges = tuple(judge_edge(problem, edge, hosts_of[edge.caller], hosts_of[edge.callee]) for edge in problem.edges)
+    weights = np.array(
+        [edge.weight if found.answered else 0.0 for edge, found in zip(problem.edges, edges, strict=True)]
+    )
+    total = float(weights.sum())
+
+    def mean(name: str, empty: float) -> float:
+        values = [getattr(found, name) for found in edges]
+        return float(weights @ np.array(values, np.float64)) / total if total else empty
+
+    zones = [Counter(int(problem.zone_of[h]) for h, n in hosts.items() for _ in range(n)) for hosts in hosts_of]
+    return Judgement(
+        edges=edges,
+        unplaced=int((at < 0).sum()),
+        latency=mean("latency", 0.0),
+        beyond=sum(found.beyond for found in edges),
+        on_host=mean("on_host", 1.0),
+        in_zone=mean("in_zone", 1.0),
+        hottest=mean("hottest", 1.0),
+        together=tuple(w for w, found in enumerate(zones) if len(found) == 1 and found.total() > 1),
+    )
+
+
+def count_hosts(problem: Problem, at: Ints) -> list[Counter[int]]:
+    """Per workload, host -> its replicas there, those that stay included."""
+    found = [Counter(hosts) for hosts in problem.fixed]
+    for class_, host in zip(problem.class_of.tolist(), at.tolist(), strict=True):
+        if host >= 0:
+            found[int(problem.workload_of[class_])][host] += 1
+    return found
+
+
+def judge_edge(problem: Problem, edge: Edge, callers: Mapping[int, int], called: Mapping[int, int]) -> EdgeJudgement:
+    """One dependency, by who answers.
+
+    Args:
+        problem: for zones and tables.
+        edge: the dependency.
+        callers: host -> callers there.
+        called: host -> replicas there that may be called.
+    """
+    if not callers or not called:
+        return EdgeJudgement()
+    table, ends = problem.tables[edge.table], np.array(sorted({*callers, *called}), np.int64)
+    calling = np.array([callers.get(host, 0) for host in ends.tolist()], np.float64)
+    there = np.array([called.get(host, 0) for host in ends.tolist()], np.float64)
+    zone, zones = problem.zone_of[ends], len(problem.zoned)
+    in_zone = np.bincount(zone, there, zones)
+    own, replicas = in_zone[zone], float(there.sum())
+    # Callers by who answers them: their host, their zone, or any.
+    here = (there > 0) & (edge.routing is Routing.NODE)
+    # One replica on a node without a zone has no hint for zones, and kube-proxy then ignores those of all.
+    hinted = edge.routing is not Routing.ANY and bool(problem.zoned[zone[there > 0]].all())
+    near = ~here & (own > 0) & problem.zoned[zone] & hinted
+    kept, close, any_ = calling * here, calling * near, calling * ~(here | near)
+    inside = table.latency[zone, zone]
+    saved = table.local - inside
+    of_zone = np.divide(there, own, out=np.zeros_like(there), where=own > 0)
+    of_all = there / replicas
+    anywhere = (table.latency @ in_zone)[zone] / replicas + of_all * saved
+    latency = kept.sum() * table.local + close @ (inside + of_zone * saved) + any_ @ anywhere
+    over = (table.beyond @ in_zone)[zone] - there * table.beyond[zone, zone]
+    beyond = close @ ((own - there) * table.beyond[zone, zone]) + any_ @ over
+    load = kept + np.bincount(zone, close, zones)[zone] * of_zone + any_.sum() * of_all
+    everybody = float(calling.sum())
+    return EdgeJudgement(
+        latency=float(latency) / everybody,
+        beyond=round(float(beyond)),
+        on_host=float(kept.sum() + close @ of_zone + any_ @ of_all) / everybody,
+        in_zone=float(kept.sum() + close.sum() + any_ @ own / replicas) / everybody,
+        hottest=float((load[there > 0] / there[there > 0]).max()) * replicas / everybody,
+        answered=True,
+    )

@@ -1,0 +1,149 @@
+"""What is to be placed, where it may go, and what calls cost: the arrays that `solve` and `judge` work on.
+
+Classes are replicas that nothing tells apart: one workload, one set of requests, one set of hosts. Zones are locations, that is
+distinct pairs of region and zone. "Nowhere" is host -1.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.cluster.services import Routing
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class RuleKind(IntEnum):
+    """SPREAD: topologySpreadConstraint, DoNotSchedule. APART: required anti-affinity. TOGETHER: required affinity. SOFT: a
+    wish, priced by the pairs of owner and counted pod that share a domain.
+    """
+
+    SPREAD = 0
+    APART = 1
+    TOGETHER = 2
+    SOFT = 3
+
+
+COUNTED, OWNER = 1, 2
+"""Roles of a class in a rule: the rule's selector selects it; it carries the rule. Both may be."""
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """A dependency between two workloads.
+
+    Attributes:
+        caller: workload that calls.
+        callee: workload that is called.
+        weight: traffic of all callers together, in any unit that all edges share.
+        routing: of the callee's Service.
+        table: by which it is priced.
+    """
+
+    caller: int
+    callee: int
+    weight: float = 1.0
+    routing: Routing = Routing.ANY
+    table: int = 0
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Prices between zones.
+
+    Attributes:
+        latency: [zone, zone] from a caller to a callee on another host, microseconds (or costs, in parity).
+        local: within one host.
+        beyond: [zone, zone] whether that breaks the limit of the edges that use this table.
+    """
+
+    latency: Floats
+    local: float
+    beyond: Bools
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What replicas must, must not, or would rather not share.
+
+    Attributes:
+        kind: see there.
+        roles: class -> role.
+        domain_of: [host] or -1 where a host has none.
+        standing: [domain] counted pods that stay where they are.
+        owned: [domain] pods that carry the rule and stay.
+        eligible: [domain] whether its count enters the least that skew is measured from.
+        skew: most by which a domain may exceed the least.
+        short: fewer domains than minDomains, so that the least is 0.
+        price: of a pair of owner and counted pod in one domain, as a share of what a replica's calls cost at worst; wishes
+            only, below 0 for those that would rather be together.
+    """
+
+    kind: RuleKind
+    roles: dict[int, int]
+    domain_of: Ints
+    standing: Ints
+    owned: Ints
+    eligible: Bools
+    skew: int = 1
+    short: bool = False
+    price: float = 0.0
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """All that a plan depends on.
+
+    Attributes:
+        free: [host, resource] what is free; may be negative where a host is overcommitted.
+        capacity: [host, resource] allocatable.
+        zone_of: [host].
+        zoned: [zone] whether nodes there carry the zone label.
+        workload_of: [class].
+        asks: [class, resource].
+        row_of: [class] row of ``allowed``.
+        allowed: [row, host] whether a class may go there at all.
+        class_of: [replica].
+        fixed: per workload, the hosts of replicas that stay.
+        edges: at most one per ordered pair of workloads.
+        tables: at least one where there are edges.
+        rules: demands and wishes.
+        survives: [workload] whether it must not be wholly in one zone.
+        apart: [workload] how much its replicas would rather not share a host, as a share of what is gained at most by sharing it
+            with those that they talk to; zones count a thousandth of that, so that they decide between equals only.
+        crowd: the same of any two replicas of the problem, ever less where there are more replicas than hosts.
+        load: what of a call that loads a replica above its fair share is priced as though it went elsewhere, 0 to 1 and more.
+        balance: how much a step of load from an empty host to a full one counts, as a share of the mean price of a replica.
+    """
+
+    free: Ints
+    capacity: Ints
+    zone_of: Ints
+    zoned: Bools
+    workload_of: Ints
+    asks: Ints
+    row_of: Ints
+    allowed: Bools
+    class_of: Ints
+    fixed: tuple[tuple[int, ...], ...]
+    edges: tuple[Edge, ...] = ()
+    tables: tuple[Table, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    survives: Bools | None = None
+    apart: Floats | None = None
+    crowd: float = 0.0
+    load: float = 1.0
+    balance: float = 1e-3
+
+    @property
+    def workloads(self) -> int:
+        """How many there are."""
+        return len(self.fixed)
+
+    @property
+    def totals(self) -> Ints:
+        """[workload] replicas, those that stay included."""
+        placed = np.bincount(self.workload_of[self.class_of], minlength=self.workloads)
+        return placed + np.array([len(hosts) for hosts in self.fixed], np.int64)

@@ -1,0 +1,137 @@
+"""How much to search, and which of the placements found to take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+
+from controller.scheduler.plan.native import BEYOND_PRICE, Found, Prepared
+from controller.scheduler.plan.problem import Ints, Problem
+
+_HOT, _COLD = 8.0, 0.003
+"""Temperatures as shares of what a step typically changes. Traffic has heavy tails: cooler beginnings leave the heaviest edges of
+M3 (547 services, 96 machines) where they happened to start, and seeds then differ by 4 % of the traffic instead of 1 %."""
+_OVER_LIMITS = -0.3
+"""Temperature, as a share of a broken limit, at which whole chains cross a limit to get to the other side of it."""
+_SAME = 1e-9
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """How much work a plan may be; counts, so that a busy machine gives the same plan.
+
+    Attributes:
+        steps_per_replica: of annealing.
+        fewest_steps: of one run over dependencies, however few replicas.
+        most_steps: of one run; 1,000,000 take 0.15 to 0.4 s.
+        runs: of a small problem, from different beginnings; large ones take fewer.
+        least_runs: of any problem.
+        threads: that runs are divided among; the search lets go of the interpreter's lock.
+        room_turns: of making room for replicas that find none.
+    """
+
+    steps_per_replica: int = 3000
+    fewest_steps: int = 60_000
+    most_steps: int = 3_000_000
+    runs: int = 6
+    least_runs: int = 1
+    threads: int = 1
+    room_turns: int = 20_000
+
+
+_DESCENTS, _DESCENT_SHARE = 4, 20
+"""For each zone, of small problems: some hundred microseconds each, and now and then where annealing never comes. They make room
+for a share of the turns that an annealed run has.
+"""
+_SMALL_REPLICAS, _MIDDLING_REPLICAS = 60, 300
+
+
+def solve(
+    problem: Problem,
+    hints: Ints | None = None,
+    *,
+    seed: int = 0,
+    effort: Effort | None = None,
+    deadline_s: float = 60.0,
+) -> Ints:
+    """[replica] host, or -1 where none was found.
+
+    Args:
+        problem: what to place.
+        hints: [replica] host of an earlier plan, or -1; it is kept when nothing better is found.
+        seed: the same problem, hints, seed and effort give the same answer.
+        effort: how much work.
+        deadline_s: what is found by then is the answer, seconds.
+    """
+    effort = effort or Effort()
+    replicas = len(problem.class_of)
+    nowhere = np.full(replicas, -1, np.int64)
+    if not replicas or not len(problem.free):
+        return nowhere
+    prepared, ends_at = Prepared(problem), time.monotonic() + deadline_s
+    steps = (
+        min(max(effort.steps_per_replica * replicas, effort.fewest_steps), effort.most_steps) if problem.edges else 0
+    )
+    steps = steps or min(200 * replicas, effort.most_steps)
+    runs = (
+        effort.runs
+        if replicas <= _SMALL_REPLICAS
+        else max(effort.runs // 2, 1)
+        if replicas <= _MIDDLING_REPLICAS
+        else 1
+    )
+
+    def run(turn: int, hot: float, begin: Ints, *, turns: int, seconds: float, home: int = -1) -> Found:
+        return prepared.search(
+            begin,
+            seed=seed * 1000 + turn,
+            steps=turns,
+            room_turns=effort.room_turns if turns else effort.room_turns // _DESCENT_SHARE,
+            hot=hot,
+            cold=_COLD,
+            deadline_s=seconds,
+            home=home,
+        )
+
+    def batch(first: int, hot: float, homes: Sequence[int], turns: int = steps) -> list[Found]:
+        """A run for each zone to begin in, each with its share of the time that is left."""
+        seconds = (ends_at - time.monotonic()) * min(1.0, effort.threads / len(homes))
+        with ThreadPoolExecutor(effort.threads) as pool:
+            return list(
+                pool.map(
+                    lambda n: run(first + n, hot, nowhere, turns=turns, seconds=seconds, home=homes[n]),
+                    range(len(homes)),
+                )
+            )
+
+    anywhere = [-1] * runs
+    found = batch(1, _HOT, anywhere)
+    if min(found, key=_rank).cost >= BEYOND_PRICE and any(table.beyond.any() for table in problem.tables):
+        found += batch(runs + 1, _OVER_LIMITS, anywhere)
+        found += batch(2 * runs + 1, _HOT, _roomiest(problem)[:runs])
+    if replicas <= _SMALL_REPLICAS and problem.edges:
+        found += batch(3 * runs + 1, _HOT, _roomiest(problem)[:runs] * _DESCENTS, 0)
+    best = min(found, key=_rank)
+    if hints is not None and (hints >= 0).any():
+        kept = run(0, _HOT, hints, turns=0, seconds=ends_at - time.monotonic())
+        if _unplaced(kept) <= _unplaced(best) and kept.cost <= best.cost + _SAME * abs(best.cost):
+            best = kept
+    return best.at
+
+
+def _roomiest(problem: Problem) -> list[int]:
+    """Zones, those with most room first: limits that chains of workloads cross at once hold them where they began."""
+    shares = np.maximum(problem.free, 0) / np.maximum(problem.free.max(axis=0, initial=1), 1)
+    room = np.bincount(problem.zone_of, weights=shares.sum(axis=1), minlength=len(problem.zoned))
+    return [int(zone) for zone in np.argsort(-room, kind="stable")]
+
+
+def _unplaced(found: Found) -> int:
+    return int((found.at < 0).sum())
+
+
+def _rank(found: Found) -> tuple[int, float]:
+    return _unplaced(found), found.cost

@@ -1,0 +1,422 @@
+"""Plans of all groups: made one after the other, away from the event loop, within limits, and kept while they hold.
+
+One after the other, because a plan has to know what the one before it was promised. A group that cannot be planned (too
+large, too slow) says so in its condition, and its pods go by the plain rule; nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from controller.cluster.hosts import Fleet
+from controller.cluster.pods import GroupPod, NodeSelector, Target
+from controller.cluster.replicas import Declared
+from controller.cluster.requests import Amounts
+from controller.cluster.resources import AppGroup
+from controller.cluster.services import Service
+from controller.cluster.volumes import Volumes
+from controller.scheduler.assumed import Assumed
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.metrics import GateMetrics
+from controller.scheduler.plan_in_force import UNPLACED_FOR_S, StandingPlan, carried_target, judge
+from controller.scheduler.planner import GroupSnapshot, Plan, without
+from controller.scheduler.state import State
+from controller.traffic.prices import PriceTable
+from kubekit import logs
+from kubekit.conditions import condition
+from kubekit.errors import KubekitError
+from kubekit.wire import Condition
+from kubekit.workqueue import WorkQueue
+
+log = logs.get("controller.scheduler.planning")
+
+PLANNED = "Planned"
+SHARE = 3.0
+"""A group rests this many times as long as its last plan took, so that one that never settles leaves time to others."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
+SHOWN = 3
+HURRY_FROM = 2
+"""So many groups that wait for a plan are not kept waiting for a slightly better one of somebody else's."""
+
+
+class PlanningError(KubekitError):
+    """A plan could not be made; ``reason`` is fit for a condition."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What a group can count on now.
+
+    Attributes:
+        plan: None without one: plans are off, refused, or not made yet.
+        pending: a new one is being made; of the one there is, only what it has places for counts.
+    """
+
+    plan: Plan | None = None
+    pending: bool = False
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """A replacement that is meant for a host.
+
+    Attributes:
+        workload: its selector.
+        target: the host.
+        known: keys of the pods that were there when its predecessor was evicted.
+        until: when nobody waits for it any more.
+        requests: what its predecessor asked for.
+    """
+
+    workload: str
+    target: Target
+    known: frozenset[str]
+    until: float
+    requests: Amounts = {}
+
+    def fits(self, pod: GroupPod) -> bool:
+        """Whether a pod may be the one."""
+        return pod.waiting and self.is_new(pod)
+
+    def is_new(self, pod: GroupPod) -> bool:
+        """Whether a pod is of the workload, and was not there at the time."""
+        return pod.workload == self.workload and pod.metadata.key not in self.known
+
+
+Solve = Callable[[GroupSnapshot, bool], Awaitable[Plan]]
+"""Makes a plan; in a hurry where the second argument says so."""
+
+
+class GroupPlans:
+    """The plans.
+
+    Args:
+        state: the cluster in the rules' eyes.
+        fleet: the hosts.
+        pods_of: a group's pods by its key.
+        declared: how many replicas workloads declare, and how many pods their quota allows.
+        services: all Services, which say who answers calls.
+        volumes: all volumes and claims, which say from where a pod's data can be reached.
+        config: the section ``scheduler``.
+        prices: of bytes between zones; None where nobody configured any.
+        metrics: where to count.
+        solve: makes a plan, elsewhere; raises `PlanningError`.
+        wake: called with a group's key when it has a new plan, or is to have none.
+        tell: called with a group's key when `report` says something new of it.
+        clock: monotonic seconds.
+
+    Attributes:
+        assumed: promises and refusals of all groups.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        fleet: Fleet,
+        pods_of: Callable[[str], Sequence[GroupPod]],
+        declared: Declared,
+        *,
+        services: Iterable[Service],
+        volumes: Volumes,
+        config: SchedulerConfig,
+        metrics: GateMetrics,
+        solve: Solve,
+        wake: Callable[[str], None],
+        tell: Callable[[str], None],
+        prices: PriceTable | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state, self._fleet, self._pods_of, self._declared = state, fleet, pods_of, declared
+        self._config, self._metrics, self._solve, self._wake, self._clock = config, metrics, solve, wake, clock
+        self._say, self._services, self._volumes, self._prices = tell, services, volumes, prices
+        self.assumed = Assumed(fleet)
+        self._queue = WorkQueue()
+        self._standing: dict[str, StandingPlan] = {}
+        self._slots: dict[str, int] = {}
+        self._failed: dict[str, tuple[float, int]] = {}
+        self._reports: dict[str, Condition] = {}
+        self._expected: dict[str, list[Expected]] = {}
+
+    async def run(self) -> None:
+        """Make plans, one after the other, until cancelled."""
+        await self._queue.work(self.make, name="plans", base_s=0.1, cap_s=10.0)
+
+    def look(self, group: str, pods: Sequence[GroupPod]) -> Outlook:
+        """The plan that holds for a group; where none does, one is asked for."""
+        known = self._state.groups.get(group)
+        if not self._config.plans or known is None:
+            return Outlook()
+        standing = self._standing.get(group)
+        if standing is None:
+            return self._ask(group)
+        now = self._clock()
+        verdict = judge(standing.plan, group, pods, self._fleet, self.assumed)
+        same = standing.fits(
+            self._state.graph(group),
+            self._state.costs(known.metadata.namespace).table,
+            self._fleet.version,
+            pods,
+            replicas=self.replicas(group, known, pods)[0],
+            volumes=self._demands_of(pods),
+        )
+        stale = bool(standing.plan.unplaced) and now - standing.made_at > UNPLACED_FOR_S
+        if same and verdict.followed and verdict.has_room and not stale:
+            self.assumed.promise(group, verdict.uncounted)
+            return Outlook(standing.plan)
+        asked = self._ask(group)
+        usable = verdict.followed and verdict.has_room and asked.pending
+        return Outlook(standing.plan if usable else None, asked.pending)
+
+    def _ask(self, group: str) -> Outlook:
+        """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""
+        now = self._clock()
+        failed_at, times = self._failed.get(group, (0.0, 0))
+        if times and now < failed_at + min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S):
+            return Outlook()
+        standing = self._standing.get(group)
+        rest_s = standing.made_at + SHARE * standing.took_s - now if standing is not None else 0.0
+        self._queue.add_after(group, rest_s) if rest_s > 0 else self._queue.add(group)
+        return Outlook(pending=True)
+
+    def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
+        """Nothing of a group waits any more; what was bound a moment ago stays promised until its host counts it."""
+        self._standing.pop(group, None)
+        self._slots.pop(group, None)
+        self._failed.pop(group, None)
+        bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._fleet.seat_of(p.metadata.key)]
+        self.assumed.promise(group, bound)
+
+    def report(self, group: str) -> Condition | None:
+        """What to say about planning in the group's status; None when there is nothing."""
+        return self._reports.get(group)
+
+    async def make(self, group: str) -> None:
+        """Make a group's plan now."""
+        known, pods = self._state.groups.get(group), self._pods_of(group)
+        if known is None or not any(pod.waiting for pod in pods):
+            self._reports.pop(group, None) if known is None else None
+            return
+        replicas, left_out = self.replicas(group, known, pods)
+        began = self._clock()
+        try:
+            self._check_limits(group, known, pods, replicas)
+            snapshot = self._snapshot(group, known, pods, replicas)
+            with self._metrics.planning.time():
+                plan = await self._solve(snapshot, len(self._queue) > HURRY_FROM)
+        except PlanningError as error:
+            self._fail(group, known, error)
+        else:
+            took_s = self._clock() - began
+            self._failed.pop(group, None)
+            self._standing[group] = StandingPlan.of(
+                snapshot, self._fleet.version, plan, made_at=self._clock(), took_s=took_s
+            )
+            # Thousands of pods take their time: not all of it in one turn of the event loop.
+            await asyncio.sleep(0)
+            self._promise(group, plan)
+            self._tell(group, known, plan, left_out)
+        self._wake(group)
+
+    async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
+        """Where a plan would put a bound pod of a group, were it gone; None where it finds no place.
+
+        Args:
+            group: its key.
+            key: of the pod.
+            turn: asked again with another turn, a plan that holds gives the same answer.
+
+        Raises:
+            PlanningError: nothing was planned.
+        """
+        known, pods = self._state.groups.get(group), self._pods_of(group)
+        if known is None or not any(pod.metadata.key == key and pod.bound for pod in pods):
+            raise PlanningError("PodGone", "the pod or its group is gone")
+        replicas, _ = self.replicas(group, known, pods)
+        question = without(self._snapshot(group, known, pods, replicas), key)
+        volumes = self._demands_of(question.pods)
+        previous = {k: target for k, target in question.previous.items() if k != key}
+        hurried = True
+        plan = await self._solve(
+            msgspec.structs.replace(question, previous=previous, volumes=volumes, turn=turn), hurried
+        )
+        return plan.targets.get(key)
+
+    def expect(
+        self,
+        group: str,
+        workload: str,
+        target: Target,
+        known: Iterable[str],
+        *,
+        for_s: float,
+        requests: Mapping[str, int] = {},
+    ) -> None:
+        """A pod of a workload is evicted for the sake of a host: its replacement is meant for that host.
+
+        Its room there is kept from other groups' plans until it has come, for a StatefulSet's comes when its predecessor is gone.
+
+        Args:
+            group: key of its AppGroup.
+            workload: its selector.
+            target: the host.
+            known: keys of the group's pods that are there now, none of which is the replacement.
+            for_s: how long it is waited for.
+            requests: what it will ask for.
+        """
+        now = self._clock()
+        kept = [e for e in self._expected.get(group, ()) if e.until > now]
+        self._expected[group] = [*kept, Expected(workload, target, frozenset(known), now + for_s, dict(requests))]
+
+    def _promised_to_others(self, group: str) -> dict[str, Amounts]:
+        """Host -> what pods of other groups were promised there, those that have yet to be made among them."""
+        found, now = self.assumed.promised_to_others(group), self._clock()
+        for other in self._expected.keys() - {group}:
+            coming = [expected for expected in self._expected[other] if expected.until > now]
+            pods = [pod for pod in self._pods_of(other) if not pod.over]
+            # Those that have come are promised their room by their own plan.
+            come = Counter(pod.workload for pod in pods if any(expected.is_new(pod) for expected in coming))
+            for expected in coming:
+                if come[expected.workload]:
+                    come[expected.workload] -= 1
+                    continue
+                there = found.setdefault(expected.target.node, {})
+                for name, value in expected.requests.items():
+                    there[name] = there.get(name, 0) + value
+        return found
+
+    def _previous(self, group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:
+        """Where the group's pods went in the plan before, and where replacements of evicted ones are meant to go."""
+        before, now = self._standing.get(group), self._clock()
+        found = dict(before.plan.targets) if before else {}
+        for expected in self._expected.get(group, ()):
+            if expected.until <= now:
+                continue
+            heir = next(
+                (pod.metadata.key for pod in pods if expected.fits(pod) and pod.metadata.key not in found), None
+            )
+            if heir is not None:
+                found[heir] = expected.target
+        return found
+
+    def _promise(self, group: str, plan: Plan) -> None:
+        verdict = judge(plan, group, self._pods_of(group), self._fleet, self.assumed)
+        self.assumed.promise(group, verdict.uncounted)
+
+    def replicas(self, key: str, group: AppGroup, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
+        """Replicas to plan for by workload, and how many are declared but neither there nor allowed for.
+
+        A replica that does not exist costs its owner nothing to declare. So these count up to what the group's numMembers
+        and its namespace's quota have left.
+        """
+        namespace = group.metadata.namespace
+        declared = self._declared.replicas(namespace, self._state.graph(key).workloads)
+        live = Counter(pod.workload for pod in pods if not pod.over)
+        allowed = max(group.spec.num_members - live.total(), 0)
+        quota_left = self._declared.pods_left(namespace)
+        if quota_left is not None:
+            allowed = min(allowed, max(quota_left, 0))
+        found: dict[str, int] = {}
+        left_out = 0
+        for workload, wanted in declared.items():
+            missing = max(wanted - live[workload], 0)
+            planned = min(missing, allowed)
+            allowed, left_out = allowed - planned, left_out + missing - planned
+            found[workload] = min(wanted, live[workload] + planned)
+        return found, left_out
+
+    def _check_limits(self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
+        live = Counter(pod.workload for pod in pods if not pod.over)
+        count = live.total() + sum(max(wanted - live[workload], 0) for workload, wanted in replicas.items())
+        limits, namespace = self._config.planning, known.metadata.namespace
+        self._slots.pop(group, None)
+        if count > limits.most_pods:
+            raise PlanningError(
+                "TooManyPods", f"{count} pods, declared ones included; at most {limits.most_pods} are planned together"
+            )
+        beside = sum(n for key, n in self._slots.items() if key.partition("/")[0] == namespace)
+        if count + beside > limits.most_pods_per_namespace:
+            raise PlanningError(
+                "TooManyPodsInNamespace",
+                f"{count} pods beside {beside} of the namespace's other groups that wait; at most "
+                f"{limits.most_pods_per_namespace} are planned at a time",
+            )
+        self._slots[group] = count
+
+    def _snapshot(
+        self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]
+    ) -> GroupSnapshot:
+        costs, namespaces = self._state.costs(known.metadata.namespace), {pod.metadata.namespace for pod in pods}
+        carried = {pod.metadata.key: target for pod in pods if (target := carried_target(pod)) is not None}
+        return GroupSnapshot(
+            graph=self._state.graph(group),
+            pods=pods,
+            replicas=replicas,
+            costs=costs.table,
+            hosts=self._fleet.hosts,
+            used=self._fleet.used,
+            released=carried,
+            previous=self._previous(group, pods),
+            seats={key: seat for key in (p.metadata.key for p in pods) if (seat := self._fleet.seat_of(key))},
+            group=known,
+            services=[s for s in self._services if s.metadata.namespace in namespaces],
+            measured=bool(costs.topology),
+            promised=self._promised_to_others(group),
+            refused=self.assumed.refused(pods),
+            volumes=self._demands_of(pods),
+            hot=self._fleet.hot,
+            prices=self._prices,
+        )
+
+    def _demands_of(self, pods: Sequence[GroupPod]) -> dict[str, tuple[NodeSelector, ...]]:
+        """Pod key -> what its volumes demand of a node, for pods that wait."""
+        found = ((pod.metadata.key, self._volumes.demands_of(pod)) for pod in pods if pod.waiting and pod.spec.volumes)
+        return {key: demands for key, demands in found if demands}
+
+    def _fail(self, group: str, known: AppGroup, error: PlanningError) -> None:
+        _, times = self._failed.get(group, (0.0, 0))
+        self._failed[group] = (self._clock(), times + 1)
+        self._standing.pop(group, None)
+        self.assumed.promise(group, ())
+        self._metrics.plans.labels("refused").inc()
+        log.change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
+        self._report(group, known, error.reason, f"{error}; its pods are placed by the plain rule")
+
+    def _tell(self, group: str, known: AppGroup, plan: Plan, left_out: int) -> None:
+        result = "unplaced" if plan.unplaced else "violations" if plan.violations else "complete"
+        self._metrics.plans.labels(result).inc()
+        log.change(
+            f"plan/{group}",
+            "" if result == "complete" else result,
+            "the group's plan is complete" if result == "complete" else "the group cannot be placed as it asks",
+            group=group,
+            cost=plan.cost,
+            violations=plan.violations,
+            unplaced=len(plan.unplaced),
+        )
+        if plan.unplaced:
+            names = ", ".join(key.partition("/")[2] for key in plan.unplaced[:SHOWN])
+            more = f" and {len(plan.unplaced) - SHOWN} more" if len(plan.unplaced) > SHOWN else ""
+            self._report(group, known, "NoRoom", f"no node has room for {names}{more}")
+        elif left_out:
+            message = (
+                f"declared replicas that do not exist count up to numMembers ({known.spec.num_members}) and the "
+                "namespace's quota; more are declared, for which no room is kept"
+            )
+            self._report(group, known, "MoreDeclared", message, holds=True)
+        else:
+            paid = "" if plan.survival_us is None else f"; to survive a zone, a call pays {plan.survival_us:.0f} µs"
+            self._report(group, known, "Complete", f"every waiting pod has a place{paid}", holds=True)
+
+    def _report(self, group: str, known: AppGroup, reason: str, message: str, *, holds: bool = False) -> None:
+        generation = known.metadata.generation
+        report = condition(PLANNED, holds=holds, reason=reason, message=message, generation=generation)
+        if self._reports.get(group) != report:
+            self._reports[group] = report
+            self._say(group)

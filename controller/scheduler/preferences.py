@@ -1,0 +1,138 @@
+"""What an AppGroup and its Services say of plans: spread, objective, weights of dependencies, and who answers a call.
+
+Whatever cannot be read counts as not said, and the reader is told why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+import msgspec
+
+from controller.cluster.graph import Graph
+from controller.cluster.resources import AppGroup
+from controller.cluster.services import Routing
+from controller.scheduler.problem_builder import PRICED, Dependency, Objective, Spread
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+
+SPREAD_ANNOTATION = "netaware.io/spread"
+"""On an AppGroup, or on the pods of one of its workloads: see `Spread`."""
+OBJECTIVE_ANNOTATION = "netaware.io/objective"
+"""On an AppGroup: see `Objective`."""
+WEIGHTS_ANNOTATION = "netaware.io/weights"
+"""On an AppGroup: how much traffic each dependency has, as JSON: caller's selector -> callee's selector -> weight. Any unit."""
+GREATEST_WEIGHT = 1e18
+"""Beyond, sums of weights would leave the range of numbers, and no latency would come of them."""
+
+
+def spread_of(annotations: Mapping[str, str] | None, default: Spread, problems: list[str]) -> Spread:
+    """What an object says of spreading, or the default."""
+    text = (annotations or {}).get(SPREAD_ANNOTATION, "").strip().lower()
+    for known in get_args(Spread):
+        if text == known:
+            return known  # type: ignore[no-any-return]
+    if text:
+        problems.append(f"annotation {SPREAD_ANNOTATION}: {text!r} is none of {', '.join(get_args(Spread))}")
+    return default
+
+
+OBJECTIVES: Mapping[str, Objective] = {
+    "time": "time",
+    "latency": "time",
+    "parity": "parity",
+    "cost": "parity",
+    "money": "money",
+    "both": "both",
+}
+"""Accepted words."""
+
+
+def objective_of(group: AppGroup, default: Objective, problems: list[str], *, priced: bool) -> Objective:
+    """What a group says, or the default; time instead of money where there are no prices."""
+    text = group.metadata.annotation(OBJECTIVE_ANNOTATION).strip().lower()
+    if text and text not in OBJECTIVES:
+        problems.append(f"annotation {OBJECTIVE_ANNOTATION}: {text!r} is none of {', '.join(OBJECTIVES)}")
+    found = OBJECTIVES.get(text, default)
+    if found in PRICED and not priced:
+        problems.append(
+            f"objective {found}: there are no prices (traffic.prices, --prices), so calls are judged by time"
+        )
+        return "time"
+    return found
+
+
+def dependencies_of(
+    group: AppGroup, graph: Graph, replicas: Sequence[int], routings: Sequence[Routing], problems: list[str]
+) -> list[Dependency]:
+    """The group's dependencies with their weights.
+
+    What its user says counts where that is said of any, else measured traffic, else minBandwidth, else each caller counts 1. A
+    dependency that such a source leaves out weighs as little as the lightest it has.
+
+    Args:
+        group: the AppGroup.
+        graph: of it.
+        replicas: per workload.
+        routings: per workload, who answers calls to it.
+        problems: takes what could not be read.
+    """
+    weights = _weights(group, graph, problems)
+    return [
+        Dependency(
+            caller=edge.dependant,
+            callee=edge.dependency,
+            weight=weights[i] if weights else float(max(replicas[edge.dependant], 1)),
+            routing=routings[edge.dependency],
+            max_cost=edge.max_network_cost,
+        )
+        for i, edge in enumerate(graph.edges)
+    ]
+
+
+def measured_traffic(group: AppGroup, problems: list[str]) -> dict[tuple[str, str], float]:
+    """(caller's selector, callee's selector) -> bytes per second, as measured; empty where nobody measures."""
+    return _annotated(group, MEASURED_WEIGHTS_ANNOTATION, problems)
+
+
+def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
+    """Per edge; empty when nothing is known of any."""
+    sources = (
+        _annotated(group, WEIGHTS_ANNOTATION, problems),
+        measured_traffic(group, problems),
+        _bandwidths(graph),
+    )
+    ends = _ends(graph)
+    for source in sources:
+        found = [source.get(pair) for pair in ends]
+        known = [weight for weight in found if weight]
+        if known:
+            return [min(known) if weight is None else weight for weight in found]
+    return []
+
+
+def _ends(graph: Graph) -> list[tuple[str, str]]:
+    """Selectors of both ends of each edge."""
+    selectors = graph.selectors
+    return [(selectors[edge.dependant], selectors[edge.dependency]) for edge in graph.edges]
+
+
+def _annotated(group: AppGroup, name: str, problems: list[str]) -> dict[tuple[str, str], float]:
+    text = group.metadata.annotation(name)
+    if not text:
+        return {}
+    try:
+        read = msgspec.json.decode(text, type=dict[str, dict[str, float]])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        problems.append(f"annotation {name}: {error}")
+        return {}
+    found = {(caller, callee): weight for caller, row in read.items() for callee, weight in row.items()}
+    bad = [f"{caller} to {callee}" for (caller, callee), weight in found.items() if not 0 <= weight <= GREATEST_WEIGHT]
+    if bad:
+        problems.append(f"annotation {name}: not within 0 to {GREATEST_WEIGHT:g}: {', '.join(bad[:5])}")
+    return {pair: weight for pair, weight in found.items() if 0 <= weight <= GREATEST_WEIGHT}
+
+
+def _bandwidths(graph: Graph) -> dict[tuple[str, str], float]:
+    pairs = zip(_ends(graph), graph.edges, strict=True)
+    return {pair: float(edge.min_bandwidth_bps) for pair, edge in pairs if edge.min_bandwidth_bps > 0}

@@ -1,0 +1,475 @@
+"""From pods, nodes and dependencies to a `plan.problem.Problem`: one class per distinct pod spec, all hosts considered.
+
+Whoever plans (the leader, `simulate`) says what waits and what stays; nothing of the rules is theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Location
+from controller.cluster.eligibility import is_choosy, may_run_on, tolerated
+from controller.cluster.hosts import Host, Room
+from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity, NodeSelector
+from controller.cluster.requests import PORT_PREFIX, Amounts, bounded, port_name, requests_of
+from controller.cluster.services import Routing
+from controller.scheduler.plan.problem import Bools, Edge, Floats, Ints, Problem, Table
+from controller.scheduler.sharing import Shared, Sharing
+from controller.traffic.prices import PriceTable
+
+T = TypeVar("T", bound=np.generic)
+Objective = Literal["time", "parity", "money", "both"]
+"""``time``: what calls spend on the network, by the replica that answers. ``parity``: upstream's sum of whole costs over all
+pairs of caller and replica. ``money``: what their bytes cost, and time between equals. ``both``: the dearest way between two zones
+weighs as much as the slowest one.
+"""
+PRICED: frozenset[Objective] = frozenset({"money", "both"})
+"""Those that need prices."""
+Spread = Literal["none", "soft", "zone"]
+"""``none``: replicas may share hosts and zones. ``soft``: they would rather not. ``zone``: and no workload of several replicas is
+wholly in one zone.
+"""
+
+ON_HOST_US, IN_ZONE_US = 30.0, 100.0
+"""Round trips within a host and between two hosts of a zone, where nobody measured them. Providers document 70 to 110 µs for
+the latter.
+"""
+_LEAST_BETWEEN_ZONES_US, _US_PER_COST = 250.0, 1000.0
+_UNMEASURED_ZONE_US, _UNMEASURED_REGION_US = 1000.0, 50_000.0
+"""Where there is no NetworkTopology at all: zones of a region are nearer than regions, and no more is known."""
+_BALANCE: Mapping[Spread, float] = {"none": 1e-6, "soft": 0.02, "zone": 0.02}
+_TABLES = 64
+"""Tables between zones that are kept: group after group is planned by the same costs."""
+_BETWEEN_EQUALS = 1e-3
+"""Time's weight beside money where money decides: most ways within a zone, and many between zones, cost the same."""
+_CROWD = 0.1
+"""So much of what sharing a host gains is lost with each replica that is there already: some share hosts, never all."""
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """A replica to place: a pod, or one that its workload declares and that does not exist yet (no key).
+
+    Attributes:
+        key: of the pod, or empty.
+        workload: number of its workload.
+        pod: what it asks for.
+        volumes: what its volumes demand of a node; every one must hold.
+        refused: hosts that the scheduler has refused to its like.
+    """
+
+    key: str
+    workload: int
+    pod: GroupPod
+    volumes: tuple[NodeSelector, ...] = ()
+    refused: frozenset[str] = frozenset()
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A pod that stays where it is.
+
+    Attributes:
+        node: its node.
+        workload: number of its workload; -1 for pods of none.
+        pod: itself, None where only its place is known.
+    """
+
+    node: str
+    workload: int = -1
+    pod: GroupPod | None = None
+
+
+class Dependency(msgspec.Struct, frozen=True):
+    """One workload calls another.
+
+    Attributes:
+        caller: number of the workload that calls.
+        callee: number of the workload that is called.
+        weight: traffic of all callers together.
+        routing: of the callee's Service.
+        max_cost: maxNetworkCost.
+    """
+
+    caller: int
+    callee: int
+    weight: float = 1.0
+    routing: Routing = Routing.ANY
+    max_cost: int = 0
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What is to be planned.
+
+    Attributes:
+        hosts: every node by name.
+        room: what is free on them.
+        waiting: what is to be placed.
+        standing: what stays.
+        spreads: per workload.
+        dependencies: at most one per ordered pair.
+        costs: the weight in use.
+        taken: host -> amounts that ``room`` does not count yet.
+        objective: by what a placement is judged.
+        measured: whether a NetworkTopology is there at all.
+        prices: of bytes, for objectives that weigh money.
+    """
+
+    hosts: Mapping[str, Host]
+    room: Room
+    waiting: Sequence[Waiting]
+    standing: Sequence[Standing]
+    spreads: Sequence[Spread]
+    dependencies: Sequence[Dependency]
+    costs: CostTable
+    taken: Mapping[str, Amounts] = {}
+    objective: Objective = "time"
+    measured: bool = True
+    prices: PriceTable | None = None
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A demand as arrays.
+
+    Attributes:
+        problem: for the search.
+        names: of the hosts, by number.
+        resources: names of the problem's resources; ports of hosts among them.
+        eligible: [row, host] node selector, affinity, taints and volumes.
+    """
+
+    problem: Problem
+    names: Sequence[str]
+    resources: Sequence[str]
+    eligible: Bools
+
+    @property
+    def number_of(self) -> dict[str, int]:
+        """Host name -> number."""
+        return {name: number for number, name in enumerate(self.names)}
+
+
+class _Class(msgspec.Struct, frozen=True):
+    """What nothing tells apart."""
+
+    workload: int
+    asks: Amounts
+    row: int
+    pod: GroupPod
+    hosts: bytes
+
+
+def draft(demand: Demand) -> Draft:
+    """Make the arrays."""
+    return _Drafting(demand).result()
+
+
+class _Drafting:
+    def __init__(self, demand: Demand) -> None:
+        self._demand, self._room = demand, demand.room
+        self._rows: dict[bytes, int] = {}
+        self._allowed: list[Bools] = []
+        self._classes: dict[bytes, int] = {}
+        self._known: list[_Class] = []
+        labels_tell = _anybody_shares(demand)
+        self._class_of = [self._classify(waiting, labels_tell=labels_tell) for waiting in demand.waiting]
+        self._resources = sorted({name for known in self._known for name, value in known.asks.items() if value})
+
+    def result(self) -> Draft:
+        problem = self._problem()
+        rules = Sharing(self._shared(problem)).rules()
+        if rules:
+            problem = msgspec.structs.replace(problem, rules=rules)
+        return Draft(problem, self._room.names, self._resources, problem.allowed)
+
+    def _classify(self, waiting: Waiting, *, labels_tell: bool) -> int:
+        spec = waiting.pod.spec
+        affinity = spec.affinity
+        own = affinity.node_affinity if affinity else None
+        hosts = msgspec.json.encode(
+            (
+                spec.node_selector,
+                own.required_during_scheduling_ignored_during_execution if own else None,
+                spec.tolerations,
+                waiting.volumes,
+                sorted(waiting.refused),
+            )
+        )
+        asks = asks_of(spec)
+        shares: tuple[object, ...] = ()
+        if labels_tell:
+            meta = waiting.pod.metadata
+            shares = (meta.namespace, meta.labels, affinity, spec.topology_spread_constraints)
+        key = hosts + msgspec.json.encode((waiting.workload, sorted(asks.items()), shares))
+        number = self._classes.get(key)
+        if number is None:
+            number = self._classes[key] = len(self._known)
+            self._known.append(_Class(waiting.workload, asks, self._row(hosts, waiting), waiting.pod, hosts))
+        return number
+
+    def _row(self, hosts: bytes, waiting: Waiting) -> int:
+        if hosts not in self._rows:
+            self._rows[hosts] = len(self._allowed)
+            self._allowed.append(eligible_hosts(self._demand, waiting))
+        return self._rows[hosts]
+
+    def _problem(self) -> Problem:
+        demand, room = self._demand, self._room
+        workloads = len(demand.spreads)
+        fixed: list[list[int]] = [[] for _ in range(workloads)]
+        for standing in demand.standing:
+            number = room.number_of.get(standing.node)
+            if standing.workload >= 0 and number is not None:
+                fixed[standing.workload].append(number)
+        asks = [[bounded(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
+        tables, table_of = self.tables()
+        shape = (max(len(self._allowed), 1), len(room.names))
+        return Problem(
+            free=self._free(),
+            capacity=self._capacity(),
+            zone_of=room.location_of,
+            zoned=np.array([bool(location.zone) for location in room.locations], np.bool_),
+            workload_of=np.array([known.workload for known in self._known], np.int64),
+            asks=np.array(asks, np.int64).reshape(len(self._known), len(self._resources)),
+            row_of=np.array([known.row for known in self._known], np.int64),
+            allowed=np.array(self._allowed, np.bool_).reshape(shape) if self._allowed else np.zeros(shape, np.bool_),
+            class_of=np.array(self._class_of, np.int64),
+            fixed=tuple(tuple(hosts) for hosts in fixed),
+            edges=self._edges(table_of, fixed),
+            tables=tables,
+            survives=self._survives(),
+            apart=np.array([0.0 if spread == "none" else 1.0 for spread in demand.spreads], np.float64),
+            crowd=0.0 if "none" in demand.spreads else _CROWD,
+            load=0.0 if demand.objective == "parity" else 1.0,
+            balance=min((_BALANCE[spread] for spread in demand.spreads), default=0.0),
+        )
+
+    def _free(self) -> Ints:
+        free = self._room.free(self._resources)
+        for node, amounts in self._demand.taken.items():
+            number = self._room.number_of.get(node)
+            if number is not None:
+                free[number] -= [bounded(amounts.get(resource, 0)) for resource in self._resources]
+        for standing in self._demand.standing:
+            number = self._room.number_of.get(standing.node)
+            if standing.pod is not None and number is not None:
+                for port in ports_of(standing.pod.spec):
+                    if port in self._resources:
+                        free[number, self._resources.index(port)] = 0
+        return free
+
+    def _capacity(self) -> Ints:
+        hosts = self._demand.hosts
+        table = [
+            [1 if r.startswith(PORT_PREFIX) else hosts[name].allocatable.get(r, 0) for r in self._resources]
+            for name in self._room.names
+        ]
+        return np.array(table, np.int64).reshape(len(table), len(self._resources))
+
+    def _survives(self) -> Bools:
+        """[workload] those that want to survive a zone and have hosts in more than one."""
+        zones_of: dict[int, set[int]] = defaultdict(set)
+        for known in self._known:
+            zones_of[known.workload] |= set(self._room.location_of[self._allowed[known.row]].tolist())
+        spreads = self._demand.spreads
+        return np.array([spread == "zone" and len(zones_of[w]) > 1 for w, spread in enumerate(spreads)], np.bool_)
+
+    def tables(self) -> tuple[tuple[Table, ...], dict[int, int]]:
+        """One table per distinct limit."""
+        demand, locations = self._demand, tuple(self._room.locations)
+        prices = price_table(locations, demand.costs, demand.objective, measured=demand.measured)
+        local = float(SAME_HOST_COST) if demand.objective == "parity" else ON_HOST_US
+        if demand.objective in PRICED and demand.prices is not None:
+            share = _BETWEEN_EQUALS if demand.objective == "money" else 1.0
+            prices, local = weighed_with_money(prices, local, money_table(locations, demand.prices), share)
+        limits = list(dict.fromkeys(d.max_cost for d in demand.dependencies))
+        tables = [Table(prices, local, beyond_table(locations, demand.costs, limit)) for limit in limits]
+        return tuple(tables), {limit: i for i, limit in enumerate(limits)}
+
+    def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[Edge, ...]:
+        """In parity every pair weighs the same, and every replica may answer."""
+        count = np.array([len(hosts) for hosts in fixed], np.int64)
+        for class_ in self._class_of:
+            count[self._known[class_].workload] += 1
+        parity = self._demand.objective == "parity"
+        return tuple(
+            Edge(
+                caller=d.caller,
+                callee=d.callee,
+                weight=float(count[d.caller] * count[d.callee]) if parity else d.weight,
+                routing=Routing.ANY if parity else d.routing,
+                table=table_of[d.max_cost],
+            )
+            for d in self._demand.dependencies
+        )
+
+    def _shared(self, problem: Problem) -> Shared:
+        demand = self._demand
+        return Shared(
+            pods=[known.pod for known in self._known],
+            rows=[problem.allowed[known.row] for known in self._known],
+            hosts=[demand.hosts[name] for name in self._room.names],
+            standing=[
+                (self._room.number_of[s.node], s.pod)
+                for s in demand.standing
+                if s.pod is not None and s.node in self._room.number_of
+            ],
+        )
+
+
+def ports_of(spec: GroupPodSpec) -> list[str]:
+    """Ports of its host that a pod takes."""
+    containers = [*(spec.containers or ()), *(spec.init_containers or ())]
+    return [
+        port_name(port.protocol, port.host_port)
+        for container in containers
+        for port in container.ports or ()
+        if port.host_port
+    ]
+
+
+def asks_of(spec: GroupPodSpec) -> Amounts:
+    """Requests, and ports of the host."""
+    asks = dict(requests_of(spec))
+    asks.update(dict.fromkeys(ports_of(spec), 1))
+    return asks
+
+
+def eligible_hosts(demand: Demand, waiting: Waiting) -> Bools:
+    """[host] whether a replica may go there at all: node selector, required affinity, taints, volumes; nobody goes to one that is about to be removed."""
+    hosts, room, spec = demand.hosts, demand.room, waiting.pod.spec
+    count = len(room.names)
+    may: Bools = np.ones(count, np.bool_)
+    if is_choosy(spec):
+        may = np.array([may_run_on(spec, name, hosts[name].labels) for name in room.names], np.bool_)
+    for number in room.tainted:
+        may[number] &= tolerated(hosts[room.names[number]].taints, spec.tolerations)
+    may[room.closing] = False
+    for selector in waiting.volumes:
+        bound = GroupPodSpec(affinity=_required(selector))
+        may &= np.array([may_run_on(bound, name, hosts[name].labels) for name in room.names], np.bool_)
+    may[[room.number_of[name] for name in waiting.refused if name in room.number_of]] = False
+    return may
+
+
+def _required(selector: NodeSelector) -> Affinity:
+    return Affinity(NodeAffinity(required_during_scheduling_ignored_during_execution=selector))
+
+
+@lru_cache(_TABLES)
+def price_table(locations: tuple[Location, ...], costs: CostTable, objective: Objective, *, measured: bool) -> Floats:
+    """[zone, zone] what a call between two different hosts costs: whole costs in parity, else microseconds. Not to be written to."""
+    if objective == "parity":
+        flat = [float(costs.judge(a, b, 0)[1]) for a in locations for b in locations]
+    else:
+        mixed = any(location.zone for location in locations)
+        flat = [latency_us(a, b, costs, measured=measured, mixed=mixed) for a in locations for b in locations]
+    return _closed(np.array(flat, np.float64).reshape(len(locations), len(locations)))
+
+
+def money_table(locations: Sequence[Location], prices: PriceTable) -> Floats:
+    """[zone, zone] price of a GB of calls made that way, answers included."""
+    flat = [prices.per_gb((a.region, a.zone), (b.region, b.zone)) for a in locations for b in locations]
+    return np.array(flat, np.float64).reshape(len(locations), len(locations))
+
+
+def weighed_with_money(times: Floats, local: float, money: Floats, share: float) -> tuple[Floats, float]:
+    """Times and prices as one table, and what a way within a host counts in it.
+
+    Money is brought to the scale of time, its dearest way to the slowest, so that whatever is made for microseconds fits; time counts
+    ``share`` of itself. Where every way costs the same, money has no say, and time alone is left.
+
+    Args:
+        times: [zone, zone].
+        local: time within a host, which costs no money.
+        money: [zone, zone].
+        share: of time.
+    """
+    dearest = float(money.max(initial=0.0))
+    if dearest <= 0 or float(money.min()) == dearest:
+        return times, local
+    return _closed(money * (float(times.max()) / dearest) + share * times), share * local
+
+
+def timed(demand: Demand, problem: Problem) -> Problem:
+    """The same problem with calls judged by their time, whatever it was planned by."""
+    if demand.objective == "time":
+        return problem
+    tables, _ = _Drafting(msgspec.structs.replace(demand, objective="time")).tables()
+    return msgspec.structs.replace(problem, tables=tables)
+
+
+def latency_us(
+    origin: Location, destination: Location, costs: CostTable, *, measured: bool, mixed: bool = True
+) -> float:
+    """Measured, else from the whole cost (1 is a millisecond), else a guess that keeps regions apart.
+
+    Two nodes without a zone are near each other where no node has one, and anywhere in a cluster that is ``mixed``.
+    """
+    if origin == destination and (origin.zone or not mixed):
+        return costs.latency_us(origin, destination) or IN_ZONE_US
+    latency = costs.latency_us(origin, destination)
+    if latency is not None:
+        return max(latency, IN_ZONE_US)
+    cost = costs.cost(origin, destination)
+    if cost is not None:
+        return max(cost * _US_PER_COST, _LEAST_BETWEEN_ZONES_US)
+    if measured:
+        return UNKNOWN_COST * _US_PER_COST
+    return _UNMEASURED_ZONE_US if origin.region == destination.region else _UNMEASURED_REGION_US
+
+
+def whole_cost(demand: Demand, hosts_of: Sequence[Mapping[int, int]], names: Sequence[str]) -> int:
+    """NetworkCost summed over all pairs of caller and callee, by the contract's table.
+
+    Args:
+        demand: for dependencies and costs.
+        hosts_of: per workload, host number -> its replicas there.
+        names: of the hosts.
+    """
+    hosts = demand.hosts
+
+    def by_location(counts: Mapping[int, int]) -> Counter[Location]:
+        found: Counter[Location] = Counter()
+        for host, count in counts.items():
+            found[hosts[names[host]].location] += count
+        return found
+
+    located = [by_location(counts) for counts in hosts_of]
+    total = 0
+    for edge in demand.dependencies:
+        for origin, callers in located[edge.caller].items():
+            for end, called in located[edge.callee].items():
+                total += callers * called * demand.costs.judge(origin, end, 0)[1]
+        for host in hosts_of[edge.caller].keys() & hosts_of[edge.callee].keys():
+            here = hosts[names[host]].location
+            pairs = hosts_of[edge.caller][host] * hosts_of[edge.callee][host]
+            total += pairs * (SAME_HOST_COST - demand.costs.judge(here, here, 0)[1])
+    return total
+
+
+@lru_cache(_TABLES)
+def beyond_table(locations: tuple[Location, ...], costs: CostTable, limit: int) -> Bools:
+    """[zone, zone] whether a pair on different hosts breaks a limit. Not to be written to."""
+    flat = [costs.judge(a, b, limit)[0] == "violated" for a in locations for b in locations]
+    return _closed(np.array(flat, np.bool_).reshape(len(locations), len(locations)))
+
+
+def _closed(table: NDArray[T]) -> NDArray[T]:
+    table.setflags(write=False)
+    return table
+
+
+def _anybody_shares(demand: Demand) -> bool:
+    """Whether any pod says what it must or would not share a domain with: then labels tell pods apart."""
+    pods = [w.pod for w in demand.waiting] + [s.pod for s in demand.standing if s.pod is not None]
+    return any(
+        pod.spec.topology_spread_constraints
+        or (pod.spec.affinity and (pod.spec.affinity.pod_anti_affinity or pod.spec.affinity.pod_affinity))
+        for pod in pods
+    )

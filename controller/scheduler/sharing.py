@@ -1,0 +1,223 @@
+"""What pods say of sharing domains, as `plan.problem.Rule`: topologySpreadConstraints, pod affinity and anti-affinity.
+
+Demands bind; wishes (ScheduleAnyway, preferred) are priced. Rules of pods that stay bind as well: anti-affinity holds in both
+directions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from controller.cluster.eligibility import may_run_on, selects, tolerated
+from controller.cluster.hosts import Host
+from controller.cluster.pods import GroupPod, GroupPodSpec, PodAffinityTerm, SpreadConstraint
+from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
+from kubekit.selectors import LabelSelector
+
+_SYMMETRIC = frozenset({RuleKind.APART, RuleKind.SOFT})
+"""Kinds by which pods that stay have a say in who joins them; what else they asked for counted when they were placed."""
+_WISH = 1.0
+"""Price of a pair that a pod wished apart: its user's own wish comes before the network."""
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What rules are read from.
+
+    Attributes:
+        pods: [class] one of its pods.
+        rows: [class] hosts where it may go.
+        hosts: every host, in the problem's order.
+        standing: host number and pod of everything that stays and is known.
+    """
+
+    pods: Sequence[GroupPod]
+    rows: Sequence[Bools]
+    hosts: Sequence[Host]
+    standing: Sequence[tuple[int, GroupPod]]
+
+
+class _Term(msgspec.Struct, frozen=True):
+    """One thing that a pod says. Equal terms of several pods are one rule.
+
+    Attributes:
+        kind: see `RuleKind`.
+        key: label that tells domains apart.
+        selector: of the pods that count, JSON of a LabelSelector.
+        namespaces: of the pods that count; empty for all.
+        skew: of a spread.
+        least_domains: of a spread; 0 for none.
+        price: of a wish.
+        nodes: what of the owner's spec decides which nodes make domains, JSON; empty for every node.
+    """
+
+    kind: RuleKind
+    key: str
+    selector: bytes
+    namespaces: tuple[str, ...]
+    skew: int = 1
+    least_domains: int = 0
+    price: float = 0.0
+    nodes: bytes = b""
+
+
+class Sharing:
+    """Reads all rules of a problem."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._domains: dict[str, tuple[Ints, list[str]]] = {}
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Every rule that binds a class, in the order in which pods say them."""
+        owners: dict[_Term, list[int]] = {}
+        for class_, pod in enumerate(self._shared.pods):
+            for term in terms_of(pod):
+                owners.setdefault(term, []).append(class_)
+        standing_owners: dict[_Term, list[tuple[int, GroupPod]]] = {}
+        for host, pod in self._shared.standing:
+            for term in terms_of(pod):
+                if term in owners or term.kind is RuleKind.APART:
+                    standing_owners.setdefault(term, []).append((host, pod))
+        found = []
+        for term in dict.fromkeys([*owners, *standing_owners]):
+            rule = self._rule(term, owners.get(term, []), standing_owners.get(term, []))
+            if rule.roles:
+                found.append(rule)
+        return tuple(found)
+
+    def _rule(self, term: _Term, owners: Sequence[int], standing: Sequence[tuple[int, GroupPod]]) -> Rule:
+        selector = msgspec.json.decode(term.selector, type=LabelSelector)
+        domain_of, names = self._domain_of(term.key)
+        domain_of = np.where(self._spread_over(term), domain_of, -1)
+        roles: Counter[int] = Counter()
+        for class_ in owners:
+            roles[class_] |= OWNER
+        for class_, pod in enumerate(self._shared.pods):
+            if _counts(term, selector, pod):
+                roles[class_] |= COUNTED
+        eligible: Bools = np.zeros(len(names), np.bool_)
+        eligible[domain_of[domain_of >= 0]] = True
+        held, owned = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+        for host, pod in self._shared.standing:
+            if domain_of[host] >= 0 and _counts(term, selector, pod):
+                held[domain_of[host]] += 1
+        for host, _ in standing if term.kind in _SYMMETRIC else ():
+            if domain_of[host] >= 0:
+                owned[domain_of[host]] += 1
+        return Rule(
+            kind=term.kind,
+            roles=dict(roles),
+            domain_of=domain_of,
+            standing=held,
+            owned=owned,
+            eligible=eligible,
+            skew=term.skew,
+            short=0 < int(eligible.sum()) < term.least_domains,
+            price=term.price,
+        )
+
+    def _domain_of(self, key: str) -> tuple[Ints, list[str]]:
+        """[host] number of its domain or -1, and the domains."""
+        if key not in self._domains:
+            values = [host.labels.get(key) for host in self._shared.hosts]
+            names = sorted({value for value in values if value is not None})
+            index = {name: i for i, name in enumerate(names)}
+            found = np.array([-1 if value is None else index[value] for value in values], np.int64)
+            self._domains[key] = found, names
+        return self._domains[key]
+
+    def _spread_over(self, term: _Term) -> Bools:
+        """[host] whether the term looks at it: a spread leaves out nodes that its owner's affinity or tolerations leave out."""
+        hosts = self._shared.hosts
+        if not term.nodes:
+            return np.ones(len(hosts), np.bool_)
+        spec = msgspec.json.decode(term.nodes, type=GroupPodSpec)
+        honoured = spec.tolerations is not None
+        return np.array(
+            [
+                may_run_on(spec, host.name, host.labels) and (not honoured or tolerated(host.taints, spec.tolerations))
+                for host in hosts
+            ],
+            np.bool_,
+        )
+
+
+def terms_of(pod: GroupPod) -> Iterator[_Term]:
+    """What a pod says of sharing domains."""
+    for constraint in pod.spec.topology_spread_constraints or ():
+        yield _spread_term(pod, constraint)
+    affinity = pod.spec.affinity
+    apart = affinity.pod_anti_affinity if affinity else None
+    together = affinity.pod_affinity if affinity else None
+    if apart is not None:
+        for term in apart.required_during_scheduling_ignored_during_execution or ():
+            yield _affinity_term(pod, term, RuleKind.APART)
+        for wish in apart.preferred_during_scheduling_ignored_during_execution or ():
+            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.SOFT, _WISH * wish.weight / 100)
+    if together is not None:
+        for term in together.required_during_scheduling_ignored_during_execution or ():
+            yield _affinity_term(pod, term, RuleKind.TOGETHER)
+        for wish in together.preferred_during_scheduling_ignored_during_execution or ():
+            yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.SOFT, -_WISH * wish.weight / 1000)
+
+
+def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> _Term:
+    """ScheduleAnyway is a wish; matchLabelKeys add the pod's own values to the selector."""
+    labels = pod.metadata.labels or {}
+    selector = constraint.label_selector
+    own = {key: labels[key] for key in constraint.match_label_keys or () if key in labels}
+    if selector is not None and own:
+        selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **own})
+    hard = constraint.when_unsatisfiable != "ScheduleAnyway"
+    return _Term(
+        kind=RuleKind.SPREAD if hard else RuleKind.SOFT,
+        key=constraint.topology_key,
+        selector=_selector(selector),
+        namespaces=(pod.metadata.namespace,),
+        skew=max(constraint.max_skew, 1) if hard else 1,
+        least_domains=(constraint.min_domains or 0) if hard else 0,
+        price=0.0 if hard else _WISH,
+        nodes=_nodes_of(pod.spec, constraint) if hard else b"",
+    )
+
+
+def _nodes_of(spec: GroupPodSpec, constraint: SpreadConstraint) -> bytes:
+    """What of a pod's spec says which nodes its constraint counts; empty when it counts all."""
+    asked = GroupPodSpec()
+    if constraint.node_affinity_policy != "Ignore":
+        affinity = spec.affinity
+        own = msgspec.structs.replace(affinity, pod_affinity=None, pod_anti_affinity=None) if affinity else None
+        asked = GroupPodSpec(node_selector=spec.node_selector, affinity=own)
+    if constraint.node_taints_policy == "Honor":
+        asked = msgspec.structs.replace(asked, tolerations=spec.tolerations or [])
+    return b"" if asked == GroupPodSpec() else msgspec.json.encode(asked)
+
+
+def _affinity_term(pod: GroupPod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> _Term:
+    """Without namespaces the pod's own; a namespaceSelector is taken for every namespace, since their labels are not read."""
+    namespaces = tuple(sorted(term.namespaces or ()))
+    if term.namespace_selector is not None:
+        namespaces = ()
+    elif not namespaces:
+        namespaces = (pod.metadata.namespace,)
+    return _Term(kind, term.topology_key, _selector(term.label_selector), namespaces, price=price)
+
+
+_NOBODY = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
+
+
+def _selector(selector: LabelSelector | None) -> bytes:
+    """As JSON; one that is absent selects nothing."""
+    return _NOBODY if selector is None else msgspec.json.encode(selector)
+
+
+def _counts(term: _Term, selector: LabelSelector, pod: GroupPod) -> bool:
+    if term.namespaces and pod.metadata.namespace not in term.namespaces:
+        return False
+    if term.kind is RuleKind.SPREAD and pod.metadata.deletion_timestamp is not None:
+        return False  # PodTopologySpread counts nobody who is leaving; affinity does
+    return selects(selector, pod.metadata.labels or {})

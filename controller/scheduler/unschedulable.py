@@ -1,0 +1,230 @@
+"""Pods that the scheduler found no node for: tried again when what refused them has changed, or replaced. Pure but for memory.
+
+kube-scheduler does not watch AppGroups and NetworkTopologies; a pod that an extender refused waits for some event of nodes or
+pods, or for five minutes. A change of the pod itself brings it back at once, so that is what we do. In affinity mode the
+answer is frozen in the pod, and only a new pod can get another: it is replaced where its owner makes a new one at no price.
+What could not be met is demanded of no pod of that class again: the successor is told by wishes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from controller.cluster.pods import GroupPod, Target
+from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable, owner_of
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.explain import target_of
+from controller.scheduler.patches import PodPatch, mode_of, retry_patch
+from controller.scheduler.planner import Plan
+from controller.scheduler.state import DeletedNodeError, State
+
+OUR_WORDS = "Workload dependencies"
+"""In every reason that the extender refuses a node for."""
+RETRY_EVERY_S, _LONGEST_RETRY_S, _FREE_TRIES = 1.0, 60.0, 8
+"""A pod that is refused every host in turn is tried less and less often, from a few tries on."""
+_LONGEST_BACKOFF_S = 600.0
+_REMEMBERED_OWNERS, _REMEMBERED_CLASSES = 1000, 10_000
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """A pod to be tried again.
+
+    Attributes:
+        nominate: the host to nominate it for first, empty for none.
+    """
+
+    pod: GroupPod
+    patch: PodPatch
+    cause: str
+    nominate: str = ""
+
+
+class Replace(msgspec.Struct, frozen=True):
+    """A pod to be made anew by its owner."""
+
+    pod: GroupPod
+    note: str
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """A pod that is frozen, and that nobody makes anew: a person has to know."""
+
+    pod: GroupPod
+    note: str
+
+
+Action = Retry | Replace | Tell
+
+
+class StuckPods:
+    """Remembers by what answer each pod is stuck, and how often an owner's pods were replaced."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._answers: dict[str, int] = {}
+        self._tried: dict[str, tuple[float, int]] = {}
+        self._replaced: dict[str, tuple[float, int]] = {}
+        self._since: dict[str, float] = {}
+        self._told: set[str] = set()
+        self._unmet: dict[str, None] = {}
+        self._replaces = True
+
+    @staticmethod
+    def is_stuck(pod: GroupPod) -> bool:
+        """Whether the scheduler tried a pod and found no node."""
+        return pod.waiting and not pod.gated and pod.found_no_node
+
+    def any(self, pods: Iterable[GroupPod]) -> bool:
+        """Whether any of these is stuck."""
+        return any(self.is_stuck(pod) for pod in pods)
+
+    @staticmethod
+    def target_of(pod: GroupPod) -> Target | None:
+        """The target that a pod carries."""
+        return target_of(pod)
+
+    def forget(self, key: str) -> None:
+        """A pod is gone."""
+        self._answers.pop(key, None)
+        self._tried.pop(key, None)
+        self._since.pop(key, None)
+        self._told.discard(key)
+
+    def may_demand(self, pod: GroupPod) -> bool:
+        """Whether zones may be required of a pod: not where that could not be met for its like before."""
+        return self._replaces and class_of(pod) not in self._unmet
+
+    def never_replace(self) -> None:
+        """We may not evict: what cannot be taken back is not demanded."""
+        self._replaces = False
+
+    def plan(
+        self, pods: Sequence[GroupPod], plan: Plan | None, state: State, now: float
+    ) -> tuple[list[Action], float | None]:
+        """What to do about a group's stuck pods, and when to look again.
+
+        Args:
+            pods: the group's.
+            plan: its plan, in which stuck pods are not held to their old targets.
+            state: the cluster.
+            now: wall clock.
+        """
+        actions: list[Action] = []
+        waits: list[float] = []
+        for pod in pods:
+            key = pod.metadata.key
+            if not self.is_stuck(pod):
+                self.forget(key)
+                continue
+            self._since.setdefault(key, now)
+            target = plan.targets.get(key) if plan is not None else None
+            frozen = mode_of(pod, self._config, state) == "affinity"
+            action, wait_s = (self._replacement if frozen else self._retry)(pod, target, state, now)
+            if action is not None:
+                actions.append(action)
+            if wait_s is not None:
+                waits.append(wait_s)
+        return actions, min(waits, default=None)
+
+    def _retry(
+        self, pod: GroupPod, target: Target | None, state: State, now: float
+    ) -> tuple[Action | None, float | None]:
+        key, before = pod.metadata.key, target_of(pod)
+        moved = target is not None and (before is None or before.node != target.node)
+        answer = _answer(state, pod)
+        found = pod.condition("PodScheduled")
+        ours = found is not None and OUR_WORDS in found.message
+        changed = ours and self._answers.get(key) != answer
+        # Filter showed the scheduler no more than the planned host or zone; from now on it answers by the rule.
+        narrowed = before is not None and key not in self._answers
+        if not moved and not changed and not narrowed:
+            return None, None
+        last, times = self._tried.get(key, (float("-inf"), 0))
+        left_s = last + min(RETRY_EVERY_S * 2 ** max(times - _FREE_TRIES, 0), _LONGEST_RETRY_S) - now
+        if left_s > 0:
+            return None, left_s
+        self._answers[key] = answer
+        self._tried[key] = (now, times + 1)
+        patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
+        nominate = target.node if target is not None and mode_of(pod, self._config, state) == "nominated" else ""
+        return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule", nominate), None
+
+    def _replacement(
+        self, pod: GroupPod, target: Target | None, state: State, now: float
+    ) -> tuple[Action | None, float | None]:
+        key = pod.metadata.key
+        if not pod.metadata.annotation(NARROWED_ANNOTATION):
+            # Nothing that we wrote refuses it a node; the scheduler tries it again by itself.
+            return None, None
+        left_s = self._since[key] + self._config.gates.replace_after_s - now
+        if left_s > 0:
+            return None, left_s
+        before = target_of(pod)
+        moved = before is not None and target is not None and _zone(before) != _zone(target)
+        changed = self._answers.setdefault(key, _answer(state, pod)) != _answer(state, pod)
+        if not self._replaces or not is_replaceable(pod):
+            return self._give_up(pod), None
+        if moved or changed:
+            return self._replace(pod, target, now)
+        self._remember_unmet(pod)
+        return Replace(
+            pod, "no node is left where its frozen node affinity allows; its successor gets wishes alone"
+        ), None
+
+    def _replace(self, pod: GroupPod, target: Target | None, now: float) -> tuple[Action | None, float | None]:
+        """Replace a pod for which there is another place, less and less often for the pods of one owner."""
+        owner = class_of(pod)
+        last, times = self._replaced.get(owner, (float("-inf"), 0))
+        left_s = last + min(self._config.gates.replace_after_s * 2**times, _LONGEST_BACKOFF_S) - now
+        if left_s > 0:
+            return None, left_s
+        self._replaced.pop(owner, None)
+        self._replaced[owner] = (now, times + 1)
+        if len(self._replaced) > _REMEMBERED_OWNERS:
+            self._replaced.pop(next(iter(self._replaced)))
+        where = f"; zone {target.zone} has room" if target is not None else ""
+        note = f"no node is left where its frozen node affinity allows, and the costs have moved{where}"
+        return Replace(pod, note), None
+
+    def _give_up(self, pod: GroupPod) -> Tell | None:
+        """Nobody would make the pod anew, or at a price: a Job counts it as failed."""
+        self._remember_unmet(pod)
+        if pod.metadata.key in self._told:
+            return None
+        self._told.add(pod.metadata.key)
+        owner = owner_of(pod)
+        who = f"its {owner.kind} cannot replace it at no price" if owner is not None else "it has no owner"
+        who = who if self._replaces else "the controller has no right to evict"
+        note = f"no node is left where its frozen node affinity allows, and {who}: delete it to have it placed anew"
+        return Tell(pod, note)
+
+    def _remember_unmet(self, pod: GroupPod) -> None:
+        self._unmet[class_of(pod)] = None
+        if len(self._unmet) > _REMEMBERED_CLASSES:
+            self._unmet.pop(next(iter(self._unmet)))
+
+
+def class_of(pod: GroupPod) -> str:
+    """Pods that are alike for the scheduler: those of one owner, but each of a StatefulSet has volumes of its own."""
+    owner = owner_of(pod)
+    if owner is None:
+        return pod.metadata.key
+    return f"{owner.uid}/{pod.metadata.name}" if owner.kind == "StatefulSet" else owner.uid
+
+
+def _answer(state: State, pod: GroupPod) -> int:
+    """What the filter says of the cluster for a pod, as a number that changes when any of it does."""
+    try:
+        weighing = state.weigh(pod.metadata.namespace, pod.group, pod.workload)
+    except DeletedNodeError as error:
+        return hash(str(error))
+    if weighing.neutral:
+        return hash(weighing.neutral)
+    passing = tuple(tally.passes for tally in weighing.by_class)
+    return hash((passing, frozenset(node for node, tally in weighing.by_node.items() if tally.passes)))
+
+
+def _zone(target: Target) -> tuple[str, str]:
+    return target.region, target.zone

@@ -1,0 +1,55 @@
+"""What every source of traffic is brought to: one flow per client, server and zones, as mean and peak rates."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkloadId(msgspec.Struct, frozen=True, order=True):
+    """A workload as metrics name it. ``kind`` is empty where a source does not tell it; an empty ``name`` is nobody we know."""
+
+    namespace: str = ""
+    name: str = ""
+    kind: str = ""
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``, for people and for comparing what sources with and without kinds say."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def known(self) -> bool:
+        """Whether this is a workload of the cluster, and not an external end."""
+        return bool(self.namespace and self.name)
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """Traffic from a client to a server and back, over a window.
+
+    Attributes:
+        client: who opens the connection or sends the request.
+        server: who answers.
+        request_bytes_per_s: from client to server, mean over the window.
+        response_bytes_per_s: from server to client.
+        peak_bytes_per_s: both ways, the 95th percentile over the window; the mean where a source cannot tell.
+        requests_per_s: None where the source counts bytes alone.
+        client_zone: empty where the source does not tell it; likewise ``server_zone``.
+        port: the server's, 0 where the source does not tell it.
+        direction_known: False when the source only told that bytes went from one to the other, and who asked was guessed.
+    """
+
+    client: WorkloadId
+    server: WorkloadId
+    request_bytes_per_s: float = 0.0
+    response_bytes_per_s: float = 0.0
+    peak_bytes_per_s: float = 0.0
+    requests_per_s: float | None = None
+    client_zone: str = ""
+    server_zone: str = ""
+    port: int = 0
+    direction_known: bool = True
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Both ways, mean over the window."""
+        return self.request_bytes_per_s + self.response_bytes_per_s

@@ -1,0 +1,151 @@
+"""Flows to dependencies between workloads: what counts, what is left out and why. Pure.
+
+DNS, probes and scrapes are never a dependency: every pod has them, and where they go says nothing about the application.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from controller.traffic.flows import Flow, WorkloadId
+from netperf.contract import HOME_NAMESPACE
+
+DNS_PORT = 53
+DNS_NAMES = frozenset({"coredns", "kube-dns", "node-local-dns", "nodelocaldns"})
+SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-node-lease", "kube-public", HOME_NAMESPACE})
+SCRAPER_NAMES = (
+    "prometheus",
+    "vmagent",
+    "alloy",
+    "grafana-agent",
+    "otel-collector",
+    "opentelemetry-collector",
+    "datadog",
+)
+THIN_SHARE = 0.001
+"""An edge below this share of what either end moves is chance: a health check, an exporter, somebody's shell."""
+
+Reason = Literal["external", "dns", "scrape", "system", "self", "thin"]
+
+
+class Dependency(msgspec.Struct, frozen=True):
+    """One workload calls another, over all zones and ports.
+
+    Attributes:
+        bytes_per_s: both ways, mean over the window.
+        peak_bytes_per_s: both ways, 95th percentile; the sum of the flows' own, so never too small.
+        requests_per_s: None where nobody counts them.
+        zones: (client's zone, server's zone) -> bytes per second, where zones are known.
+        direction_known: False when who asks whom was guessed.
+    """
+
+    client: WorkloadId
+    server: WorkloadId
+    bytes_per_s: float
+    peak_bytes_per_s: float
+    requests_per_s: float | None = None
+    zones: Mapping[tuple[str, str], float] = {}
+    direction_known: bool = True
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """Traffic that is no dependency, by reason and ends."""
+
+    reason: Reason
+    client: str
+    server: str
+    bytes_per_s: float
+
+
+class TrafficGraph(msgspec.Struct, frozen=True):
+    """Dependencies, greatest first, and what is none."""
+
+    dependencies: tuple[Dependency, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all dependencies."""
+        return sum(d.bytes_per_s for d in self.dependencies)
+
+    @property
+    def workloads(self) -> list[WorkloadId]:
+        """Ends of all dependencies, sorted."""
+        return sorted({end for d in self.dependencies for end in (d.client, d.server)})
+
+
+@dataclass
+class _Sum:
+    total: float = 0.0
+    peak: float = 0.0
+    requests: float | None = None
+    direction_known: bool = True
+
+
+def build_traffic_graph(flows: Iterable[Flow], *, thin_share: float = THIN_SHARE) -> TrafficGraph:
+    """Sort flows into dependencies and what is none."""
+    sums: dict[tuple[WorkloadId, WorkloadId], _Sum] = defaultdict(_Sum)
+    zones: dict[tuple[WorkloadId, WorkloadId], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
+    out: dict[tuple[Reason, str, str], float] = defaultdict(float)
+    for flow in flows:
+        reason = _no_dependency(flow)
+        if reason is not None:
+            out[reason, _name(flow.client), _name(flow.server)] += flow.bytes_per_s
+            continue
+        ends = flow.client, flow.server
+        found = sums[ends]
+        found.total += flow.bytes_per_s
+        found.peak += max(flow.peak_bytes_per_s, flow.bytes_per_s)
+        found.direction_known &= flow.direction_known
+        if flow.requests_per_s is not None:
+            found.requests = (found.requests or 0.0) + flow.requests_per_s
+        if flow.client_zone and flow.server_zone:
+            zones[ends][flow.client_zone, flow.server_zone] += flow.bytes_per_s
+    moved: dict[WorkloadId, float] = defaultdict(float)
+    for (client, server), found in sums.items():
+        moved[client] += found.total
+        moved[server] += found.total
+    kept = []
+    for (client, server), found in sums.items():
+        if found.total < thin_share * max(moved[client], moved[server]) and not found.requests:
+            out["thin", client.key, server.key] += found.total
+            continue
+        kept.append(
+            Dependency(
+                client,
+                server,
+                found.total,
+                found.peak,
+                found.requests,
+                dict(zones.get((client, server), {})),
+                found.direction_known,
+            )
+        )
+    kept.sort(key=lambda d: (-d.bytes_per_s, d.client, d.server))
+    left = [LeftOut(reason, client, server, total) for (reason, client, server), total in out.items()]
+    left.sort(key=lambda item: (-item.bytes_per_s, item.reason, item.client, item.server))
+    return TrafficGraph(tuple(kept), tuple(left))
+
+
+def _name(end: WorkloadId) -> str:
+    return end.key if end.known else "outside the cluster"
+
+
+def _no_dependency(flow: Flow) -> Reason | None:
+    client, server = flow.client, flow.server
+    if not client.known or not server.known:
+        return "external"
+    if (client.namespace, client.name) == (server.namespace, server.name):
+        return "self"
+    if flow.port == DNS_PORT or server.name in DNS_NAMES:
+        return "dns"
+    if any(word in client.name for word in SCRAPER_NAMES):
+        return "scrape"
+    if client.namespace in SYSTEM_NAMESPACES or server.namespace in SYSTEM_NAMESPACES:
+        return "system"
+    return None

@@ -1,0 +1,296 @@
+"""Holds AppGroups against the traffic that Prometheus knows, on the leader: drift as a condition, weights for plans, and money.
+
+Weights are written rarely: a plan compares them with each other, so only shares count, and a cluster's shares wander all day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from controller.cluster.caches import Caches
+from controller.cluster.resources import APPGROUPS, AppGroup
+from controller.cluster.zones import draw_map
+from controller.prometheus import PrometheusClient, PrometheusError
+from controller.traffic.config import TrafficConfig
+from controller.traffic.flows import Flow
+from controller.traffic.graph import Dependency, TrafficGraph, build_traffic_graph
+from controller.traffic.money import Money, bill_of
+from controller.traffic.prices import PriceTable
+from controller.traffic.proposals import (
+    Drift,
+    Weights,
+    as_declared,
+    drift_of,
+    groups_of_workloads,
+    measured_weights,
+    members_of,
+    read_weights,
+)
+from controller.traffic.sources import NoTrafficError, choose_among, known_window, read_flows
+from controller.traffic.workloads import Workloads
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.conditions import condition, find
+from kubekit.errors import ApiError, KubekitError
+from kubekit.wire import Condition, Object
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+
+log = logs.get("controller.traffic")
+
+AS_DESCRIBED = "AsDescribed"
+"""Condition of an AppGroup: whether real traffic is what it says."""
+SHOWN = 3
+MOVED_SHARE = 0.1
+"""Weights are written again when this share of the traffic goes another way than they say."""
+MOVED_FACTOR = 2.0
+"""Or when there is so many times more or less of it in all."""
+MOST_FAILURES = 3
+"""Looks that may fail before what was said is taken back."""
+KINDS = ("new", "gone", "grown")
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What one look gave: the bill of all traffic; by AppGroup, what differs from it, and what its dependencies move."""
+
+    bill: Money
+    drift: Mapping[str, Sequence[Drift]]
+    weights: Mapping[str, Weights]
+
+
+def judge(flows: Iterable[Flow], workloads: Workloads, groups: Sequence[AppGroup], prices: PriceTable | None) -> Seen:
+    """Hold groups against flows. Pure."""
+    known, _ = workloads.resolve(flows)
+    graph = as_declared(build_traffic_graph(known), groups)
+    # A group speaks of its own workloads alone; to go through all traffic for each group would be quadratic.
+    calls: dict[str, list[Dependency]] = defaultdict(list)
+    for d in graph.dependencies:
+        calls[d.client.key].append(d)
+    of = {}
+    for group in groups:
+        near = tuple(d for key in members_of(group) if key in calls for d in calls[key])
+        of[group.metadata.key] = group, TrafficGraph(near)
+    return Seen(
+        bill_of(graph, workloads, prices, groups_of_workloads(groups)),
+        {key: drift_of(*both) for key, both in of.items()},
+        {key: measured_weights(*both) for key, both in of.items()},
+    )
+
+
+class TrafficKeeper:
+    """Reads traffic every `TrafficConfig.period_s` while this replica leads.
+
+    Args:
+        client: fenced by the leadership.
+        caches: the mirrors.
+        config: settings; without the address of a Prometheus nothing is done.
+        registry: for metrics.
+        tell: called with an AppGroup's key when there is news for its status.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        caches: Caches,
+        config: TrafficConfig,
+        registry: CollectorRegistry,
+        *,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._client, self._caches, self._config, self._tell = client, caches, config, tell
+        self._prices = config.prices.table()
+        self._seen: Seen | None = None
+        self._conditions: dict[str, tuple[str, str]] = {}
+        self._read_at: float | None = None
+        # Whether silence means that nothing is known, and not that nobody looked yet.
+        self._sure, self._failures = False, 0
+        registry.register(self)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        if not self._config.prometheus_url:
+            self._sure = True
+            await asyncio.Event().wait()
+        async with PrometheusClient(self._config.prometheus_url, field="traffic.prometheusUrl") as prometheus:
+            try:
+                while True:
+                    await self._look(prometheus)
+                    await asyncio.sleep(self._config.period_s)
+            finally:
+                # What another leader sees from now on is its own to tell.
+                self._seen, self._conditions, self._sure = None, {}, False
+
+    def conditions(self, key: str) -> list[Condition]:
+        """What is to be said of a group: nothing while nothing was ever known, and Unknown once it is known no more."""
+        group, said = self._caches.app_groups.get(key), self._conditions.get(key)
+        if group is None:
+            return []
+        generation = group.metadata.generation
+        if said is not None:
+            reason, message = said
+            return [
+                condition(
+                    AS_DESCRIBED, holds=reason == AS_DESCRIBED, reason=reason, message=message, generation=generation
+                )
+            ]
+        if find(group.status.conditions, AS_DESCRIBED) is None or not self._sure:
+            return []
+        message = "no source of traffic says anything of this group any more"
+        return [condition(AS_DESCRIBED, holds=None, reason="NoTraffic", message=message, generation=generation)]
+
+    async def _look(self, prometheus: PrometheusClient) -> None:
+        try:
+            source, *others = await choose_among(prometheus, self._config.source)
+            window_s = await known_window(prometheus, source, self._config.window_s)
+            places = {name: (p.region, p.zone) for name, p in draw_map(self._caches.nodes).places.items()}
+            pods, services = list(self._caches.pods), list(self._caches.services)
+            # In threads: at 10,000 workloads this is seconds of work, in which a leader must go on renewing its lease.
+            workloads = await asyncio.to_thread(Workloads.mirrored, pods, places, services)
+            flows = await read_flows(prometheus, source, window_s, workloads.served)
+        except (PrometheusError, NoTrafficError) as error:
+            log.change("prometheus", str(error), "traffic is not known", error=error)
+            self._note_failure()
+            return
+        self._sure, self._failures = True, 0
+        log.change("prometheus", "", "traffic is known again", source=source.name)
+        names = ", ".join(other.name for other in others)
+        log.change("sources", names, f"other sources are there too: {names}" if names else "one source is there")
+        groups = list(self._caches.app_groups)
+        self._seen = await asyncio.to_thread(judge, flows, workloads, groups, self._prices)
+        self._read_at = time.time()
+        for group in groups:
+            key = group.metadata.key
+            self._say(key, self._seen.drift[key], is_seen=bool(self._seen.weights[key]))
+            if self._config.keep_weights:
+                await self._keep(group, self._seen.weights[key])
+
+    def _note_failure(self) -> None:
+        """A Prometheus that restarts is no news; one that is away for longer takes what was said with it."""
+        self._failures += 1
+        if self._failures == MOST_FAILURES:
+            self._sure, self._seen = True, None
+            for key in self._conditions:
+                self._tell(key)
+            self._conditions = {}
+
+    def _say(self, key: str, drift: Sequence[Drift], *, is_seen: bool) -> None:
+        said = describe(drift) if drift or is_seen else None
+        if said is None:
+            # None of its workloads was seen: no news, unless they were seen before.
+            if self._conditions.pop(key, None) is not None:
+                self._tell(key)
+        elif self._conditions.get(key) != said:
+            self._conditions[key] = said
+            self._tell(key)
+
+    async def _keep(self, group: AppGroup, weights: Weights) -> None:
+        key = group.metadata.key
+        if not is_worth_writing(read_weights(group), weights):
+            return
+        text = msgspec.json.encode(weights).decode()
+        patch = {"metadata": {"annotations": {MEASURED_WEIGHTS_ANNOTATION: text}}}
+        try:
+            await self._client.patch(APPGROUPS, group.metadata.name, patch, Object, namespace=group.metadata.namespace)
+        except ApiError as error:
+            fix = "apply the component measured-weights" if error.status == 403 else ""
+            log.change(
+                f"weights/{key}", str(error.status), "cannot keep measured weights", group=key, error=error, fix=fix
+            )
+        except KubekitError as error:
+            log.change(f"weights/{key}", str(error), "cannot keep measured weights", group=key, error=error)
+        else:
+            log.change(f"weights/{key}", "", "measured weights are kept again", group=key)
+            log.info("measured weights written", group=key, dependencies=sum(len(row) for row in weights.values()))
+
+    def collect(self) -> Iterator[Metric]:
+        """By AppGroup; empty on replicas that do not lead, and without a Prometheus."""
+        drift = GaugeMetricFamily(
+            "netaware_appgroup_traffic_drift",
+            "Dependencies in which real traffic differs from the AppGroup: new, gone, or ten times its minBandwidth.",
+            labels=("namespace", "appgroup", "kind"),
+        )
+        moved = GaugeMetricFamily(
+            "netaware_appgroup_traffic_bytes_per_second",
+            "Traffic of the group's workloads as callers, by whether it stays in its zone.",
+            labels=("namespace", "appgroup", "crossing"),
+        )
+        month = GaugeMetricFamily(
+            "netaware_appgroup_traffic_cost_per_month",
+            "What that traffic costs in a month of 730 hours, by the configured prices.",
+            labels=("namespace", "appgroup", "currency"),
+        )
+        pairs = GaugeMetricFamily(
+            "netaware_zone_pair_traffic_bytes_per_second",
+            "Traffic of calls from zone to zone, answers included.",
+            labels=("client_zone", "server_zone"),
+        )
+        age = GaugeMetricFamily(
+            "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
+        )
+        if self._read_at is not None and self._seen is not None:
+            age.add_metric((), self._read_at)
+            for key, found in self._seen.drift.items():
+                for kind in KINDS:
+                    drift.add_metric((*_split(key), kind), sum(one.kind == kind for one in found))
+            self._add_bills(self._seen.bill, moved, month, pairs)
+        yield from (drift, moved, month, pairs, age)
+
+    def _add_bills(
+        self, bill: Money, moved: GaugeMetricFamily, month: GaugeMetricFamily, pairs: GaugeMetricFamily
+    ) -> None:
+        totals: dict[str, tuple[float, float]] = {}
+        for one in bill.dependencies:
+            if one.group:
+                stays, crosses = totals.get(one.group, (0.0, 0.0))
+                crossing = one.crossing_bytes_per_s
+                totals[one.group] = stays + one.bytes_per_s - crossing, crosses + crossing
+        for key, (stays, crosses) in totals.items():
+            moved.add_metric((*_split(key), "false"), stays)
+            moved.add_metric((*_split(key), "true"), crosses)
+        for key, amount in bill.groups.items():
+            if key:
+                month.add_metric((*_split(key), bill.currency), amount)
+        for pair in bill.zone_pairs:
+            pairs.add_metric((pair.client_zone, pair.server_zone), pair.bytes_per_s)
+
+
+def _split(key: str) -> tuple[str, str]:
+    namespace, _, name = key.partition("/")
+    return namespace, name
+
+
+def describe(drift: Sequence[Drift]) -> tuple[str, str]:
+    """Reason and message of the condition; rates are left out, since a status that moves all the time is no news."""
+    if not drift:
+        return "AsDescribed", "calls are those that the AppGroup declares"
+    words = {
+        "new": "is not declared",
+        "gone": "is declared, and no calls were seen",
+        "grown": "moves ten times its minBandwidth",
+    }
+    shown = "; ".join(f"{_name(d.client)} -> {_name(d.server)} {words[d.kind]}" for d in drift[:SHOWN])
+    more = f"; and {len(drift) - SHOWN} more" if len(drift) > SHOWN else ""
+    return "Drift", f"{shown}{more}: see kubectl netaware propose"
+
+
+def _name(key: str) -> str:
+    return key.partition("/")[2]
+
+
+def is_worth_writing(before: Weights, now: Weights) -> bool:
+    """Whether weights differ enough: the way that traffic goes, or how much there is in all. Nothing measured is no news."""
+    old = {(a, b): weight for a, row in before.items() for b, weight in row.items()}
+    new = {(a, b): weight for a, row in now.items() for b, weight in row.items()}
+    was, is_ = sum(old.values()), sum(new.values())
+    if is_ <= 0:
+        return False
+    if not 0 < was < float("inf"):
+        return True
+    moved = sum(abs(old.get(edge, 0.0) / was - new.get(edge, 0.0) / is_) for edge in old.keys() | new.keys()) / 2
+    return moved >= MOVED_SHARE or not 1 / MOVED_FACTOR < is_ / was < MOVED_FACTOR

@@ -1,0 +1,143 @@
+"""Bytes to money: per dependency, group, namespace and pair of zones. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from controller.traffic.graph import Dependency, TrafficGraph
+from controller.traffic.prices import PriceTable, Reach, per_month, reach_of
+from controller.traffic.workloads import Place, Workloads
+
+_ROUNDING = 1e-6
+
+
+class Bill(msgspec.Struct, frozen=True):
+    """What one dependency moves and costs.
+
+    Attributes:
+        client, server: as ``namespace/name``.
+        group: the AppGroup of the client, as ``namespace/name``; empty without one.
+        bytes_per_s: all of it; ``crossing_bytes_per_s`` the part that leaves its zone.
+        month: money a month; None where no price is known.
+        measured: whether the zones of all bytes were measured; others are shared out as if every replica called every replica.
+    """
+
+    client: str
+    server: str
+    group: str
+    bytes_per_s: float
+    crossing_bytes_per_s: float
+    month: float | None
+    measured: bool
+
+
+class ZonePairBill(msgspec.Struct, frozen=True):
+    """Bytes from zone to zone, both ways of calls made that way, and their price."""
+
+    client_zone: str
+    server_zone: str
+    reach: Reach
+    bytes_per_s: float
+    month: float | None
+
+
+class Money(msgspec.Struct, frozen=True):
+    """The whole bill, greatest first.
+
+    Attributes:
+        currency, source: of the price table; empty without one.
+        month: all together; None without prices.
+    """
+
+    currency: str
+    source: str
+    month: float | None
+    bytes_per_s: float
+    crossing_bytes_per_s: float
+    dependencies: tuple[Bill, ...] = ()
+    zone_pairs: tuple[ZonePairBill, ...] = ()
+    groups: Mapping[str, float] = {}
+    namespaces: Mapping[str, float] = {}
+
+
+def spread_over_zones(dependency: Dependency, workloads: Workloads) -> Iterator[tuple[Place, Place, float]]:
+    """A dependency's bytes per second by (client's place, server's place).
+
+    Of bytes that the source tells no zones for, each client replica is taken to call each server replica alike, which is what a
+    Service without a traffic distribution does.
+    """
+    for (client_zone, server_zone), rate in sorted(dependency.zones.items()):
+        yield workloads.place_of(client_zone), workloads.place_of(server_zone), rate
+    unplaced = _without_zones(dependency)
+    if not unplaced:
+        return
+    clients, servers = workloads.places.get(dependency.client), workloads.places.get(dependency.server)
+    if not clients or not servers:
+        return
+    pairs = clients.total() * servers.total()
+    for client, calling in sorted(clients.items()):
+        for server, answering in sorted(servers.items()):
+            yield client, server, unplaced * calling * answering / pairs
+
+
+def _without_zones(dependency: Dependency) -> float:
+    """Bytes per second whose zones nobody told; what rounding leaves is none."""
+    left = dependency.bytes_per_s - sum(dependency.zones.values())
+    return left if left > _ROUNDING * dependency.bytes_per_s else 0.0
+
+
+def bill_of(
+    graph: TrafficGraph, workloads: Workloads, prices: PriceTable | None, groups: Mapping[str, str] | None = None
+) -> Money:
+    """The bill of a graph; ``groups`` maps a workload's ``namespace/name`` to its AppGroup's."""
+    bills: list[Bill] = []
+    pairs: dict[tuple[Place, Place], float] = defaultdict(float)
+    by_group: dict[str, float] = defaultdict(float)
+    by_namespace: dict[str, float] = defaultdict(float)
+    for dependency in graph.dependencies:
+        crossing = month = 0.0
+        for client, server, rate in spread_over_zones(dependency, workloads):
+            pairs[client, server] += rate
+            crossing += rate if client != server else 0.0
+            month += per_month(rate, prices.per_gb(client, server)) if prices else 0.0
+        group = (groups or {}).get(dependency.client.key, "")
+        if prices is not None:
+            by_group[group] += month
+            by_namespace[dependency.client.namespace] += month
+        bills.append(
+            Bill(
+                dependency.client.key,
+                dependency.server.key,
+                group,
+                dependency.bytes_per_s,
+                crossing,
+                month if prices else None,
+                not _without_zones(dependency),
+            )
+        )
+    zone_pairs = [
+        ZonePairBill(
+            client[1],
+            server[1],
+            reach_of(client, server),
+            rate,
+            per_month(rate, prices.per_gb(client, server)) if prices else None,
+        )
+        for (client, server), rate in pairs.items()
+    ]
+    return Money(
+        currency=prices.currency if prices else "",
+        source=prices.source if prices else "",
+        month=sum(b.month or 0.0 for b in bills) if prices else None,
+        bytes_per_s=graph.bytes_per_s,
+        crossing_bytes_per_s=sum(b.crossing_bytes_per_s for b in bills),
+        dependencies=tuple(sorted(bills, key=lambda b: (-(b.month or 0.0), -b.bytes_per_s, b.client, b.server))),
+        zone_pairs=tuple(
+            sorted(zone_pairs, key=lambda p: (-(p.month or 0.0), -p.bytes_per_s, p.client_zone, p.server_zone))
+        ),
+        groups=dict(sorted(by_group.items(), key=lambda item: -item[1])),
+        namespaces=dict(sorted(by_namespace.items(), key=lambda item: -item[1])),
+    )

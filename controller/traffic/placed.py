@@ -1,0 +1,129 @@
+"""What a placement of an AppGroup costs a month, before it happens. Pure.
+
+Bytes are those that the controller measured; where it measured none, each dependency's minBandwidth, which is what its user expects
+at most. Every caller's replica is taken to call every replica alike, or where the callee's Service keeps calls near, those of its zone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from controller.cluster.graph import build_graph
+from controller.cluster.resources import AppGroup
+from controller.cluster.services import Routing, Service, routing_to
+from controller.traffic.prices import PriceTable, per_month
+from controller.traffic.proposals import read_weights
+from controller.traffic.workloads import Place
+
+Placed = Mapping[str, Counter[Place]]
+"""Selector of a workload -> its pods by (region, zone)."""
+
+
+class Priced(Protocol):
+    """What a way is worth: money, time, or whether it leaves its zone."""
+
+    def per_gb(self, origin: Place, destination: Place, /) -> float:
+        """Of one unit between two places."""
+        ...
+
+
+CROSSING = PriceTable(between_zones=1.0, between_regions=1.0)
+"""With prices of one, the mean price is the share of bytes that leave their zone."""
+ONE = PriceTable(same_zone=1.0)
+"""Everything counts."""
+
+
+class GroupTraffic(msgspec.Struct, frozen=True):
+    """Bytes per second of a group.
+
+    Attributes:
+        rates: by (caller's selector, callee's selector).
+        measured: whether anybody measured them.
+        near: selectors of workloads whose Service sends calls to replicas of the caller's zone where there are any.
+    """
+
+    rates: Mapping[tuple[str, str], float]
+    measured: bool
+    near: frozenset[str] = frozenset()
+
+    @property
+    def basis(self) -> str:
+        """For people."""
+        return "measured traffic" if self.measured else "minBandwidth, since no traffic was measured"
+
+
+def traffic_of(group: AppGroup) -> GroupTraffic:
+    """What is known of a group's traffic; no rates where nothing is."""
+    measured = {(a, b): weight for a, row in read_weights(group).items() for b, weight in row.items()}
+    if any(0 < weight < float("inf") for weight in measured.values()):
+        return GroupTraffic(
+            {edge: weight for edge, weight in measured.items() if 0 < weight < float("inf")}, measured=True
+        )
+    graph = build_graph(group.spec)
+    rates = {
+        (graph.selectors[edge.dependant], graph.selectors[edge.dependency]): edge.min_bandwidth_bps / 8
+        for edge in graph.edges
+        if edge.min_bandwidth_bps > 0
+    }
+    return GroupTraffic(rates, measured=False)
+
+
+def kept_near(services: Sequence[Service], namespace: str, labels: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
+    """Workloads whose Services keep calls in their zone; ``labels`` are those of pods, by selector."""
+    return frozenset(w for w, own in labels.items() if routing_to(services, namespace, own) is not Routing.ANY)
+
+
+def weighed(traffic: GroupTraffic, placed: Placed, price: Priced) -> float:
+    """Bytes per second times the price of their way; a dependency with an end that is not placed counts nothing."""
+    return sum(
+        rate * _mean_price(placed.get(caller), placed.get(called), price, near=called in traffic.near)
+        for (caller, called), rate in traffic.rates.items()
+    )
+
+
+def month_of(traffic: GroupTraffic, placed: Placed, prices: PriceTable) -> float:
+    """Money a month for a whole group."""
+    return per_month(weighed(traffic, placed, prices), 1.0)
+
+
+def crossing_of(traffic: GroupTraffic, placed: Placed) -> float:
+    """Bytes per second of a whole group that leave their zone."""
+    return weighed(traffic, placed, CROSSING)
+
+
+def month_of_pod(traffic: GroupTraffic, workload: str, place: Place, placed: Placed, prices: PriceTable) -> float:
+    """Money a month for one pod's share of its workload's traffic, both as caller and as called, if it is at a place.
+
+    ``placed`` has the pods as they are, this one included or not: its own workload's count only shares the traffic out.
+    """
+    own = placed.get(workload, Counter[Place]())
+    replicas = max(own.total(), 1)
+    here = Counter({place: 1})
+    found = 0.0
+    for (caller, called), rate in traffic.rates.items():
+        near = called in traffic.near
+        if caller == workload != called:
+            found += per_month(rate / replicas, _mean_price(here, placed.get(called), prices, near=near))
+        elif called == workload != caller:
+            callers = placed.get(caller) or Counter[Place]()
+            who = Counter({a: n for a, n in callers.items() if not near or a == place or not own.get(a)})
+            share = who.total() / callers.total() if callers else 0.0
+            found += per_month(rate / replicas * share, _mean_price(who, here, prices))
+    return found
+
+
+def _mean_price(
+    callers: Counter[Place] | None, called: Counter[Place] | None, prices: Priced, *, near: bool = False
+) -> float:
+    if not callers or not called:
+        return 0.0
+    total = 0.0
+    for here, calling in callers.items():
+        answering = {here: called[here]} if near and here[1] and called.get(here) else called
+        everybody = sum(answering.values())
+        total += calling * sum(prices.per_gb(here, there) * n for there, n in answering.items()) / everybody
+    return total / callers.total()

@@ -1,0 +1,128 @@
+"""What a gigabyte between two places costs: the operator's own table, or a preset of a cloud's list prices.
+
+A preset is list price of one day, in one currency, without discounts: good for finding what is worth moving, not for book-keeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from kubekit.errors import ConfigError
+
+BYTES_PER_GB = 10**9
+HOURS_PER_MONTH = 730.0
+
+Reach = Literal["zone", "zones", "regions", "internet"]
+"""How far bytes go: within a zone, between zones of a region, between regions, out of the cluster."""
+
+
+class PriceTable(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Prices per GB (10^9 bytes) that one byte costs on its way, sender's and receiver's side together.
+
+    A price that is left out is that of the next nearer reach: nobody charges less for a longer way, and taken as free it would
+    make the longest way the best one.
+
+    Attributes:
+        currency: as printed.
+        same_zone: within a zone.
+        between_zones: between zones of a region.
+        between_regions: between regions.
+        internet: out of the cluster.
+        pairs: ``"a>b"`` -> price for zones or regions whose price differs, looked up by zone, then by region.
+        source: where the figures come from, with their date; shown with every amount.
+    """
+
+    currency: str = "USD"
+    same_zone: float = 0.0
+    between_zones: float | None = None
+    between_regions: float | None = None
+    internet: float | None = None
+    pairs: Mapping[str, float] = {}
+    source: str = "configured"
+
+    def per_gb(self, origin: tuple[str, str], destination: tuple[str, str]) -> float:
+        """Price of a GB between two places, each (region, zone)."""
+        (region_a, zone_a), (region_b, zone_b) = origin, destination
+        for name in (f"{zone_a}>{zone_b}", f"{region_a}>{region_b}"):
+            if name in self.pairs:
+                return self.pairs[name]
+        return self.of_reach(reach_of(origin, destination))
+
+    def of_reach(self, reach: Reach) -> float:
+        """Price of a GB that goes so far, whatever pairs say."""
+        price = self.same_zone
+        for known, given in (
+            ("zone", self.same_zone),
+            ("zones", self.between_zones),
+            ("regions", self.between_regions),
+            ("internet", self.internet),
+        ):
+            price = price if given is None else given
+            if known == reach:
+                break
+        return price
+
+
+def reach_of(origin: tuple[str, str], destination: tuple[str, str]) -> Reach:
+    """How far it is between two places, each (region, zone)."""
+    if origin[0] != destination[0]:
+        return "regions"
+    return "zone" if origin[1] == destination[1] else "zones"
+
+
+PRESETS: Mapping[str, PriceTable] = {
+    # Between zones AWS charges 0.01 on either side; between regions the lowest of its prices, which most pairs of North
+    # America have; internet is the first tier.
+    "aws": PriceTable(
+        between_zones=0.02,
+        between_regions=0.02,
+        internet=0.09,
+        source="AWS EC2 on-demand data transfer, us-east-1, list prices of June 2026",
+    ),
+    "gcp": PriceTable(
+        between_zones=0.01,
+        between_regions=0.02,
+        internet=0.12,
+        source="Google Cloud VPC network pricing, North America, premium tier, list prices of early 2026",
+    ),
+    # Microsoft does not charge for traffic between availability zones.
+    "azure": PriceTable(
+        between_zones=0.0,
+        between_regions=0.02,
+        internet=0.087,
+        source="Azure bandwidth pricing, North America, list prices of early 2026",
+    ),
+}
+
+
+def price_table(preset: str, table: PriceTable | None = None, *, field: str = "--prices") -> PriceTable | None:
+    """The table in force: the operator's own, else the preset; None when neither is given.
+
+    Raises:
+        ConfigError: there is no such preset, or a price is negative.
+    """
+    if table is None:
+        if not preset:
+            return None
+        if preset not in PRESETS:
+            raise ConfigError(field, f"{preset!r} is no preset", f"write one of {', '.join(PRESETS)}, or a file")
+        return PRESETS[preset]
+    amounts = {
+        "sameZone": table.same_zone,
+        "betweenZones": table.between_zones,
+        "betweenRegions": table.between_regions,
+        "internet": table.internet,
+        **{f"pairs[{name}]": price for name, price in table.pairs.items()},
+    }
+    for name, price in amounts.items():
+        if price is not None and not 0 <= price < 1000:
+            raise ConfigError(f"{field}: {name}", f"{price} is no price per GB", "write a number from 0 to 999")
+    return table
+
+
+def per_month(bytes_per_s: float, price_per_gb: float) -> float:
+    """Money that a steady rate costs in a month of 730 hours."""
+    return bytes_per_s * 3600 * HOURS_PER_MONTH / BYTES_PER_GB * price_per_gb

@@ -1,0 +1,498 @@
+"""A graph of traffic to AppGroups: workloads, dependencies, limits, the patches that label pods, and drift. Pure.
+
+What a person wrote into an AppGroup is kept: a proposal for an existing group changes only what traffic shows and the person
+did not write.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from controller.cluster.pods import PLACEMENT_LABEL
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.traffic.flows import WorkloadId
+from controller.traffic.graph import Dependency, TrafficGraph
+from controller.traffic.workloads import Place, Workloads
+from kubekit import quantity
+from kubekit.errors import QuantityError
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+
+LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
+"""Kinds whose pods a plan can place; a DaemonSet's pods have their nodes already."""
+JOINING_SHARE = 0.01
+"""A dependency joins two workloads into one group when it carries this share of what the smaller of them moves."""
+HUB_CALLERS = 0.6
+"""A server that this share of a namespace's workloads calls joins nobody: a log sink, a shared cache, a gateway."""
+HUB_LEAST = 6
+DRIFT_FACTOR = 10.0
+GREATEST_COST = 10_000
+_DEFAULT_SCHEDULER = "default-scheduler"
+_SPREAD_ANNOTATION = "netaware.io/spread"
+
+CostOf = Callable[[Place, Place], int | None]
+"""Cost between two places as the scheduler has it; None where it is not known."""
+DriftKind = Literal["new", "gone", "grown"]
+Weights = Mapping[str, Mapping[str, float]]
+"""Caller's selector -> callee's selector -> bytes per second."""
+
+
+class ProposedDependency(msgspec.Struct, frozen=True):
+    """A dependency as it should stand in an AppGroup; rates in bits per second."""
+
+    client: str
+    server: str
+    min_bandwidth_bps: int
+    max_network_cost: int
+    bytes_per_s: float
+    direction_known: bool
+    written: bool
+    """Whether a person wrote its figures, which are then kept."""
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """One AppGroup to be.
+
+    Attributes:
+        manifest: the object, ready for kubectl.
+        patches: (kind, name, patch of the pod template), for workloads whose pods do not carry the labels.
+        dependencies: what is in it, greatest first.
+        external: ends of the group's traffic that are in no group: named, and left out.
+        notes: what a person should know before applying it.
+        exists: whether the cluster has this AppGroup already.
+    """
+
+    namespace: str
+    name: str
+    manifest: dict[str, Any]
+    patches: tuple[tuple[str, str, dict[str, Any]], ...]
+    dependencies: tuple[ProposedDependency, ...]
+    external: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    exists: bool = False
+
+
+class Drift(msgspec.Struct, frozen=True):
+    """How real traffic differs from an AppGroup: an edge that is new, gone, or ten times its ``minBandwidth``."""
+
+    kind: DriftKind
+    client: str
+    server: str
+    bytes_per_s: float
+    detail: str
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What whoever asks for proposals wants in them besides what traffic says.
+
+    Attributes:
+        spread: value of the annotation netaware.io/spread; empty for none.
+        scheduler: schedulerName that pod templates are to have; empty leaves them.
+    """
+
+    spread: str = ""
+    scheduler: str = ""
+
+
+def propose(
+    graph: TrafficGraph,
+    workloads: Workloads,
+    groups: Sequence[AppGroup],
+    namespace: str,
+    cost_of: CostOf,
+    *,
+    wish: Wish | None = None,
+) -> list[Proposal]:
+    """AppGroups for one namespace, greatest traffic first."""
+    inside: list[Dependency] = []
+    outside: list[Dependency] = []
+    for d in graph.dependencies:
+        namespaces, kinds = {d.client.namespace, d.server.namespace}, {d.client.kind, d.server.kind}
+        if namespaces == {namespace} and kinds <= LABELLED_KINDS | {""}:
+            inside.append(d)
+        elif namespace in namespaces:
+            outside.append(d)
+    known = _Written.of(groups, namespace)
+    parts = _parts(inside, known)
+    part_of = {member: index for index, members in enumerate(parts) for member in members}
+    edges: dict[int, list[Dependency]] = defaultdict(list)
+    ends: dict[int, set[str]] = defaultdict(set)
+    for d in inside:
+        if part_of[d.client] == part_of[d.server]:
+            edges[part_of[d.client]].append(d)
+    for d in outside:
+        for mine, other in ((d.client, d.server), (d.server, d.client)):
+            if mine in part_of:
+                ends[part_of[mine]].add(other.key)
+    taken: set[str] = set()
+    proposals = []
+    for index in sorted(edges):
+        members = parts[index]
+        name = known.group_of(members) or _new_name(edges[index], members, namespace, taken | known.names)
+        taken.add(name)
+        part = _Part(namespace, name, members, edges[index], tuple(sorted(ends[index])))
+        proposals.append(_proposal(part, workloads, known, cost_of, wish or Wish()))
+    return sorted(proposals, key=lambda p: (-sum(d.bytes_per_s for d in p.dependencies), p.name))
+
+
+class _Part(msgspec.Struct, frozen=True):
+    """Workloads that make one group, their dependencies among each other, and other ends of their traffic."""
+
+    namespace: str
+    name: str
+    members: frozenset[WorkloadId]
+    edges: list[Dependency]
+    external: tuple[str, ...]
+
+
+class _Written:
+    """What people wrote: groups of the namespace with their workloads and dependencies."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, AppGroup] = {}
+        self.selector: dict[tuple[str, str], str] = {}
+        self.owner: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, groups: Iterable[AppGroup], namespace: str) -> _Written:
+        found = cls()
+        for group in groups:
+            if group.metadata.namespace != namespace:
+                continue
+            found.groups[group.metadata.name] = group
+            for item in group.spec.workloads or ():
+                if item.workload.namespace in {"", namespace} and item.workload.name:
+                    found.selector[group.metadata.name, item.workload.name] = item.workload.selector
+                    found.owner.setdefault(item.workload.name, group.metadata.name)
+        return found
+
+    @property
+    def names(self) -> set[str]:
+        return set(self.groups)
+
+    def group_of(self, members: Iterable[WorkloadId]) -> str:
+        """The group that most of these are in; empty without one."""
+        owners = [self.owner[w.name] for w in members if w.name in self.owner]
+        return max(sorted(set(owners)), key=owners.count) if owners else ""
+
+    def dependency(self, group: str, client: str, server: str) -> Mapping[str, Any] | None:
+        """What a person wrote for an edge, by names of workloads, as plain data."""
+        if group not in self.groups:
+            return None
+        for item in self.groups[group].spec.workloads or ():
+            if item.workload.name != client:
+                continue
+            for dependency in item.dependencies or ():
+                target = dependency.workload
+                if target.name == server or target.selector == self.selector.get((group, server), ""):
+                    return {"minBandwidth": dependency.min_bandwidth, "maxNetworkCost": dependency.max_network_cost}
+        return None
+
+
+def _parts(edges: Sequence[Dependency], known: _Written) -> list[frozenset[WorkloadId]]:
+    """Workloads that belong together, each part one group-to-be: joined by what is not thin, or by a group that exists."""
+    ends = sorted({end for d in edges for end in (d.client, d.server)})
+    parent = {end: end for end in ends}
+
+    def root(end: WorkloadId) -> WorkloadId:
+        while parent[end] != end:
+            parent[end] = parent[parent[end]]
+            end = parent[end]
+        return end
+
+    moved: dict[WorkloadId, float] = defaultdict(float)
+    callers: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
+    for d in edges:
+        moved[d.client] += d.bytes_per_s
+        moved[d.server] += d.bytes_per_s
+        callers[d.server].add(d.client)
+    hubs = {s for s, c in callers.items() if len(c) >= max(HUB_LEAST, HUB_CALLERS * (len(ends) - 1))}
+    for d in edges:
+        thin = d.bytes_per_s < JOINING_SHARE * min(moved[d.client], moved[d.server])
+        if not thin and d.server not in hubs:
+            parent[root(d.client)] = root(d.server)
+    # A hub goes where most of its traffic is.
+    for d in sorted((d for d in edges if d.server in hubs), key=lambda d: (-d.bytes_per_s, d.client)):
+        if root(d.server) == d.server:
+            parent[d.server] = root(d.client)
+    first: dict[str, WorkloadId] = {}
+    for end in ends:
+        group = known.owner.get(end.name)
+        if group is not None:
+            parent[root(end)] = root(first.setdefault(group, end))
+    parts: dict[WorkloadId, set[WorkloadId]] = defaultdict(set)
+    for end in ends:
+        parts[root(end)].add(end)
+    return [frozenset(part) for _, part in sorted(parts.items())]
+
+
+def _new_name(edges: Sequence[Dependency], members: frozenset[WorkloadId], namespace: str, taken: set[str]) -> str:
+    """The namespace's own name for its first group; later ones are named after the workload that nobody calls."""
+    called = {d.server for d in edges}
+    calls: dict[WorkloadId, float] = defaultdict(float)
+    for d in edges:
+        calls[d.client] += d.bytes_per_s
+    roots = sorted((m for m in members if m not in called), key=lambda m: (-calls[m], m))
+    for candidate in (namespace, *(w.name for w in roots), *(w.name for w in sorted(members))):
+        if candidate not in taken:
+            return candidate
+    return next(f"{namespace}-{n}" for n in range(2, len(taken) + 3) if f"{namespace}-{n}" not in taken)
+
+
+def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostOf, wish: Wish) -> Proposal:
+    dependencies = tuple(_dependency(d, part.name, workloads, known, cost_of) for d in part.edges)
+    selectors = {w: known.selector.get((part.name, w.name)) or _selector(w, workloads) for w in sorted(part.members)}
+    existing = known.groups.get(part.name)
+    replicas = sum(workloads.replicas[w] for w in part.members)
+    spec = {
+        "numMembers": max(existing.spec.num_members if existing is not None else 0, replicas, 1),
+        "topologySortingAlgorithm": existing.spec.topology_sorting_algorithm if existing is not None else "KahnSort",
+        "workloads": _spec_workloads(existing, selectors, dependencies),
+    }
+    guessed = [f"{d.client} -> {d.server}" for d in dependencies if not d.direction_known]
+    notes = []
+    if guessed:
+        notes.append(f"who calls whom was guessed for {len(guessed)} of {len(dependencies)}: {', '.join(guessed[:3])}")
+    others = [] if wish.scheduler else [w.name for w in selectors if _is_placed_elsewhere(w, workloads)]
+    if others:
+        notes.append(
+            f"pods of {', '.join(others[:3])}{', ...' if len(others) > 3 else ''} use {_DEFAULT_SCHEDULER}, which does not"
+            " follow it: --scheduler NAME changes their templates"
+        )
+    metadata: dict[str, Any] = {"name": part.name, "namespace": part.namespace}
+    if wish.spread:
+        metadata["annotations"] = {_SPREAD_ANNOTATION: wish.spread}
+    return Proposal(
+        part.namespace,
+        part.name,
+        {
+            "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
+            "kind": "AppGroup",
+            "metadata": metadata,
+            "spec": spec,
+        },
+        tuple(_patches(part.name, selectors, workloads, wish.scheduler)),
+        tuple(sorted(dependencies, key=lambda d: (-d.bytes_per_s, d.client, d.server))),
+        part.external,
+        tuple(notes),
+        existing is not None,
+    )
+
+
+def _spec_workloads(
+    existing: AppGroup | None, selectors: Mapping[WorkloadId, str], dependencies: Iterable[ProposedDependency]
+) -> list[dict[str, Any]]:
+    """``spec.workloads``: what a person wrote as it stands, then what traffic adds."""
+    items: dict[str, dict[str, Any]] = {}
+    if existing is not None:
+        for item in msgspec.to_builtins(existing.spec).get("workloads") or ():
+            items[item["workload"].get("name", "")] = item
+    references = {w.name: _reference(w, selector) for w, selector in selectors.items()}
+    for name, reference in references.items():
+        items.setdefault(name, {"workload": reference})
+    for d in dependencies:
+        if not d.written:
+            client, server = d.client.partition("/")[2], d.server.partition("/")[2]
+            entry = {
+                "workload": references[server],
+                "minBandwidth": str(d.min_bandwidth_bps),
+                "maxNetworkCost": d.max_network_cost,
+            }
+            items[client].setdefault("dependencies", []).append(entry)
+    return list(items.values())
+
+
+def _reference(workload: WorkloadId, selector: str) -> dict[str, Any]:
+    return {"kind": workload.kind or "Deployment", "apiVersion": "apps/v1", "name": workload.name, "selector": selector}
+
+
+def _selector(workload: WorkloadId, workloads: Workloads) -> str:
+    """The label that the pods carry already, or the workload's name as far as it is a label's value."""
+    found = workloads.labels.get(workload, {}).get(WORKLOAD_LABEL, "")
+    return found or re.sub(r"[^A-Za-z0-9]+$", "", workload.name[:63])
+
+
+def _is_placed_elsewhere(workload: WorkloadId, workloads: Workloads) -> bool:
+    """Whether its pods go by a scheduler that knows nothing of AppGroups."""
+    labels = workloads.labels.get(workload, {})
+    return workloads.schedulers.get(workload) == _DEFAULT_SCHEDULER and PLACEMENT_LABEL not in labels
+
+
+def _patches(
+    group: str, selectors: Mapping[WorkloadId, str], workloads: Workloads, scheduler: str
+) -> Iterable[tuple[str, str, dict[str, Any]]]:
+    for workload, selector in selectors.items():
+        wanted = {APPGROUP_LABEL: group, WORKLOAD_LABEL: selector}
+        template: dict[str, Any] = {}
+        if not wanted.items() <= workloads.labels.get(workload, {}).items():
+            template["metadata"] = {"labels": wanted}
+        if scheduler and workloads.schedulers.get(workload) != scheduler:
+            template["spec"] = {"schedulerName": scheduler}
+        if template:
+            yield workload.kind or "Deployment", workload.name, {"spec": {"template": template}}
+
+
+def _dependency(
+    found: Dependency, group: str, workloads: Workloads, known: _Written, cost_of: CostOf
+) -> ProposedDependency:
+    return ProposedDependency(
+        found.client.key,
+        found.server.key,
+        round_up(found.peak_bytes_per_s * 8),
+        _bearable_cost(found, workloads, cost_of),
+        found.bytes_per_s,
+        found.direction_known,
+        known.dependency(group, found.client.name, found.server.name) is not None,
+    )
+
+
+def round_up(rate_bps: float) -> int:
+    """A rate with two significant digits, never below what was seen and at least 1 kbit/s."""
+    if rate_bps <= 1000:
+        return 1000
+    unit = int(10 ** (math.floor(math.log10(rate_bps)) - 1))
+    return math.ceil(rate_bps / unit) * unit
+
+
+def _bearable_cost(found: Dependency, workloads: Workloads, cost_of: CostOf) -> int:
+    """The highest cost that calls bear today: they work, so that much is bearable; at least 1, the cost within a zone."""
+    zones = found.zones or {
+        (client[1], server[1]): 1.0
+        for client in workloads.places.get(found.client, ())
+        for server in workloads.places.get(found.server, ())
+    }
+    costs = [cost_of(workloads.place_of(a), workloads.place_of(b)) for a, b in zones]
+    return min(max([1, *(cost for cost in costs if cost is not None)]), GREATEST_COST)
+
+
+def declared(group: AppGroup) -> dict[tuple[str, str], float]:
+    """(client, server) as ``namespace/name`` -> minBandwidth in bit/s. Between workloads of the group's own namespace: to tell what
+    others do would show their traffic to whoever may write an AppGroup.
+    """
+    names, namespace = _own_workloads(group), group.metadata.namespace
+    found = {}
+    for item in group.spec.workloads or ():
+        for dependency in item.dependencies or ():
+            target = dependency.workload
+            server = names.get(target.selector) or (target.name if target.namespace in {"", namespace} else "")
+            if item.workload.selector in names and server:
+                ends = f"{namespace}/{item.workload.name}", f"{namespace}/{server}"
+                found[ends] = _bps(dependency.min_bandwidth)
+    return found
+
+
+def _own_workloads(group: AppGroup) -> dict[str, str]:
+    """Selector -> name, of workloads in the group's namespace."""
+    namespace = group.metadata.namespace
+    workloads = (item.workload for item in group.spec.workloads or ())
+    return {w.selector: w.name for w in workloads if w.name and w.namespace in {"", namespace}}
+
+
+def members_of(group: AppGroup) -> list[str]:
+    """``namespace/name`` of the group's workloads in its own namespace."""
+    return [f"{group.metadata.namespace}/{name}" for name in dict.fromkeys(_own_workloads(group).values())]
+
+
+def as_declared(graph: TrafficGraph, groups: Iterable[AppGroup]) -> TrafficGraph:
+    """The graph with guessed directions turned to where an AppGroup declares them: whoever wrote it knows who asks.
+
+    A guess that stands against it would be a drift both ways, and propose a cycle.
+    """
+    if all(d.direction_known for d in graph.dependencies):
+        return graph
+    written = {ends for group in groups for ends in declared(group)}
+    found: dict[tuple[str, str], Dependency] = {}
+    for d in graph.dependencies:
+        ends = d.client.key, d.server.key
+        if not d.direction_known and (ends in written or ends[::-1] in written):
+            turned = d if ends in written else _turned(d)
+            d = msgspec.structs.replace(turned, direction_known=True)
+            ends = d.client.key, d.server.key
+        found[ends] = _together(found[ends], d) if ends in found else d
+    kept = sorted(found.values(), key=lambda d: (-d.bytes_per_s, d.client, d.server))
+    return TrafficGraph(tuple(kept), graph.left_out)
+
+
+def _turned(d: Dependency) -> Dependency:
+    zones = {(b, a): rate for (a, b), rate in d.zones.items()}
+    return msgspec.structs.replace(d, client=d.server, server=d.client, zones=zones)
+
+
+def _together(a: Dependency, b: Dependency) -> Dependency:
+    zones = {pair: a.zones.get(pair, 0.0) + b.zones.get(pair, 0.0) for pair in a.zones.keys() | b.zones.keys()}
+    counted = [d.requests_per_s for d in (a, b) if d.requests_per_s is not None]
+    return msgspec.structs.replace(
+        a,
+        bytes_per_s=a.bytes_per_s + b.bytes_per_s,
+        peak_bytes_per_s=a.peak_bytes_per_s + b.peak_bytes_per_s,
+        requests_per_s=sum(counted) if counted else None,
+        zones=zones,
+        direction_known=a.direction_known and b.direction_known,
+    )
+
+
+def drift_of(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
+    """Where real traffic differs from what the group says, by names of workloads in its namespace."""
+    members = set(members_of(group))
+    written = declared(group)
+    real = {(d.client.key, d.server.key): d for d in graph.dependencies if {d.client.key, d.server.key} <= members}
+    found = []
+    for (client, server), d in real.items():
+        least = written.get((client, server))
+        if least is None:
+            found.append(Drift("new", client, server, d.bytes_per_s, "calls that the AppGroup does not declare"))
+        elif least and d.bytes_per_s * 8 > DRIFT_FACTOR * least:
+            detail = f"moves {d.bytes_per_s * 8:.0f} bit/s, {d.bytes_per_s * 8 / least:.0f} times its minBandwidth"
+            found.append(Drift("grown", client, server, d.bytes_per_s, detail))
+    found += [
+        Drift("gone", client, server, 0.0, "declared, but no calls were seen")
+        for client, server in written
+        if (client, server) not in real and real
+    ]
+    return sorted(found, key=lambda d: (d.kind, d.client, d.server))
+
+
+def _bps(text: str | int | None) -> float:
+    try:
+        return float(quantity.parse_int(text)) if text is not None else 0.0
+    except QuantityError:
+        return 0.0
+
+
+def measured_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str, float]]:
+    """Weights for a plan: caller's selector -> callee's selector -> bytes per second, for edges that both know."""
+    namespace = group.metadata.namespace
+    selectors = {f"{namespace}/{name}": selector for selector, name in _own_workloads(group).items()}
+    weights: dict[str, dict[str, float]] = defaultdict(dict)
+    for d in graph.dependencies:
+        if d.client.key in selectors and d.server.key in selectors:
+            weights[selectors[d.client.key]][selectors[d.server.key]] = round(d.bytes_per_s, 3)
+    return dict(weights)
+
+
+def groups_of_workloads(groups: Iterable[AppGroup]) -> dict[str, str]:
+    """``namespace/workload`` -> ``namespace/AppGroup``; one of the workload's own namespace comes before those of others."""
+    own: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for group in groups:
+        here = group.metadata.namespace
+        for item in group.spec.workloads or ():
+            namespace = item.workload.namespace or here
+            found = own if namespace == here else others
+            found.setdefault(f"{namespace}/{item.workload.name}", group.metadata.key)
+    return others | own
+
+
+def read_weights(group: AppGroup) -> Weights:
+    """What was written before; nothing where it cannot be read."""
+    try:
+        return msgspec.json.decode(
+            group.metadata.annotation(MEASURED_WEIGHTS_ANNOTATION) or "{}", type=dict[str, dict[str, float]]
+        )
+    except (msgspec.MsgspecError, RecursionError):
+        return {}

@@ -1,0 +1,106 @@
+"""What a person applies before the webhook works: its certificate, and the configuration that trusts it.
+
+Neither is made by a program in the cluster, because whoever may write a webhook's configuration can have every pod of the cluster
+changed, and admission policies do not see that kind.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import datetime
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from controller.cluster.pods import PLACEMENT_LABEL
+from controller.cluster.resources import APPGROUP_LABEL
+
+NAME, PATH = "netaware-webhook", "/gate"
+LABELS = {"app.kubernetes.io/part-of": "netaware"}
+_NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
+_OURS = {
+    "name": "is-placed-by-us",
+    "expression": (
+        "object.spec.schedulerName == 'network-aware-scheduler' || "
+        f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in ['affinity', 'nominated'])"
+    ),
+}
+_IN_GROUP = {"key": APPGROUP_LABEL, "operator": "Exists"}
+_UNDECIDED = {"key": PLACEMENT_LABEL, "operator": "DoesNotExist"}
+
+
+def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[str, Any]]:
+    """The Secret and the MutatingWebhookConfiguration, for one installation.
+
+    Args:
+        namespace: netaware's own.
+        days: how long the certificate is good.
+        now: with a time zone.
+    """
+    certificate, key = issue(f"{NAME}.{namespace}.svc", days, now)
+    encoded = base64.b64encode(certificate).decode()
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": NAME, "namespace": namespace, "labels": dict(LABELS)},
+        "type": "kubernetes.io/tls",
+        "data": {"tls.crt": encoded, "tls.key": base64.b64encode(key).decode()},
+    }
+    service = {"name": NAME, "namespace": namespace, "path": PATH, "port": 443}
+    client = {"service": service, "caBundle": encoded}
+    placed = {"key": PLACEMENT_LABEL, "operator": "In", "values": ["affinity", "nominated"]}
+    namespaces = {"matchExpressions": [placed]}
+    configuration = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": NAME, "labels": dict(LABELS)},
+        "webhooks": [
+            _webhook("pods", copy.deepcopy(client), {}, [_IN_GROUP], [_NO_NODE, _OURS]),
+            _webhook("namespaces", client, namespaces, [dict(_IN_GROUP), _UNDECIDED], [dict(_NO_NODE)]),
+        ],
+    }
+    return [secret, configuration]
+
+
+def _webhook(
+    name: str, client: dict[str, Any], namespaces: dict[str, Any], pods: list[Any], conditions: list[Any]
+) -> dict[str, Any]:
+    """As the policies in manifests/policies/appgroup-gate.yaml: two, one for pods and one for whole namespaces."""
+    return {
+        "name": f"{name}.gate.netaware.io",
+        "clientConfig": client,
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        "namespaceSelector": namespaces,
+        "objectSelector": {"matchExpressions": pods},
+        "matchConditions": conditions,
+        # Without an answer a pod is created without a gate and placed by the plain rule.
+        "failurePolicy": "Ignore",
+        "timeoutSeconds": 2,
+        "reinvocationPolicy": "IfNeeded",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+
+
+def issue(host: str, days: int, now: datetime.datetime) -> tuple[bytes, bytes]:
+    """A certificate for one host that is its own authority, and its key, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return certificate.public_bytes(serialization.Encoding.PEM), pem

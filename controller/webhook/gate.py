@@ -1,0 +1,74 @@
+"""AdmissionReview in, AdmissionReview out (admission.k8s.io/v1). Pure."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+
+from controller.cluster.pods import GATE
+from controller.cluster.resources import APPGROUP_LABEL
+
+GATES_PATH = "/spec/schedulingGates"
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    labels: dict[str, str] | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    scheduling_gates: list[_Named] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+    spec: _Spec = _Spec()
+
+
+class _Request(msgspec.Struct, frozen=True):
+    uid: str
+    object: _Pod
+
+
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: str
+    kind: str
+    request: _Request
+
+
+class _Operation(msgspec.Struct, frozen=True):
+    op: str
+    path: str
+    value: object
+
+
+def answer(body: bytes) -> bytes:
+    """Allow the pod, with our gate added when it belongs to an AppGroup, has no node yet and no such gate.
+
+    Whose pods are asked about is for the webhook's configuration to say; a pod without the label is never touched.
+
+    Raises:
+        msgspec.MsgspecError: the body is no AdmissionReview of a pod.
+    """
+    review = msgspec.json.decode(body, type=_Review)
+    response: dict[str, object] = {"uid": review.request.uid, "allowed": True}
+    operations = gate(review.request.object)
+    if operations:
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(msgspec.json.encode(operations)).decode()}
+    return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
+
+
+def gate(pod: _Pod) -> list[_Operation]:
+    """The JSON patch that gates a pod; empty where none is due."""
+    gates = pod.spec.scheduling_gates or []
+    # The API server refuses a gate on a pod that has a node.
+    if APPGROUP_LABEL not in (pod.metadata.labels or {}) or pod.spec.node_name or _Named(GATE) in gates:
+        return []
+    if not gates:
+        return [_Operation("add", GATES_PATH, [_Named(GATE)])]
+    return [_Operation("add", f"{GATES_PATH}/-", _Named(GATE))]

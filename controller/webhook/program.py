@@ -1,0 +1,93 @@
+"""The webhook's server: TLS only, no connection to the API server, no token. A new certificate is taken over within a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter
+
+from controller.webhook.gate import answer
+from kubekit import logs
+from kubekit.errors import ConfigError
+from kubekit.http import Server
+from kubekit.http_limits import BODY_TIMEOUT_S, BodyTooLargeError, read_body
+from kubekit.runtime import supervise
+
+log = logs.get("controller.webhook")
+
+DEFAULT_LISTEN = ":9443"
+RELOAD_S = 30.0
+MOST_BYTES = 4 << 20
+"""An API server takes objects of 3 MB; what we do not read is created without a gate."""
+
+
+async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) -> None:
+    """Serve until cancelled.
+
+    Args:
+        certificate_dir: holds ``tls.crt`` and ``tls.key``, as a Secret of type kubernetes.io/tls is mounted.
+        listen: ``HOST:PORT``.
+
+    Raises:
+        ConfigError: the address cannot be bound, or the certificate cannot be read.
+    """
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(tls, certificate_dir)
+    registry = CollectorRegistry()
+    server = Server(listen, registry=registry, tls=tls)
+    reviews = Counter("netaware_webhook_reviews", "Pods that we were asked about.", ["result"], registry=registry)
+
+    async def review(request: web.Request) -> web.Response:
+        try:
+            body = answer(await read_body(request, MOST_BYTES, BODY_TIMEOUT_S))
+        except BodyTooLargeError as error:
+            reviews.labels("too large").inc()
+            raise web.HTTPRequestEntityTooLarge(MOST_BYTES, request.content_length or 0) from error
+        except TimeoutError as error:
+            reviews.labels("late").inc()
+            raise web.HTTPRequestTimeout from error
+        except (msgspec.MsgspecError, RecursionError) as error:
+            reviews.labels("malformed").inc()
+            raise web.HTTPBadRequest(text=f"no AdmissionReview of a pod: {error}") from error
+        reviews.labels("answered").inc()
+        return web.Response(body=body, content_type="application/json")
+
+    server.app.router.add_post("/gate", review)
+    await supervise({"http": server.serve(), "certificate": _follow(tls, certificate_dir)})
+
+
+def _load(tls: ssl.SSLContext, folder: Path) -> None:
+    try:
+        tls.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    except (OSError, ssl.SSLError) as error:
+        fix = "make it with: python -m controller webhook-certificate | kubectl apply --server-side -f -"
+        raise ConfigError("--certificate-dir", f"{folder}: cannot read tls.crt and tls.key: {error}", fix) from error
+
+
+async def _follow(tls: ssl.SSLContext, folder: Path) -> None:
+    """Load the certificate again when it changed; handshakes from then on use it."""
+    known = _stamp(folder)
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        stamp = _stamp(folder)
+        if stamp == known:
+            continue
+        try:
+            _load(tls, folder)
+        except ConfigError as error:
+            log.change("certificate", str(error), "the new certificate is no good, the one before stays", error=error)
+            continue
+        known = stamp
+        log.change("certificate", "", "the certificate was replaced")
+
+
+def _stamp(folder: Path) -> float:
+    try:
+        return (folder / "tls.crt").stat().st_mtime
+    except OSError:
+        return 0.0

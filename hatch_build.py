@@ -1,0 +1,40 @@
+"""Compiles the planner's search into wheels. An editable install compiles it at its first use; the agent's image has no planner."""
+
+from __future__ import annotations
+
+import importlib.util
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_PLAN = Path("controller/scheduler/plan")
+
+
+class SearchHook(BuildHookInterface):
+    """See https://hatch.pypa.io/latest/plugins/build-hook/custom/."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and mark the wheel as made for this platform; any Python 3 will do."""
+        script = Path(self.root) / _PLAN / "compile.py"
+        if version == "editable" or not script.exists():
+            return
+        spec = importlib.util.spec_from_file_location("compile_search", script)
+        if spec is None or spec.loader is None:
+            msg = f"cannot load {script}"
+            raise ImportError(msg)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self._folder = tempfile.TemporaryDirectory()
+        made = Path(self._folder.name) / module.PACKAGED.name
+        module.compile_library(made)
+        build_data["force_include"][str(made)] = str(_PLAN / "native" / made.name)
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
+        """The compiled file is in the wheel now."""
+        if hasattr(self, "_folder"):
+            self._folder.cleanup()

@@ -1,0 +1,218 @@
+"""Settings that people write in files: declared once, read strictly, checked, and told in the file's own spelling.
+
+A section derives from `Section`. A number's limits stand beside its type, ``Annotated[float, Range(0, 60)]``; `Section.validate`
+holds every value of a section and of the sections in it against them, and docs/generate.py prints them. What limits cannot say
+(two fields that must agree) a section says in `Section.check`. Every error is a `ConfigError` that names the field as the
+file has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from kubekit.errors import ConfigError, SelectorError
+from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
+
+T = TypeVar("T")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+\Z")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+YEAR_S = 31_536_000
+
+
+class Range(NamedTuple):
+    """The limits of a number, both included. NaN is in no range."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{_plain(self.low)} to {_plain(self.high)}"
+
+    def check(self, value: float, field: str) -> None:
+        """Raise ConfigError naming ``field`` unless the value is within."""
+        if not self.low <= value <= self.high:
+            raise ConfigError(field, f"{value} is out of range", str(self))
+
+
+Share = Annotated[float, Range(0, 1)]
+Percent = Annotated[float, Range(0, 100)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Base of every section: camelCase in the file, an unknown field is an error."""
+
+    def validate(self, field: str = "") -> None:
+        """Check this section and those in it.
+
+        Args:
+            field: where it stands in its document, for errors; empty for the document itself.
+
+        Raises:
+            ConfigError: naming the first field that makes no sense.
+        """
+        for name, spelled, limits in _fields_of(type(self)):
+            where, value = join(field, spelled), getattr(self, name)
+            if isinstance(value, Section):
+                value.validate(where)
+            elif isinstance(value, list | tuple):
+                for number, part in enumerate(value):
+                    if isinstance(part, Section):
+                        part.validate(f"{where}[{number}]")
+            elif limits is not None and value is not None:
+                limits.check(value, where)
+        self.check(field)
+
+    def check(self, field: str) -> None:
+        """What the limits of single fields cannot say; a section with such rules overrides this and raises ConfigError."""
+
+
+class SelectorRequirement(Section, frozen=True):
+    """One entry of matchExpressions."""
+
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class SelectorSpec(Section, frozen=True):
+    """metav1.LabelSelector; unlike the API server's, a misspelt field is an error and not a selector of everything."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[SelectorRequirement] | None = None
+
+    def compiled(self, field: str) -> Selector:
+        """The same, ready to match.
+
+        Raises:
+            ConfigError: it does not parse; names ``field``.
+        """
+        expressions = [MatchExpression(e.key, e.operator, e.values) for e in self.match_expressions or ()]
+        try:
+            return from_object(LabelSelector(self.match_labels, expressions))
+        except SelectorError as error:
+            raise ConfigError(field, str(error)) from error
+
+
+def load_yaml(path: str | Path, flag: str) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: it cannot be read or is no YAML; names ``flag`` and the file.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(flag, f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(flag, f"{path} is not YAML: {error}") from error
+    return parse_yaml(text, flag, str(path))
+
+
+def parse_yaml(text: str, flag: str, where: str = "") -> Any:
+    """What a YAML text holds; ``where`` names the text in the error.
+
+    Raises:
+        ConfigError: it is no YAML; names ``flag``.
+    """
+    from kubekit import yaml_text
+
+    try:
+        return yaml_text.parse(text)
+    except yaml_text.NotYamlError as error:
+        raise ConfigError(flag, f"{where} is not YAML: {error}".lstrip()) from error
+
+
+def read(document: object, type_: type[T], field: str = "") -> T:
+    """Convert plain data to a struct; ranges are `Section.validate`'s.
+
+    Args:
+        document: what a YAML reader returned.
+        type_: a struct that forbids unknown fields.
+        field: where the document stands, for the error; may be empty.
+
+    Raises:
+        ConfigError: a field is unknown, missing or of the wrong type.
+    """
+    try:
+        return msgspec.convert(document, type_)
+    except msgspec.ValidationError as error:
+        raise _translated(error, field) from error
+    except RecursionError as error:
+        raise ConfigError(field or "the document", "is nested too deeply") from error
+
+
+def read_kind(document: Mapping[str, Any], type_: type[T], field: str = "") -> T:
+    """Like `read`, for a document that carries its own ``apiVersion`` and ``kind``, which are left out."""
+    return read({k: v for k, v in document.items() if k not in {"apiVersion", "kind"}}, type_, field)
+
+
+def join(*parts: str) -> str:
+    """A dotted path out of the parts that are not empty."""
+    return ".".join(part for part in parts if part)
+
+
+def camel(name: str) -> str:
+    """``interval_s`` as the file spells it: ``intervalS``."""
+    head, *rest = name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def seconds(value: str | float, field: str, *, least: float = 0.0) -> float:
+    """Read a duration: Go's notation (``90s``, ``1m30s``) or a number of seconds.
+
+    Raises:
+        ConfigError: it is no duration, or below ``least``; names ``field``.
+    """
+    if isinstance(value, str):
+        if not _DURATION.match(value):
+            raise ConfigError(field, f"{value!r} is no duration", "write 90s, 5m or 1h30m")
+        found = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
+    else:
+        found = float(value)
+    if not least <= found < float("inf"):
+        raise ConfigError(field, f"{value!r} is out of range", f"at least {least:g} s")
+    return found
+
+
+def range_of(kind: object) -> Range | None:
+    """The `Range` in an annotated type, also in one that may be None."""
+    if typing.get_origin(kind) is Annotated:
+        return next((part for part in typing.get_args(kind)[1:] if isinstance(part, Range)), None)
+    return next((found for part in typing.get_args(kind) if (found := range_of(part)) is not None), None)
+
+
+@functools.cache
+def _fields_of(type_: type[Section]) -> tuple[tuple[str, str, Range | None], ...]:
+    """Name, spelling in the file and limits of each field."""
+
+    def each() -> Iterator[tuple[str, str, Range | None]]:
+        hints = typing.get_type_hints(type_, include_extras=True)
+        for name, spelled in zip(type_.__struct_fields__, type_.__struct_encode_fields__, strict=True):
+            yield name, spelled, range_of(hints[name])
+
+    return tuple(each())
+
+
+def _translated(error: msgspec.ValidationError, field: str) -> ConfigError:
+    """The field's path in front, and what is wrong in a user's words."""
+    message, _, tail = str(error).partition(" - at `$")
+    path = tail.rstrip("`").removeprefix(".").replace("[...]", "")
+    for pattern, problem, fix in (
+        (r"Object contains unknown field `(.*)`", "is no field of this section", "remove it, or check its spelling"),
+        (r"Object missing required field `(.*)`", "is missing", ""),
+    ):
+        if match := re.match(pattern, message):
+            return ConfigError(join(field, path, match[1]), problem, fix)
+    return ConfigError(join(field, path) or "the document", message[:1].lower() + message[1:])
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"

@@ -1,0 +1,133 @@
+"""Connections to the API server: how many, for what, and how soon a dead one is known.
+
+Each watch has one. Everything else shares six: 1 that only the Lease uses, and 5 of which reads take 2 at most and writes 4. So what a
+program holds open is the kinds that it watches and six, whatever else happens; a leadership never waits behind a list, nor a read
+behind writes alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+
+import aiohttp
+from multidict import CIMultiDict
+
+from kubekit.config import ClusterConfig
+
+READ_BUFFER = 2**21
+"""A line of a watch may exceed 128 KB."""
+CONNECT_TIMEOUT_S = 10.0
+IDLE_S, PROBE_S, PROBES, UNACKNOWLEDGED_MS = 15, 10, 3, 30_000
+"""Keepalive probes begin after 15 s without traffic; a peer that acknowledges nothing for 30 s is dead: known within 45 s. The
+kernel's own defaults notice after two hours, and after a quarter of an hour where data waits."""
+
+
+class Lane(enum.Enum):
+    """What a connection is for; the value is how many may be in use at a time, None for one per request."""
+
+    WATCH = (None, "watch")
+    READ = (2, "read")
+    WRITE = (4, "write")
+    URGENT = (1, "urgent")
+
+    @property
+    def most(self) -> int | None:
+        """See the class."""
+        found: int | None = self.value[0]
+        return found
+
+
+SHARED = 5
+"""Of reads and writes together: each has one that the other cannot take."""
+
+
+class Lanes:
+    """One pool of connections for each lane."""
+
+    def __init__(self, config: ClusterConfig, user_agent: str) -> None:
+        self._config, self._user_agent = config, user_agent
+        self._sessions: dict[Lane, aiohttp.ClientSession] = {}
+        self._turns: dict[Lane, asyncio.Semaphore] = {}
+
+    def open(self) -> None:
+        """Make the pools; needs a running event loop."""
+        shared = self._session(SHARED)
+        self._sessions = {
+            Lane.WATCH: self._session(0),
+            Lane.READ: shared,
+            Lane.WRITE: shared,
+            Lane.URGENT: self._session(1),
+        }
+        self._turns = {lane: asyncio.Semaphore(lane.most) for lane in Lane if lane.most is not None}
+
+    async def close(self) -> None:
+        """Close every connection."""
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
+
+    def _session(self, most: int) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            ssl=self._config.tls or True, limit=most, keepalive_timeout=60, socket_factory=_socket
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            read_bufsize=READ_BUFFER,
+            headers={"User-Agent": self._user_agent, "Accept": "application/json"},
+            auto_decompress=True,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        )
+
+    @asynccontextmanager
+    async def request(
+        self,
+        lane: Lane,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None,
+        headers: CIMultiDict[str],
+        data: bytes | None,
+        tls: ssl.SSLContext | None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send one request; deadlines are the caller's."""
+        if not self._sessions:
+            msg = "use the client as `async with Client(config) as client`"
+            raise RuntimeError(msg)
+        config = self._config
+        async with (
+            self._turns.get(lane, nullcontext()),
+            self._sessions[lane].request(
+                method,
+                config.server + path,
+                params=params,
+                headers=headers,
+                data=data,
+                ssl=tls or config.tls or True,
+                proxy=config.proxy or None,
+                server_hostname=config.server_name or None,
+            ) as answer,
+        ):
+            yield answer
+
+
+def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.settimeout(0)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Not every system that kubectl runs on has all of them.
+    for name, value in (
+        ("TCP_KEEPIDLE", IDLE_S),
+        ("TCP_KEEPINTVL", PROBE_S),
+        ("TCP_KEEPCNT", PROBES),
+        ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
+    ):
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made

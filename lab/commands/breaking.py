@@ -1,0 +1,155 @@
+"""``python -m lab break`` and ``mend``: see what failure looks like, in a running lab, and undo it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kubekit.errors import ConfigError
+from lab.commands import arguments
+from lab.commands.up import read_description
+from lab.errors import LabError
+from lab.faults import AGENT_PREFIX, NAMES, Faults, offs
+from lab.realnode.node import NODE
+from lab.reclaim import holder, place_of
+
+BREAK = """\
+Breaks one thing in a running lab, for people who want to see what failure looks like: in `kubectl netaware why`, on the page, in events
+and alerts. The lab goes on, its kubeconfig works, and `status` says what is broken. `mend` undoes it.
+"""
+BREAK_EXAMPLES = """\
+examples:
+  python -m lab break controller             kill it: gates stay shut, costs stay as they are
+  python -m lab break controller --freeze    it hangs: the Lease grows old, nothing crashes
+  python -m lab break extender               pods are placed without regard to the network
+  python -m lab break scheduler              pods stay Pending
+  python -m lab break agent n3               one node is no longer measured
+  python -m lab break zone z2                no agent of the zone works
+  python -m lab break pair z1 z3             every packet between the two zones is lost
+  kubectl netaware why                       what is wrong, because of what, and what to do
+  python -m lab mend                         all of it
+"""
+MEND = """\
+Undoes what `break` did, or what ended by itself: starts programs again, lets frozen ones go on, and lets packets through. Without
+anything named it mends all that is broken.
+"""
+MEND_EXAMPLES = """\
+examples:
+  python -m lab mend
+  python -m lab mend controller
+  python -m lab mend agent n3
+  python -m lab mend pair z1 z3
+"""
+WHAT = ("controller", "extender", "scheduler", "agent", "zone", "pair")
+
+
+def add_parser(commands: Any) -> None:
+    """Describe both commands."""
+    for name, help_, description, examples, run in (
+        ("break", "break a program or a path of a running lab", BREAK, BREAK_EXAMPLES, run_break),
+        ("mend", "undo what `break` did", MEND, MEND_EXAMPLES, run_mend),
+    ):
+        parser = commands.add_parser(
+            name,
+            help=help_,
+            description=description,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("what", choices=WHAT, nargs="?" if name == "mend" else None, help="what kind of thing")
+        parser.add_argument("which", nargs="*", metavar="NAME", help="a node, a zone, or two zones")
+        if name == "break":
+            parser.add_argument("--freeze", action="store_true", help="let the program hang instead of killing it")
+        arguments.add_name(parser)
+        arguments.add_json(parser)
+        parser.set_defaults(run=run)
+
+
+def run_break(args: argparse.Namespace) -> int:
+    """Break it, and print what is broken now."""
+    faults, lab = _of(args.name)
+    if args.what == "pair":
+        if args.freeze:
+            raise ConfigError("--freeze", "is for programs", "leave it out")
+        faults.cut(*_pair(args.which))
+    else:
+        faults.strike(_programs(args.what, args.which, lab), freeze=args.freeze)
+    return _print(args, faults)
+
+
+def run_mend(args: argparse.Namespace) -> int:
+    """Mend it, and print what was done and what is still broken; 1 when what was to be mended still is."""
+    faults, lab = _of(args.name)
+    if args.what is None:
+        tried = faults.mend()
+    elif args.what == "pair":
+        tried = faults.mend(pairs=[_pair(args.which)])
+    else:
+        tried = faults.mend(names=_programs(args.what, args.which, lab))
+    left = faults.now
+    failed = [name for name in tried.ended if name in left.ended]
+    for done, names in (
+        ("started again", [name for name in tried.ended if name not in left.ended]),
+        ("goes on", tried.frozen),
+        ("connected again", [" and ".join(pair) for pair in tried.cut]),
+    ):
+        if names:
+            print(f"{done}: {', '.join(names)}", file=sys.stderr)
+    for node in offs(tried):
+        if f"{NODE}-{node}" not in failed:
+            print(f"node {node} was off; its kubelet makes its pods anew, which takes a while", file=sys.stderr)
+    for name in failed:
+        log = Path(lab["state_dir"]) / "logs" / f"{name}.log"
+        print(f"{name} does not run: see {log} and {place_of(args.name).supervisor_log}", file=sys.stderr)
+    return _print(args, faults) or bool(failed)
+
+
+def _of(name: str) -> tuple[Faults, dict[str, Any]]:
+    place = place_of(name)
+    if holder(place) is None:
+        msg = f"no lab named {name} is running; `python -m lab up --programs` starts one"
+        raise LabError(msg)
+    return Faults(place), read_description(place)
+
+
+def _pair(names: list[str]) -> tuple[str, str]:
+    if len(names) != 2:
+        raise ConfigError("pair", f"needs two zones and got {len(names)}", "write pair z1 z3")
+    return names[0], names[1]
+
+
+def _programs(what: str, names: list[str], lab: dict[str, Any]) -> tuple[str, ...]:
+    if what in NAMES:
+        if names:
+            raise ConfigError(what, f"takes no name and got {' '.join(names)}", f"write {what}")
+        return (NAMES[what],)
+    if len(names) != 1:
+        raise ConfigError(what, f"needs one name and got {len(names)}", f"write {what} NAME")
+    if what == "agent":
+        return (AGENT_PREFIX + names[0],)
+    nodes = [node["name"] for node in lab["nodes"] if node["zone"] == names[0]]
+    if not nodes:
+        raise ConfigError("zone", f"there is no zone {names[0]}", f"one of {', '.join(lab['zones'])}")
+    return tuple(AGENT_PREFIX + node for node in nodes)
+
+
+def _print(args: argparse.Namespace, faults: Faults) -> int:
+    broken = faults.now
+    if args.json:
+        print(msgspec.json.encode(broken).decode())
+        return 0
+    for words, names in (
+        ("ended", broken.ended),
+        ("frozen", broken.frozen),
+        ("cut", [" and ".join(pair) for pair in broken.cut]),
+    ):
+        if names:
+            print(f"{words}: {', '.join(names)}", file=sys.stderr)
+    print(
+        "`kubectl netaware why` says what follows; `mend` undoes it" if broken else "nothing is broken", file=sys.stderr
+    )
+    return 0

@@ -1,0 +1,243 @@
+"""Our images, built from the repository's Dockerfiles as a user would build them, without a container engine's daemon.
+
+buildah does it in chroot isolation. The one thing that is not as shipped is named: the base image ``python:3.13-slim-trixie``
+cannot be pulled without a registry, so a Debian 13 made by debootstrap, with Debian's Python 3.13, bears its name. What such a
+base takes over from this machine (the mirror, certificates, pip's settings) is in the base alone, in no Dockerfile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import apt
+from lab.build import locked, run_step
+from lab.debian import Unpacked, find_or_unpack
+from lab.errors import UnsupportedError
+from lab.network import missing_privileges
+from lab.places import cache_dir
+from lab.progress import Progress, open_progress
+from netperf import contract
+
+ROOT = Path(__file__).parents[1]
+BASE = "docker.io/library/python:3.13-slim-trixie"
+STAND_IN = "a Debian 13 by debootstrap stands in for the pull of python:3.13-slim-trixie"
+SUITE = "trixie"
+_PACKAGES = ("buildah", "debootstrap")
+_INCLUDED = ("python3", "python3-pip", "python-is-python3", "ca-certificates")
+# What slim images do without.
+_UNNEEDED = (
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+)
+_BASE_SETTINGS = "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_SYSTEM_CERTS=1"
+_CERTIFICATES = "usr/local/share/ca-certificates"
+# In a mount namespace of its own, the tools' packages are seen in /usr, as if they were installed: buildah calls itself
+# without the variables that would lead to its libraries. A build that is killed leaves no mount.
+_WITH_TOOLS = 'mount -t overlay netaware-lab -o "lowerdir=$1/usr:/usr" /usr && shift && exec "$@"'
+# So many builds of an image are kept, newest first.
+_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One of our images.
+
+    Attributes:
+        name: without a version, as the manifests have it.
+        dockerfile: its file, below the folder.
+        folder: the build's context.
+        expected_s: how long a cold build takes on two cores, seconds.
+    """
+
+    name: str
+    dockerfile: str
+    folder: Path
+    expected_s: float
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What the build copies, below the folder: the words of its COPY lines but the last of each."""
+        lines = [line.split() for line in (self.folder / self.dockerfile).read_text().splitlines()]
+        copies = [words[1:-1] for words in lines if words[:1] == ["COPY"] and not words[1].startswith("--from")]
+        return tuple(source.rstrip("/") for sources in copies for source in sources)
+
+
+AGENT = Recipe(contract.AGENT, "Dockerfile.agent", ROOT, 25)
+CONTROLLER = Recipe(contract.CONTROLLER, "Dockerfile.controller", ROOT, 25)
+
+
+def version() -> str:
+    """Of this project: the images' tag."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def find_or_build_image(
+    recipe: Recipe,
+    *,
+    tag: str = "",
+    progress: Progress | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Path:
+    """An OCI layout of the image, from the cache or built; needs root and the Internet when it is built.
+
+    Args:
+        recipe: which image.
+        tag: the version that it says it is, by default the project's.
+        progress: told about the build.
+        environ: read for PATH and the XDG directories.
+
+    Raises:
+        UnsupportedError: this machine lacks something.
+        BuildError: a build failed.
+    """
+    tag = tag or version()
+    home = cache_dir(environ) / "images"
+    layout = home / f"{recipe.name}-{tag}-{fingerprint(recipe)}"
+    if (layout / "index.json").exists():
+        os.utime(layout)
+        return layout
+    if missing_privileges():
+        raise UnsupportedError(f"building images needs root: {recipe.name} is not in {home}")
+    home.mkdir(parents=True, exist_ok=True)
+    progress = progress or open_progress()
+    try:
+        with locked(home / "lock", progress, "images"):
+            if not (layout / "index.json").exists():
+                _Builder(home, environ, progress).build(recipe, tag, layout)
+                _forget_old(home, recipe.name)
+    finally:
+        progress.close()
+    return layout
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """Twelve hex digits that change with anything that the build reads."""
+    digest = hashlib.sha256()
+    for path in _files(recipe):
+        digest.update(f"{path.relative_to(recipe.folder)}\0{path.stat().st_mode}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _files(recipe: Recipe) -> Iterator[Path]:
+    for source in (recipe.dockerfile, *recipe.sources):
+        path = recipe.folder / source
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (file for file in found if file.is_file() and "__pycache__" not in file.parts)
+
+
+def _forget_old(home: Path, name: str) -> None:
+    built = sorted(home.glob(f"{name}-*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in built[_KEPT:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Builder:
+    """buildah with a storage of its own, below the cache."""
+
+    def __init__(self, home: Path, environ: Mapping[str, str], progress: Progress) -> None:
+        self._home, self._progress = home, progress
+        self._log = home / "build.log"
+        self._tools: Unpacked = find_or_unpack("images", _PACKAGES, progress=progress, environ=environ)
+        settings = home / "settings"
+        settings.mkdir(exist_ok=True)
+        (settings / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        (settings / "registries.conf").write_text("")
+        self._env = {
+            **environ,
+            "BUILDAH_ISOLATION": "chroot",
+            "STORAGE_DRIVER": "overlay",
+            "CONTAINERS_REGISTRIES_CONF": str(settings / "registries.conf"),
+        }
+        self._policy = f"--signature-policy={settings / 'policy.json'}"
+
+    def build(self, recipe: Recipe, tag: str, layout: Path) -> None:
+        """Build the base when it is not there, the image, and write its layout."""
+        self._make_base()
+        name = f"docker.io/library/{recipe.name}:{tag}"
+        with self._step(f"building {recipe.name}:{tag}", recipe.expected_s), _clean_copy(recipe) as context:
+            options = [self._policy, "--layers", "--pull-never", f"--build-arg=VERSION={tag}", "-t", name]
+            self._buildah("bud", *options, "-f", str(context / recipe.dockerfile), str(context))
+            draft = layout.with_suffix(".draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            self._buildah("push", self._policy, name, f"oci:{draft}:{tag}")
+            shutil.rmtree(layout, ignore_errors=True)
+            draft.rename(layout)
+
+    def _make_base(self) -> None:
+        marker = self._home / "base"
+        recipe = f"{BASE} {SUITE} {' '.join((*_INCLUDED, *_UNNEEDED))} {_BASE_SETTINGS}"
+        if marker.exists() and marker.read_text() == recipe:
+            return
+        self._progress.note(f"{STAND_IN}, once")
+        with self._step("debootstrap of Debian 13", 45), tempfile.TemporaryDirectory(dir=self._home) as scratch:
+            tree = Path(scratch) / "root"
+            keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+            known = [f"--keyring={keyring}"] if keyring.exists() else []
+            included = f"--include={','.join(_INCLUDED)}"
+            self._run(["debootstrap", "--variant=minbase", included, *known, SUITE, str(tree), *_mirror()])
+            _take_over_settings(tree)
+            self._run(["chroot", str(tree), "update-ca-certificates"])
+            for folder in _UNNEEDED:
+                shutil.rmtree(tree / folder, ignore_errors=True)
+                (tree / folder).mkdir()
+            (Path(scratch) / "Dockerfile").write_text(f"FROM scratch\nCOPY root/ /\nENV {_BASE_SETTINGS}\n")
+            self._buildah("bud", self._policy, "-t", BASE, "-f", f"{scratch}/Dockerfile", scratch)
+        marker.write_text(recipe)
+
+    def _buildah(self, verb: str, *arguments: str) -> None:
+        storage = [f"--root={self._home / 'storage'}", f"--runroot={self._home / 'run'}"]
+        self._run(["buildah", *storage, verb, *arguments])
+
+    def _run(self, argv: list[str]) -> None:
+        words = ["unshare", "--mount", "--", "sh", "-c", _WITH_TOOLS, "sh", str(self._tools.root), *argv]
+        with self._log.open("ab") as output:
+            run_step(words, self._home, output, log=self._log, progress=self._progress, env=self._env)
+
+    @contextmanager
+    def _step(self, what: str, expected_s: float) -> Iterator[None]:
+        self._progress.begin(1, 1, what, expected_s)
+        yield
+        self._progress.end()
+
+
+def _mirror() -> list[str]:
+    """The machine's own mirror where it is Debian's; otherwise nothing, and debootstrap takes its own default."""
+    archives = [source.uri for source in apt.read_sources(Path("/etc/apt")) if apt.is_archive(source)]
+    return archives[:1] if apt.os_release().get("ID") == "debian" else []
+
+
+def _take_over_settings(tree: Path) -> None:
+    """What this machine needs to reach package indexes from inside a build."""
+    for marker in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
+        # The image that this one stands in for has a Python that pip may install into.
+        marker.unlink()
+    for name in ("etc/resolv.conf", "etc/pip.conf"):
+        if (source := Path("/") / name).exists():
+            shutil.copy(source, tree / name)
+    certificates = Path("/") / _CERTIFICATES
+    for file in certificates.glob("*.crt") if certificates.is_dir() else ():
+        shutil.copy(file, tree / _CERTIFICATES / file.name)
+
+
+@contextmanager
+def _clean_copy(recipe: Recipe) -> Iterator[Path]:
+    """The build's context with nothing but what the build reads, as a fresh clone has it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in _files(recipe):
+            target = Path(scratch) / file.relative_to(recipe.folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
+        yield Path(scratch)

@@ -1,0 +1,8 @@
+//go:build tools
+
+package node
+
+import (
+	_ "k8s.io/kubernetes/cmd/kube-proxy"
+	_ "k8s.io/kubernetes/cmd/kubelet"
+)

@@ -1,0 +1,159 @@
+"""All real nodes of a lab: what they pull from, the nodes themselves, and the services that a cluster of them needs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import ApiError
+from kubekit.wire import NODES, Node
+from lab.controlplane import ControlPlane, free_ports
+from lab.errors import BootError
+from lab.network import LabNetwork, pod_ranges
+from lab.programs import Programs, run_to_end
+from lab.realnode import cgroups, machine
+from lab.realnode.files import PAUSE_IMAGE
+from lab.realnode.images import ImageStore
+from lab.realnode.node import RealNode
+from lab.realnode.programs import NodePrograms
+
+COREDNS_IMAGE = "registry.k8s.io/coredns/coredns:lab"
+METRICS_SERVER_IMAGE = "registry.k8s.io/metrics-server/metrics-server:lab"
+SCHEDULER_IMAGE = "registry.k8s.io/kube-scheduler"
+APP_IMAGE = "netaware-lab-app:lab"
+_SERVICES = Path(__file__).with_name("services.yaml")
+# So many at a time: a start is mostly processor time, and a kubelet that is starved registers late.
+_AT_ONCE = 4
+# Images and containers are in memory where there is room: what a disk takes minutes to delete is gone with the node.
+_MEMORY_PER_NODE = 2**30
+_REGISTER_TIMEOUT_S = 90.0
+_KUBECTL_TIMEOUT_S = 60.0
+_POLL_S = 0.1
+
+
+@dataclass
+class RealNodes:
+    """The real nodes of a lab that is up.
+
+    Attributes:
+        nodes: by name.
+        images: what they can pull; grows while they run.
+        registry: URL that they pull from.
+    """
+
+    nodes: Mapping[str, RealNode] = field(default_factory=dict)
+    images: ImageStore | None = None
+    registry: str = ""
+
+
+async def start_real_nodes(
+    lab: str,
+    state_dir: Path,
+    network: LabNetwork,
+    *,
+    control_plane: ControlPlane,
+    programs: Programs,
+    binaries: NodePrograms,
+) -> RealNodes:
+    """Start every node whose kubelet is real, and apply DNS and metrics-server; nodes become Ready a moment later.
+
+    Args:
+        lab: its name.
+        state_dir: of the lab.
+        network: its devices; nodes with a range of pods are real.
+        control_plane: where they register.
+        programs: keeps their processes.
+        binaries: what they run.
+
+    Raises:
+        UnsupportedError: the machine lacks something.
+        BootError: a program did not start, or a node did not register.
+    """
+    environment, nft = binaries.debian.environment(), binaries.debian.program("nft")
+    assert nft is not None
+    real = [node for node in network.nodes if node.pod_ranges]
+    dual_stack = bool(real[0].address_6)
+    snapshotter = await asyncio.to_thread(
+        machine.require, environment, nft, state_dir, nodes=len(real), dual_stack=dual_stack
+    )
+    images = await asyncio.to_thread(_fill_store, state_dir / "registry", binaries, control_plane)
+    address = f"{network.gateway}:{free_ports(1)[0]}"
+    programs.start("registry", [sys.executable, "-m", "lab.realnode.registry", images.folder, address])
+    in_memory = psutil.virtual_memory().available > len(real) * _MEMORY_PER_NODE
+    nodes = {
+        n.node.name: RealNode(
+            network=n,
+            cgroup=n.netns,
+            folder=state_dir / "nodes" / n.node.name,
+            lab=lab,
+            control_plane=control_plane,
+            programs=programs,
+            binaries=binaries,
+            snapshotter=snapshotter,
+            in_memory=in_memory,
+            registry=f"http://{address}",
+            pod_ranges=pod_ranges(network.slot, dual_stack=dual_stack),
+        )
+        for n in real
+    }
+    gate = asyncio.Semaphore(_AT_ONCE)
+    async with Client(control_plane.client_config) as client, asyncio.TaskGroup() as group:
+        for node in nodes.values():
+            group.create_task(_start_node(node, client, gate))
+    await _apply_services(control_plane)
+    return RealNodes(nodes, images, f"http://{address}")
+
+
+async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -> None:
+    async with gate:
+        cgroups.create(node.cgroup)
+        await node.start()
+        deadline = time.monotonic() + _REGISTER_TIMEOUT_S
+        while not await _is_registered(client, node.name):
+            node.programs.check()
+            if time.monotonic() > deadline:
+                log = node.running["kubelet"].log_tail()
+                raise BootError(f"node {node.name} did not register; the log of its kubelet ends:\n{log}")
+            await asyncio.sleep(_POLL_S)
+        # What the controller manager would do if it handed out the ranges; a kubelet may not write its own spec.
+        ranges = {"spec": {"podCIDR": node.network.pod_ranges[0], "podCIDRs": list(node.network.pod_ranges)}}
+        await client.patch(NODES, node.name, ranges, Node, kind=MERGE_PATCH)
+        node.start_proxy()
+
+
+async def _is_registered(client: Client, name: str) -> bool:
+    try:
+        await client.get(NODES, name, Node)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return False
+    return True
+
+
+def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlane) -> ImageStore:
+    """The images that come with a cluster, each of one program that the lab has built; a second name costs a tag."""
+    store = ImageStore(folder)
+    for name, program in (
+        (PAUSE_IMAGE, binaries.node / "pause"),
+        (COREDNS_IMAGE, binaries.node / "coredns"),
+        (METRICS_SERVER_IMAGE, binaries.metrics_server),
+        (APP_IMAGE, binaries.app),
+        (f"{SCHEDULER_IMAGE}:{control_plane.version}", control_plane.binaries["kube-scheduler"]),
+    ):
+        inside = f"/usr/local/bin/{program.name}"
+        store.add_program(name, program, inside=inside, entrypoint=(inside,))
+    return store
+
+
+async def _apply_services(control_plane: ControlPlane) -> None:
+    command: list[str | Path] = [control_plane.kubectl, f"--kubeconfig={control_plane.kubeconfig}"]
+    command += ["apply", "--server-side", "-f", _SERVICES]
+    await run_to_end(command, "kubectl apply of DNS and metrics-server", _KUBECTL_TIMEOUT_S)

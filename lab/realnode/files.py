@@ -1,0 +1,147 @@
+"""The configuration files of a real node, as text. Paths are those inside the node's own root directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+PKI = "/etc/kubernetes/pki"
+SOCKET = "unix:///run/containerd/containerd.sock"
+PAUSE_IMAGE = "registry.k8s.io/pause:3.10.1"
+CNI_NETWORK = "lab"
+CLUSTER_DOMAIN = "cluster.local"
+
+
+def containerd_config(*, snapshotter: str) -> str:
+    """The configuration of containerd, with CNI and registries at their usual places.
+
+    Args:
+        snapshotter: ``overlayfs``, or ``native`` where the state directory cannot hold an overlay.
+    """
+    return f"""version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "{snapshotter}"
+  discard_unpacked_layers = true
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{PAUSE_IMAGE}"
+  [plugins."io.containerd.cri.v1.images".registry]
+    config_path = "/etc/containerd/certs.d"
+[plugins."io.containerd.cri.v1.runtime"]
+  # A machine need not allow that this value is lowered.
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["/opt/cni/bin"]
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+      BinaryName = "/opt/debian/usr/sbin/runc"
+"""
+
+
+def registry_hosts(url: str) -> str:
+    """hosts.toml that sends every pull, from whatever registry, to the lab's own."""
+    return f'server = "{url}"\n[host."{url}"]\n  capabilities = ["pull", "resolve"]\n'
+
+
+def cni_config(pod_ranges: Sequence[str]) -> str:
+    """The pods' network: a bridge, host ports and bandwidth limits. No address is translated: pods' addresses are routed.
+
+    Args:
+        pod_ranges: this node's, one of IPv4 and perhaps one of IPv6, in CIDR notation.
+    """
+    routes = [{"dst": "::/0" if ":" in subnet else "0.0.0.0/0"} for subnet in pod_ranges]
+    bridge: dict[str, Any] = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "hairpinMode": True,
+        "ipMasq": False,
+        "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}] for subnet in pod_ranges], "routes": routes},
+    }
+    plugins = [
+        bridge,
+        {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}},
+        {"type": "bandwidth", "capabilities": {"bandwidth": True}},
+    ]
+    return json.dumps({"cniVersion": "1.0.0", "name": CNI_NETWORK, "plugins": plugins}, indent=1)
+
+
+def kubelet_config(
+    *,
+    dns: str,
+    max_pods: int,
+    reserved: dict[str, str],
+    taints: Sequence[dict[str, str]] = (),
+) -> str:
+    """The kubelet's configuration.
+
+    Args:
+        dns: address of the cluster's DNS service.
+        max_pods: as many as the node has addresses for, at most.
+        reserved: what the machine has beyond what the topology gives this node, by resource.
+        taints: that the node registers with.
+    """
+    return yaml.safe_dump(
+        {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "failCgroupV1": False,
+            "cgroupDriver": "cgroupfs",
+            "containerRuntimeEndpoint": SOCKET,
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": f"{PKI}/ca.crt"},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": f"{PKI}/kubelet-serving.crt",
+            "tlsPrivateKeyFile": f"{PKI}/kubelet-serving.key",
+            "clusterDNS": [dns],
+            "clusterDomain": CLUSTER_DOMAIN,
+            "resolvConf": "/etc/resolv.conf",
+            "maxPods": max_pods,
+            "systemReserved": reserved,
+            "enforceNodeAllocatable": [],
+            "registerWithTaints": list(taints),
+            "failSwapOn": False,
+            "oomScoreAdj": 0,
+            "serializeImagePulls": False,
+            "volumePluginDir": "/var/lib/kubelet/volume-plugins",
+            "shutdownGracePeriod": "0s",
+            # A lab's node should notice within seconds, and must not tidy up because the machine's disk is full.
+            "nodeStatusUpdateFrequency": "5s",
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
+        }
+    )
+
+
+def proxy_config(*, node: str, pod_ranges: Sequence[str]) -> str:
+    """kube-proxy's configuration.
+
+    Args:
+        node: its name.
+        pod_ranges: of the whole cluster; what comes from elsewhere is masqueraded on its way to a Service.
+    """
+    return yaml.safe_dump(
+        {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": "nftables",
+            "hostnameOverride": node,
+            "clusterCIDR": ",".join(pod_ranges),
+            "clientConnection": {"kubeconfig": "/etc/kubernetes/kube-proxy.kubeconfig"},
+            # The machine's own limits of connection tracking are left as they are.
+            "conntrack": {"maxPerCore": 0, "min": 0},
+            "oomScoreAdj": 0,
+            "nftables": {"syncPeriod": "30s", "minSyncPeriod": "200ms"},
+        }
+    )

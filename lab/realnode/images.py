@@ -1,0 +1,122 @@
+"""Container images without a container engine: made of one program, and kept where the lab's registry serves them from.
+
+The store is a folder: ``blobs/<digest>`` and ``tags/<registry>/<repository>/<tag>``, a file that holds a manifest's digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_LAYER = "application/vnd.oci.image.layer.v1.tar"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A complete name of an image, such as ``docker.io/library/netaware-agent:0.1.0``."""
+
+    registry: str
+    repository: str
+    tag: str
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Read a name as containerd does: without a registry it is Docker Hub's, and there without a folder ``library``'s."""
+        path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", "latest")
+        first, slash, rest = path.partition("/")
+        if slash and ("." in first or ":" in first or first == "localhost"):
+            return cls(first, rest, tag)
+        return cls("docker.io", path if slash else f"library/{path}", tag)
+
+
+class ImageStore:
+    """The images of one lab."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+
+    def blob(self, digest: str) -> Path:
+        """Where a blob is, or is to be. Raises ValueError when it is no digest."""
+        algorithm, _, value = digest.partition(":")
+        if algorithm != "sha256" or len(value) != 64 or not value.isalnum():
+            raise ValueError(f"{digest!r} is no sha256 digest")
+        return self.folder / "blobs" / value
+
+    def tag(self, reference: Reference) -> Path:
+        """Where the digest of a name's manifest is, or is to be."""
+        return self.folder / "tags" / reference.registry / reference.repository / reference.tag
+
+    def add_program(
+        self, name: str, program: Path, *, inside: str, entrypoint: tuple[str, ...], user: str = "0:0"
+    ) -> None:
+        """An image of one static program.
+
+        Args:
+            name: of the image.
+            program: the file.
+            inside: its path in the image.
+            entrypoint: of its containers.
+            user: whom they run as.
+        """
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as layer:
+            for folder in ("tmp", "etc"):
+                entry = tarfile.TarInfo(folder)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+                layer.addfile(entry)
+            layer.add(program, arcname=inside.lstrip("/"))
+        data = buffer.getvalue()
+        digest = self._put(data)
+        config = {
+            "architecture": _ARCHITECTURES.get(os.uname().machine, os.uname().machine),
+            "os": "linux",
+            "rootfs": {"type": "layers", "diff_ids": [digest]},
+            "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": list(entrypoint), "User": user},
+        }
+        self._put_manifest(name, config, [{"mediaType": _LAYER, "digest": digest, "size": len(data)}])
+
+    def add_layout(self, name: str, layout: Path) -> None:
+        """An image of an OCI image layout, as `buildah push oci:FOLDER` leaves it; blobs are linked, not copied."""
+        index = json.loads((layout / "index.json").read_text())
+        digest = str(index["manifests"][0]["digest"])
+        for blob in (layout / "blobs" / "sha256").iterdir():
+            target = self.folder / "blobs" / blob.name
+            if not target.exists():
+                target.symlink_to(blob)
+        self._put_tag(name, digest)
+
+    def _put_manifest(self, name: str, config: Mapping[str, Any], layers: list[dict[str, Any]]) -> None:
+        encoded = json.dumps(config).encode()
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": _CONFIG, "digest": self._put(encoded), "size": len(encoded)},
+            "layers": layers,
+        }
+        self._put_tag(name, self._put(json.dumps(manifest).encode()))
+
+    def _put(self, data: bytes) -> str:
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        path = self.blob(digest)
+        draft = path.with_suffix(".draft")
+        draft.write_bytes(data)
+        draft.rename(path)
+        return digest
+
+    def _put_tag(self, name: str, digest: str) -> None:
+        path = self.tag(Reference.parse(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(digest)
+        draft.rename(path)

@@ -1,0 +1,298 @@
+"""One real node: its files, its namespaces, containerd, kubelet and kube-proxy, each a program of the lab with its own log."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import yaml
+
+from kubekit import quantity
+from lab.certificates import KeyPair
+from lab.controlplane import SERVICE_DNS, ControlPlane
+from lab.errors import BootError
+from lab.network import NodeNetwork
+from lab.programs import Program, Programs
+from lab.realnode import cgroups, files
+from lab.realnode.programs import NodePrograms
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+
+_ROOT_SCRIPT = Path(__file__).with_name("root.sh")
+_UNSHARE = [
+    "unshare",
+    "--mount",
+    "--pid",
+    "--uts",
+    "--ipc",
+    "--cgroup",
+    "--fork",
+    "--kill-child=KILL",
+    "--propagation=private",
+]
+_ENTER_PATH = "/opt/node:/opt/containerd:/opt/debian/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+# A kubelet ends at once where containerd does not answer yet, as when both were killed and are started again.
+_ONCE_CONTAINERD_ANSWERS = ("sh", "-c", 'until ctr version >/dev/null 2>&1; do sleep 0.2; done; exec "$@"', "sh")
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+# What of the host's /etc programs on the node read.
+_ETC = (
+    "passwd",
+    "group",
+    "nsswitch.conf",
+    "ld.so.cache",
+    "ld.so.conf",
+    "localtime",
+    "os-release",
+    "protocols",
+    "services",
+)
+NODE = "node"
+"""What a node's first program is called: this, a dash, and the node's name."""
+_PROGRAMS = (NODE, "containerd", "kubelet", "kube-proxy")
+_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+
+
+@dataclass
+class RealNode:
+    """A node with a real kubelet.
+
+    Attributes:
+        network: its network side.
+        cgroup: name of its cgroup.
+        folder: its files; ``var``, ``etc`` and ``opt`` in it are the node's own.
+        lab: name of the lab, for the node's label.
+        control_plane, programs, binaries: of the lab.
+        snapshotter: containerd's.
+        in_memory: whether ``/var``, images and containers with it, is in memory rather than on the disk.
+        registry: URL of the lab's registry.
+        pod_ranges: of the whole cluster.
+        running: its programs by what they are: ``root``, ``containerd``, ``kubelet``, ``kube-proxy``.
+    """
+
+    network: NodeNetwork
+    cgroup: str
+    folder: Path
+    lab: str
+    control_plane: ControlPlane
+    programs: Programs
+    binaries: NodePrograms
+    snapshotter: str
+    in_memory: bool
+    registry: str
+    pod_ranges: Sequence[str]
+    running: dict[str, Program] = field(default_factory=dict)
+    _first: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the Node object."""
+        return self.network.node.name
+
+    @property
+    def pid(self) -> int:
+        """Its first process; ``nsenter --target PID --all`` is a shell on the node."""
+        return self._first
+
+    def enter(self, *command: str | Path) -> list[str]:
+        """A command line that runs a command on the node, seeing its files, processes and devices."""
+        entered = ["nsenter", f"--target={self._first}", "--mount", "--net", "--pid", "--uts", "--ipc"]
+        entered = [*cgroups.join(self.cgroup, "init"), *entered, "--cgroup", "--root", "--"]
+        # The node's programs must not outlive the one that entered it.
+        return [*entered, "/usr/bin/env", "--chdir=/", "setpriv", "--pdeathsig=KILL", "--", *map(str, command)]
+
+    @property
+    def is_off(self) -> bool:
+        """Whether its first process ended, and with it everything that ran on the node."""
+        return "root" in self.running and self.running["root"].poll() is not None
+
+    async def start(self) -> None:
+        """Start everything but kube-proxy; the kubelet registers the node. Raises BootError."""
+        await asyncio.to_thread(self._write_files)
+        await self._boot()
+
+    def has(self, program: Program) -> bool:
+        """Whether a program of the lab is one of this node's."""
+        return program.name in {f"{what}-{self.name}" for what in _PROGRAMS}
+
+    async def start_again(self) -> None:
+        """Start a node that is off, as a machine after its power failed: the kubelet makes its pods anew. Raises BootError."""
+        for program in filter(self.has, self.programs):
+            await self.programs.stop(program)
+        self.running.clear()
+        # What its containers had is empty now; and with version 2 nothing can join a cgroup that hands controllers down.
+        await asyncio.to_thread(cgroups.remove, self.cgroup)
+        cgroups.create(self.cgroup)
+        try:
+            await self._boot()
+        except BootError:
+            # Off again and not half on, so that it can be tried once more.
+            os.kill(self.running["root"].pid, signal.SIGKILL)
+            raise
+        self.start_proxy()
+
+    async def _boot(self) -> None:
+        await self._start_root()
+        await self._start_containerd()
+        self.start_kubelet()
+
+    def start_kubelet(self) -> Program:
+        """Start the kubelet; after `stop_kubelet` it is a restart."""
+        network = self.network
+        labels = {
+            REGION_LABEL: network.node.region,
+            "netaware.io/lab": self.lab,
+            "netaware.io/kubelet": "real",
+        }
+        if network.node.zone:
+            labels[ZONE_LABEL] = network.node.zone
+        return self._start(
+            "kubelet",
+            *_ONCE_CONTAINERD_ANSWERS,
+            "/opt/node/kubelet",
+            "--config=/etc/kubernetes/kubelet.yaml",
+            "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
+            f"--hostname-override={self.name}",
+            f"--node-ip={','.join(network.addresses)}",
+            f"--node-labels={','.join(f'{k}={v}' for k, v in labels.items())}",
+            "--root-dir=/var/lib/kubelet",
+            "--cert-dir=/var/lib/kubelet/pki",
+        )
+
+    async def stop_kubelet(self) -> None:
+        """End the kubelet; containers go on."""
+        await self.programs.stop(self.running.pop("kubelet"))
+
+    def start_proxy(self) -> Program:
+        """Start kube-proxy, which wants its Node object to be there."""
+        libraries = ":".join(f"/opt/debian{p}" for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"))
+        return self._start(
+            "kube-proxy",
+            "/usr/bin/env",
+            f"LD_LIBRARY_PATH={libraries}",
+            "/opt/node/kube-proxy",
+            "--config=/etc/kubernetes/proxy.yaml",
+        )
+
+    def _start(self, what: str, *command: str) -> Program:
+        # Without the lab's own PYTHONPATH and the user's settings; with the mark by which a killed lab's processes are found.
+        argv = self.enter("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
+        program = self.programs.start(f"{what}-{self.name}", argv, patience_s=0.0)
+        self.running[what] = program
+        return program
+
+    async def _start_root(self) -> None:
+        cni = self.binaries.cni[self.network.node.cni_plugins]
+        folders = (self.folder, self.binaries.node, self.binaries.containerd, cni, self.binaries.debian.root)
+        command = [
+            *cgroups.join(self.cgroup),
+            "nsenter",
+            f"--net=/run/netns/{self.network.netns}",
+            "--",
+            *_UNSHARE,
+            "--",
+        ]
+        command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.in_memory else "disk"]
+        root = self.programs.start(f"{NODE}-{self.name}", command, patience_s=0.0)
+        self.running["root"] = root
+        parent = psutil.Process(root.pid)
+        await self._until(lambda: bool(parent.children()), "its first process")
+        self._first = parent.children()[0].pid
+        await self._until(Path(f"/proc/{self._first}/root/var/.ready").exists, "its root directory")
+
+    async def _start_containerd(self) -> None:
+        self._start("containerd", "/opt/containerd/containerd", "--config=/etc/containerd/config.toml")
+        socket = Path(f"/proc/{self._first}/root/run/containerd/containerd.sock")
+        await self._until(socket.exists, "containerd's socket")
+
+    async def _until(self, ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not ready():
+            # Its own alone: a node is also started while somebody has broken other programs of the lab.
+            self.programs.check(self.running.values())
+            if time.monotonic() > deadline:
+                raise BootError(f"node {self.name}: waited {_START_TIMEOUT_S:.0f} s for {what} in vain")
+            await asyncio.sleep(_POLL_S)
+
+    def _write_files(self) -> None:
+        etc = self.folder / "etc"
+        for folder in ("kubernetes/pki", "cni/net.d", "containerd/certs.d/_default", "ssl"):
+            (etc / folder).mkdir(parents=True)
+        for name in _ETC:
+            if (source := Path("/etc") / name).exists():
+                shutil.copy(source, etc / name)
+        if Path("/etc/ssl/certs").is_dir():
+            shutil.copytree("/etc/ssl/certs", etc / "ssl" / "certs", symlinks=False, ignore_dangling_symlinks=True)
+        addresses = "".join(f"{address} {self.name}\n" for address in self.network.addresses)
+        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
+        (etc / "hostname").write_text(f"{self.name}\n")
+        (etc / "resolv.conf").write_text("")
+        (etc / "machine-id").write_text(f"{abs(hash((self.lab, self.name))):032x}\n")
+        (etc / "containerd/config.toml").write_text(files.containerd_config(snapshotter=self.snapshotter))
+        (etc / "containerd/certs.d/_default/hosts.toml").write_text(files.registry_hosts(self.registry))
+        (etc / "cni/net.d/10-lab.conflist").write_text(files.cni_config(self.network.pod_ranges))
+        (etc / "kubernetes/kubelet.yaml").write_text(self._kubelet_config())
+        (etc / "kubernetes/proxy.yaml").write_text(files.proxy_config(node=self.name, pod_ranges=self.pod_ranges))
+        self._write_credentials(etc / "kubernetes")
+
+    def _kubelet_config(self) -> str:
+        node = self.network.node
+        taints = [{"key": _CONTROL_PLANE, "effect": "NoSchedule"}] if node.control_plane else []
+        return files.kubelet_config(
+            dns=SERVICE_DNS,
+            max_pods=min(quantity.parse_int(node.pods), self.network.pod_addresses),
+            reserved=reserved(node.cpu, node.memory),
+            taints=taints,
+        )
+
+    def _write_credentials(self, folder: Path) -> None:
+        authority = self.control_plane.authority
+        client = authority.issue(f"node-{self.name}", f"system:node:{self.name}", organization="system:nodes")
+        hosts = (self.name, *self.network.addresses, self.network.management_address, "127.0.0.1")
+        serving = authority.issue(f"node-serving-{self.name}", f"system:node:{self.name}", hosts=hosts)
+        shutil.copy(authority.certificate, folder / "pki" / "ca.crt")
+        shutil.copy(serving.certificate, folder / "pki" / "kubelet-serving.crt")
+        shutil.copy(serving.key, folder / "pki" / "kubelet-serving.key")
+        self._write_kubeconfig(folder / "kubelet.kubeconfig", client)
+        proxy = authority.issue(f"proxy-{self.name}", "system:kube-proxy")
+        self._write_kubeconfig(folder / "kube-proxy.kubeconfig", proxy)
+
+    def _write_kubeconfig(self, path: Path, pair: KeyPair) -> None:
+        """With everything inside: the lab's own files cannot be seen from the node."""
+        cluster = {
+            "server": self.control_plane.server,
+            "certificate-authority-data": _encoded(self.control_plane.ca_file),
+        }
+        user = {"client-certificate-data": _encoded(pair.certificate), "client-key-data": _encoded(pair.key)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "lab",
+            "clusters": [{"name": "lab", "cluster": cluster}],
+            "users": [{"name": "node", "user": user}],
+            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "node"}}],
+        }
+        path.touch(mode=0o600)
+        path.write_text(yaml.safe_dump(config))
+
+
+def reserved(cpu: str, memory: str) -> dict[str, str]:
+    """What the machine has beyond a node's size, so that its allocatable is the topology's; a node is never larger than the
+    machine.
+    """
+    cpus = os.cpu_count() or 1
+    spare_millicores = int(cpus * 1000 - quantity.parse(cpu) * 1000)
+    spare_bytes = int(psutil.virtual_memory().total - quantity.parse(memory))
+    spare = {"cpu": (spare_millicores, f"{spare_millicores}m"), "memory": (spare_bytes, str(spare_bytes))}
+    return {name: text for name, (amount, text) in spare.items() if amount > 0}
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,140 @@
+"""The programs of a real node: built from pinned Go modules, or taken from the distribution, and kept in the user's cache.
+
+runc comes from the distribution, since one that is built without libseccomp refuses the default profile; nft because
+kube-proxy runs it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.build import Binary, Module, UpstreamModule, find_or_build, kubernetes_link_flags
+from lab.debian import Unpacked, find_or_unpack
+from lab.errors import UnsupportedError
+from lab.progress import open_progress
+
+NODE = Module(
+    name="node",
+    folder=Path(__file__).parents[1] / "node",
+    binaries=(
+        Binary("kubelet", "k8s.io/kubernetes/cmd/kubelet", 90),
+        Binary("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", 20),
+        Binary("coredns", "./coredns", 15),
+        Binary("pause", "./pause", 1),
+    ),
+    pins="k8s.io/kubernetes",
+    link_flags=kubernetes_link_flags,
+)
+APP = Module(
+    name="app",
+    folder=Path(__file__).parents[1] / "app",
+    binaries=(Binary("app", ".", 20),),
+    pins="github.com/prometheus/client_golang",
+    link_flags=lambda _: "-s -w",
+)
+CONTAINERD = UpstreamModule(
+    name="containerd",
+    binaries=(
+        Binary("containerd", "./cmd/containerd", 75),
+        Binary("containerd-shim-runc-v2", "./cmd/containerd-shim-runc-v2", 5),
+        Binary("ctr", "./cmd/ctr", 5),
+    ),
+    path="github.com/containerd/containerd/v2",
+    version="v2.4.2",
+    checksum="h1:p6Qg+xbEz8lvwdhHDx0U469xENvp4LgGBx+E7djXkGw=",
+    go_version=(1, 26, 6),
+    tags="no_btrfs no_devmapper no_zfs",
+)
+METRICS_SERVER = UpstreamModule(
+    name="metrics-server",
+    binaries=(Binary("metrics-server", "./cmd/metrics-server", 80),),
+    path="sigs.k8s.io/metrics-server",
+    version="v0.9.0",
+    checksum="h1:nlqqZ2H0Xfko8eJC/1qaNVVT17hu4rxndkOi22KTZ4w=",
+    go_version=(1, 26, 4),
+)
+# Versions of the CNI plugins that nodes may have: the newest, the first whose bandwidth plugin uses HTB, and Debian 12's.
+CNI_CHECKSUMS = {
+    "1.9.1": "h1:8oU6WsIsU3bpnNZuvHp74a6cE1MJwbj2P7s4/yTUNlA=",
+    "1.5.0": "h1:P09DMlfvvsLSskDoftnuwXY7lwa7IAhTGznZxA5E8fk=",
+    "1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
+}
+CNI_DEFAULT = "1.9.1"
+_CNI_PLUGINS = (
+    ("bridge", "./plugins/main/bridge", 8),
+    ("loopback", "./plugins/main/loopback", 1),
+    ("bandwidth", "./plugins/meta/bandwidth", 2),
+    ("portmap", "./plugins/meta/portmap", 2),
+    ("host-local", "./plugins/ipam/host-local", 1),
+)
+_PACKAGES = ("runc", "nftables")
+
+
+@dataclass(frozen=True)
+class NodePrograms:
+    """Where a real node's programs are.
+
+    Attributes:
+        node: folder of kubelet, kube-proxy, coredns and pause.
+        containerd: folder of containerd, its shim and ctr.
+        cni: folder of the CNI plugins, by their version.
+        metrics_server, app: their files.
+        debian: root of the unpacked packages that hold runc and nft.
+        version: of Kubernetes, for example ``v1.36.3``.
+    """
+
+    node: Path
+    containerd: Path
+    cni: Mapping[str, Path]
+    metrics_server: Path
+    app: Path
+    debian: Unpacked
+    version: str
+
+
+def cni_module(version: str) -> UpstreamModule:
+    """The module of the CNI plugins of a version of CNI_CHECKSUMS."""
+    return UpstreamModule(
+        name="cni-plugins",
+        binaries=tuple(Binary(*plugin) for plugin in _CNI_PLUGINS),
+        path="github.com/containernetworking/plugins",
+        version=f"v{version}",
+        checksum=CNI_CHECKSUMS[version],
+        go_version=(1, 24, 2),
+    )
+
+
+def find_or_build_node_programs(
+    cni_versions: Iterable[str] = (CNI_DEFAULT,), environ: Mapping[str, str] = os.environ
+) -> NodePrograms:
+    """Everything that a real node runs, from the cache, built, or fetched.
+
+    Raises:
+        BuildError: a build failed.
+        UnsupportedError: this machine's distribution does not give what is taken from it.
+    """
+    progress = open_progress()
+    try:
+        debian = find_or_unpack("node", _PACKAGES, progress=progress, environ=environ)
+    finally:
+        progress.close()
+    for name in ("runc", "nft"):
+        if debian.program(name) is None:
+            raise UnsupportedError(f"{name} is not in {', '.join(_PACKAGES)} of this distribution")
+    node = find_or_build(environ=environ, module=NODE)
+    containerd = find_or_build(environ=environ, module=CONTAINERD)
+    metrics = find_or_build(environ=environ, module=METRICS_SERVER)
+    app = find_or_build(environ=environ, module=APP)
+    cni = {v: find_or_build(environ=environ, module=cni_module(v))["bridge"].parent for v in sorted(set(cni_versions))}
+    return NodePrograms(
+        node=node["kubelet"].parent,
+        containerd=containerd["containerd"].parent,
+        cni=cni,
+        metrics_server=metrics["metrics-server"],
+        app=app["app"],
+        debian=debian,
+        version=node.version,
+    )

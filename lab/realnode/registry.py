@@ -1,0 +1,91 @@
+"""``python -m lab.realnode.registry FOLDER HOST:PORT``: the registry that real nodes pull from, read only.
+
+It serves what a lab put into its image store (lab.realnode.images), under whatever registry's name a pod asks for: nothing
+in a lab comes from a registry outside. OCI Distribution Specification 1.1, the part that pulls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from kubekit import logs
+from kubekit.runtime import run_program
+from lab.realnode.images import MANIFEST, ImageStore, Reference
+
+_DEFAULT_REGISTRY = "docker.io"
+
+
+class Registry:
+    """Request handlers over a store that grows while they serve."""
+
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
+
+    def application(self) -> web.Application:
+        """The routes of the specification."""
+        app = web.Application()
+        app.router.add_get("/v2/", self._version)
+        app.router.add_get("/v2/{repository:.+}/manifests/{reference}", self._manifest)
+        app.router.add_get("/v2/{repository:.+}/blobs/{digest}", self._blob)
+        return app
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async def _manifest(self, request: web.Request) -> web.StreamResponse:
+        wanted = request.match_info["reference"]
+        if ":" in wanted:
+            return self._file(wanted, MANIFEST)
+        # containerd names the registry that it was asked for beside its mirror.
+        registry = request.query.get("ns", _DEFAULT_REGISTRY)
+        tag = self._store.tag(Reference(registry, request.match_info["repository"], wanted))
+        if not tag.is_relative_to(self._store.folder) or not tag.is_file():
+            return _error(
+                "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{wanted}"
+            )
+        return self._file(tag.read_text(), MANIFEST)
+
+    async def _blob(self, request: web.Request) -> web.StreamResponse:
+        return self._file(request.match_info["digest"], "application/octet-stream")
+
+    def _file(self, digest: str, media_type: str) -> web.StreamResponse:
+        try:
+            path = self._store.blob(digest)
+        except ValueError as error:
+            return _error("DIGEST_INVALID", str(error))
+        if not path.is_file():
+            return _error("BLOB_UNKNOWN", digest)
+        return web.FileResponse(path, headers={"Content-Type": media_type, "Docker-Content-Digest": digest})
+
+
+def _error(code: str, message: str) -> web.Response:
+    return web.json_response({"errors": [{"code": code, "message": message}]}, status=404)
+
+
+async def serve(folder: Path, host: str, port: int) -> None:
+    """Serve until cancelled."""
+    runner = web.AppRunner(Registry(ImageStore(folder)).application(), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def main(argv: list[str]) -> int:
+    """Run until SIGTERM; 2 on wrong usage."""
+    if len(argv) != 2:
+        print("usage: python -m lab.realnode.registry FOLDER HOST:PORT", file=sys.stderr)
+        return 2
+    logs.set_up(level="warning")
+    host, _, port = argv[1].rpartition(":")
+    return run_program(lambda: serve(Path(argv[0]), host, int(port)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""Our product in a lab of real nodes as an operator gets it: images from the Dockerfiles, an overlay applied as it is.
+
+Nothing of it runs beside its pods: the kubelets start what the overlay says, from images that the lab's registry serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from lab.cluster import Lab
+from lab.errors import BootError
+from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
+from lab.installation import OVERLAY
+from lab.programs import run_to_end
+from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE
+from netperf.contract import CONTROLLER as CONTROLLER_NAME
+
+_APPLY_TIMEOUT_S = 60.0
+_ROLLOUT_TIMEOUT_S = 240.0
+
+
+def build_images() -> dict[str, Path]:
+    """OCI layouts of the agent's and the controller's image, by name with its tag; from the cache or built. Blocks.
+
+    Raises:
+        BuildError, UnsupportedError: as `find_or_build_image`.
+    """
+    return {f"{recipe.name}:{version()}": find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
+
+
+async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: Path = OVERLAY) -> None:
+    """Apply an overlay and wait until every pod of it is ready.
+
+    Args:
+        lab: with real nodes, and with a default scheduler.
+        images: OCI layouts by name, as `build_images` gives them.
+        overlay: which kustomization.
+
+    Raises:
+        BootError: it could not be applied, or a pod is not ready after four minutes; says why.
+    """
+    assert lab.real.images is not None, "the lab has no real nodes"
+    for name, layout in images.items():
+        await asyncio.to_thread(lab.real.images.add_layout, name, layout)
+    for network in lab.nodes:
+        # A TUN device has no speed of its own: the operator of such a node says what its card gives.
+        capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
+        await kubectl(lab, "annotate", "--overwrite", "node", network.node.name, capacity)
+    await kubectl(lab, "apply", "--server-side", "--force-conflicts", "-k", str(overlay))
+    # A node's program that ends is told as such, and not as pods that are not ready minutes later.
+    rollout, failure = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.watch())
+    try:
+        await asyncio.wait({rollout, failure}, return_when=asyncio.FIRST_COMPLETED)
+        await (rollout if rollout.done() else failure)
+    finally:
+        rollout.cancel()
+        failure.cancel()
+        await asyncio.gather(rollout, failure, return_exceptions=True)
+    lab.served |= await _served(lab)
+
+
+async def _served(lab: Lab) -> dict[str, str]:
+    """Addresses of a pod of each kind, which the host reaches without delay; a Service's address works on nodes alone."""
+    found = {}
+    for name, label, port in (("controller", CONTROLLER_NAME, 9851), ("extender", "netaware-scheduler", 9876)):
+        listed = await kubectl(
+            lab, "-n", HOME_NAMESPACE, "get", "pods", "-l", f"app.kubernetes.io/name={label}", "-o", "json"
+        )
+        for pod in msgspec.json.decode(listed)["items"]:
+            if address := pod["status"].get("podIP"):
+                found[name] = f"http://{address}:{port}"
+    return found
+
+
+async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
+    """Wait until every DaemonSet and Deployment of a namespace is rolled out. Raises BootError with what its pods say."""
+    deadline = time.monotonic() + _ROLLOUT_TIMEOUT_S
+    listed = await kubectl(lab, "-n", namespace, "get", "daemonsets,deployments", "-o", "name")
+    for name in listed.split():
+        left_s = max(1.0, deadline - time.monotonic())
+        try:
+            await kubectl(
+                lab, "-n", namespace, "rollout", "status", name, f"--timeout={left_s:.0f}s", timeout_s=left_s + 10
+            )
+        except BootError as error:
+            raise BootError(f"{error}\n{await describe_unready(lab, namespace)}") from error
+
+
+async def describe_unready(lab: Lab, namespace: str = HOME_NAMESPACE) -> str:
+    """The pods of a namespace that are not ready, and the end of what they logged."""
+    text = await kubectl(lab, "-n", namespace, "get", "pods", "-o", "json")
+    lines = []
+    for pod in msgspec.json.decode(text)["items"]:
+        conditions = {c["type"]: c for c in pod["status"].get("conditions", ())}
+        if conditions.get("Ready", {}).get("status") == "True":
+            continue
+        name = pod["metadata"]["name"]
+        waiting = [s.get("state", {}).get("waiting", {}) for s in pod["status"].get("containerStatuses", ())]
+        why = [f"{w.get('reason', '')} {w.get('message', '')}" for w in waiting if w]
+        why += [c.get("message", "") for c in conditions.values() if c.get("message")]
+        lines.append(f"{name} on {pod['spec'].get('nodeName', 'no node')}: {pod['status']['phase']}; {'; '.join(why)}")
+        try:
+            lines.append(await kubectl(lab, "-n", namespace, "logs", name, "--all-containers", "--tail=5"))
+        except BootError as error:
+            lines.append(str(error))
+    return "\n".join(lines)
+
+
+async def kubectl(lab: Lab, *arguments: str, timeout_s: float = _APPLY_TIMEOUT_S) -> str:
+    """Run kubectl as the administrator; what it printed. Raises BootError when it fails."""
+    command: list[str | Path] = [lab.control_plane.kubectl, f"--kubeconfig={lab.control_plane.kubeconfig}"]
+    command += arguments
+    output = await run_to_end(command, f"kubectl {' '.join(arguments)}", timeout_s)
+    return output.decode()

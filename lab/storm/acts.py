@@ -1,0 +1,208 @@
+"""Does the faults of a storm, and takes back those that last a while."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import KubekitError
+from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node
+from lab.installation import Installation
+from lab.nodes import build_node
+from lab.storm.entrance import Entrance
+from lab.storm.faults import Fault
+from lab.storm.journal import Journal
+from lab.storm.kubelet import Kubelet, send
+from lab.storm.proxy import Proxy
+from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
+from netperf.plans import OBJECT_LIMIT_BYTES
+
+_FILLER = "storm-filler"
+_TRY_AGAIN_S = 1.0
+
+
+class Acts:
+    """Hands of a storm.
+
+    Args:
+        client: the administrator's.
+        installation: our programs and the lab they run in.
+        kubelet: knows which processes run.
+        proxy: between our programs and the API server.
+        journal: told of what is taken back.
+    """
+
+    def __init__(
+        self, client: Client, installation: Installation, kubelet: Kubelet, proxy: Proxy, journal: Journal
+    ) -> None:
+        self._client, self._lab, self._kubelet, self._journal = client, installation.lab, kubelet, journal
+        self._links = self._lab.wan.links()
+        self._later: set[asyncio.Task[None]] = set()
+        self._by_kind: dict[str, Callable[[Fault], Awaitable[None]]] = {
+            "kill": self._kill,
+            "kill-control-plane": self._kill,
+            "kill-helper": self._kill,
+            "pause": self._pause,
+            "pause-control-plane": self._pause,
+            "kill-netserver": self._netserver,
+            "pause-netserver": self._netserver,
+            "cut": self._change_link,
+            "latency": self._change_link,
+            "results-delete": self._delete_results,
+            "results-corrupt": self._corrupt_results,
+            "results-fill": self._fill_results,
+            "plans-delete": self._delete_plans,
+            "relabel": self._relabel,
+            "node-delete": self._delete_node,
+            **Entrance(client, installation, proxy, self._after).by_kind,
+        }
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What it can do."""
+        return frozenset(self._by_kind)
+
+    @property
+    def pending(self) -> int:
+        """Faults that last on."""
+        return len(self._later)
+
+    async def do(self, fault: Fault) -> str:
+        """Do one fault; why it could not be done, else nothing."""
+        try:
+            await self._by_kind[fault.kind](fault)
+        except KubekitError as error:
+            # What a request of ours would hit is away itself, by an earlier fault.
+            return str(error)
+        return ""
+
+    async def take_back_all(self) -> None:
+        """Wait until everything that lasts a while is over."""
+        while self._later:
+            await asyncio.wait(set(self._later))
+
+    async def cancel(self) -> None:
+        """Forget what was to be taken back."""
+        for task in self._later:
+            task.cancel()
+        await asyncio.gather(*self._later, return_exceptions=True)
+
+    async def _kill(self, fault: Fault) -> None:
+        program = self._kubelet.program(fault.target)
+        if program is not None:
+            send(program.pid, signal.SIGKILL)
+
+    async def _pause(self, fault: Fault) -> None:
+        program = self._kubelet.program(fault.target)
+        if program is not None:
+            send(program.pid, signal.SIGSTOP)
+            self._after(fault, lambda: self._wake(program.pid))
+
+    async def _netserver(self, fault: Fault) -> None:
+        for pid in self._kubelet.netservers(fault.target):
+            send(pid, signal.SIGSTOP if fault.for_s else signal.SIGKILL)
+            if fault.for_s:
+                self._after(fault, lambda pid=pid: self._wake(pid))  # type: ignore[misc]
+
+    async def _wake(self, pid: int) -> None:
+        send(pid, signal.SIGCONT)
+
+    async def _change_link(self, fault: Fault) -> None:
+        one, other = fault.target.split("/")
+        usual = self._links[min(one, other), max(one, other)]
+        if fault.kind == "cut":
+            self._lab.wan.change_link(one, other, loss=1.0)
+        else:
+            self._lab.wan.change_link(one, other, rtt_us=usual.rtt_us * fault.amount)
+
+        async def restore() -> None:
+            self._lab.wan.set_link(one, other, usual)
+
+        self._after(fault, restore)
+
+    async def _results(self) -> list[ConfigMap]:
+        maps = await self._client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
+        return [m for m in maps if m.metadata.name == RESULTS_NAME or m.metadata.name.startswith(f"{RESULTS_NAME}-")]
+
+    async def _delete_results(self, _: Fault) -> None:
+        for found in await self._results():
+            await self._client.delete(CONFIGMAPS, found.metadata.name, namespace=HOME_NAMESPACE)
+
+    async def _corrupt_results(self, fault: Fault) -> None:
+        for found in await self._results():
+            data = found.data or {}
+            hit = sorted(data)[: max(1, round(len(data) * fault.amount))]
+            await self._write(found.metadata.name, {key: data[key][: len(data[key]) // 2] for key in hit})
+
+    async def _fill_results(self, fault: Fault) -> None:
+        for found in await self._results():
+            room = OBJECT_LIMIT_BYTES - sum(len(k) + len(v) for k, v in (found.data or {}).items()) - 100
+            if room > 0:
+                # Random, as somebody's logs would be.
+                await self._write(found.metadata.name, {_FILLER: secrets.token_hex(room // 2)})
+
+        async def empty() -> None:
+            for found in await self._results():
+                if _FILLER in (found.data or {}):
+                    await self._write(found.metadata.name, {_FILLER: None})
+
+        # Somebody notices after a while; no program of ours may remove what is not ours.
+        self._after(fault, empty)
+
+    async def _write(self, name: str, data: Mapping[str, str | None]) -> None:
+        body = {"data": data}
+        await self._client.patch(CONFIGMAPS, name, body, ConfigMap, kind=MERGE_PATCH, namespace=HOME_NAMESPACE)
+
+    async def _delete_plans(self, _: Fault) -> None:
+        for plan in await self._client.list(
+            CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, label_selector=PLAN_SELECTOR
+        ):
+            await self._client.delete(CONFIGMAPS, plan.metadata.name, namespace=HOME_NAMESPACE)
+
+    async def _relabel(self, fault: Fault) -> None:
+        node = self._lab.node(fault.target).node
+        zones = [n.node.zone for n in self._lab.nodes if n.node.zone not in {"", node.zone}]
+        await self._label(fault.target, zones[0])
+        self._after(fault, lambda: self._label(fault.target, node.zone))
+
+    async def _label(self, node: str, zone: str) -> None:
+        body: dict[str, Any] = {"metadata": {"labels": {ZONE_LABEL: zone}}}
+        try:
+            await self._client.patch(NODES, node, body, Node, kind=MERGE_PATCH)
+        except KubekitError as error:
+            if not getattr(error, "not_found", False):
+                raise  # A node that was deleted meanwhile comes back with its own zone.
+
+    async def _delete_node(self, fault: Fault) -> None:
+        await self._client.delete(NODES, fault.target)
+        network = self._lab.node(fault.target)
+
+        async def make() -> None:
+            body = build_node(network, self._lab.name)
+            body["metadata"]["annotations"][CAPACITY_ANNOTATION] = str(network.node.nic_bps)
+            try:
+                await self._client.create(NODES, body, Node)
+            except KubekitError as error:
+                if not getattr(error, "already_exists", False):
+                    raise
+
+        self._after(fault, make)
+
+    def _after(self, fault: Fault, act: Callable[[], Awaitable[None]]) -> None:
+        async def later() -> None:
+            await asyncio.sleep(fault.for_s)
+            while True:
+                try:
+                    await act()
+                    break
+                except KubekitError:
+                    await asyncio.sleep(_TRY_AGAIN_S)
+            self._journal.write("over", kind=fault.kind, target=fault.target)
+
+        task = asyncio.create_task(later())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)

@@ -1,0 +1,224 @@
+"""Faults between our programs and what they ask for: admission, definitions, tokens, the API server's answers, and their clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import yaml
+
+from controller.cluster.resources import APPGROUPS
+from kubekit.client import Client
+from kubekit.errors import ApiError, UnreachableError
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, Object, Resource
+from lab.installation import Installation
+from lab.scale.restore import client_context
+from lab.storm.clock import set_offset
+from lab.storm.faults import Fault
+from lab.storm.kubelet import kubeconfig_of
+from lab.storm.proxy import Proxy
+from netperf.contract import HOME_NAMESPACE
+
+_ADMISSION = "admissionregistration.k8s.io"
+POLICIES = Resource(_ADMISSION, "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", namespaced=False)
+BINDINGS = Resource(
+    _ADMISSION, "v1", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", namespaced=False
+)
+WEBHOOKS = Resource(
+    _ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", namespaced=False
+)
+_ETCD_TIMEOUT_S = 5.0
+# TCP's discard port, on which nobody listens.
+_NOBODY = "https://127.0.0.1:9/"
+
+After = Callable[[Fault, Callable[[], Awaitable[None]]], None]
+
+
+class Entrance:
+    """Does them.
+
+    Args:
+        client: the administrator's, past the proxy.
+        installation: our programs.
+        proxy: between them and the API server.
+        after: takes a fault back once its time is over.
+    """
+
+    def __init__(self, client: Client, installation: Installation, proxy: Proxy, after: After) -> None:
+        self._client, self._proxy, self._after = client, proxy, after
+        self._lab = installation.lab
+        self._folder = self._lab.place.state_dir
+        self._number = 0
+        self.by_kind: dict[str, Callable[[Fault], Awaitable[None]]] = {
+            "admission-deny": self._deny,
+            "webhook-dead": self._deny,
+            "definition-delete": self._delete_definition,
+            "token-refused": self._refuse_token,
+            "api-status": self._spoil,
+            "api-cut": self._spoil,
+            "api-late": self._spoil,
+            "api-stale": self._spoil,
+            "etcd-full": self._fill_etcd,
+            "clock": self._turn_clock,
+        }
+
+    async def _deny(self, fault: Fault) -> None:
+        self._number += 1
+        name = f"storm-{self._number}"
+        bodies = _policy(name, fault.target) if fault.kind == "admission-deny" else _webhook(name, fault.target)
+        made: list[Resource] = []
+
+        async def end() -> None:
+            for resource in reversed(made):
+                await _delete(self._client, resource, name)
+
+        # Also when making them fails half way.
+        self._after(fault, end)
+        for resource, body in bodies:
+            made.append(resource)
+            await self._client.create(resource, body, Object)
+
+    async def _delete_definition(self, fault: Fault) -> None:
+        definition = await _read(self._client, CUSTOM_RESOURCE_DEFINITIONS.path(None, fault.target))
+        # The topology is the leader's to create; AppGroups are people's, who have them in a file.
+        groups = []
+        if definition["spec"]["names"]["plural"] == APPGROUPS.plural:
+            groups = (await _read(self._client, APPGROUPS.path(None)))["items"]
+        await self._client.delete(CUSTOM_RESOURCE_DEFINITIONS, fault.target)
+
+        async def restore() -> None:
+            try:
+                found = await _read(self._client, CUSTOM_RESOURCE_DEFINITIONS.path(None, fault.target))
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+                await _create(self._client, CUSTOM_RESOURCE_DEFINITIONS, [definition])
+            else:
+                if "deletionTimestamp" in found["metadata"]:
+                    raise UnreachableError("it is still being removed")
+            await _create(self._client, APPGROUPS, groups)
+
+        self._after(fault, restore)
+
+    async def _refuse_token(self, fault: Fault) -> None:
+        token = yaml.safe_load(kubeconfig_of(self._folder, fault.target).read_text())["users"][0]["user"]["token"]
+        self._proxy.refuse(token)
+
+        async def end() -> None:
+            self._proxy.accept(token)
+
+        self._after(fault, end)
+
+    async def _spoil(self, fault: Fault) -> None:
+        kind = fault.target or fault.kind.removeprefix("api-")
+        self._proxy.begin(fault, kind, fault.amount)
+
+        async def end() -> None:
+            self._proxy.end(fault)
+
+        self._after(fault, end)
+
+    async def _fill_etcd(self, fault: Fault) -> None:
+        await self._alarm("ACTIVATE")
+        self._after(fault, lambda: self._alarm("DEACTIVATE"))
+
+    async def _alarm(self, action: str) -> None:
+        """The alarm that etcd raises itself once its quota is used up; while it is on, it refuses whatever needs space."""
+        body = {"action": action, "alarm": "NOSPACE"}
+        timeout, plane = aiohttp.ClientTimeout(total=_ETCD_TIMEOUT_S), self._lab.control_plane
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                url = f"{plane.etcd}/v3/maintenance/alarm"
+                async with session.post(url, json=body, ssl=client_context(plane)) as answer:
+                    text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise UnreachableError(f"etcd: {type(error).__name__}") from error
+        if answer.status != 200:
+            raise UnreachableError(f"etcd: {answer.status} {text[:200]}")
+
+    async def _turn_clock(self, fault: Fault) -> None:
+        file = clock_of(self._folder, fault.target)
+        set_offset(file, fault.amount)
+
+        async def end() -> None:
+            set_offset(file, 0.0)
+
+        self._after(fault, end)
+
+
+def clock_of(folder: Path, program: str) -> Path:
+    """The file that says how far off a program's clock is."""
+    return folder / f"{program}.clock"
+
+
+def _rules(resource: str) -> dict[str, Any]:
+    return {
+        "apiGroups": ["*"],
+        "apiVersions": ["*"],
+        "operations": ["CREATE", "UPDATE", "DELETE"],
+        "resources": [resource, f"{resource}/*"],
+        "scope": "*",
+    }
+
+
+_OURS = [
+    {
+        "name": "ours",
+        "expression": f"request.userInfo.username.startsWith('system:serviceaccount:{HOME_NAMESPACE}:netaware-')",
+    }
+]
+
+
+def _policy(name: str, resource: str) -> list[tuple[Resource, dict[str, Any]]]:
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [_rules(resource)]},
+        "matchConditions": _OURS,
+        "validations": [{"expression": "false", "message": "denied by a storm", "reason": "Forbidden"}],
+    }
+    binding = {"policyName": name, "validationActions": ["Deny"]}
+    meta = {"metadata": {"name": name}}
+    return [(POLICIES, {**meta, "spec": spec}), (BINDINGS, {**meta, "spec": binding})]
+
+
+def _webhook(name: str, resource: str) -> list[tuple[Resource, dict[str, Any]]]:
+    webhook = {
+        "name": f"{name}.example.com",
+        "clientConfig": {"url": _NOBODY},
+        "rules": [_rules(resource)],
+        "matchConditions": _OURS,
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 2,
+    }
+    return [(WEBHOOKS, {"metadata": {"name": name}, "webhooks": [webhook]})]
+
+
+async def _read(client: Client, path: str) -> Any:
+    return msgspec.json.decode(await client.request("GET", path))
+
+
+async def _delete(client: Client, resource: Resource, name: str) -> None:
+    try:
+        await client.delete(resource, name)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+
+
+async def _create(client: Client, resource: Resource, bodies: Iterable[dict[str, Any]]) -> None:
+    """Objects as they were; those whose namespace is gone are left out, and those that stand already."""
+    for body in bodies:
+        meta = body["metadata"]
+        kept = {k: meta[k] for k in ("name", "labels", "annotations") if k in meta}
+        fresh = {k: v for k, v in body.items() if k != "status"} | {"metadata": kept}
+        try:
+            await client.create(resource, fresh, Object, namespace=meta.get("namespace"))
+        except ApiError as error:
+            gone = error.not_found and "namespaces" in str(error)
+            if not error.already_exists and not gone:
+                raise

@@ -1,0 +1,58 @@
+{{- /* Minor version of the cluster's Kubernetes; some providers write "30+". */ -}}
+{{- define "netaware.minor" -}}
+{{- regexFind "[0-9]+" .Capabilities.KubeVersion.Minor -}}
+{{- end -}}
+
+{{- /* Non-empty where MutatingAdmissionPolicy v1 is served; before that a webhook gates pods. */ -}}
+{{- define "netaware.hasMutatingPolicies" -}}
+{{- if ge (include "netaware.minor" . | int) 36 -}}yes{{- end -}}
+{{- end -}}
+
+{{- /* The image of a program: (list . "agent"). A digest goes before a tag. */ -}}
+{{- define "netaware.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := index $root.Values.images (index . 1) -}}
+{{- $tag := $image.tag -}}
+{{- if and (not $tag) (eq (index . 1) "kubeScheduler") -}}
+{{- /* The cluster's own minor; a newer cluster takes the newest that we know, which may be one minor behind. */ -}}
+{{- $known := $root.Files.Get "files/kube-scheduler-versions.yaml" | fromYaml -}}
+{{- $tag = get $known (include "netaware.minor" $root) | default (get $known (keys $known | sortAlpha | last)) -}}
+{{- end -}}
+{{- $image.repository -}}
+{{- if $image.digest -}}@{{ $image.digest }}{{- else -}}:{{ $tag | default $root.Chart.AppVersion }}{{- end -}}
+{{- end -}}
+
+{{- /* kube-scheduler has /livez and /readyz from 1.31 on. */ -}}
+{{- define "netaware.schedulerProbe" -}}
+{{- if le (include "netaware.minor" (index . 0) | int) 30 -}}/healthz{{- else -}}/{{ index . 1 }}{{- end -}}
+{{- end -}}
+
+{{- /* ControllerConfiguration: the shipped file as it is, or with controller.config laid over it. */ -}}
+{{- define "netaware.controllerConfig" -}}
+{{- $shipped := .Files.Get (ternary "files/descheduler.yaml" "files/controller.yaml" .Values.descheduler.enabled) -}}
+{{- if .Values.controller.config -}}
+{{- toYaml (mergeOverwrite (fromYaml $shipped) .Values.controller.config) -}}
+{{- else -}}
+{{- $shipped -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "netaware.schedulerConfig" -}}
+{{- .Values.scheduler.config | default (.Files.Get "files/kube-scheduler.yaml") -}}
+{{- end -}}
+
+{{- /* A ConfigMap's name ends with a hash of its content, so that a change restarts the pods. It is the same as kustomize's, which
+       means to hash the name too, but hashes an empty one. */ -}}
+{{- define "netaware.hashed" -}}
+{{- $name := index . 0 -}}
+{{- $hex := dict "data" (dict (index . 1) (index . 2)) "kind" "ConfigMap" "name" "" | toJson | sha256sum | trunc 10 -}}
+{{- printf "%s-%s" $name ($hex | replace "0" "g" | replace "1" "h" | replace "3" "k" | replace "a" "m" | replace "e" "t") -}}
+{{- end -}}
+
+{{- define "netaware.controllerConfigName" -}}
+{{- include "netaware.hashed" (list "netaware-controller-config" "config.yaml" (include "netaware.controllerConfig" .)) -}}
+{{- end -}}
+
+{{- define "netaware.schedulerConfigName" -}}
+{{- include "netaware.hashed" (list "netaware-scheduler-config" "kube-scheduler.yaml" (include "netaware.schedulerConfig" .)) -}}
+{{- end -}}

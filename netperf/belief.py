@@ -1,0 +1,248 @@
+"""Several witnesses for each path: which value they agree on, and which node's word stands against the others'.
+
+A round trip is the path, something of the node that asks and something of the node that answers. A node that is slow, or that
+lies, shows in all of its pairs and nobody else does; so its readings are set aside and it is named, instead of colouring its
+zone. A round trip from the other end is the same round trip, hence a witness. Where there is but one reading against
+another, what was believed so far decides, then the triangle: zones that a third one sees far apart cannot be near.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+Link = tuple[str, str]
+"""Two zones in bytewise order."""
+
+DOUBT_RATIO = 0.12
+DOUBT_US = 300.0
+OFFSET_READINGS, OFFSET_SPREADS = 3, 6.0
+"""A node that is off by the same way in at least so many readings, by so many times what readings differ as a rule."""
+LEAST_CONTRADICTIONS = 2
+ROUNDS = 50
+TRIANGLE_SHARE = 0.5
+TRIANGLE_US = 2000.0
+
+
+def link_of(a: str, b: str) -> Link:
+    """The link between two zones."""
+    return (a, b) if a <= b else (b, a)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What one pair of nodes says about its zones."""
+
+    origin: str
+    destination: str
+    link: Link
+    value_us: float
+
+
+class Odd(msgspec.Struct, frozen=True):
+    """A node whose readings stand against the others'.
+
+    Attributes:
+        offset_us: by how much its readings differ from the rest, in the middle; below 0 for less than there is.
+        contradictions: readings that others contradict; ``readings``: of how many.
+    """
+
+    offset_us: float
+    contradictions: int
+    readings: int
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What is believed.
+
+    Attributes:
+        values_us: by link, the median of the readings that are believed.
+        spread_us: by link, how far these lie apart: their median distance from it; None for a single reading.
+        set_aside: readings that are not believed.
+        disputed: links on which one reading stands against one, whichever was believed.
+        odd: nodes that are named.
+    """
+
+    values_us: dict[Link, float]
+    spread_us: dict[Link, float | None]
+    set_aside: frozenset[Reading]
+    disputed: frozenset[Link]
+    odd: dict[str, Odd]
+
+
+def weigh_readings(readings: Iterable[Reading], believed_us: Mapping[Link, float]) -> Verdict:
+    """Find the values that most witnesses agree on, and who stands against them.
+
+    Args:
+        readings: fresh ones, at most one per directed pair of nodes.
+        believed_us: what was believed so far, by link, as far as known.
+    """
+    everything = tuple(readings)
+    by_link: dict[Link, list[Reading]] = defaultdict(list)
+    for reading in everything:
+        by_link[reading.link].append(reading)
+    aside: set[Reading] = set()
+    for _ in range(ROUNDS):
+        suspect = _most_contradicted(by_link)
+        if suspect is None:
+            break
+        for reading in suspect:
+            by_link[reading.link].remove(reading)
+            aside.add(reading)
+    disputed = _settle(by_link, aside, believed_us)
+    values_us = {link: statistics.median(r.value_us for r in found) for link, found in by_link.items() if found}
+    spread_us = {link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()}
+    return Verdict(values_us, spread_us, frozenset(aside), disputed, _name(everything, aside, values_us))
+
+
+def contradicts(value_us: float, others_us: float) -> bool:
+    """Whether a reading cannot be of the same path as the others."""
+    return abs(value_us - others_us) > max(DOUBT_RATIO * max(value_us, others_us), DOUBT_US)
+
+
+def _contradictions(by_link: Mapping[Link, list[Reading]]) -> tuple[dict[str, list[Reading]], dict[str, int]]:
+    """By node: its readings that the others of the same link contradict, and of how many that have others at all."""
+    against: dict[str, list[Reading]] = defaultdict(list)
+    count: dict[str, int] = defaultdict(int)
+    for found in by_link.values():
+        if len(found) < 2:
+            continue
+        for reading in found:
+            others_us = statistics.median(r.value_us for r in found if r is not reading)
+            for node in (reading.origin, reading.destination):
+                count[node] += 1
+                if contradicts(reading.value_us, others_us):
+                    against[node].append(reading)
+    return against, count
+
+
+def _most_contradicted(by_link: Mapping[Link, list[Reading]]) -> list[Reading] | None:
+    """The contradicted readings of the node that is contradicted most, if that is clear; else those outvoted on their link."""
+    against, count = _contradictions(by_link)
+    for node, found in _offsets(by_link).items():
+        against.setdefault(node, found)
+    ranked = sorted(against, key=lambda n: (-len(against[n]) / count[n], -len(against[n]), n))
+    for node in ranked:
+        bad = against[node]
+        if len(bad) < LEAST_CONTRADICTIONS or 2 * len(bad) <= count[node]:
+            continue
+        # Everybody who was measured with a bad node is contradicted as well, but in that one pair only.
+        partners = {r.destination if r.origin == node else r.origin for r in bad}
+        if all(_weight(against, count, node) > _weight(against, count, p) for p in partners):
+            return [r for r in bad if r.origin == node or not _only_about(node, by_link[r.link])]
+    for found in by_link.values():
+        if len(found) >= 3:
+            middle_us = statistics.median(r.value_us for r in found)
+            outvoted = [r for r in found if contradicts(r.value_us, middle_us)]
+            if outvoted and 2 * len(outvoted) < len(found):
+                return outvoted
+    return None
+
+
+def _only_about(node: str, found: Iterable[Reading]) -> bool:
+    """Whether every reading of a link has the node at one end: then what it wrote stands against what others wrote of it."""
+    return all(node in (r.origin, r.destination) for r in found)
+
+
+def _offsets(by_link: Mapping[Link, list[Reading]]) -> dict[str, list[Reading]]:
+    """Nodes that are off in the same direction in all of their readings, far beyond what readings differ by, and these."""
+    residuals_us: dict[Reading, float] = {}
+    for found in by_link.values():
+        for reading in found if len(found) > 2 else ():
+            others_us = statistics.median(r.value_us for r in found if r is not reading)
+            residuals_us[reading] = reading.value_us - others_us
+    if not residuals_us:
+        return {}
+    bound_us = max(DOUBT_US, OFFSET_SPREADS * statistics.median(abs(us) for us in residuals_us.values()))
+    of_node: dict[str, list[Reading]] = defaultdict(list)
+    for reading in residuals_us:
+        of_node[reading.origin].append(reading)
+        of_node[reading.destination].append(reading)
+    return {
+        node: found
+        for node, found in of_node.items()
+        if len(found) >= OFFSET_READINGS
+        and (all(residuals_us[r] > bound_us for r in found) or all(residuals_us[r] < -bound_us for r in found))
+    }
+
+
+def _weight(against: Mapping[str, list[Reading]], count: Mapping[str, int], node: str) -> tuple[float, int]:
+    bad = len(against.get(node, ()))
+    return bad / max(1, count.get(node, 0)), bad
+
+
+def _settle(
+    by_link: dict[Link, list[Reading]], aside: set[Reading], believed_us: Mapping[Link, float]
+) -> frozenset[Link]:
+    """Where one stands against one: believe what is nearer to what was believed, else the one that the triangle allows."""
+    disputed: set[Link] = set()
+    settled_us = {
+        link: statistics.median(r.value_us for r in found)
+        for link, found in by_link.items()
+        if found and not (len(found) == 2 and contradicts(found[0].value_us, found[1].value_us))
+    }
+    for link, found in by_link.items():
+        if len(found) != 2 or not contradicts(found[0].value_us, found[1].value_us):
+            continue
+        disputed.add(link)
+        low, high = sorted(found, key=lambda r: r.value_us)
+        before_us = believed_us.get(link)
+        if before_us is not None:
+            loser = max(found, key=lambda r: abs(r.value_us - before_us) / max(r.value_us, before_us))
+        else:
+            # Nobody is faster than the path; a slow node at least does no harm.
+            loser = low if low.value_us < triangle_least_us(link, settled_us) else high if _alone(high, found) else low
+        found.remove(loser)
+        aside.add(loser)
+    return frozenset(disputed)
+
+
+def _alone(reading: Reading, found: list[Reading]) -> bool:
+    """Neither end of the reading is an end of the other: a slow node would explain it."""
+    (other,) = (r for r in found if r is not reading)
+    return not {reading.origin, reading.destination} & {other.origin, other.destination}
+
+
+def triangle_least_us(link: Link, values_us: Mapping[Link, float]) -> float:
+    """The least that a link can be, as third zones see it: half of the middle difference of their distances to both ends.
+
+    Paths of the real internet break the triangle inequality, hence half of it and 2 ms of grace.
+    """
+    a, b = link
+    zones = {zone for pair in values_us for zone in pair} - {a, b}
+    gaps = [
+        abs(values_us[to_a] - values_us[to_b])
+        for c in zones
+        if (to_a := link_of(a, c)) in values_us and (to_b := link_of(b, c)) in values_us
+    ]
+    return max(0.0, TRIANGLE_SHARE * statistics.median(gaps) - TRIANGLE_US) if len(gaps) >= 2 else 0.0
+
+
+def _spread_us(found: list[Reading], value_us: float) -> float | None:
+    if len(found) < 2:
+        return None
+    return statistics.median(abs(r.value_us - value_us) for r in found)
+
+
+def _name(readings: Iterable[Reading], aside: set[Reading], values_us: Mapping[Link, float]) -> dict[str, Odd]:
+    """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's."""
+    count: dict[str, int] = defaultdict(int)
+    bad: dict[str, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        for node in (reading.origin, reading.destination):
+            count[node] += 1
+            if reading in aside:
+                bad[node].append(reading)
+    blamed: dict[str, list[Reading]] = defaultdict(list)
+    for reading in aside:
+        shares = [(len(bad[node]) / count[node], len(bad[node])) for node in (reading.origin, reading.destination)]
+        blamed[reading.destination if shares[1] > shares[0] else reading.origin].append(reading)
+    return {
+        node: Odd(
+            statistics.median(r.value_us - values_us.get(r.link, r.value_us) for r in found), len(found), count[node]
+        )
+        for node, found in sorted(blamed.items())
+        if 2 * len(found) >= count[node]
+    }

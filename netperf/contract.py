@@ -1,0 +1,82 @@
+"""What programs say to each other, and what other programs know us by: labels, annotations, the resource, names of objects, and the
+agent's announcement. Agent, controller and lab take them from here; changing one breaks somebody.
+
+Names that one program alone writes and reads (a descheduler's memory, a NetworkTopology's group) stay with it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+HOME_NAMESPACE = "netaware-system"
+"""The namespace that the manifests make; both programs can be told another."""
+API_VERSION = "netaware.io/v1alpha1"
+"""Of both programs' configuration files."""
+CONTROLLER, AGENT = "netaware-controller", "netaware-agent"
+"""The programs: reporters of events, managers of fields, names of the objects that run them."""
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+REGION_LABEL = "topology.kubernetes.io/region"
+PART_OF = {"app.kubernetes.io/part-of": "netaware"}
+"""Labels of every object that one of the programs makes."""
+AGENT_POD_SELECTOR = f"app.kubernetes.io/name={AGENT}"
+"""The agent's pods, in netaware's namespace."""
+
+BANDWIDTH = "network.aware.com/bandwidth"
+"""The extended resource, integer bits per second (node bandwidth capacity, docs/contracts)."""
+INGRESS_ANNOTATION = "kubernetes.io/ingress-bandwidth"
+EGRESS_ANNOTATION = "kubernetes.io/egress-bandwidth"
+"""On a pod: its limits, as the CNI bandwidth plugin reads them."""
+CAPACITY_ANNOTATION = "netaware.io/bandwidth-capacity"
+"""On a node, set by a person: a quantity in bits per second that outranks whatever the agent finds."""
+OWNER_ANNOTATION = "netaware.io/bandwidth-owner"
+"""On a node: who writes the resource. A value other than ours tells the agent to keep its hands off."""
+SOURCE_ANNOTATION = "netaware.io/bandwidth-source"
+"""On a node: where the published number came from, in words."""
+
+AGENT_ANNOTATION = "netaware.io/agent"
+"""On a node: compact JSON of an `Announcement`. Absent means that no agent answers there."""
+PLAN_LABEL = "netaware.io/plan"
+"""On the ConfigMaps that hold probe plans; the value is ``true``."""
+PLAN_SELECTOR = f"{PLAN_LABEL}=true"
+PLAN_NAME_PREFIX = "netaware-plan-"
+RESULTS_NAME = "netperf-metrics"
+"""The ConfigMap of results, and the base of the names of its shards."""
+PROBE_SECRET, PASSPHRASE_KEY = "netaware-probe", "passphrase"
+"""The Secret with the passphrase of probes, and its key."""
+PAGE_AUDIENCE, PAGE_TOKEN_HEADER = "netaware-page", "X-Netaware-Token"
+"""For whom a token that opens the page is issued, and the header that carries it: the API server's proxy, which may stand between,
+takes ``Authorization`` for itself."""
+PAGE_ACCOUNT = "netaware-page"
+"""The ServiceAccount whose tokens open the page, and which may do nothing else."""
+
+MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
+"""On an AppGroup, written where traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both ways."""
+
+
+PLAN_FORM = 2
+"""The form of plans that programs of this version read and write; they also read form 1, the only one of 0.1.0."""
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """The value of `AGENT_ANNOTATION`: where the agent's server listens, by what it probes, and which form of plans it reads."""
+
+    address: str = ""
+    port: int = 0
+    version: str = ""
+    prober: str = ""
+    plans: int = 1
+
+
+def read_announcement(text: str) -> Announcement | None:
+    """The announcement in an annotation; None when there is none that can be read."""
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Announcement)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+HOT_TAINT = "netaware.io/hot"
+"""Of effect PreferNoSchedule, on nodes that were found hot, where the descheduler is to write it: pods rather go elsewhere."""

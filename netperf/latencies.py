@@ -1,0 +1,174 @@
+"""Latency from zone to zone in microseconds, as it goes along with the costs: an annotation on the NetworkTopology.
+
+``networkCost`` counts whole units and is held within its hysteresis, since limits are compared with it; between the zones of
+most clouds that is 2 for every pair. Decisions need what was measured, so the controller publishes the priced latency of
+every directed pair of zones, whatever their regions. An annotation, because upstream's definition prunes fields that it does
+not know and keeps annotations (docs/adr/0060-latency-annotation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+LATENCY_ANNOTATION = "netaware.io/latency-us"
+LIMIT_BYTES = 200 * 1024
+"""The API server takes 256 KiB of annotations per object, the user's included."""
+HOLD_RATIO = 0.03
+HOLD_US = 15.0
+"""A latency in force stays while the new one is within the larger of both of it."""
+
+ZonePair = tuple[str, str]
+
+
+class _Wire(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The annotation. Rows are origins, columns destinations, both in the order of ``zones``; null is not known."""
+
+    zones: list[str]
+    us: list[list[int | None]]
+    error_us: list[list[int | None]] = []
+    unreachable: list[tuple[str, str]] = []
+
+
+class Latencies:
+    """Latencies by directed pair of zones.
+
+    Args:
+        us: directed pair -> round trip in microseconds, above 0.
+        error_us: directed pair -> by how much it may be off, microseconds.
+        unreachable: directed pairs that are known to be dead; they have no latency.
+        problem: why an annotation could not be read; empty when it could.
+    """
+
+    __slots__ = ("_error_us", "_unreachable", "_us", "problem")
+
+    def __init__(
+        self,
+        us: Mapping[ZonePair, int] | None = None,
+        error_us: Mapping[ZonePair, int] | None = None,
+        unreachable: Collection[ZonePair] = (),
+        problem: str = "",
+    ) -> None:
+        self._us, self._error_us = dict(us or {}), dict(error_us or {})
+        self._unreachable, self.problem = frozenset(unreachable), problem
+
+    def latency_us(self, origin: str, destination: str) -> int | None:
+        """From zone to zone; None when it is not known, or when the pair is unreachable."""
+        return self._us.get((origin, destination))
+
+    def error_us(self, origin: str, destination: str) -> int | None:
+        """By how much the latency may be off; None when that is not known."""
+        return self._error_us.get((origin, destination))
+
+    def is_unreachable(self, origin: str, destination: str) -> bool:
+        """Whether the path is known to be dead."""
+        return (origin, destination) in self._unreachable
+
+    @property
+    def us(self) -> Mapping[ZonePair, int]:
+        """All that is known, by directed pair."""
+        return self._us
+
+    @property
+    def errors_us(self) -> Mapping[ZonePair, int]:
+        """All error bars, by directed pair."""
+        return self._error_us
+
+    @property
+    def unreachable(self) -> frozenset[ZonePair]:
+        """All dead pairs."""
+        return self._unreachable
+
+    def __bool__(self) -> bool:
+        """Whether anything is known."""
+        return bool(self._us or self._unreachable)
+
+    def __eq__(self, other: object) -> bool:
+        """Same latencies, same error bars, same dead pairs."""
+        if not isinstance(other, Latencies):
+            return NotImplemented
+        return (self._us, self._error_us, self._unreachable) == (other._us, other._error_us, other._unreachable)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """For tests that fail."""
+        return f"Latencies({self._us!r}, {self._error_us!r}, {sorted(self._unreachable)!r})"
+
+
+def decode_latencies(text: str | None) -> Latencies:
+    """Read the annotation. Never raises: what cannot be read knows nothing, and says why."""
+    if not text:
+        return Latencies()
+    try:
+        wire = msgspec.json.decode(text, type=_Wire)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return Latencies(problem=f"annotation {LATENCY_ANNOTATION}: {error}")
+    size = len(wire.zones)
+    for matrix in (wire.us, wire.error_us or wire.us):
+        if len(matrix) != size or any(len(row) != size for row in matrix):
+            return Latencies(problem=f"annotation {LATENCY_ANNOTATION}: a matrix is not {size} by {size}")
+    return Latencies(
+        _pairs(wire.zones, wire.us, least=1),
+        _pairs(wire.zones, wire.error_us, least=0),
+        map(tuple, wire.unreachable),  # type: ignore[arg-type]
+    )
+
+
+def _pairs(zones: Sequence[str], matrix: Sequence[Sequence[int | None]], *, least: int) -> dict[ZonePair, int]:
+    return {
+        (zones[i], zones[j]): value
+        for i, row in enumerate(matrix)
+        for j, value in enumerate(row)
+        if value is not None and value >= least
+    }
+
+
+def encode_latencies(latencies: Latencies) -> str:
+    """The annotation: zones in bytewise order, so that the same latencies always make the same text.
+
+    Error bars are left out where the text would be too long for an annotation with them (above about 180 zones), and then
+    all of it is: the empty text.
+    """
+    pairs = {*latencies.us, *latencies.unreachable}
+    zones = sorted({zone for pair in pairs for zone in pair})
+    us = _matrix(zones, latencies.us)
+    errors = _matrix(zones, latencies.errors_us) if latencies.errors_us else []
+    unreachable = sorted(latencies.unreachable)
+    for error_us in (errors, []):
+        text = msgspec.json.encode(_Wire(zones, us, error_us, unreachable)).decode()
+        if len(text) <= LIMIT_BYTES:
+            return text
+    return ""
+
+
+def _matrix(zones: Sequence[str], values: Mapping[ZonePair, int]) -> list[list[int | None]]:
+    return [[values.get((a, b)) for b in zones] for a in zones]
+
+
+def hold_latencies(written: Latencies, fresh: Latencies) -> Latencies:
+    """What to write: ``written`` itself while nothing moved by more than the hysteresis, else fresh values where they moved.
+
+    When a write is due anyway, every latency that moved by more than half of the hysteresis goes along, so that slow drifts
+    of many pairs do not each cause a write of their own. Error bars alone never cause one.
+    """
+    same = written.us.keys() == fresh.us.keys() and written.unreachable == fresh.unreachable
+    if same and not any(_moved(written.us[pair], us, 1.0) for pair, us in fresh.us.items()):
+        return written
+    us = {
+        pair: value if (before := written.us.get(pair)) is None or _moved(before, value, 0.5) else before
+        for pair, value in fresh.us.items()
+    }
+    return Latencies(us, fresh.errors_us, fresh.unreachable)
+
+
+def _moved(before_us: float, after_us: float, share: float) -> bool:
+    return abs(after_us - before_us) > share * max(HOLD_RATIO * before_us, HOLD_US)
+
+
+def two_figures(value_us: float) -> int:
+    """An error bar, rounded up to two significant figures: more would say more than is known."""
+    whole = max(1, round(value_us))
+    step = int(10 ** max(0, len(str(whole)) - 2))
+    return -(-whole // step) * step

@@ -1,0 +1,256 @@
+"""What is remembered of each pair of zones: the levels of its pairs of nodes, failures, the last good latency, the cost in force.
+
+`fold` takes samples and failures in; `restore` starts from what was written last, `resume` from an earlier leadership as well.
+All are pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from netperf.latencies import Latencies
+from netperf.levels import Level, follow
+from netperf.policy import LEAST_ZONE_COST, CostPolicy
+from netperf.sample import Failure, Measurement, Place, ProberName, Sample, Sighting, Test, sight
+
+ZonePair = tuple[str, str]
+INFERRED_ERROR = 0.5
+"""Share of an inferred latency that it may be off; the error bar is how it is told from a measured one after a restart."""
+
+_PREFERENCE: dict[tuple[ProberName, Test], int] = {
+    ("netperf", "TCP_RR"): 0,
+    ("datagrams", "TCP_RR"): 0,
+    ("netperf", "UDP_RR"): 1,
+    ("datagrams", "UDP_RR"): 1,
+    ("echo", "TCP_RR"): 2,
+    ("echo", "UDP_RR"): 3,
+    ("external", "TCP_RR"): 4,
+}
+EXTERNAL = 4
+"""The preference of numbers that other components wrote."""
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of one pair of nodes by one prober and test.
+
+    Attributes:
+        level: of the policy's percentile. Percentiles of several runs are not a percentile; as an estimate of where it lies
+            their median is fair, as a claim about a longer run it is not.
+        spread_us: p99 - p50 of the newest run; 0 while unknown.
+        loss_ratio: of the newest run; 0 while unknown.
+    """
+
+    origin: Place
+    destination: Place
+    prober: ProberName
+    test: Test
+    level: Level
+    spread_us: float = 0.0
+    loss_ratio: float = 0.0
+    sighting: Sighting
+
+    @property
+    def estimate_us(self) -> float:
+        """The level."""
+        return self.level.estimate_us
+
+    @property
+    def deviation_us(self) -> float:
+        """How far runs lie from it."""
+        return self.level.deviation_us
+
+    @property
+    def runs(self) -> int:
+        """How many it rests on since it last jumped."""
+        return self.level.runs
+
+
+class PairState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a directed pair of zones; it outlives the pairs of nodes that it was learned from.
+
+    Attributes:
+        streams: of its pairs of nodes.
+        failures: of those that could not be measured last.
+        cost: in force.
+        last_good_us: the last latency that rested on fresh measurements, penalties included, and when.
+        error_us: of that.
+        unreachable: its path is known to be dead.
+        weak: the last good value is only what was written last, and may have been inferred.
+        guessed: the cost in force is that of a path over other zones; the first measurement replaces it, however near it is.
+    """
+
+    streams: tuple[Stream, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    cost: int | None = None
+    last_good_us: float | None = None
+    last_good_s: float = 0.0
+    error_us: float = 0.0
+    unreachable: bool = False
+    weak: bool = False
+    guessed: bool = False
+
+
+CostState = dict[ZonePair, PairState]
+
+
+def restore(
+    written: Mapping[ZonePair, int], policy: CostPolicy, now_s: float, latencies: Latencies | None = None
+) -> CostState:
+    """A state that knows only what was written last: costs stay within their hysteresis, and pairs whose agents are away now keep
+    theirs, stale from the start, until they expire.
+    """
+    latencies = latencies or Latencies()
+    state: CostState = {}
+    for pair, cost in written.items():
+        if cost < LEAST_ZONE_COST:
+            continue
+        dead = cost >= policy.unreachable_cost or latencies.is_unreachable(*pair)
+        us, error_us = latencies.latency_us(*pair), latencies.error_us(*pair) or 0
+        unsure = us is not None and error_us >= INFERRED_ERROR * us
+        state[pair] = PairState(
+            cost=None if dead else cost,
+            last_good_us=None if dead else us if us is not None else cost * policy.unit_us,
+            last_good_s=now_s - policy.stale_after_s - 1,
+            error_us=error_us,
+            unreachable=dead,
+            weak=us is None or unsure,
+            guessed=unsure,
+        )
+    return state
+
+
+def resume(earlier: CostState, restored: CostState) -> CostState:
+    """A state that one leadership left to a later one of the same process, put right by what was written since.
+
+    What was written tells costs, and not when they were measured; that we know ourselves, so that one leadership after the
+    other does not give an old value a new lifetime each time.
+
+    Args:
+        earlier: from `price`, by the same clock.
+        restored: from `restore`.
+    """
+    resumed: CostState = {}
+    for pair, found in restored.items():
+        old = earlier.get(pair, found)
+        resumed[pair] = msgspec.structs.replace(
+            found,
+            streams=old.streams,
+            failures=old.failures,
+            last_good_s=found.last_good_s if old.last_good_us is None else min(found.last_good_s, old.last_good_s),
+        )
+    return resumed
+
+
+def fold(
+    samples: Iterable[Sample],
+    state: CostState,
+    policy: CostPolicy,
+    now_s: float,
+    wall_s: float,
+    *,
+    failures: Iterable[Failure] = (),
+) -> CostState:
+    """Take samples into the state. A sample that was seen before changes nothing; a doubtful one is left out.
+
+    Args:
+        samples: all samples there are now, new or not; streams without one are forgotten, last good values are not.
+        state: what this function, `price` or `restore` returned last.
+        policy: the rules.
+        now_s: our clock, always the same one.
+        wall_s: wall clock, seconds since 1970; only used for samples met for the first time.
+        failures: all failures there are now, that no newer sample has overtaken.
+    """
+    by_pair: dict[ZonePair, list[Stream]] = defaultdict(list)
+    for sample in samples:
+        if sample.origin.zone == sample.destination.zone or sample.measurement.test == "TCP_STREAM":
+            continue
+        pair = state.get(sample.zones, PairState())
+        expected_us = worth_us(pair, state.get((sample.zones[1], sample.zones[0])))
+        stream = _fold_one(sample, _stream_of(sample, pair.streams), policy, expected_us, (now_s, wall_s))
+        if stream is not None:
+            by_pair[sample.zones].append(stream)
+    failed: dict[ZonePair, list[Failure]] = defaultdict(list)
+    for failure in failures:
+        failed[failure.origin.zone, failure.destination.zone].append(failure)
+    return {
+        pair: msgspec.structs.replace(
+            state.get(pair, PairState()), streams=tuple(by_pair.get(pair, ())), failures=tuple(failed.get(pair, ()))
+        )
+        for pair in state.keys() | by_pair.keys() | failed.keys()
+    }
+
+
+def worth_us(pair: PairState, back: PairState | None) -> float | None:
+    """What a pair of nodes that is new is measured against."""
+    return next((p.last_good_us for p in (pair, back) if p is not None and p.last_good_us and not p.weak), None)
+
+
+def _stream_of(sample: Sample, streams: Iterable[Stream]) -> Stream | None:
+    wanted = (sample.origin.node, sample.destination.node, sample.measurement.test)
+    external = sample.measurement.prober == "external"
+    return next(
+        (
+            s
+            for s in streams
+            if (s.origin.node, s.destination.node, s.test) == wanted and (s.prober == "external") == external
+        ),
+        None,
+    )
+
+
+def _fold_one(
+    sample: Sample, before: Stream | None, policy: CostPolicy, expected_us: float | None, clocks: tuple[float, float]
+) -> Stream | None:
+    priced, (now_s, wall_s) = sample.priced, clocks
+    value_us = priced.percentile_us(policy.percentile)
+    if value_us is None or not set(sample.doubts) <= set(policy.accept_doubts):
+        return before
+    sighting = sight(before.sighting if before else None, sample, now_s, wall_s)
+    if priced.prober == "external":
+        # No time in that format: a changed number is the only sign of a new run, and is taken as it is.
+        if before is not None and value_us != before.estimate_us:
+            sighting = Sighting(0, 0.0, now_s)
+        level = Level(estimate_us=value_us, recent_us=(value_us,), runs=1)
+    elif before is not None and sighting == before.sighting:
+        return before
+    else:
+        level = follow(before.level if before else None, value_us, policy, expected_us)
+    return Stream(
+        origin=sample.origin,
+        destination=sample.destination,
+        prober=priced.prober,
+        test=sample.measurement.test,
+        level=level,
+        spread_us=_spread_us(priced),
+        loss_ratio=priced.loss_ratio or 0.0,
+        sighting=sighting,
+    )
+
+
+def _spread_us(measurement: Measurement) -> float:
+    """Jitter as p99 - p50: all probers give it, and a single late packet does not make it, as it would a stddev."""
+    if measurement.p99_us is None or measurement.p50_us is None:
+        return 0.0
+    return max(0.0, measurement.p99_us - measurement.p50_us)
+
+
+def priced_us(stream: Stream, policy: CostPolicy) -> float:
+    """The level and its penalties, in microseconds."""
+    return (
+        stream.estimate_us + policy.jitter_weight * stream.spread_us + policy.loss_penalty_us * 100 * stream.loss_ratio
+    )
+
+
+def preference(stream: Stream) -> int:
+    """Lower is better: netperf and the datagrams that agree with it, echo, others' numbers."""
+    return _PREFERENCE.get((stream.prober, stream.test), 9)
+
+
+def best_stream(streams: Iterable[Stream], policy: CostPolicy) -> Stream | None:
+    """The stream to show for a pair: netperf before echo before others' numbers; of several the one in the middle."""
+    ranked = sorted(streams, key=lambda s: (preference(s), priced_us(s, policy), s.origin, s.destination))
+    best = [s for s in ranked if preference(s) == preference(ranked[0])]
+    return best[(len(best) - 1) // 2] if best else None

@@ -1,0 +1,215 @@
+"""Paced datagrams of the authenticated echo, all the time: what a path is like between the runs of netperf.
+
+Open loop: a datagram goes when its time has come, whether or not the one before came back, so that a stall of the path counts for
+every datagram that met it. Kernel stamps at both ends and the peer's own account of how long it held a request leave the path
+and the network stacks; what a peer held for long tells of the peer and is counted apart. A few datagrams a second
+cost a thousandth of a core, so they never stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from netperf.histogram import Histogram
+from netperf.probers.echo_wire import Datagram, decode_datagram, derive_key, encode_datagram
+from netperf.probers.timestamps import now_ns, open_udp, receive
+from netperf.sample import LONGEST_US, Measurement
+
+MOST_PER_S = 10.0
+"""Datagrams of one agent, to all destinations together."""
+MOST_PER_DESTINATION_S = 4.0
+PER_ROUND = 120.0
+"""What a round aims at for each destination: a p99 needs 100."""
+LOST_AFTER_S = 3.0
+HELD_LIMIT_US = 20_000.0
+"""A request that waited longer at the peer is not used: so long an account would have to be believed blindly."""
+STEP_LIMIT_NS = 10**6
+_BATCH = 64
+
+
+class Target(NamedTuple):
+    """Where datagrams go: a literal address and the echo's port."""
+
+    address: str
+    port: int
+
+
+class Window:
+    """What came back from one destination since the window was opened."""
+
+    def __init__(self, opened_s: float) -> None:
+        self.opened_s = opened_s
+        self.sent = self.returned = self.held_up = self.lost = 0
+        self.rtts, self.held = Histogram(), Histogram()
+        self._last_us: float | None = None
+        self._steps_us = 0.0
+
+    def take(self, rtt_us: float, held_us: float) -> None:
+        """Count an answer: its round trip without the time at the peer, and that time."""
+        self.returned += 1
+        self.held.record(max(held_us, 0.001))
+        if held_us > HELD_LIMIT_US:
+            self.held_up += 1
+            return
+        if self._last_us is not None:
+            self._steps_us += abs(rtt_us - self._last_us)
+        self._last_us = rtt_us
+        self.rtts.record(rtt_us)
+
+    def measurement(self, now_s: float) -> Measurement | None:
+        """The window as a measurement; None when fewer than two answers can be used."""
+        rtts = self.rtts
+        if rtts.count < 2:
+            return None
+        settled = self.returned + self.lost
+        return Measurement(
+            prober="datagrams",
+            test="UDP_RR",
+            min_us=rtts.min_us,
+            mean_us=rtts.mean_us,
+            max_us=rtts.max_us,
+            p50_us=rtts.percentile_us(50),
+            p90_us=rtts.percentile_us(90),
+            p99_us=rtts.percentile_us(99),
+            transactions=rtts.count,
+            duration_s=max(0.0, now_s - self.opened_s),
+            loss_ratio=self.lost / settled,
+            jitter_us=self._steps_us / (rtts.count - 1),
+            held_us=self.held.percentile_us(90),
+            held_ratio=self.held_up / self.returned,
+        )
+
+
+class _Sent(NamedTuple):
+    target: Target
+    wall_ns: int
+    monotonic_ns: int
+
+
+class DatagramStream:
+    """Sends datagrams to some destinations in turn, for ever, and keeps a window of answers for each.
+
+    Args:
+        address: our own, a literal.
+        secret: shared with the echo servers.
+        rng: source of the jitter, which keeps us from beating in time with anything periodic.
+    """
+
+    def __init__(self, address: str, secret: bytes, *, rng: random.Random | None = None) -> None:
+        self._address, self._key = address, derive_key(secret)
+        self._rng = rng or random.Random()
+        self._session = secrets.token_bytes(8)
+        self._windows: dict[Target, Window] = {}
+        self._order: list[Target] = []
+        self._next = self._number = 0
+        self._under_way: OrderedDict[int, _Sent] = OrderedDict()
+        self._interval_s = 60.0
+        self._changed = asyncio.Event()
+        self.paused = False
+
+    def aim(self, targets: Iterable[Target], interval_s: float) -> None:
+        """Send to exactly these from now on; windows of those that stay go on.
+
+        Args:
+            targets: destinations.
+            interval_s: length of a round, which a window is meant for.
+        """
+        self._order = sorted(set(targets))
+        now_s = time.monotonic()
+        self._windows = {t: self._windows.get(t) or Window(now_s) for t in self._order}
+        self._interval_s = interval_s
+        self._changed.set()
+
+    @property
+    def rate_per_s(self) -> float:
+        """Datagrams a second to all destinations together."""
+        each = min(MOST_PER_DESTINATION_S, PER_ROUND / self._interval_s)
+        return min(MOST_PER_S, len(self._order) * each)
+
+    def peek(self, target: Target) -> Window | None:
+        """The window of a destination, which goes on."""
+        self._settle(time.monotonic_ns())
+        return self._windows.get(target)
+
+    def close_window(self, target: Target) -> Window | None:
+        """The window of a destination, which is over now, and a new one in its place; None for one that is no destination."""
+        self._settle(time.monotonic_ns())
+        window = self._windows.get(target)
+        if window is not None:
+            self._windows[target] = Window(time.monotonic())
+        return window
+
+    async def run(self) -> None:
+        """Send and receive until cancelled.
+
+        Raises:
+            OSError: the address is not ours.
+        """
+        loop = asyncio.get_running_loop()
+        with open_udp(self._address) as udp:
+            loop.add_reader(udp, self._receive, udp)
+            try:
+                while True:
+                    if not self._order:
+                        self._changed.clear()
+                        await self._changed.wait()
+                        continue
+                    if not self.paused:
+                        self._send(udp)
+                    await asyncio.sleep(self._rng.uniform(0.5, 1.5) / self.rate_per_s if self._order else 0.0)
+            finally:
+                loop.remove_reader(udp)
+
+    def _send(self, udp: socket.socket) -> None:
+        self._settle(time.monotonic_ns())
+        self._next = (self._next + 1) % len(self._order)
+        target = self._order[self._next]
+        self._number += 1
+        request = encode_datagram(self._key, b"client", Datagram(self._session, self._number))
+        self._under_way[self._number] = _Sent(target, now_ns(), time.monotonic_ns())
+        self._windows[target].sent += 1
+        with suppress(OSError):  # no route, or a refusal of an earlier one: it will not come back, which is what counts
+            udp.sendto(request, tuple(target))
+
+    def _receive(self, udp: socket.socket) -> None:
+        for _ in range(_BATCH):
+            try:
+                data, received_ns, _ = receive(udp)
+            except BlockingIOError:
+                return
+            except OSError:
+                continue
+            answer = decode_datagram(self._key, b"server", data)
+            if answer is None or answer.session != self._session:
+                continue
+            sent = self._under_way.pop(answer.number, None)
+            window = self._windows.get(sent.target) if sent is not None else None
+            if sent is not None and window is not None:
+                self._take(window, sent, received_ns, answer.held_ns)
+
+    @staticmethod
+    def _take(window: Window, sent: _Sent, received_ns: int, held_ns: int) -> None:
+        # Both stamps are of the wall clock, which may be set in between; the monotonic clock tells.
+        stepped_ns = (now_ns() - sent.wall_ns) - (time.monotonic_ns() - sent.monotonic_ns)
+        rtt_us = (received_ns - sent.wall_ns - held_ns) / 1000
+        if abs(stepped_ns) < STEP_LIMIT_NS and 0 < rtt_us <= LONGEST_US:
+            window.take(rtt_us, held_ns / 1000)
+
+    def _settle(self, monotonic_ns: int) -> None:
+        """What has been under way for too long is lost."""
+        while self._under_way:
+            number, sent = next(iter(self._under_way.items()))
+            if monotonic_ns - sent.monotonic_ns < LOST_AFTER_S * 1e9:
+                return
+            del self._under_way[number]
+            window = self._windows.get(sent.target)
+            if window is not None:
+                window.lost += 1

@@ -1,0 +1,59 @@
+"""UDP sockets whose datagrams come with the kernel's time of receipt.
+
+Between the arrival of a packet and the moment at which a program reads it lie the scheduler and the program's own work:
+50 us on an idle machine, milliseconds on a busy one. The kernel stamps the packet when it arrives (SO_TIMESTAMPNS,
+Documentation/networking/timestamping.rst).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Any
+
+SO_TIMESTAMPNS = 35
+"""asm-generic/socket.h; the socket module does not name it before Python 3.14."""
+_TIMESPEC = struct.Struct("@qq")
+_ROOM = socket.CMSG_SPACE(_TIMESPEC.size)
+_READ_BYTES = 2048
+
+
+def now_ns() -> int:
+    """The clock of the kernel's stamps, nanoseconds since 1970."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME)
+
+
+def open_udp(address: str, port: int = 0) -> socket.socket:
+    """A non-blocking UDP socket bound to a literal address, with stamps where the kernel gives them.
+
+    Raises:
+        OSError: the address is not ours, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    udp = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        udp.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
+        try:
+            udp.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        except OSError:
+            pass  # receive() reads the clock itself then
+        udp.bind((address, port))
+    except OSError:
+        udp.close()
+        raise
+    return udp
+
+
+def receive(udp: socket.socket) -> tuple[bytes, int, Any]:
+    """The next datagram, when it arrived (nanoseconds since 1970), and from whom.
+
+    Raises:
+        OSError: there is none (`BlockingIOError`), or an earlier one was refused by its receiver.
+    """
+    data, ancillary, _, peer = udp.recvmsg(_READ_BYTES, _ROOM)
+    for level, kind, value in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(value) >= _TIMESPEC.size:
+            seconds, nanoseconds = _TIMESPEC.unpack_from(value)
+            return data, seconds * 10**9 + nanoseconds, peer
+    return data, now_ns(), peer

@@ -1,0 +1,135 @@
+"""What a limit does and costs: how exact it is from the first second, how long packets wait, and CPU per Gbit/s behind ifb.
+
+Pods are network namespaces whose limits the agent's own code sets; the figures are of this machine, so those that depend on it are
+ratios within the run. Accuracy is what the kernel counted at the bucket, headers included, from the first packet on. Needs root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.bandwidth.counters import read_kernel_counts
+from agent.bandwidth.rules import intermediate_name
+
+if TYPE_CHECKING:
+    from tests.integration.agent.pods_on_node import NodePod
+
+ROOT = Path(__file__).parents[2]
+RATES = (5, 50, 500)
+SECONDS = 3.0
+RUNS = 3
+NETWORK = "test-net"  # that of pods_on_node
+
+
+def measure() -> dict[str, dict[str, object]]:
+    """The figures by name."""
+    if os.geteuid() != 0:
+        print("bench bandwidth: needs root, skipped", file=sys.stderr)
+        return {}
+    inside = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, __file__]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(inside, env=env, stdout=subprocess.PIPE, check=True)
+    figures: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return figures
+
+
+def _measure() -> dict[str, dict[str, object]]:
+    from tests.integration.agent.pods_on_node import node_pod
+    from tests.integration.agent.test_agent_limits import enforce, finish, serving, start
+
+    shares: dict[str, tuple[float, float]] = {}
+    highest, slowest_s = 0.0, 0.0
+    for rate in RATES:
+        with node_pod(rate % 251) as pod, serving(pod):
+            enforce(pod.wish(ingress=f"{rate}M", egress=f"{rate}M"))
+            for direction in ("ingress", "egress"):
+                runs = [_shares(pod, direction, rate) for _ in range(RUNS)]
+                highest = max(highest, *(share for run in runs for share in run))
+                # Other work on the machine slows a stream, and speeds up none.
+                shares[f"{rate}M {direction}"] = max(runs)
+                if rate == 5:
+                    continue  # sixteen frames take 39 ms at 5 Mbit/s: the bound of the tests is the rule there
+                beside = start(pod, direction, "bulk", SECONDS)
+                finish(start(pod, direction, "rr", 0.5))
+                trips = sorted(finish(start(pod, direction, "rr", 1.5)))
+                finish(beside)
+                slowest_s = max(slowest_s, trips[int(len(trips) * 0.99)])
+    # The least of three: whoever else is at work makes it more.
+    bare, limited = (min(_cpu_per_gbit(rate) for _ in range(3)) for rate in ("", "2G"))
+    lowest = min(share for pair in shares.values() for share in pair)
+    each = ", ".join(f"{name} {100 * one:.1f} and {100 * mean:.1f}" for name, (one, mean) in shares.items())
+    what = f"best of {RUNS}: % of the limit in the first second, and in {SECONDS:.0f} s: {each}"
+    return {
+        "limit: least that passes": _figure(100 * lowest, "% of the limit", 90, what, least=True),
+        "limit: most that passes": _figure(100 * highest, "% of the limit", 105, "of every run"),
+        "limit: queueing delay p99": _figure(
+            1000 * slowest_s, "ms", 50, "one byte to and fro beside a full queue, 50 and 500 Mbit/s"
+        ),
+        "limit: CPU per Gbit behind ifb": _figure(
+            limited / bare,
+            "× without a limit",
+            4,
+            f"out of a pod, limit 2G; {bare:.2f} and {limited:.2f} s of CPU per Gbit",
+        ),
+    }
+
+
+def _shares(pod: NodePod, direction: str, rate: int) -> tuple[float, float]:
+    """What passed the bucket in the first second and in all, of the limit, from the first packet on."""
+    from tests.integration.agent.test_agent_limits import finish, start
+
+    device = pod.host_device if direction == "ingress" else intermediate_name(NETWORK, pod.container)
+    index = socket.if_nametoindex(device)
+
+    def passed() -> int:
+        return asyncio.run(read_kernel_counts(())).buckets[index].sent_bytes
+
+    before = passed()
+    stream = start(pod, direction, "bulk", SECONDS + 0.5)
+    # It began between two readings; on a busy machine these may be far apart.
+    quiet_at = time.monotonic()
+    while passed() == before and stream.poll() is None:
+        quiet_at = time.monotonic()
+        time.sleep(0.001)
+    began, found = (quiet_at + time.monotonic()) / 2, []
+    for until_s in (1.0, SECONDS):
+        time.sleep(max(0.0, began + until_s - time.monotonic()))
+        found.append((passed() - before) * 8 / (time.monotonic() - began) / (rate * 1e6))
+    finish(stream)
+    return found[0], found[1]
+
+
+def _cpu_per_gbit(rate: str) -> float:
+    """CPU seconds of the whole machine per Gbit that a pod sent; without traffic of its own the machine must be quiet."""
+    from tests.integration.agent.pods_on_node import node_pod
+    from tests.integration.agent.test_agent_limits import enforce, finish, serving, start
+
+    with node_pod(99) as pod, serving(pod):
+        if rate:
+            enforce(pod.wish(egress=rate))
+        before = _busy_s()
+        counts: dict[str, int] = finish(start(pod, "egress", "bulk", SECONDS))
+        return (_busy_s() - before) / (sum(counts.values()) * 8 / 1e9)
+
+
+def _busy_s() -> float:
+    """User, system and softirq time of all processors (proc(5), stat)."""
+    columns = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
+    return (columns[0] + columns[2] + columns[5] + columns[6]) / os.sysconf("SC_CLK_TCK")
+
+
+def _figure(value: float, unit: str, budget: float, reference: str, *, least: bool = False) -> dict[str, object]:
+    ok = value >= budget if least else value <= budget
+    return {"value": round(value, 3), "unit": unit, "budget": budget, "ok": ok, "reference": reference}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(), indent=2))

@@ -1,0 +1,132 @@
+"""A plan of 100 workloads of 50 replicas on 10,000 hosts, as the leader has it made: by its process, beside its event loop.
+
+Stalls are processor time that the loop's thread spends between two of its turns, so that a busy machine does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from controller.cluster.resources import AppGroup
+from controller.scheduler.planner import GroupSnapshot, Plan
+from controller.scheduler.worker import PlanningProcess
+from tests.unit.controller.leader import World
+
+Figure = dict[str, Any]
+HOSTS, WORKLOADS, REPLICAS, CPU = 10_000, 100, 50, 16
+GROUP, PHANTOMS = "shop/big", "evil/phantoms"
+
+
+def measure() -> dict[str, Figure]:
+    """All figures."""
+    return asyncio.run(_measure())
+
+
+class Watch:
+    """The longest turn of the event loop, in processor time of its thread."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def run(self) -> None:
+        before = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            self.longest_s, before = max(self.longest_s, now - before), now
+
+
+async def _measure() -> dict[str, Figure]:
+    world = World(HOSTS, CPU, most_pods=10_000)
+    world.state.take_group(GROUP, None, _group())
+    for number in range(WORKLOADS):
+        for replica in range(REPLICAS):
+            world.add_pod(GROUP, f"w{number}-{replica}", f"w{number}", 1)
+    world.declared.elsewhere["evil"] = {"P1": 50_000_000}
+    world.add_group(PHANTOMS, 50_000_000)
+    world.add_pod(PHANTOMS, "a", "P1", 1)
+    process = PlanningProcess(world.fleet, deadline_s=60.0)
+    await _begin(process, world)
+    before_s = _processor_s(process)
+    gc.collect()
+    gc.freeze()  # as the manager does once it knows the cluster
+
+    async def solve(snapshot: GroupSnapshot, hurry: bool) -> Plan:
+        return await process.solve(snapshot, hurry)
+
+    world.plans._solve = solve
+    watch = Watch()
+    watching = asyncio.create_task(watch.run())
+    working = asyncio.create_task(world.plans.run())
+    began = time.monotonic()
+    for group in (PHANTOMS, GROUP):
+        world.plans.look(group, world.of(group))
+    while len(world.woken) < 2:
+        await asyncio.sleep(0.005)
+    took_s = time.monotonic() - began
+    pods = world.of(GROUP)
+    await asyncio.sleep(0)
+    outlook = world.plans.look(GROUP, pods)
+    await asyncio.sleep(0)
+    worker_s = _processor_s(process) - before_s
+    for task in (working, watching):
+        task.cancel()
+    await process.stop()
+    placed = len(outlook.plan.targets) if outlook.plan is not None else 0
+    refused = world.plans.report(PHANTOMS)
+    stall_ms, said = watch.longest_s * 1000, refused.reason if refused is not None else "nothing"
+    return {
+        "planning_5000_placed": _figure(placed, "pods", "5000", placed == WORKLOADS * REPLICAS),
+        "planning_5000_worker": _figure(
+            worker_s, "s", "< 2", worker_s < 2, f"processor time; {took_s:.2f} s on the clock"
+        ),
+        "planning_5000_stall": _figure(
+            stall_ms, "ms", "<= 50", stall_ms <= 50, "of the leader's loop, 50 million phantoms beside"
+        ),
+        "planning_phantoms_refused": _figure(int(said == "TooManyPods"), "", "1", said == "TooManyPods", said),
+    }
+
+
+def _group() -> AppGroup:
+    rng = random.Random(1)
+    pairs = {(rng.randrange(j), j) for j in range(1, WORKLOADS)}
+    pairs |= {(i, j) for j in range(1, WORKLOADS) for i in range(j) if rng.random() < 0.02}
+    references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(WORKLOADS)]
+    items = [
+        {
+            "workload": reference,
+            "dependencies": [{"workload": references[j], "maxNetworkCost": 10} for a, j in sorted(pairs) if a == i],
+        }
+        for i, reference in enumerate(references)
+    ]
+    namespace, _, name = GROUP.partition("/")
+    body = {"metadata": {"name": name, "namespace": namespace}, "spec": {"numMembers": 5000, "workloads": items}}
+    return msgspec.convert(body, AppGroup)
+
+
+async def _begin(process: PlanningProcess, world: World) -> None:
+    """Have the process know all hosts before anything counts: it learns of them once."""
+    world.add_group("warm/up", 1)
+    world.add_pod("warm/up", "w", "P1", 1)
+    snapshot = world.plans._snapshot("warm/up", world.state.groups["warm/up"], world.of("warm/up"), {})
+    await process.solve(snapshot)
+    world.pods.pop("warm/w")
+
+
+def _processor_s(process: PlanningProcess) -> float:
+    """Processor time of the planner's process so far."""
+    assert process._process is not None
+    fields = Path(f"/proc/{process._process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _figure(value: float, unit: str, budget: str, ok: bool, reference: str = "") -> Figure:
+    return {"value": value, "unit": unit, "budget": budget, "ok": ok, "reference": reference}

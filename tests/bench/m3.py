@@ -1,0 +1,127 @@
+"""Cluster M3 as a problem, and what a placement of it is worth by the measures of the paper and of the issue; see data/README.md."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from controller.cluster.services import Routing
+from controller.scheduler.plan.problem import Edge, Floats, Ints, Problem, Table
+
+_DATA = Path(__file__).parent / "data" / "m3.json"
+_WHOLE = 10**12
+"""The publisher's amounts are shares of all machines; as whole numbers they are exact to 12 digits."""
+LOCAL_US, IN_ZONE_US, BETWEEN_ZONES_US = 30.0, 100.0, 1000.0
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """Shares of 1.
+
+    Attributes:
+        gained_affinity: as RASA scores it.
+        in_zone: traffic that stays in its zone under PreferSameZone.
+        hottest: load of the callee's busiest replica over its fair share, mean over the traffic.
+        together: services of several replicas wholly in one zone.
+        unplaced: replicas.
+    """
+
+    gained_affinity: float
+    in_zone: float
+    hottest: float
+    together: int
+    unplaced: int
+
+
+def read() -> Mapping[str, Any]:
+    """The published file."""
+    data: Mapping[str, Any] = json.loads(_DATA.read_text())
+    return data
+
+
+def zones_of(machines: int, deal: int | None) -> Ints:
+    """[machine] zone: dealt to three in turn after a shuffle; all in one without a deal."""
+    zone_of = np.zeros(machines, np.int64)
+    if deal is not None:
+        order = list(range(machines))
+        random.Random(deal).shuffle(order)
+        zone_of[order] = np.arange(machines) % 3
+    return zone_of
+
+
+def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
+    """Machines as hosts of one zone under PreferSameNode, or dealt to three under PreferSameZone that every service survives."""
+    services, machines = data["ServiceList"], data["MachineList"]
+    number = {service["Service"]: i for i, service in enumerate(services)}
+    zone_of = zones_of(len(machines), deal)
+    zones = int(zone_of.max()) + 1
+    latency: Floats = np.full((zones, zones), BETWEEN_ZONES_US)
+    np.fill_diagonal(latency, IN_ZONE_US)
+    capacity = np.array([[_whole(m["TotalCPU"]), _whole(m["TotalMem"])] for m in machines], np.int64)
+    routing = Routing.NODE if deal is None else Routing.ZONE
+    return Problem(
+        free=capacity,
+        capacity=capacity,
+        zone_of=zone_of,
+        zoned=np.ones(zones, np.bool_),
+        workload_of=np.arange(len(services)),
+        asks=np.array([[_whole(s["RequestCPU"]), _whole(s["RequestMem"])] for s in services], np.int64),
+        row_of=np.zeros(len(services), np.int64),
+        allowed=np.ones((1, len(machines)), np.bool_),
+        class_of=np.repeat(np.arange(len(services)), [len(s["ContainerList"]) for s in services]),
+        fixed=((),) * len(services),
+        edges=tuple(
+            Edge(number[t["Service1"]], number[t["Service2"]], t["Traffic"], routing) for t in data["TrafficList"]
+        ),
+        tables=(Table(latency, LOCAL_US, np.zeros((zones, zones), np.bool_)),),
+        survives=np.full(len(services), deal is not None, np.bool_),
+        balance=1e-6,
+    )
+
+
+def _whole(amount: float) -> int:
+    return round(amount * _WHOLE)
+
+
+def scores(problem: Problem, at: Ints) -> Scores:
+    """Of a placement.
+
+    Raises:
+        AssertionError: a machine has less than it is given.
+    """
+    placed = at >= 0
+    used = np.zeros_like(problem.free)
+    np.add.at(used, at[placed], problem.asks[problem.class_of[placed]])
+    assert (used <= problem.free).all(), "more than a machine has"
+    on = np.zeros((problem.workloads, len(problem.free)))
+    np.add.at(on, (problem.workload_of[problem.class_of[placed]], at[placed]), 1.0)
+    in_zone = np.stack([on[:, problem.zone_of == z].sum(axis=1) for z in range(len(problem.zoned))], axis=1)
+    share, zone_share = on / on.sum(axis=1, keepdims=True), in_zone / in_zone.sum(axis=1, keepdims=True)
+    traffic = sum(edge.weight for edge in problem.edges)
+    gained = near = hottest = 0.0
+    for edge in problem.edges:
+        gained += edge.weight * np.minimum(share[edge.caller], share[edge.callee]).sum()
+        callers, called = zone_share[edge.caller], zone_share[edge.callee]
+        there = called > 0
+        near += edge.weight * callers[there].sum()
+        hottest += edge.weight * (callers[there] / called[there] + callers[~there].sum()).max()
+    several = in_zone.sum(axis=1) > 1
+    return Scores(
+        gained_affinity=float(gained / traffic),
+        in_zone=float(near / traffic),
+        hottest=float(hottest / traffic),
+        together=int((several & ((in_zone > 0).sum(axis=1) == 1)).sum()),
+        unplaced=int((~placed).sum()),
+    )
+
+
+def production(data: Mapping[str, Any]) -> Ints:
+    """[replica] machine that it had."""
+    machine_of = {c: m for m, machine in enumerate(data["MachineList"]) for c in machine["InitialDeployingContainers"]}
+    found = [machine_of.get(c, -1) for service in data["ServiceList"] for c in service["ContainerList"]]
+    return np.array(found, np.int64)

@@ -1,0 +1,182 @@
+"""Real nodes in a lab: Ready beside kwok's, pods that run and reach each other through the emulated network, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import namespaces
+from lab.pids import find_marked
+from lab.realnode import cgroups
+from lab.realnode.programs import NodePrograms
+
+Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
+
+MIXED = """\
+name: mixed
+regions:
+  - name: r1
+    zones:
+      - {name: z1, nodes: [{name: e2e-real-a}, {name: e2e-fake, kubelet: kwok}]}
+      - {name: z2, nodes: [{name: e2e-real-b}]}
+links:
+  - {between: [z1, z2], rtt: 20ms}
+nodeDefaults: {kubelet: real, cpu: 1, memory: 2Gi}
+"""
+PATIENCE_S = 120.0
+
+pytestmark = pytest.mark.timeout(360, func_only=True)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, lab_command: Command, node_programs: NodePrograms) -> dict[str, Any]:
+    file = tmp_path / "mixed.yaml"
+    file.write_text(MIXED)
+    up: dict[str, Any] = lab_command.json("up", "--name", "e2e-real", "--topology", str(file))
+    return up
+
+
+def kubectl(lab: dict[str, Any], *args: str) -> str:
+    argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], *args]
+    return subprocess.run(argv, check=True, capture_output=True, timeout=60, text=True).stdout
+
+
+def wait_until(check: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.5)
+
+
+def pods(lab: dict[str, Any], *args: str) -> list[dict[str, Any]]:
+    return list(json.loads(kubectl(lab, "get", "pods", "-A", "-o", "json", *args))["items"])
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ()))
+
+
+def dns_round_trip_s(lab: dict[str, Any], node: str, server: str) -> float:
+    """How long a name server takes to tell a node the address of the API's Service; the fastest of ten."""
+    (entry,) = (n for n in lab["nodes"] if n["name"] == node)
+    script = (
+        "import socket, sys, time\n"
+        "name = b''.join(bytes([len(p)]) + p for p in b'kubernetes.default.svc.cluster.local'.split(b'.'))\n"
+        "question = bytes.fromhex('123401000001000000000000') + name + bytes.fromhex('0000010001')\n"
+        "best = 9.0\n"
+        "for _ in range(10):\n"
+        "    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5)\n"
+        "    started = time.monotonic(); s.sendto(question, (sys.argv[1], 53)); answer = s.recv(512)\n"
+        "    best = min(best, time.monotonic() - started)\n"
+        "    assert answer.endswith(socket.inet_aton('10.96.0.1')), answer\n"
+        "print(best)\n"
+    )
+    argv = ["nsenter", f"--net=/run/netns/{entry['netns']}", "python3", "-c", script, server]
+    return float(subprocess.run(argv, check=True, capture_output=True, timeout=60, text=True).stdout)
+
+
+def leftovers(lab: dict[str, Any]) -> list[str]:
+    slot = lab["nodes"][0]["netns"].split("-")[1]
+    found = [name for name in namespaces.names() if name.startswith(f"netaware-{slot}-")]
+    found += [f"process {record.pid}" for record in find_marked(Path(lab["state_dir"]))]
+    found += [p.name for p in Path("/sys/class/net").iterdir() if p.name.startswith((f"nav{slot}-", f"nalab{slot}"))]
+    found += [str(p) for h in cgroups.hierarchies() for p in h.glob(f"netaware-{slot}-*")]
+    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if lab["state_dir"] in line]
+    return found + [str(path) for path in Path(lab["state_dir"]).parent.glob(f"{lab['name']}*")]
+
+
+def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
+    mixed: dict[str, Any], lab_command: Command
+) -> None:
+    assert {n["name"]: n["kubelet"] for n in mixed["nodes"]} == {
+        "e2e-real-a": "real",
+        "e2e-fake": "kwok",
+        "e2e-real-b": "real",
+    }
+    nodes = {n["metadata"]["name"]: n for n in json.loads(kubectl(mixed, "get", "nodes", "-o", "json"))["items"]}
+    assert nodes["e2e-real-a"]["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://")
+    assert nodes["e2e-real-a"]["status"]["allocatable"]["cpu"] == "1"
+    wait_until(lambda: len(pods(mixed)) == 3 and all(map(is_ready, pods(mixed))), "DNS and metrics-server")
+    servers = {p["spec"]["nodeName"]: p["status"]["podIP"] for p in pods(mixed, "-l", "k8s-app=kube-dns")}
+    # The node's own pod answers at once; from the other zone's takes the link's round trip, by its address or the Service's.
+    assert dns_round_trip_s(mixed, "e2e-real-a", servers["e2e-real-b"]) >= 0.02
+    assert dns_round_trip_s(mixed, "e2e-real-a", "10.96.0.10") > 0
+    wait_until(lambda: "e2e-real-a" in kubectl(mixed, "top", "nodes"), "metrics of the nodes")
+    name = next(p["metadata"]["name"] for p in pods(mixed, "-l", "k8s-app=kube-dns"))
+    assert "CoreDNS" in kubectl(mixed, "logs", "-n", "kube-system", name)
+    as_node = ["--as=system:node:e2e-real-a", "--as-group=system:nodes", "label", "node", "e2e-real-a"]
+    argv = [mixed["kubectl"], "--kubeconfig", mixed["kubeconfig"], *as_node, "node-restriction.kubernetes.io/mine=1"]
+    denied = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    assert "is not allowed to modify labels" in denied.stderr
+    lab_command("down", "--name", "e2e-real")
+    assert leftovers(mixed) == []
+
+
+def test_a_lab_goes_on_when_a_kubelet_or_containerd_is_killed_and_mends(
+    mixed: dict[str, Any], lab_command: Command
+) -> None:
+    def broken() -> list[str]:
+        status = lab_command.json("status", "--name", "e2e-real")
+        assert status["state"] == "running"
+        return sorted(status["broken"]["ended"])
+
+    def readiness() -> str:
+        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        return kubectl(mixed, "get", "node", "e2e-real-a", "-o", path)
+
+    wait_until(lambda: all(map(is_ready, pods(mixed))), "DNS and metrics-server")
+    victims = ["containerd-e2e-real-a", "kubelet-e2e-real-a"]
+    for name in victims:
+        os.killpg(mixed["programs"][name], signal.SIGKILL)
+    wait_until(lambda: broken() == victims, "the lab to notice")
+    wait_until(lambda: readiness() != "True", "the node to be lost")
+    lab_command("mend", "--name", "e2e-real")
+    wait_until(lambda: broken() == [] and readiness() == "True", "the node to come back")
+    wait_until(lambda: all(map(is_ready, pods(mixed))), "the pods, whose containers went on")
+
+
+def test_a_node_whose_first_process_was_killed_is_said_to_be_off_and_mend_starts_it_with_its_pods(
+    mixed: dict[str, Any], lab_command: Command
+) -> None:
+    def broken() -> list[str]:
+        return list(lab_command.json("status", "--name", "e2e-real")["broken"]["ended"])
+
+    def name_server() -> dict[str, Any]:
+        (pod,) = (p for p in pods(mixed, "-l", "k8s-app=kube-dns") if p["spec"]["nodeName"] == "e2e-real-a")
+        return pod
+
+    def container() -> str:
+        return str(name_server()["status"]["containerStatuses"][0]["containerID"])
+
+    wait_until(lambda: len(pods(mixed)) == 3 and all(map(is_ready, pods(mixed))), "DNS and metrics-server")
+    before = container()
+    (node,) = (n for n in mixed["nodes"] if n["name"] == "e2e-real-a")
+    (first,) = (word.partition("=")[2] for word in node["enter"] if word.startswith("--target="))
+    os.kill(int(first), signal.SIGKILL)
+    programs = {f"{what}-e2e-real-a" for what in ("node", "containerd", "kubelet", "kube-proxy")}
+    wait_until(lambda: set(broken()) == programs, "the lab to notice")
+    assert "node e2e-real-a is off" in lab_command("status", "--name", "e2e-real")
+    with lab_command.popen("mend", "--name", "e2e-real") as mend:
+        said = mend.communicate(timeout=PATIENCE_S)[1]
+    assert mend.returncode == 0, said
+    assert "node e2e-real-a was off; its kubelet makes its pods anew" in said
+    assert broken() == []
+    wait_until(lambda: container() != before and is_ready(name_server()), "a new container of the pod")
+    wait_until(lambda: all(map(is_ready, pods(mixed))), "every other pod")
+    # By its own address, from its own node and from the other zone's.
+    for origin in ("e2e-real-a", "e2e-real-b"):
+        assert dns_round_trip_s(mixed, origin, name_server()["status"]["podIP"]) > 0
+
+
+def test_a_killed_lab_leaves_no_process_mount_cgroup_or_device(mixed: dict[str, Any], lab_command: Command) -> None:
+    os.kill(mixed["pid"], signal.SIGKILL)
+    lab_command("down", "--name", "e2e-real")
+    assert leftovers(mixed) == []

@@ -1,0 +1,223 @@
+"""An application on real nodes that nobody described: agents count its connections, Prometheus keeps them, `propose` says what it is.
+
+Nodes have real kubelets, containerd and kube-proxy; the calls are real. What really passed is counted packet by packet by a set
+of nftables on each node, which knows nothing of connections. Agents run as programs in their nodes' namespaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import boutique
+from lab.cluster import COMPONENTS, Lab
+from lab.prometheus_build import find_or_build_prometheus
+from lab.prometheus_server import start_prometheus
+from lab.realnode.cluster import APP_IMAGE
+from lab.realnode.programs import NodePrograms
+from lab.shipped import await_rollout, kubectl
+from lab.topology import load
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+TOPOLOGY = """\
+name: traffic
+regions:
+  - name: r1
+    zones:
+      - {name: z1, nodes: [{name: traffic-a}]}
+      - {name: z2, nodes: [{name: traffic-b}]}
+  - name: r2
+    zones:
+      - {name: z3, nodes: [{name: traffic-c}]}
+links:
+  - {between: [z1, z2], rtt: 2ms}
+  - {between: [z1, z3], rtt: 10ms}
+  - {between: [z2, z3], rtt: 10ms}
+nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
+"""
+NAMESPACE = "shop"
+ANSWER_BYTES = 20_000
+RATE = 4
+WARM_UP_S, WINDOW_S = 90, 180
+PRICES = "currency: EUR\nbetweenZones: 0.02\nbetweenRegions: 0.05\n"
+COUNT_PAIRS = """
+table ip truth {
+  set pairs { type ipv4_addr . ipv4_addr; flags dynamic; counter; size 65535; }
+  chain passing { type filter hook forward priority 10; add @pairs { ip saddr . ip daddr }
+  }
+}
+"""
+pytestmark = pytest.mark.timeout(1100, func_only=True)
+
+
+async def test_propose_and_money_of_an_application_that_nobody_described(
+    tmp_path: Path, node_programs: NodePrograms
+) -> None:
+    file = tmp_path / "topology.yaml"
+    file.write_text(TOPOLOGY)
+    prometheus_program = (await asyncio.to_thread(find_or_build_prometheus))["prometheus"]
+    topology = load(str(file))
+    async with Lab.start(topology, name="e2e-traffic", components=COMPONENTS) as lab:
+        await kubectl(lab, "apply", "--server-side", "-k", str(MANIFESTS / "crds"))
+        for node in lab.nodes:
+            on_node(node.netns, "sysctl", "-qw", "net.netfilter.nf_conntrack_acct=1")
+            nft_on(node_programs, node.netns, COUNT_PAIRS)
+            lab.spawn(node.node.name, _agent(lab, node.node.name, node.address), f"agent-{node.node.name}")
+        targets = [f"{node.address}:9850" for node in lab.nodes]
+        url = await start_prometheus(lab, prometheus_program, {"netaware-agent": targets})
+        application = boutique.made_to_run(boutique.load(scheduler="default-scheduler", cpu="50m"), APP_IMAGE)
+        address = await deploy(lab, application, tmp_path)
+        frontend = lab.nodes[0]
+        load_s = WARM_UP_S + WINDOW_S + 60
+        calls = lab.spawn(
+            frontend.node.name,
+            [node_programs.app, "load", f"--url=http://{address}/", f"--rate={RATE}", f"--duration={load_s}s"],
+            "load",
+            essential=False,
+        )
+        await asyncio.sleep(WARM_UP_S)
+        before, began = counted_by_kernel(lab, node_programs), time.monotonic()
+        await asyncio.sleep(WINDOW_S)
+        after, took_s = counted_by_kernel(lab, node_programs), time.monotonic() - began
+        assert not calls.failed
+        proposed = await ask(lab, url, "propose", "-n", NAMESPACE, f"--window={WINDOW_S // 60}m")
+        (tmp_path / "prices.yaml").write_text(PRICES)
+        prices = f"--prices={tmp_path / 'prices.yaml'}"
+        money = await ask(lab, url, "money", "-n", NAMESPACE, f"--window={WINDOW_S // 60}m", prices)
+        pods = json.loads(await kubectl(lab, "-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
+        report = _judge(application, proposed, money, _by_workload(pods, before, after, took_s), pods, lab)
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
+    if folder := os.environ.get("NETAWARE_E2E_REPORTS"):
+        (Path(folder) / "traffic.json").write_text(json.dumps([report, proposed, money], indent=1))
+    assert report["precision"] >= 0.95
+    assert report["recall"] >= 0.95
+    assert report["directions_known"]
+    assert max(report["min_bandwidth_off"].values()) <= 0.2
+    assert report["money_off"] <= 0.05
+    (gain,) = report["gains"]
+    assert gain["crossing_now"] == pytest.approx(report["crossing_by_packets"], rel=0.1)
+    assert gain["crossing_then"] <= gain["crossing_now"]
+
+
+def on_node(netns: str, *command: str, **more: Any) -> str:
+    argv = ["nsenter", f"--net=/run/netns/{netns}", *command]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, **more)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def nft_on(programs: NodePrograms, netns: str, text: str, *words: str) -> str:
+    environment = {**os.environ, **programs.debian.environment()}
+    nft = str(programs.debian.program("nft"))
+    return on_node(netns, nft, *(words or ("-f", "-")), input=text, env=environment)
+
+
+def _agent(lab: Lab, node: str, address: str) -> list[str | Path]:
+    argv: list[str | Path] = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
+    argv += [f"--kubeconfig={lab.control_plane.kubeconfig}", f"--listen={address}:9850", "--traffic=conntrack"]
+    return [*argv, "--probing=off", "--bandwidth=off"]
+
+
+async def deploy(lab: Lab, application: boutique.Application, folder: Path) -> str:
+    """Without labels of ours and without an AppGroup; the address of the frontend's Service."""
+    await kubectl(lab, "create", "namespace", NAMESPACE)
+    documents = list(application.services.values())
+    for deployment in application.deployments.values():
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        for label in (boutique.GROUP_LABEL, boutique.WORKLOAD_LABEL):
+            del labels[label]
+        deployment["spec"]["template"]["spec"]["containers"][0]["args"].append(f"--answer={ANSWER_BYTES}")
+        documents.append(deployment)
+    file = folder / "application.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+    await kubectl(lab, "-n", NAMESPACE, "apply", "-f", str(file))
+    await await_rollout(lab, NAMESPACE)
+    return (
+        await kubectl(lab, "-n", NAMESPACE, "get", "service", "frontend", "-o", "jsonpath={.spec.clusterIP}")
+    ).strip()
+
+
+def counted_by_kernel(lab: Lab, programs: NodePrograms) -> dict[tuple[str, str], int]:
+    """Bytes of packets by source and destination address, as each node saw them pass; the greatest, since two nodes may see one."""
+    found: dict[tuple[str, str], int] = defaultdict(int)
+    for node in lab.nodes:
+        listed = json.loads(nft_on(programs, node.netns, "", "-j", "list", "set", "ip", "truth", "pairs"))
+        (pairs,) = (item["set"] for item in listed["nftables"] if "set" in item)
+        for element in pairs.get("elem", ()):
+            ends = tuple(element["elem"]["val"]["concat"])
+            found[ends] = max(found[ends], element["elem"]["counter"]["bytes"])
+    return dict(found)
+
+
+async def ask(lab: Lab, url: str, *words: str) -> Any:
+    argv = [*words, f"--prometheus={url}", f"--kubeconfig={lab.control_plane.kubeconfig}", "-o", "json"]
+
+    argv = [sys.executable, "-c", "import sys; from controller.cli import main; sys.exit(main())", *argv]
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _by_workload(
+    pods: list[dict[str, Any]], before: dict[tuple[str, str], int], after: dict[tuple[str, str], int], took_s: float
+) -> dict[tuple[str, str], float]:
+    """Bytes per second from workload to workload."""
+    names = {pod["status"]["podIP"]: pod["metadata"]["labels"]["app"] for pod in pods}
+    rates: dict[tuple[str, str], float] = defaultdict(float)
+    for (source, destination), total in after.items():
+        if source in names and destination in names:
+            moved = total - before.get((source, destination), 0)
+            rates[names[source], names[destination]] += moved / took_s
+    return dict(rates)
+
+
+def _judge(
+    application: boutique.Application,
+    proposed: Any,
+    money: Any,
+    truth: dict[tuple[str, str], float],
+    pods: list[dict[str, Any]],
+    lab: Lab,
+) -> dict[str, Any]:
+    real = {(d.origin, d.destination) for d in application.dependencies}
+    edges = {
+        (d["client"].partition("/")[2], d["server"].partition("/")[2]): d
+        for p in proposed["proposals"]
+        for d in p["dependencies"]
+    }
+    found = set(edges)
+    moved = {edge: truth.get(edge, 0.0) + truth.get(edge[::-1], 0.0) for edge in real & found}
+    zones = {node.node.name: (node.node.region, node.node.zone) for node in lab.nodes}
+    places = {pod["metadata"]["labels"]["app"]: zones[pod["spec"]["nodeName"]] for pod in pods}
+    month = crossing = 0.0
+    for (source, destination), rate in truth.items():
+        here, there = places[source], places[destination]
+        price = 0.0 if here == there else 0.02 if here[0] == there[0] else 0.05
+        month += rate * 3600 * 730 / 1e9 * price
+        crossing += rate if here != there else 0.0
+    return {
+        "edges": len(found),
+        "precision": len(real & found) / max(len(found), 1),
+        "recall": len(real & found) / len(real),
+        "directions_known": all(d["direction_known"] for d in edges.values()),
+        "min_bandwidth_off": {
+            f"{a} -> {b}": round(abs(edges[a, b]["min_bandwidth_bps"] / (rate * 8) - 1), 3)
+            for (a, b), rate in sorted(moved.items())
+        },
+        "money": money["bill"]["month"],
+        "money_by_packets": month,
+        "money_off": abs(money["bill"]["month"] / month - 1),
+        "crossing_bytes_per_s": money["bill"]["crossing_bytes_per_s"],
+        "crossing_by_packets": crossing,
+        "gains": proposed["gains"],
+        "left_out": proposed["left_out"],
+    }

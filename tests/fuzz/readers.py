@@ -1,0 +1,285 @@
+"""Every reader of foreign input: what it reads, one good input, and what it promises to raise."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from agent.bandwidth.annotations import read_wish
+from agent.bandwidth.cni import parse_cached
+from agent.bandwidth.counters import parse_bucket, parse_device_count, parse_redirected
+from agent.bandwidth.locate import parse_cgroup
+from agent.bandwidth.traffic_control import parse_class, parse_device, parse_filter, parse_qdisc
+from agent.capacity.kernel import parse_default_routes, parse_routes
+from agent.config import parse_rate, parse_reserve, parse_share
+from agent.errors import KernelError
+from agent.probing.secret import decode_secret
+from agent.traffic.conntrack import read_entries
+from controller import prometheus
+from controller.cluster.resources import NETPERF_COSTS, AppGroup, NetworkTopology
+from controller.config import parse_config
+from controller.descheduler.policy import parse_policy as parse_descheduler_policy
+from controller.prometheus import PrometheusError
+from controller.scheduler import extender, preferences
+from controller.scheduler.preemption import decode_preemption
+from controller.topology.weights import written_costs
+from controller.traffic.proposals import read_weights
+from controller.webhook import gate
+from kubekit import quantity, selectors
+from kubekit.errors import ConfigError, QuantityError, SelectorError
+from kubekit.http import parse_listen
+from kubekit.kubeconfig import read_kubeconfigs
+from kubekit.wire import ObjectMeta
+from lab.storm import audit
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PASSPHRASE_KEY, read_announcement
+from netperf.errors import PlanRefusedError
+from netperf.latencies import decode_latencies
+from netperf.plans import PLAN_KEY, decode_plan
+from netperf.policy import parse_policy
+from netperf.probers.netperf import keys_for, parse_output
+from netperf.probers.prober import ProbeFailedError
+from netperf.results import decode_results, failure_key, sample_key
+from netperf.sample import Place
+
+Reader = Callable[[str], object]
+# A thousand times slower than JSON, and read of an administrator's own files only.
+SLOW = {"configuration", "descheduler policy", "kubeconfig"}
+# What readers of JSON alone raise; who calls them answers for both.
+JSON = (msgspec.MsgspecError, RecursionError)
+# The kernel cuts no message; one that is cut must raise at once and not be taken for another.
+NETLINK = (struct.error, IndexError, ValueError)
+DEEP = '{"x":' + "[" * 1_500
+A, B = Place("a1", "za", "r"), Place("b1", "zb", "r")
+PLACES = {"a1": A, "b1": B}
+SAMPLE = json.dumps(
+    {
+        "origin": {"node": "a1", "zone": "za", "region": "r"},
+        "destination": {"node": "b1", "zone": "zb", "region": "r"},
+        "measurement": {"prober": "echo", "test": "TCP_RR", "p50_us": 100.0, "p90_us": 110.0, "p99_us": 120.0},
+        "sequence": 3,
+    }
+)
+CNI = json.dumps(
+    {
+        "kind": "cniCacheV1",
+        "cniArgs": [["K8S_POD_UID", "u1"]],
+        "ifName": "eth0",
+        "containerId": "c1",
+        "networkName": "net",
+        "config": base64.b64encode(b'{"plugins": [{"type": "bandwidth"}]}').decode(),
+        "capabilityArgs": {"bandwidth": {"ingressRate": 1000}},
+        "result": {"interfaces": [{"name": "eth0"}]},
+    }
+)
+OUTPUT = "".join(f"{key}=42\n" for key in keys_for("TCP_RR"))
+PLAN = json.dumps(
+    {
+        "zone": "za",
+        "epoch": 1,
+        "interval_s": 60,
+        "slots": 1,
+        "results": "netperf-metrics",
+        "settings": {},
+        "nodes": [["a1", "10.0.0.1", "za", "r"], ["b1", "10.0.0.2", "zb", "r"]],
+        "probes": [[0, 1, 0, 0, 0, 0]],
+    }
+)
+CONFIG = """
+apiVersion: netaware.io/v1alpha1
+kind: ControllerConfiguration
+topology: {probing: {intervalS: 60, test: TCP_RR}, costPolicy: {expireAfterS: 1000}}
+"""
+KUBECONFIG = """
+current-context: a
+clusters: [{name: a, cluster: {server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true}}]
+users: [{name: a, user: {token: secret}}]
+contexts: [{name: a, context: {cluster: a, user: a, namespace: web}}]
+"""
+PROMETHEUS = (
+    '{"status":"success","data":{"resultType":"vector","result":[{"metric":{"a":"b"},"value":[1700000000.1,"42"]}]}}'
+)
+QUESTION = '{"Pod":{"metadata":{"name":"p","namespace":"n","labels":{"app":"a"}}},"Nodes":null,"NodeNames":["n1","n2"]}'
+PREEMPTION = (
+    '{"Pod":{"metadata":{"name":"p"}},"NodeNameToMetaVictims":{"n1":{"Pods":[{"UID":"u"}],"NumPDBViolations":1}}}'
+)
+REVIEW = (
+    '{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u1","object":'
+    '{"metadata":{"labels":{"appgroup.diktyo.x-k8s.io":"g"}},"spec":{"schedulingGates":[{"name":"other"}]}}}}'
+)
+TOPOLOGY = (
+    '{"metadata":{"name":"nt-default"},"spec":{"weights":[{"name":"NetperfCosts","topologyList":[{"topologyKey":'
+    '"topology.kubernetes.io/zone","originList":[{"origin":"a","costList":[{"destination":"b","networkCost":10}]}]}]}]}}'
+)
+AUDIT = (
+    '{"stage":"ResponseComplete","verb":"patch","user":{"username":"system:serviceaccount:netaware-system:netaware-agent",'
+    '"extra":{"authentication.kubernetes.io/node-name":["a1"]}},"objectRef":{"resource":"configmaps","name":"m"},'
+    '"responseStatus":{"code":200},"stageTimestamp":"2026-01-01T12:00:00.000000Z","requestObject":{"data":{"netaware.k":"1"}}}'
+)
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """A netlink attribute with its padding."""
+    return struct.pack("=HH", 4 + len(payload), kind) + payload + b"\0" * (-len(payload) % 4)
+
+
+def tc(kind: str, options: bytes, more: bytes = b"") -> str:
+    """A message of traffic control: struct tcmsg, kind, options."""
+    head = struct.pack("=BxxxiIII", 0, 7, 0x10000, 0xFFFFFFFF, 1 << 16)
+    return (head + attribute(1, kind.encode() + b"\0") + attribute(2, options) + more).decode("latin-1")
+
+
+DEVICE = (
+    struct.pack("=BxHiII", 0, 1, 7, 0, 0)
+    + attribute(3, b"eth0\0")
+    + attribute(4, struct.pack("=I", 1500))
+    + attribute(18, attribute(1, b"veth\0"))
+).decode("latin-1")
+COUNTED = attribute(1, struct.pack("=Q", 1)) + attribute(3, struct.pack("=IIIII", 1, 2, 3, 4, 5))
+MIRRED = attribute(2, attribute(2, struct.pack("=IIiiiiI", 0, 0, 4, 0, 0, 1, 9)))
+ACTION = attribute(1, b"mirred\0") + MIRRED + attribute(4, COUNTED)
+FILTER = tc("u32", attribute(5, bytes(32)) + attribute(7, attribute(1, ACTION)))
+BUCKET = tc("tbf", attribute(1, struct.pack("=8xI8xIIII", 1, 2, 3, 4, 5)), attribute(7, COUNTED))
+CLASS = tc("htb", attribute(1, struct.pack("=8xI12xI", 1, 2)))
+ROUTE = (
+    struct.pack("=BBBBBBBBI", 2, 24, 0, 0, 254, 0, 0, 1, 0)
+    + attribute(1, b"\x0a\0\0\0")
+    + attribute(9, struct.pack("=HBBi", 8, 0, 0, 3))
+).decode("latin-1")
+
+
+def way(kind: int, source: bytes, destination: bytes) -> bytes:
+    """One direction of a connection."""
+    ports = attribute(1, b"\6") + attribute(2, b"\0\x50") + attribute(3, b"\x1f\x90")
+    return attribute(
+        kind, attribute(0x8001, attribute(1, source) + attribute(2, destination)) + attribute(0x8002, ports)
+    )
+
+
+def connection() -> str:
+    """One message of connection tracking."""
+    body = struct.pack("=BBH", 2, 0, 0) + way(0x8001, b"\x0a\0\0\1", b"\x0a\0\0\2")
+    body += way(0x8002, b"\x0a\0\0\2", b"\x0a\0\0\1")
+    body += b"".join(attribute(k, attribute(1, bytes(8)) + attribute(2, bytes(8))) for k in (0x8009, 0x800A))
+    return (struct.pack("=IHHII", 16 + len(body), 0x100, 2, 1, 0) + body).decode("latin-1")
+
+
+def results(text: str) -> object:
+    keys = (
+        sample_key(A, B, "TCP_RR"),
+        failure_key(A, B, "TCP_RR"),
+        "netperf.p50.latency.milliseconds.origin.a1.destination.b1",
+    )
+    return decode_results(dict.fromkeys(keys, text), PLACES)
+
+
+def costs_policy(text: str) -> object:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return parse_policy(fields) if isinstance(fields, dict) else None
+
+
+def netlink(parse: Callable[[bytes, int, int], object]) -> Reader:
+    """Reads a text of latin-1 as the body of a netlink message."""
+
+    def read(text: str) -> object:
+        data = text.encode("latin-1", "replace")
+        return parse(data, 0, len(data))
+
+    return read
+
+
+def kubeconfig(text: str) -> object:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "config"
+        path.write_text(text, errors="replace")
+        return read_kubeconfigs([path])
+
+
+def weights(text: str) -> object:
+    group = AppGroup(metadata=ObjectMeta(annotations={MEASURED_WEIGHTS_ANNOTATION: text}))
+    return read_weights(group), preferences.measured_traffic(group, [])
+
+
+def topology(text: str) -> object:
+    return written_costs(msgspec.json.decode(text, type=NetworkTopology).weight(NETPERF_COSTS))
+
+
+def history(text: str) -> object:
+    events = audit.read([text.encode(errors="replace")])
+    return audit.foreign_keys(events), audit.foreign_writes(events, "lease"), audit.measured(events)
+
+
+def utf8(read: Callable[[bytes], object]) -> Reader:
+    """Reads a text as bytes."""
+    return lambda text: read(text.encode(errors="replace"))
+
+
+READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
+    "results": (results, SAMPLE, ()),
+    "plan": (lambda text: decode_plan({PLAN_KEY: text}), PLAN, (PlanRefusedError,)),
+    "latencies": (decode_latencies, '{"zones":["a","b"],"us":[[1,2],[3,4]]}', ()),
+    "announcement": (read_announcement, '{"address":"10.0.0.1","port":12865,"prober":"echo"}', ()),
+    "netperf's output": (lambda text: parse_output(text, "TCP_RR"), OUTPUT, (ProbeFailedError,)),
+    "cost policy": (costs_policy, '{"expireAfterS": 600, "percentile": "p50"}', (ConfigError,)),
+    "bandwidth annotation": (read_wish, "10M", ()),
+    "quantity": (quantity.parse, "1.5Gi", (QuantityError,)),
+    "whole quantity": (quantity.parse_int, "1.5Gi", (QuantityError,)),
+    "quantity in thousandths": (quantity.parse_milli, "100m", (QuantityError,)),
+    "selector": (selectors.parse, "app=web,tier in (a, b),!legacy", (SelectorError,)),
+    "CNI cache": (lambda text: parse_cached(text.encode(errors="replace")), CNI, ()),
+    "device counters": (
+        lambda text: parse_device_count(text.encode(errors="replace")),
+        "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n",
+        (),
+    ),
+    "cgroup": (parse_cgroup, "0::/kubepods/burstable/pod12345678-1234-1234-1234-123456789012/abc\n", ()),
+    "probe secret": (
+        lambda text: decode_secret({PASSPHRASE_KEY: text}),
+        "c2VjcmV0LXNlY3JldC1zZWNyZXQ=",
+        (ConfigError,),
+    ),
+    "listen address": (parse_listen, "[::1]:9850", (ConfigError,)),
+    "rate": (lambda text: parse_rate("f", text), "10G", (ConfigError,)),
+    "share": (lambda text: parse_share("f", text), "10%", (ConfigError,)),
+    "reserve": (parse_reserve, "10%", (ConfigError,)),
+    "configuration": (lambda text: parse_config(text, "file"), CONFIG, (ConfigError,)),
+    "descheduler policy": (
+        lambda text: parse_descheduler_policy(text, "policy"),
+        "apiVersion: descheduler/v1alpha2\nkind: LowNodeLoadArgs\n",
+        (ConfigError,),
+    ),
+    "kubeconfig": (kubeconfig, KUBECONFIG, (ConfigError,)),
+    "Prometheus": (
+        lambda text: prometheus._read(text.encode(errors="replace"), 200, "url", finite=True),
+        PROMETHEUS,
+        (PrometheusError,),
+    ),
+    "extender's question": (utf8(extender._question), QUESTION, (extender.BadRequestError,)),
+    "preemption": (utf8(decode_preemption), PREEMPTION, JSON),
+    "admission review": (utf8(gate.answer), REVIEW, JSON),
+    "weights of an AppGroup": (weights, '{"a":{"b":1.5,"c":2}}', ()),
+    "NetworkTopology": (topology, TOPOLOGY, JSON),
+    "audit log": (history, AUDIT, ()),
+    "device": (netlink(parse_device), DEVICE, NETLINK),
+    "queue": (netlink(parse_qdisc), BUCKET, NETLINK),
+    "class": (netlink(parse_class), CLASS, NETLINK),
+    "filter": (netlink(partial(parse_filter, hook="received")), FILTER, NETLINK),
+    "counters of a queue": (netlink(parse_bucket), BUCKET, NETLINK),
+    "counters of a filter": (netlink(parse_redirected), FILTER, NETLINK),
+    "routes": (netlink(parse_routes), ROUTE, NETLINK),
+    "default routes": (netlink(parse_default_routes), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
+    "connections": (
+        lambda text: list(read_entries(text.encode("latin-1", "replace"))),
+        connection(),
+        (KernelError,),
+    ),
+}

@@ -1,0 +1,104 @@
+"""The CNI plugins' own programs, built from their Go modules, and pods that they set up: as a runtime would, without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, cgroup_hierarchy, make_group, remove_groups, run
+
+MODULE = "github.com/containernetworking/plugins/plugins"
+MAIN_VERSION = "v1.9.1"
+"""Of bridge, ptp and host-local; the bandwidth plugin is the one that differs."""
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "netaware" / "cni-plugins"
+
+
+def plugin(path: str, version: str) -> Path:
+    """A plugin's program, such as ``meta/bandwidth``; built once per version, the test is skipped where that cannot be."""
+    program = _CACHE / version / Path(path).name
+    if program.exists():
+        return program
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("builds CNI plugins: needs Go")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "GOBIN": str(program.parent), "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod"}
+    done = subprocess.run(
+        [go, "install", f"{MODULE}/{path}@{version}"], env=env, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"builds CNI plugins: {done.stderr.strip()[-200:]}")
+    return program
+
+
+def call(program: Path, command: str, pod: NodePod, config: dict[str, Any]) -> dict[str, Any]:
+    """Call a plugin as libcni does; its error is the test's."""
+    env = {
+        **os.environ,
+        "CNI_COMMAND": command,
+        "CNI_CONTAINERID": pod.container,
+        "CNI_NETNS": f"/var/run/netns/{pod.namespace}",
+        "CNI_IFNAME": "eth0",
+        "CNI_PATH": str(plugin("ipam/host-local", MAIN_VERSION).parent),
+    }
+    done = subprocess.run([program], input=json.dumps(config), env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout) if done.stdout.strip() else {}
+
+
+@contextmanager
+def plugged_pod(version: str, main: str, number: int, bandwidth: dict[str, int], state: Path) -> Iterator[NodePod]:
+    """A pod behind bridge or ptp with the bandwidth plugin chained; DEL is called at the end, last plugin first.
+
+    Args:
+        version: of the bandwidth plugin.
+        main: ``bridge`` or ``ptp``.
+        number: 0..250, of its subnet.
+        bandwidth: ``ingressRate`` and the like, as runtimes pass them, in bits.
+        state: where host-local keeps its leases.
+    """
+    tag = uuid.uuid4().hex[:6]
+    common = {"cniVersion": "0.4.0", "name": NETWORK}
+    ipam = {"type": "host-local", "subnet": f"10.250.{number}.0/24", "dataDir": str(state)}
+    first = {**common, "type": main, "ipam": ipam, "bridge": f"nab{tag}", "isGateway": True}
+    second = {**common, "type": "bandwidth", "runtimeConfig": {"bandwidth": bandwidth}}
+    programs = plugin(f"main/{main}", MAIN_VERSION), plugin("meta/bandwidth", version)
+    top = cgroup_hierarchy() / f"natest-{tag}"
+    pod = NodePod(
+        name=f"plugged-{tag}",
+        host_address=f"10.250.{number}.1",
+        address="",
+        namespace=f"napod-{tag}",
+        host_device="",
+        groups=top,
+        layout="kubepods/burstable/pod{uid}/{container}",
+    )
+    try:
+        run(f"ip netns add {pod.namespace}")
+        pod.process = subprocess.Popen(pod.command("sleep", "3600"))
+        group = pod.layout.format(uid=pod.uid, container=pod.container)
+        make_group(top / group, pod.pid)
+        result = call(programs[0], "ADD", pod, first)
+        pod.address = result["ips"][0]["address"].partition("/")[0]
+        ends = [i["name"] for i in result["interfaces"] if not i.get("sandbox") and i["name"] != first["bridge"]]
+        pod.host_device = ends[0]
+        call(programs[1], "ADD", pod, {**second, "prevResult": result})
+        yield pod
+    finally:
+        if pod.process is not None:
+            call(programs[1], "DEL", pod, second)
+            call(programs[0], "DEL", pod, first)
+            pod.process.kill()
+            pod.process.wait()
+        remove_groups(top)
+        subprocess.run(["ip", "netns", "del", pod.namespace], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", f"nab{tag}"], check=False, capture_output=True)

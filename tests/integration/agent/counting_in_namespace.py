@@ -1,0 +1,49 @@
+"""Counts connections in the network namespace it is started in; for each line on standard input one round, answered as JSON.
+
+ip netns exec NODE python counting_in_namespace.py '{"10.251.1.2": "web"}'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+from agent.traffic.conntrack import listen, read_table_state
+from agent.traffic.ledger import PodEnd
+from agent.traffic.supervisor import Counting
+
+PROC = Path("/proc")
+
+
+async def main() -> None:
+    pods = {
+        ipaddress.ip_address(address).packed: PodEnd("shop", "Deployment", name)
+        for address, name in json.loads(sys.argv[1]).items()
+    }
+    counting = Counting(lambda: "z1", PROC)
+    async with asyncio.TaskGroup() as tasks:
+        ends = tasks.create_task(listen(counting.take_ended, counting.note_loss))
+        while await asyncio.to_thread(sys.stdin.readline):
+            await counting.round(pods, time.monotonic())
+            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in counting.ledger.totals()]
+            answer = {
+                "totals": totals,
+                "servers": sorted(str(ipaddress.ip_address(address)) for address in counting.ledger.servers),
+                "uncounted": counting.ledger.uncounted,
+                "problem": counting.problem,
+                "cost_s": counting.cost_s,
+                "lost": counting.lost,
+                "table": read_table_state(PROC),
+                "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            }
+            print(json.dumps(answer), flush=True)
+        ends.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,195 @@
+"""Enforcing beside other programs that use the same devices: what they attached stays bit by bit, and sees its packets.
+
+Filters, programs and devices are the kernel's; the programs are a few instructions each, where other agents' are long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from pyroute2 import IPRoute
+
+from agent.bandwidth.annotations import PodWish, wish_of
+from agent.bandwidth.cni import Network
+from agent.bandwidth.kernel import execute as execute_action
+from agent.bandwidth.programs import read_programs
+from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
+from agent.bandwidth.snapshot import take_snapshot
+from agent.bandwidth.state import RECEIVED_HOOK, BandwidthPlan, Judgement, LimitEgress
+from agent.bandwidth.tbf import bounded_shape, plugin_shape
+from agent.errors import KernelError
+from kubekit.wire import ObjectMeta, Pod, PodStatus
+from tests.integration.agent.bpf_programs import NEXT, attach_tcx, dropping_udp, loaded, returning
+from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.alone,  # an enforcing agent of another test would take limits of pods it does not know for leftovers
+]
+ENFORCE = Policy(enforce=True, repair_burst=True)
+
+
+def plan(*wishes: PodWish) -> BandwidthPlan:
+    return plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), wishes)), ENFORCE)
+
+
+def enforce(*wishes: PodWish) -> BandwidthPlan:
+    for action in plan(*wishes).actions:
+        asyncio.run(execute_action(action))
+    return plan(*wishes)
+
+
+def judged(found: BandwidthPlan, pod: NodePod) -> dict[str, Judgement]:
+    return {j.direction: j for j in found.judgements if j.pod.uid == pod.uid}
+
+
+def attached(device: str) -> tuple[str, object]:
+    """All that ``tc`` and ``bpf`` show on a device."""
+    shown = [run(f"tc qdisc show dev {device}")]
+    shown += [run(f"tc filter show dev {device} {hook}") for hook in ("ingress", "egress")]
+    return "".join(shown), list(read_programs(socket.if_nametoindex(device)))
+
+
+def attach_bpf_filter(device: str, program: bytes) -> None:
+    """A direct-action BPF filter on what a device receives, as the AWS network policy agent and netobserv attach them."""
+    with loaded(program, "foreign") as descriptor, IPRoute() as netlink:
+        netlink.tc(
+            "add-filter",
+            "bpf",
+            index=socket.if_nametoindex(device),
+            parent=RECEIVED_HOOK,
+            prio=10,
+            fd=descriptor,
+            name="foreign",
+            flags=1,
+        )
+
+
+def datagram_arrives(pod: NodePod) -> bool:
+    """Whether a UDP datagram from the pod reaches the host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind((pod.host_address, 0))
+        receiver.settimeout(0.5)
+        port = receiver.getsockname()[1]
+        send = f"import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ({pod.host_address!r}, {port}))"
+        subprocess.run(pod.command(sys.executable, "-c", send), check=True)
+        try:
+            return receiver.recv(9) == b"x"
+        except TimeoutError:
+            return False
+
+
+@pytest.mark.parametrize("stranger", ["drop filter", "bpf filter", "tcx program", "empty clsact"])
+def test_what_others_attached_survives_ten_rounds_bit_by_bit(stranger: str) -> None:
+    with node_pod(40) as pod:
+        if stranger != "tcx program":
+            run(f"tc qdisc add dev {pod.host_device} clsact")
+        if stranger == "drop filter":
+            attach_bpf_filter(pod.host_device, dropping_udp())
+        elif stranger == "bpf filter":
+            attach_bpf_filter(pod.host_device, returning(NEXT))
+        elif stranger == "tcx program":
+            with loaded(returning(NEXT), "foreign") as descriptor:
+                attach_tcx(descriptor, socket.if_nametoindex(pod.host_device))
+        wish = pod.wish(egress="10M")
+        before = attached(pod.host_device)
+        ours = intermediate_name(NETWORK, pod.container)
+        for _ in range(10):
+            verdict = judged(enforce(wish), pod)["egress"]
+            if stranger == "empty clsact":
+                assert verdict.verdict == "enforced"
+                enforce(pod.wish())
+            else:
+                assert verdict.verdict == "other-enforcer"
+                assert stranger.rpartition(" ")[2] in verdict.detail
+            assert attached(pod.host_device) == before
+            assert ours not in run("ip -br link")
+        if stranger == "drop filter":
+            assert not datagram_arrives(pod)
+
+
+def test_a_drop_filter_that_comes_later_still_drops_and_clsact_has_room_for_it() -> None:
+    with node_pod(41) as pod:
+        wish = pod.wish(egress="10M")
+        assert judged(enforce(wish), pod)["egress"].verdict == "enforced"
+        assert datagram_arrives(pod)
+        attach_bpf_filter(pod.host_device, dropping_udp())
+        assert not datagram_arrives(pod)
+        found = judged(enforce(wish), pod)["egress"]
+        assert (found.verdict, "pref" in found.detail) == ("enforced", True)
+        assert not datagram_arrives(pod)
+
+
+def test_a_redirect_at_the_first_place_gives_the_packets_back() -> None:
+    """An earlier edition of ours put its filter at preference 1, before those of others."""
+    with node_pod(42) as pod:
+        wish = pod.wish(egress="10M")
+        enforce(wish)
+        ours = intermediate_name(NETWORK, pod.container)
+        run(f"tc filter del dev {pod.host_device} ingress")
+        redirect = f"u32 match u32 0 0 action mirred egress redirect dev {ours}"
+        run(f"tc filter add dev {pod.host_device} ingress protocol all pref 1 {redirect}")
+        attach_bpf_filter(pod.host_device, dropping_udp())
+        assert datagram_arrives(pod)
+        assert judged(enforce(wish), pod)["egress"].verdict == "other-enforcer"
+        assert not datagram_arrives(pod)
+        assert ours not in run("ip -br link")
+
+
+@pytest.mark.parametrize("kind", ["ingress", "clsact"])
+def test_a_correct_limit_is_enforced_on_ingress_and_on_clsact(kind: str) -> None:
+    with node_pod(43) as pod:
+        ours = intermediate_name(NETWORK, pod.container)
+        run(f"tc qdisc add dev {pod.host_device} {kind}")
+        run(f"ip link add {ours} type ifb")
+        run(f"ip link set {ours} up")
+        shape = bounded_shape(10_000_000, 1500)
+        run(
+            f"tc qdisc add dev {ours} root handle 1: tbf rate 10mbit burst {shape.burst_bytes} limit {shape.limit_bytes}"
+        )
+        redirect = f"u32 match u32 0 0 action mirred egress redirect dev {ours}"
+        run(f"tc filter add dev {pod.host_device} ingress protocol all pref 1 {redirect}")
+        found = plan(pod.wish(egress="10M"))
+        assert [(j.verdict, j.device) for j in found.judgements] == [("enforced", ours)]
+        # Gone but for the hook, it is repaired on both.
+        run(f"tc filter del dev {pod.host_device} ingress")
+        assert judged(enforce(pod.wish(egress="10M")), pod)["egress"].verdict == "enforced"
+        assert kind in run(f"tc qdisc show dev {pod.host_device}")
+
+
+def test_a_repair_that_fails_leaves_no_intermediate_device_behind() -> None:
+    with node_pod(44) as pod:
+        run(f"tc qdisc add dev {pod.host_device} clsact")
+        attach_bpf_filter(pod.host_device, dropping_udp())
+        ours = intermediate_name(NETWORK, pod.container)
+        # What rules would say that looked before the filter was there.
+        index = socket.if_nametoindex(pod.host_device)
+        shape = plugin_shape(10_000_000, 536_870_911)
+        with pytest.raises(KernelError, match="somebody else"):
+            asyncio.run(execute_action(LimitEgress(index, pod.host_device, ours, 1500, shape, "netaware:x")))
+        gone = LimitEgress(999_999, "gone", ours, 1500, shape, "netaware:x")
+        with pytest.raises(KernelError):
+            asyncio.run(execute_action(gone))
+        assert ours not in run("ip -br link")
+
+
+def test_a_pod_that_names_anothers_uid_does_not_get_that_one_throttled() -> None:
+    with node_pod(45) as victim:
+        annotations = {
+            "kubernetes.io/config.hash": victim.uid,
+            "kubernetes.io/ingress-bandwidth": "1k",
+            "kubernetes.io/egress-bandwidth": "1k",
+        }
+        liar = wish_of(
+            Pod(
+                metadata=ObjectMeta(name="liar", namespace="tenant", uid="someone-else", annotations=annotations),
+                status=PodStatus(phase="Running", pod_ip="10.0.0.9"),
+            )
+        )
+        assert judged(enforce(victim.wish(ingress="10M"), liar), victim)["ingress"].verdict == "enforced"
+        assert "rate 10Mbit" in run(f"tc qdisc show dev {victim.host_device} root")

@@ -1,0 +1,155 @@
+"""Limits that are passed by: what goes through is counted by the kernel, and ``exceeded`` says so within two readings.
+
+Devices, queues, filters, programs and traffic are the kernel's. The pods are network namespaces without a runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute
+from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
+
+from agent.bandwidth import tbf
+from agent.bandwidth.annotations import PodWish
+from agent.bandwidth.cni import Network
+from agent.bandwidth.counters import take_readings
+from agent.bandwidth.effect import Effects
+from agent.bandwidth.kernel import execute
+from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
+from agent.bandwidth.snapshot import take_snapshot
+from agent.bandwidth.state import RECEIVED_HOOK, BandwidthPlan, Judgement, LimitEgress, LimitIngress
+from agent.bandwidth.supervisor import EFFECT_S
+from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
+from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.alone,  # traffic is measured
+]
+GENERATOR = str(Path(__file__).with_name("traffic.py"))
+RATE = 5_000_000
+CONTAINERD_BURST = 536_870_911
+
+
+def plan(*wishes: PodWish) -> BandwidthPlan:
+    return plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), wishes)), Policy())
+
+
+def index_of(device: str) -> int:
+    return socket.if_nametoindex(device)
+
+
+def enforce(pod: NodePod, direction: str) -> None:
+    wish = pod.wish(**{direction: str(RATE)})
+    for action in plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), [wish])), Policy(enforce=True)).actions:
+        if action.name == pod.host_device:
+            asyncio.run(execute(action))
+
+
+@contextmanager
+def flooding(pod: NodePod, direction: str, seconds: float) -> Iterator[None]:
+    """Eight times the limit, into the pod or out of it."""
+    target = pod.address if direction == "ingress" else pod.host_address
+    command = [sys.executable, GENERATOR, "flood", target, "7001", str(seconds)]
+    process = subprocess.Popen(command if direction == "ingress" else pod.command(*command))
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def follow(judgements: Sequence[Judgement], readings: int) -> Effects:
+    """Readings as the agent takes them, at its own pace."""
+    effects = Effects()
+
+    async def take() -> None:
+        for number in range(readings):
+            await take_readings(effects, PROC, judgements, time.monotonic(), everything=number == 0)
+            await asyncio.sleep(EFFECT_S if number + 1 < readings else 0)
+
+    asyncio.run(take())
+    return effects
+
+
+def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
+    name = intermediate_name(NETWORK, pod.container)
+    shape = tbf.plugin_shape(RATE, 100_000)
+    asyncio.run(execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, shape, "", redirect=False)))
+    run(f"tc qdisc add dev {pod.host_device} ingress")
+    with monkeypatch.context() as patched, IPRoute() as netlink:
+        patched.setitem(tc_actions, "stolen", 0)
+        action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": index_of(name)}
+        netlink.tc(
+            *("add-filter", "u32", index_of(pod.host_device)),
+            parent=RECEIVED_HOOK,
+            protocol=3,
+            prio=1,
+            target=0x10001,
+            keys=["0x0/0x0+0"],
+            action=action,
+        )
+    run(f"ip link del {name}")
+
+
+def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        wrapped, peer, stray, deleted, kept, kept_out, source = (
+            stack.enter_context(node_pod(number)) for number in range(50, 57)
+        )
+        shape = tbf.plugin_shape(RATE, CONTAINERD_BURST)
+        asyncio.run(execute(LimitIngress(index_of(wrapped.host_device), wrapped.host_device, shape)))
+        for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
+            enforce(pod, direction)
+        # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
+        with loaded(redirecting_to_peer(index_of(peer.host_device)), "around") as program:
+            attach_tcx(program, index_of(source.host_device))
+        # It answers no ARP any more.
+        run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
+        # On the wrong device: the bucket is on the other pod's.
+        asyncio.run(execute(LimitIngress(index_of(source.host_device), source.host_device, shape)))
+        delete_the_plugins_target(deleted, monkeypatch)
+
+        wishes = [pod.wish(ingress=str(RATE)) for pod in (wrapped, peer, stray, kept)]
+        wishes += [pod.wish(egress=str(RATE)) for pod in (deleted, kept_out)]
+        found = plan(*wishes)
+        set_up = {j.pod.name: j.verdict for j in found.judgements}
+        assert set_up == {
+            wrapped.name: "wrapped",
+            peer.name: "enforced",
+            stray.name: "missing",
+            deleted.name: "filter-missing",
+            kept.name: "enforced",
+            kept_out.name: "enforced",
+        }
+        seconds = 4 * EFFECT_S
+        for pod, direction in (
+            *((wrapped, "ingress"), (stray, "ingress"), (kept, "ingress")),
+            *((source, "egress"), (deleted, "egress"), (kept_out, "egress")),
+        ):
+            stack.enter_context(flooding(pod, direction, seconds))
+        effects = follow(found.judgements, 3)
+        exceeded = {j.pod.name: effects.exceeded(j) for j in found.judgements}
+        assert {name for name, what in exceeded.items() if not what} == {kept.name, kept_out.name}, exceeded
+        dropped = effects.known[kept_out.uid, "egress"].bucket
+        assert dropped is not None
+        assert dropped.dropped_packets > 0
+
+
+def test_a_deleted_device_behind_our_own_filter_cuts_the_pod_off_and_the_verdict_says_so() -> None:
+    with node_pod(57) as pod:
+        enforce(pod, "egress")
+        run(f"ip link del {intermediate_name(NETWORK, pod.container)}")
+        (judgement,) = plan(pod.wish(egress=str(RATE))).judgements
+        assert (judgement.verdict, "is lost" in judgement.detail) == ("filter-missing", True)

@@ -1,0 +1,205 @@
+"""Bytes between pods, counted by the kernel's connection tracking behind a rule like kube-proxy's, on two nodes that both see them.
+
+Nodes are network namespaces with nftables' address translation, pods have namespaces of their own; the kernel's device
+counters in the client's pod say what really passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.debian import find_or_unpack
+from lab.errors import UnsupportedError
+from tests.integration.agent.pods_on_node import NodePod, node_pod, run
+
+COUNTING = Path(__file__).with_name("counting_in_namespace.py")
+TRAFFIC = Path(__file__).with_name("traffic.py")
+SERVICE = "10.96.0.1"
+ETHERNET_BYTES = 14
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces"),
+    pytest.mark.timeout(240),
+]
+
+
+@contextmanager
+def node(*rules: str, accounting: bool = True) -> Iterator[str]:
+    """A node: a namespace that forwards, tracks connections, and translates addresses by ``rules``."""
+    try:
+        packages = find_or_unpack("node", ("runc", "nftables"))
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    name = f"nanode-{uuid.uuid4().hex[:6]}"
+    run(f"ip netns add {name}")
+    try:
+        run(f"ip -n {name} link set lo up")
+        for setting in ("net.ipv4.ip_forward=1", f"net.netfilter.nf_conntrack_acct={int(accounting)}"):
+            run(f"ip netns exec {name} sysctl -qw {setting}")
+        # A rule that names a connection's state turns tracking on, whether or not anything is translated.
+        chain = ["type nat hook prerouting priority -100;", *rules]
+        body = "\n".join(
+            (
+                "chain pre {",
+                *chain,
+                "}",
+                "chain passing { type filter hook forward priority 0;",
+                "ct state invalid drop",
+                "}",
+            )
+        )
+        table = f"table ip proxy {{\n{body}\n}}\n"
+        done = subprocess.run(
+            ["ip", "netns", "exec", name, str(packages.program("nft")), "-f", "-"],
+            input=table,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **packages.environment()},
+        )
+        assert done.returncode == 0, done.stderr
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+def join(one: str, other: str, routes: Mapping[str, str]) -> None:
+    """A cable between two nodes; ``routes``: node -> where its peer's pods are."""
+    run(f"ip link add wire netns {one} type veth peer name wire netns {other}")
+    for number, name in enumerate((one, other), 1):
+        run(f"ip -n {name} addr add 10.250.0.{number}/30 dev wire")
+        run(f"ip -n {name} link set wire up")
+    run(f"ip -n {one} route add {routes[one]} via 10.250.0.2")
+    run(f"ip -n {other} route add {routes[other]} via 10.250.0.1")
+
+
+@contextmanager
+def counting(node_name: str, pods: Mapping[str, str]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """The agent's counting on a node; each call is one round. The first begins the counters."""
+    # With the one capability that the agent's container has.
+    only = [f"--{which}=-all,+net_admin" for which in ("inh-caps", "bounding-set")]
+    argv = ["ip", "netns", "exec", node_name, "setpriv", "--no-new-privs", *only]
+    argv += [sys.executable, str(COUNTING), json.dumps(pods)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+
+        def read() -> dict[str, Any]:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            print(file=program.stdin, flush=True)
+            return dict(json.loads(program.stdout.readline()))
+
+        read()
+        yield read
+        program.stdin.close()
+
+
+@contextmanager
+def serving(pod: NodePod, port: int) -> Iterator[None]:
+    argv = pod.command(sys.executable, str(TRAFFIC), "serve", pod.address, str(port))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        yield
+        program.kill()
+
+
+def passed(pod: NodePod) -> tuple[int, int]:
+    """Bytes that left the pod and came to it, IP headers included, as its device counted them."""
+    found = json.loads(run(f"ip -n {pod.namespace} -j -s link show dev eth0"))[0]["stats64"]
+    sent, received = found["tx"], found["rx"]
+    return (
+        sent["bytes"] - ETHERNET_BYTES * sent["packets"],
+        received["bytes"] - ETHERNET_BYTES * received["packets"],
+    )
+
+
+def call(pod: NodePod, target: str, port: int, seconds: float = 0.5) -> None:
+    subprocess.run(
+        pod.command(sys.executable, str(TRAFFIC), "bulk", target, str(port), str(seconds)),
+        check=True,
+        capture_output=True,
+    )
+
+
+def pod_on(stack: ExitStack, number: int, node_name: str) -> NodePod:
+    pod = stack.enter_context(node_pod(number, node_namespace=node_name))
+    run(f"ip -n {pod.namespace} route add default via {pod.host_address}")
+    # Segments that the kernel joins count once on the device and as many packets in connection tracking.
+    return pod
+
+
+def settled(read: Callable[[], dict[str, Any]], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Read until it is enough: ends are told a moment after they happened."""
+    ends = time.monotonic() + 30
+    while not enough(found := read()):
+        assert time.monotonic() < ends, found
+        time.sleep(0.1)
+    return found
+
+
+def test_calls_through_a_service_are_counted_once_with_the_pod_that_answers() -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(node(f"ip daddr {SERVICE} tcp dport 80 dnat to 10.251.202.2:8080"))
+        second = stack.enter_context(node())
+        join(first, second, {first: "10.251.202.0/24", second: "10.251.201.0/24"})
+        web, cart = pod_on(stack, 201, first), pod_on(stack, 202, second)
+        stack.enter_context(serving(cart, 8080))
+        here = stack.enter_context(counting(first, {web.address: "web"}))
+        there = stack.enter_context(counting(second, {cart.address: "cart"}))
+        before = passed(web)
+        call(web, SERVICE, 80)
+        sent, received = (now - then for now, then in zip(passed(web), before, strict=True))
+        found = settled(here, lambda answer: bool(answer["totals"]))
+        ((client, server, port, up, down),) = found["totals"]
+        assert (client, server, port) == ("web", cart.address, 8080)
+        assert up == pytest.approx(sent, rel=0.02)
+        assert down == pytest.approx(received, rel=0.02)
+        # The server's node tracks the same connection and says only whose address answered.
+        other = there()
+        assert other["totals"] == []
+        assert other["servers"] == [cart.address]
+        assert found["problem"] == ""
+
+
+def test_a_connection_that_stays_open_counts_while_it_is_open() -> None:
+    with ExitStack() as stack:
+        only = stack.enter_context(node())
+        web, cart = pod_on(stack, 203, only), pod_on(stack, 204, only)
+        stack.enter_context(serving(cart, 8080))
+        read = stack.enter_context(counting(only, {web.address: "web", cart.address: "cart"}))
+        argv = web.command(sys.executable, str(TRAFFIC), "rr", cart.address, "8080", "6")
+        with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as long:
+            first = settled(read, lambda answer: bool(answer["totals"]))
+            more = settled(read, lambda answer: answer["totals"][0][3] > first["totals"][0][3])
+            assert long.poll() is None
+        last = settled(read, lambda answer: answer["totals"][0][3] > more["totals"][0][3])
+        assert last["totals"][0][:3] == ["web", cart.address, 8080]
+        sent, _ = passed(web)
+        assert last["totals"][0][3] == pytest.approx(sent, rel=0.05)
+
+
+def test_without_accounting_nothing_is_counted_and_it_says_so() -> None:
+    with ExitStack() as stack:
+        only = stack.enter_context(node(accounting=False))
+        web, cart = pod_on(stack, 205, only), pod_on(stack, 206, only)
+        stack.enter_context(serving(cart, 8080))
+        read = stack.enter_context(counting(only, {web.address: "web"}))
+        with subprocess.Popen(
+            web.command(sys.executable, str(TRAFFIC), "rr", cart.address, "8080", "4"), stdout=subprocess.DEVNULL
+        ):
+            found = settled(read, lambda answer: answer["uncounted"] > 0)
+        assert found["totals"] == []
+        assert "nf_conntrack_acct is 0" in found["problem"]

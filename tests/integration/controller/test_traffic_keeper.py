@@ -1,0 +1,152 @@
+"""AppGroups held against traffic by a real manager: a real Prometheus with Istio's series, a real API server, pods of Deployments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cluster.resources import APPGROUPS, AppGroup
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.conditions import find
+from kubekit.wire import DEPLOYMENTS, Condition, Object
+from lab.controlplane import ControlPlane
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+from tests.integration.conftest import MakeNode, eventually
+from tests.integration.controller.harness import Replica
+from tests.support.prometheus_past import Made, prometheus
+
+pytestmark = pytest.mark.timeout(240)
+CALLS = {("web", "cart"): 4000.0, ("cart", "db"): 1000.0, ("web", "ads"): 3000.0}
+
+
+def series(namespace: str) -> list[Made]:
+    made: list[Made] = []
+    for (client, server), moved in CALLS.items():
+        ends = {"source_workload_namespace": namespace, "source_workload": client, "reporter": "source"}
+        ends |= {"destination_workload_namespace": namespace, "destination_workload": server}
+        made.append(("istio_request_bytes_sum", ends, moved))
+    return made
+
+
+def group(needs: Mapping[str, str]) -> dict[str, Any]:
+    """An AppGroup whose selectors are the workloads' names in capitals."""
+
+    def reference(name: str) -> dict[str, str]:
+        return {"kind": "Deployment", "name": name, "selector": name.upper()}
+
+    workloads = [
+        {
+            "workload": reference(name),
+            "dependencies": [{"workload": reference(d), "minBandwidth": "1M"} for d in below.split()],
+        }
+        for name, below in needs.items()
+    ]
+    spec = {"numMembers": 4, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
+    return {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "shop"}, "spec": spec}
+
+
+async def run_pods(client: Client, namespace: str, nodes: Mapping[str, str]) -> None:
+    """A Deployment of one pod each, bound to its node by its template; the controller manager makes ReplicaSets and pods."""
+    for name, node in nodes.items():
+        pod = {
+            "nodeName": node,
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "c", "image": "none"}],
+            "tolerations": [{"operator": "Exists"}],
+        }
+        template = {"metadata": {"labels": {"app": name}}, "spec": pod}
+        spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": template}
+        body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+        await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
+
+
+async def test_weights_are_kept_rarely_and_drift_is_a_condition(
+    control_plane: ControlPlane,
+    client: Client,
+    namespace: str,
+    crds: list[str],
+    make_node: MakeNode,
+    prometheus_programs: Mapping[str, Path],
+    tmp_path: Path,
+) -> None:
+    first, second = f"{namespace}-a", f"{namespace}-b"
+    await make_node(first, zone="z1", region="r1")
+    await make_node(second, zone="z2", region="r1")
+    await run_pods(client, namespace, {"web": first, "cart": second, "db": second, "ads": first})
+    await client.create(
+        APPGROUPS, group({"web": "cart", "cart": "db", "db": "", "ads": "db"}), Object, namespace=namespace
+    )
+    async with prometheus(prometheus_programs, tmp_path, series(namespace)) as known:
+        traffic = {
+            "prometheusUrl": known.url,
+            "periodS": 1,
+            "keepWeights": True,
+            "prices": {"betweenZones": 0.02, "currency": "EUR"},
+        }
+        replica = Replica(tmp_path, control_plane.kubeconfig, namespace, {"traffic": traffic})
+        replica.start()
+        try:
+            await _judge(client, namespace, replica)
+        except BaseException:
+            await replica.stop()
+            raise
+    # Prometheus is gone: after some looks in vain nothing is claimed any more.
+    try:
+        await eventually(partial(_is_unknown, client, namespace))
+    finally:
+        await replica.stop()
+
+
+async def _is_unknown(client: Client, namespace: str) -> bool:
+    group = await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
+    found = find(group.status.conditions, "AsDescribed")
+    return found is not None and (found.status, found.reason) == ("Unknown", "NoTraffic")
+
+
+async def _judge(client: Client, namespace: str, replica: Replica) -> None:
+    async def read() -> AppGroup:
+        return await client.get(APPGROUPS, "shop", AppGroup, namespace=namespace)
+
+    async def said() -> Condition | None:
+        return find((await read()).status.conditions, "AsDescribed")
+
+    async def drifts() -> bool:
+        found = await said()
+        return found is not None and found.status == "False"
+
+    async def fits() -> bool:
+        found = await said()
+        return found is not None and found.status == "True"
+
+    await eventually(drifts)
+    found = await said()
+    assert found is not None
+    assert "ads -> db is declared, and no calls were seen" in found.message
+    assert "web -> ads is not declared" in found.message
+
+    async def weighed() -> bool:
+        return bool((await read()).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION))
+
+    await eventually(weighed)
+    weights = json.loads((await read()).metadata.annotation(MEASURED_WEIGHTS_ANNOTATION))
+    measured = {(a.lower(), b.lower()): weight for a, row in weights.items() for b, weight in row.items()}
+    assert measured == pytest.approx(CALLS, rel=0.03)
+    metrics = await replica.metrics()
+    labels = f'appgroup="shop",kind="new",namespace="{namespace}"'
+    drift = {name: value for name, value in metrics.items() if name.startswith("netaware_appgroup_traffic_drift")}
+    assert any(value == 1 and all(part in name for part in labels.split(",")) for name, value in drift.items()), drift
+    cost = next(value for name, value in metrics.items() if name.startswith("netaware_appgroup_traffic_cost_per_month"))
+    assert cost == pytest.approx(CALLS["web", "cart"] * 3600 * 730 / 1e9 * 0.02, rel=0.03)
+    # The same traffic, looked at again and again, writes nothing.
+    before = (await read()).metadata.resource_version
+    await asyncio.sleep(4)
+    assert (await read()).metadata.resource_version == before
+    body = group({"web": "cart ads", "cart": "db", "db": "", "ads": ""})
+    await client.patch(APPGROUPS, "shop", {"spec": body["spec"]}, Object, kind=MERGE_PATCH, namespace=namespace)
+    await eventually(fits)

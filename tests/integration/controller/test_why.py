@@ -1,0 +1,134 @@
+"""What is wrong, read from the real API server as the command reads it, and ended by the line that the finding says to paste."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from controller.cli.looking import look_around, verdict_on
+from controller.cli.session import Session
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
+from controller.diagnosis.findings import Finding
+from controller.diagnosis.rules import diagnose
+from kubekit.client import Client
+from kubekit.wire import LEASES, PODS, Object, format_time
+from lab.controlplane import ControlPlane
+from netperf.contract import CONTROLLER
+
+
+def workload(name: str, *calls: str) -> dict[str, Any]:
+    needs = [
+        {"workload": {"kind": "Deployment", "name": called, "selector": called}, "maxNetworkCost": 5}
+        for called in calls
+    ]
+    return {"workload": {"kind": "Deployment", "name": name, "selector": name}, "dependencies": needs}
+
+
+async def an_installation(client: Client, namespace: str) -> None:
+    """Somebody leads, and there is a NetworkTopology: stand-ins for a controller, which these situations do not need."""
+    lease = {
+        "holderIdentity": "somebody",
+        "renewTime": format_time(time.time(), micro=True),
+        "leaseDurationSeconds": 600,
+    }
+    body = {**LEASES.type_meta, "metadata": {"name": CONTROLLER}, "spec": lease}
+    await client.create(LEASES, body, Object, namespace=namespace)
+    body = {
+        **NETWORK_TOPOLOGIES.type_meta,
+        "metadata": {"name": "nt-default"},
+        "spec": {"configmapName": "netperf-metrics"},
+    }
+    await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
+
+
+async def a_group(client: Client, namespace: str, *workloads: dict[str, Any], members: int = 9) -> None:
+    spec = {"numMembers": members, "topologySortingAlgorithm": "KahnSort", "workloads": list(workloads)}
+    body = {**APPGROUPS.type_meta, "metadata": {"name": "shop"}, "spec": spec}
+    await client.create(APPGROUPS, body, Object, namespace=namespace)
+
+
+async def a_pod(client: Client, namespace: str, name: str, selector: str, **spec: Any) -> None:
+    labels = {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: selector}
+    known = {"schedulerName": "network-aware-scheduler", "automountServiceAccountToken": False}
+    body = {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {**known, "containers": [{"name": "main", "image": "none"}], **spec},
+    }
+    await client.create(PODS, body, Object, namespace=namespace)
+
+
+async def of(client: Client, namespace: str) -> list[Finding]:
+    """Findings about this test's own objects; others share the control plane."""
+    _, facts = await look_around(Session(client, None, None, namespace))
+    mine = (f"{namespace}/shop", f"{namespace}/")
+    return [f for f in diagnose(facts) if any(name.startswith(mine) for name in f.hurts)]
+
+
+async def paste(control_plane: ControlPlane, line: str) -> None:
+    """Run a line as a shell does, with the kubectl of this control plane."""
+    environment = {**os.environ, "KUBECONFIG": str(control_plane.kubeconfig)}
+    environment["PATH"] = f"{control_plane.kubectl.parent}:{environment['PATH']}"
+    process = await asyncio.create_subprocess_shell(
+        line, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, f"{line}: {said.decode()}"
+
+
+async def test_more_pods_than_members_end_by_the_line_to_paste(
+    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane
+) -> None:
+    assert crds
+    await an_installation(client, namespace)
+    await a_group(client, namespace, workload("web"), members=1)
+    for name in ("web-1", "web-2"):
+        await a_pod(client, namespace, name, "web", nodeName="nowhere")
+    (finding,) = await of(client, namespace)
+    assert finding.code == "members-exceeded"
+    for line in finding.do:
+        await paste(control_plane, line)
+    assert await of(client, namespace) == []
+
+
+async def test_what_to_look_at_can_be_looked_at(
+    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane
+) -> None:
+    """A wrong label: one finding for all its pods, whose command shows the group; and the pod's own verdict says the same."""
+    assert crds
+    await an_installation(client, namespace)
+    await a_group(client, namespace, workload("web", "db"), workload("db"))
+    gate = {"schedulingGates": [{"name": "netaware.io/topological-order"}]}
+    for name in ("wrong-1", "wrong-2"):
+        await a_pod(client, namespace, name, "wbe", **gate)
+    (finding,) = await of(client, namespace)
+    assert (finding.code, len(finding.hurts)) == ("pod-lost", 2)
+    assert "it has db, web" in finding.what
+    for line in finding.do:
+        if line.startswith("kubectl "):
+            await paste(control_plane, line)
+    session = Session(client, None, namespace, namespace)
+    pod = await session.pod("wrong-1")
+    verdict = verdict_on(pod, (await look_around(session, pod))[1])
+    assert verdict is not None
+    assert (verdict.kind, "no workload with selector wbe" in verdict.what) == ("gated", True)
+    for name in finding.hurts:
+        await client.patch(
+            PODS, name.partition("/")[2], {"metadata": {"labels": {WORKLOAD_LABEL: "web"}}}, Object, namespace=namespace
+        )
+    assert await of(client, namespace) == []
+
+
+async def test_a_dependency_on_nothing_and_a_pod_of_another_scheduler(
+    client: Client, namespace: str, crds: list[str]
+) -> None:
+    assert crds
+    await an_installation(client, namespace)
+    await a_group(client, namespace, workload("web", "gone"))
+    await a_pod(client, namespace, "ours", "web", nodeName="nowhere")
+    await a_pod(client, namespace, "theirs", "web", nodeName="nowhere", schedulerName="default-scheduler")
+    found = {finding.code: finding for finding in await of(client, namespace)}
+    assert found.keys() == {"spec-UnknownDependency", "not-ours"}
+    assert "gone" in found["spec-UnknownDependency"].what
+    assert found["not-ours"].hurts == (f"{namespace}/theirs",)

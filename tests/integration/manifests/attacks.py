@@ -1,0 +1,214 @@
+"""What a stolen token can do, tried out: every verb on every kind, and every field of every object that it may write.
+
+Everything is sent as a dry run, which goes through authentication, rights, validation and admission, and stores nothing. What
+counts as a success is read from the answer: an object that differs from the one before in what the attack was about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import ApiError
+
+VERBS = ("get", "list", "create", "update", "patch", "delete", "deletecollection")
+METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+    "deletecollection": "DELETE",
+}
+AT_ONCE = 24
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """One kind, or one of its subresources, as discovery lists it."""
+
+    prefix: str
+    resource: str
+    kind: str
+    namespaced: bool
+    verbs: tuple[str, ...]
+
+    @property
+    def shown(self) -> str:
+        """As people write it: ``deployments.apps``."""
+        group = self.prefix.removeprefix("/apis/").rpartition("/")[0] if self.prefix.startswith("/apis/") else ""
+        plain, _, subresource = self.resource.partition("/")
+        return ".".join(p for p in (plain, group) if p) + (f"/{subresource}" if subresource else "")
+
+    def path(self, namespace: str, name: str) -> str:
+        """Of one object, or of the collection when ``name`` is empty."""
+        plain, _, subresource = self.resource.partition("/")
+        parts = [self.prefix, *(["namespaces", namespace] if self.namespaced else []), plain]
+        parts += [part for part in (name, subresource if name else "") if part]
+        return "/".join(parts)
+
+
+async def kinds(admin: Client) -> list[Kind]:
+    """All kinds of the API server, in their preferred versions."""
+    groups: Json = msgspec.json.decode(await admin.request("GET", "/apis"))
+    prefixes = ["/api/v1", *(f"/apis/{g['preferredVersion']['groupVersion']}" for g in groups["groups"])]
+    found: list[Kind] = []
+    for prefix in prefixes:
+        listed: Json = msgspec.json.decode(await admin.request("GET", prefix))
+        found += [
+            Kind(prefix, r["name"], r["kind"], bool(r["namespaced"]), tuple(r["verbs"])) for r in listed["resources"]
+        ]
+    return found
+
+
+@dataclass(frozen=True, order=True)
+class Passed:
+    """A request that was not refused by the rights: what, how, where."""
+
+    resource: str
+    verb: str
+    where: str
+
+
+async def sweep(client: Client, known: list[Kind], namespaces: Mapping[str, str]) -> tuple[set[Passed], int]:
+    """Try every verb on every kind; which were not forbidden, and how many requests that took.
+
+    Args:
+        client: with the stolen token.
+        known: all kinds.
+        namespaces: what a namespace stands for -> its name.
+    """
+    limit = asyncio.Semaphore(AT_ONCE)
+    passed: set[Passed] = set()
+
+    async def one(kind: Kind, verb: str, where: str, namespace: str) -> None:
+        name = (
+            "" if verb in {"list", "deletecollection"} or (verb == "create" and "/" not in kind.resource) else "victim"
+        )
+        body: Json | None = {} if verb in {"create", "update", "patch"} else None
+        query = "" if verb in {"get", "list"} else "?dryRun=All"
+        async with limit:
+            error = await send(client, METHODS[verb], kind.path(namespace, name) + query, body)
+            # A policy's refusal says so: the rights let the request through, and what it may change is tried by field.
+            if error is not None and error.status in {401, 403} and "ValidatingAdmissionPolicy" not in error.message:
+                return
+        passed.add(Passed(kind.shown, verb, where))
+
+    jobs = [
+        one(kind, verb, where, namespace)
+        for kind in known
+        for verb in VERBS
+        # Not offered by the API server at all, or everybody's: discovery's reviews of oneself.
+        if verb in kind.verbs and not kind.shown.startswith(("selfsubject", "selfsubjectrules"))
+        for where, namespace in (namespaces.items() if kind.namespaced else [("cluster", "")])
+    ]
+    await asyncio.gather(*jobs)
+    return passed, len(jobs)
+
+
+async def send(client: Client, method: str, path: str, body: Any) -> ApiError | None:
+    """Send one request, again while the server is too busy; the error it ended with."""
+    content = MERGE_PATCH if method == "PATCH" else "application/json"
+    while True:
+        try:
+            await client.request(method, path, body=body, content_type=content)
+        except ApiError as error:
+            if error.status == 429:
+                await asyncio.sleep(0.2)
+                continue
+            return error
+        return None
+
+
+class Schemas:
+    """The API's types, from the API server's own OpenAPI documents."""
+
+    def __init__(self, document: Json) -> None:
+        self._known: Json = document["components"]["schemas"]
+
+    @classmethod
+    async def of(cls, admin: Client, prefix: str) -> Schemas:
+        """Of one group and version, such as ``/api/v1``."""
+        return cls(msgspec.json.decode(await admin.request("GET", f"/openapi/v3{prefix}")))
+
+    def fields(self, name: str) -> Mapping[str, Json]:
+        """Fields of a type, by its full name, with their schemas."""
+        found: Mapping[str, Json] = self._known[name]["properties"]
+        return found
+
+    def value(self, schema: Json, old: Any, depth: int = 0) -> Any:
+        """Some value of that schema that is not the old one."""
+        for part in schema.get("allOf", ()):
+            schema = {**part, **schema}
+        if "$ref" in schema:
+            schema = self._known[schema["$ref"].rpartition("/")[2]]
+        kind = schema.get("type")
+        if kind == "array":
+            return [self.value(schema["items"], None, depth + 1)]
+        if kind == "object":
+            if "additionalProperties" in schema:
+                return {"attack": self.value(schema["additionalProperties"], None, depth + 1)}
+            wanted = schema.get("required") or list(schema.get("properties", {}))[: 2 if depth < 4 else 0]
+            return {key: self.value(schema["properties"][key], None, depth + 1) for key in wanted}
+        if kind == "boolean":
+            return not old
+        if kind in {"integer", "number"}:
+            return 7 if old != 7 else 8
+        if schema.get("format") == "date-time":
+            return "2001-01-01T00:00:00Z"
+        return "attack" if kind == "string" else "7"
+
+
+async def changeable(client: Client, path: str, before: Json, schemas: Schemas, types: Mapping[str, str]) -> set[str]:
+    """Which fields of an object a token can change by a patch.
+
+    Args:
+        client: with the stolen token.
+        path: of the object or its subresource.
+        before: the object.
+        schemas: of its API group.
+        types: section of the object (``metadata``, ``spec``, ``status``, or "" for itself) -> full name of its type.
+    """
+    limit, changed = asyncio.Semaphore(AT_ONCE), set()
+
+    async def one(section: str, name: str, schema: Json) -> None:
+        old = (before.get(section, {}) if section else before).get(name)
+        value = schemas.value(schema, old)
+        patch = {section: {name: value}} if section else {name: value}
+        async with limit:
+            after = await attempt(client, path, patch)
+        new = (after.get(section, {}) if section else after).get(name) if after else old
+        if new != old:
+            changed.add(f"{section}.{name}".lstrip("."))
+
+    # The API server's own bookkeeping, and the sections themselves.
+    skipped = {"managedFields", "resourceVersion", "generation", "metadata", "spec", "status", "apiVersion", "kind"}
+    jobs = [
+        one(section, name, schema)
+        for section, type_name in types.items()
+        for name, schema in schemas.fields(type_name).items()
+        if name not in skipped
+    ]
+    await asyncio.gather(*jobs)
+    return changed
+
+
+async def attempt(
+    client: Client, path: str, body: Any, method: str = "PATCH", content: str = MERGE_PATCH
+) -> Json | None:
+    """Send one attack; the object as it would be, None when it was refused, whoever refused it."""
+    kind = content if method == "PATCH" else "application/json"
+    query = f"{'&' if '?' in path else '?'}dryRun=All"
+    try:
+        answer = await client.request(method, path + query, body=body, content_type=kind)
+    except ApiError:
+        return None
+    after: Json = msgspec.json.decode(answer)
+    return after

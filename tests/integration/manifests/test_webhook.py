@@ -1,0 +1,106 @@
+"""The webhook as it is installed before Kubernetes 1.36: called by a real API server, with the certificate of its own command."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest_asyncio
+import yaml
+
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import NAMESPACES, PODS, Object
+from lab.controlplane import ControlPlane
+from tests.integration.conftest import eventually
+from tests.integration.manifests.kubectl import Kubectl
+from tests.support.webhook_program import printed, start_webhook
+
+GATE = {"name": "netaware.io/topological-order"}
+GROUP = {"appgroup.diktyo.x-k8s.io": "shop"}
+PLACED_HERE = {"netaware.io/placement": "affinity"}
+
+
+@pytest_asyncio.fixture
+async def webhook(plane: ControlPlane, kubectl: Kubectl, admin: Client, tmp_path: Path) -> AsyncIterator[None]:
+    """The program beside the API server, which calls it by address where it would call a Service."""
+    program, configuration = start_webhook(plane.programs, tmp_path)
+    for name, labels in (("netaware-system", {}), ("gated", PLACED_HERE), ("plain", {})):
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        await admin.apply(NAMESPACES, name, body, Object, field_manager="tests")
+    documents = yaml.safe_dump(configuration)
+    await kubectl("apply", "--server-side", "-f", "-", stdin=documents)
+    yield
+    await kubectl("delete", "-f", "-", stdin=documents)
+    await plane.programs.stop(program)
+    await kubectl("delete", "--wait=true", "--timeout=60s", "namespace", "netaware-system", "gated", "plain")
+
+
+def test_certificate_is_good_for_the_service_that_the_configuration_names(tmp_path: Path) -> None:
+    secret, configuration = printed("--namespace", "elsewhere", "--days", "2")
+    for name, value in secret["data"].items():
+        (tmp_path / name).write_bytes(base64.b64decode(value))
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    for hook in configuration["webhooks"]:
+        service = hook["clientConfig"]["service"]
+        calling = ssl.create_default_context(cadata=base64.b64decode(hook["clientConfig"]["caBundle"]).decode())
+        calling.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = calling.wrap_bio(to_client, to_server, server_hostname=f"{service['name']}.{service['namespace']}.svc")
+        server = serving.wrap_bio(to_server, to_client, server_side=True)
+        for side in (client, server, client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        assert client.getpeercert()
+
+
+async def created(
+    admin: Client, namespace: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **spec: Any
+) -> list[dict[str, str]]:
+    """Gates of a pod as it would be created."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "x-", "labels": labels, "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "c", "image": "i"}], **spec},
+    }
+    answer: dict[str, Any] = {}
+
+    async def done() -> bool:
+        try:
+            answer.update(
+                msgspec.json.decode(await admin.request("POST", f"{PODS.path(namespace)}?dryRun=All", body=pod))
+            )
+        except ApiError as error:
+            if "service account" not in error.message:  # the namespace is a moment old
+                raise
+        return bool(answer)
+
+    await eventually(done)
+    return list(answer["spec"].get("schedulingGates", []))
+
+
+async def test_pods_are_gated_as_by_the_policies_and_created_when_nobody_answers(
+    webhook: None, admin: Client, plane: ControlPlane
+) -> None:
+    ours: dict[str, Any] = {"schedulerName": "network-aware-scheduler"}
+
+    async def gates() -> bool:
+        return await created(admin, "plain", GROUP, **ours) == [GATE]
+
+    await eventually(gates)
+    assert await created(admin, "plain", {**GROUP, **PLACED_HERE}) == [GATE]
+    assert await created(admin, "gated", GROUP) == [GATE]
+    assert await created(admin, "gated", GROUP, {"a": "x" * 200_000}) == [GATE]
+    assert await created(admin, "plain", GROUP) == []
+    assert await created(admin, "plain", {"app": "x"}, **ours) == []
+    assert await created(admin, "gated", {**GROUP, "netaware.io/placement": "extender"}) == []
+    program = next(p for p in plane.programs if p.name == "webhook")
+    await plane.programs.stop(program)
+    assert await created(admin, "plain", GROUP, **ours) == [], "failurePolicy Ignore"

@@ -1,0 +1,177 @@
+"""The page behind a log-in, on the real API server: its tokens, its judgement of them, and the shipped rights of the component."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import yaml
+from aiohttp.test_utils import make_mocked_request
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
+from controller.cli import page as command
+from controller.cli.connecting import NoWayError
+from controller.cli.page import OpenPage
+from controller.cli.page_token import Ticket
+from controller.cli.session import Session
+from controller.page.access import FRESH_S, STALE_S, Access
+from controller.page.config import PageConfig
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
+from lab.controlplane import ControlPlane
+from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE, PAGE_TOKEN_HEADER
+from tests.integration.page.conftest import ServePage
+from tests.integration.page.test_page_behind_the_proxy import own_address, relay
+from tests.integration.page.test_page_command import controller_pod, options
+
+COMPONENT = Path(__file__).parents[3] / "manifests" / "components" / "page-auth" / "rbac.yaml"
+DOORS = ("", "api/v1/overview", "api/v1/events")
+RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
+LOCKED = PageConfig(auth="token", refresh_s=0.1, resync_s=1.0)
+
+
+async def token_of(client: Client, namespace: str, account: str, *, audience: str = PAGE_AUDIENCE) -> str:
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"audiences": [audience], "expirationSeconds": 600},
+    }
+    data = await client.request("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body=body)
+    return str(json.loads(data)["status"]["token"])
+
+
+def older(token: str, key: ec.EllipticCurvePrivateKey) -> str:
+    """The same token, signed by the same key, an hour after its end: the API server issues none that short."""
+
+    def packed(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    head, body, _ = token.split(".")
+    claims = json.loads(base64.urlsafe_b64decode(body + "=="))
+    now = int(time.time())
+    claims |= {"iat": now - 7200, "nbf": now - 7200, "exp": now - 3600}
+    signed = f"{head}.{packed(json.dumps(claims).encode())}"
+    r, s = decode_dss_signature(key.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
+    return f"{signed}.{packed(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
+
+
+@pytest_asyncio.fixture
+async def component(client: Client, namespace: str) -> str:
+    """The component's account and rights in the test's namespace; the controller itself is the administrator here."""
+    for document in yaml.safe_load_all(COMPONENT.read_text().replace("netaware-system", namespace)):
+        if document["kind"].startswith("Cluster"):
+            continue
+        resource = RBAC.get(document["kind"], SERVICE_ACCOUNTS)
+        await client.create(resource, document, Object, namespace=namespace)
+    return namespace
+
+
+async def statuses(url: str, headers: dict[str, str]) -> list[int]:
+    found = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as browser:
+        for door in DOORS:
+            async with browser.get(f"{url}/{door}", headers=headers) as answer:
+                found.append(answer.status)
+    return found
+
+
+async def test_every_door_is_behind_the_log_in_and_health_is_not(
+    serve_page: ServePage, client: Client, component: str, control_plane: ControlPlane
+) -> None:
+    url = await serve_page(LOCKED)
+    good = await token_of(client, component, PAGE_ACCOUNT)
+    key = serialization.load_pem_private_key((control_plane.authority.folder / "sa.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    refused = {
+        "no token": {},
+        "somebody's log-in to the API server": {"Authorization": f"Bearer {good}"},
+        "for another audience": {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT, audience="other")},
+        "no token of anybody": {PAGE_TOKEN_HEADER: "nonsense"},
+        "expired": {PAGE_TOKEN_HEADER: older(good, key)},
+        "too long": {PAGE_TOKEN_HEADER: good + "x" * 7000},
+    }
+    for why, headers in refused.items():
+        assert await statuses(url, headers) == [401] * len(DOORS), why
+    nobody = {PAGE_TOKEN_HEADER: await token_of(client, component, "default")}
+    assert await statuses(url, nobody) == [403] * len(DOORS)
+    assert await statuses(url, {PAGE_TOKEN_HEADER: good}) == [200] * len(DOORS)
+    async with aiohttp.ClientSession() as browser:
+        for path in ("healthz", "readyz", "metrics"):
+            async with browser.get(f"{url}/{path}") as answer:
+                assert answer.status == 200, path
+
+
+async def test_a_right_that_is_taken_away_ends_within_seconds_and_outlives_a_silent_api_server(
+    client: Client, component: str
+) -> None:
+    now = 0.0
+    access = Access(client, component, clock=lambda: now)
+    headers = {PAGE_TOKEN_HEADER: await token_of(client, component, PAGE_ACCOUNT)}
+    request = make_mocked_request("GET", "/", headers=headers)
+    assert await access.judge(request) == "may"
+    async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
+        access._client = nowhere
+        now = FRESH_S
+        assert await access.judge(request) == "may"
+        now = STALE_S
+        assert await access.judge(request) == "nobody-knows"
+    access._client = client
+    assert await access.judge(request) == "may"
+    await client.delete(RBAC["RoleBinding"], "netaware-page", namespace=component)
+    assert await access.judge(request) == "may", "remembered"
+    now += FRESH_S
+    # RBAC is mirrored by the API server as well, and so a moment behind.
+    while await access.judge(request) == "may":
+        now += FRESH_S
+    assert await access.judge(request) == "may-not"
+
+
+async def test_the_command_logs_in_by_itself_and_says_why_it_cannot(
+    serve_page: ServePage,
+    control_plane: ControlPlane,
+    client: Client,
+    component: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = await serve_page(LOCKED)
+    address, page = own_address(), int(url.rpartition(":")[2])
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(relay(address, page))
+        monkeypatch.setattr(command, "CONTROLLER_PORT", port)
+        await controller_pod(client, component, "controller-a", address)
+        session = Session(client, None, None, component, stack=stack)
+        opened = await OpenPage().ask(session, options(control_plane))
+        jar = aiohttp.CookieJar(unsafe=True)
+        browser = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar))
+        async with browser.get(opened.address) as document:
+            assert document.status == 200
+            assert not any(len(cookie.value) > 200 for cookie in jar), "the token stays out of the browser"
+        root = opened.address.partition("?")[0]
+        async with browser.get(f"{root}api/v1/overview") as overview:
+            assert (await overview.json())["version"] > 0
+        await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
+        with pytest.raises(NoWayError, match="lets nobody in without a token: log in"):
+            await OpenPage().ask(session, options(control_plane))
+
+
+async def test_a_token_is_used_until_it_is_due(client: Client, component: str) -> None:
+    now = 0.0
+    ticket = Ticket(client, component, clock=lambda: now)
+    first = await ticket.get()
+    now = 300.0
+    assert await ticket.get() == first
+    now = 400.0
+    assert await ticket.get() != first
+    async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
+        ticket = Ticket(nowhere, component)
+        assert not await ticket.get()
+        assert "127.0.0.1:9" in ticket.refused

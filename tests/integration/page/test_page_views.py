@@ -1,0 +1,422 @@
+"""Every view in a real browser, over data that are made up: with much of it, with nothing, and with everything broken.
+
+The controller's own code makes the pages; only the cluster is made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from controller.diagnosis.facts import LeaseFact, ProgramPod, Surroundings
+from controller.page.document import document, security_policy
+from controller.page.model import PageData, encode, plain
+from controller.traffic.prices import PriceTable
+from controller.views.overview import build
+from controller.views.snapshot import Readings, Snapshot
+from lab.browser import Tab, open_tab
+from lab.chromium_install import Chromium
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+from tests.unit.controller.made_up import NOW_S, make_snapshot
+
+VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
+WIDTHS = (1440, 1024, 390)
+RUNBOOK = "https://runbook.test/runbook.md"
+WELL = Surroundings(
+    programs=tuple(
+        ProgramPod(program, f"{program}-0", "n1", "Running", ready=True)
+        for program in ("controller", "scheduler", "extender")
+    ),
+    lease=LeaseFact("controller-0", NOW_S - 1),
+)
+# Text whose contrast to what lies behind it is less than 4.5, or 3 where it is large; gradients and pictures are left out.
+CONTRAST = """
+(() => {
+  const canvas = document.createElement("canvas"); canvas.width = canvas.height = 1;
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const rgba = (text) => { pen.clearRect(0, 0, 1, 1); pen.fillStyle = text; pen.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255]; };
+  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat([1]);
+  const ground = (element) => { const layers = [];
+    for (let e = element; e; e = e.parentElement) { layers.push(rgba(getComputedStyle(e).backgroundColor)); }
+    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]); };
+  const light = (colour) => { const [r, g, b] = colour.slice(0, 3).map((v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const bad = [];
+  for (const element of document.querySelectorAll("body *")) {
+    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
+    if (element.closest("svg, script, style, noscript, .skip, .visually-hidden") || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element), behind = ground(element), text = over(rgba(style.color), behind);
+    const [high, low] = [light(text), light(behind)].sort((a, b) => b - a), ratio = (high + 0.05) / (low + 0.05);
+    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    if (ratio < (large ? 3 : 4.5)) bad.push(`${element.className || element.tagName}: ${ratio.toFixed(2)} ${element.textContent.slice(0, 30)}`);
+  }
+  return bad;
+})()
+"""
+# What a screen reader cannot name, ids that are there twice, and references that lead nowhere.
+NAMELESS = """
+(() => {
+  const bad = [], ids = new Set();
+  for (const element of document.querySelectorAll("[id]")) { if (ids.has(element.id)) bad.push(`twice: ${element.id}`); ids.add(element.id); }
+  for (const element of document.querySelectorAll("[aria-labelledby], [aria-controls], [aria-describedby]"))
+    for (const name of ["aria-labelledby", "aria-controls", "aria-describedby"])
+      for (const id of (element.getAttribute(name) || "").split(" ").filter(Boolean)) if (!document.getElementById(id)) bad.push(`${name}: ${id}`);
+  for (const element of document.querySelectorAll("button, a[href], input, [role=img], [role=tab], [role=application], [tabindex='0']"))
+    if (!(element.getAttribute("aria-label") || element.getAttribute("aria-labelledby") || element.textContent.trim())) bad.push(`nameless: ${element.outerHTML.slice(0, 80)}`);
+  return bad;
+})()
+"""
+
+
+def broken() -> Snapshot:
+    """No leader, no ready scheduler, and a zone without an agent."""
+    healthy = make_snapshot(6)
+    bare = [
+        msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
+        for node in healthy.nodes[:2]
+    ]
+    around = msgspec.structs.replace(
+        WELL,
+        lease=LeaseFact("controller-0", NOW_S - 90),
+        programs=(
+            *(WELL.programs or ())[:1],
+            ProgramPod("scheduler", "scheduler-0", "n2", "Pending", why="ImagePullBackOff"),
+        ),
+    )
+    return msgspec.structs.replace(healthy, nodes=(*bare, *healthy.nodes[2:]), around=around)
+
+
+def with_traffic() -> Snapshot:
+    """Two dependencies of the boutique's frontend are measured, one a hundred times the other; between zones there is traffic one way."""
+    healthy = make_snapshot(6)
+    weights = {MEASURED_WEIGHTS_ANNOTATION: msgspec.json.encode({"P1": {"P2": 125_000.0, "P3": 1250.0}}).decode()}
+    groups = tuple(
+        msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=weights))
+        for group in healthy.groups
+    )
+    names = [zone.name for zone in build(healthy).network.zones]
+    readings = Readings(source="http://prometheus", traffic={(names[0], names[1]): 8e6, (names[0], names[2]): 8e4})
+    prices = PriceTable(currency="EUR", between_zones=0.01, between_regions=0.05)
+    return msgspec.structs.replace(healthy, groups=groups, around=WELL, readings=readings, prices=prices)
+
+
+PAGES: dict[str, PageData] = {
+    "traffic": encode(build(with_traffic()), 1, RUNBOOK),
+    "data": encode(build(msgspec.structs.replace(make_snapshot(6), around=WELL)), 1, RUNBOOK),
+    "empty": encode(build(Snapshot(now_s=NOW_S, around=WELL)), 1, RUNBOOK),
+    "broken": encode(build(broken()), 1, RUNBOOK),
+}
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[str]:
+    """``/NAME/`` as the controller would serve it, with a stream that says nothing."""
+
+    async def show(_: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": security_policy()}
+        return web.Response(body=document(), content_type="text/html", charset="utf-8", headers=headers)
+
+    async def overview(request: web.Request) -> web.Response:
+        return web.Response(
+            body=msgspec.json.encode(plain(PAGES[request.match_info["name"]])), content_type="application/json"
+        )
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        await stream.write(b": up to date\n\n")
+        await asyncio.Event().wait()
+        return stream
+
+    app = web.Application()
+    app.router.add_get("/{name}/", show)
+    app.router.add_get("/{name}/api/v1/overview", overview)
+    app.router.add_get("/{name}/api/v1/events", events)
+    runner = web.AppRunner(app, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def show(tab: Tab, url: str, name: str) -> None:
+    await tab.open(f"{url}/{name}/")
+    await tab.wait_for("state.page !== null && !painting")
+
+
+async def text_of(tab: Tab, selector: str) -> str:
+    return str(await tab.evaluate(f"document.querySelector({selector!r}).innerText"))
+
+
+async def test_now_says_what_is_wrong_with_commands_and_links(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "broken")
+        text = await text_of(tab, "#panel-now")
+        assert "no controller leads" in text
+        assert "last renewed 90 s ago by controller-0" in text
+        assert "rollout restart deployment/netaware-controller" in text
+        assert "ImagePullBackOff" in text
+        link = await tab.evaluate("document.querySelector('.finding a:not(.link)').href")
+        assert link == f"{RUNBOOK}#netawarenoleader"
+        await tab.press("1")
+        assert "and" in await text_of(tab, "#problems"), "the other views say that something is wrong"
+        await tab.evaluate("document.querySelector('#problems button').click()")
+        assert not await tab.evaluate("byId('panel-now').hidden")
+        zone = "[...document.querySelectorAll('.finding .link')].find((each) => state.index.has(each.textContent))"
+        await tab.evaluate(f"{zone}.click()")
+        await tab.wait_for("!byId('panel-map').hidden")
+        assert await tab.evaluate("state.zone >= 0")
+        assert not tab.problems
+
+
+async def test_now_says_what_placement_saves(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "empty")
+        assert "Nothing is wrong" in await text_of(tab, "#panel-now") or "NetworkTopology" in await text_of(
+            tab, "#panel-now"
+        )
+        await show(tab, url, "data")
+        saving = PAGES["data"].groups[0]["saving"]
+        assert 0 < saving["us"] != saving["randomUs"] > 0
+        text = await text_of(tab, "#panel-now")
+        assert "default/online-boutique" in text
+        assert "% less" in text or "% more" in text
+        assert not tab.problems
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+async def test_every_view_can_be_read_in_both_themes_at_every_width(
+    chromium: Chromium, name: str, tmp_path: Path
+) -> None:
+    """Contrast of at least 4.5 by WCAG's formula, names for all that can be used, and no page that is wider than its window."""
+    pictures = Path(os.environ.get("NETAWARE_PICTURES", tmp_path))
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, name)
+        for width in WIDTHS:
+            await tab.resize(width, 900)
+            for scheme in ("light", "dark"):
+                await tab.prefer(scheme)
+                for view in VIEWS:
+                    await tab.evaluate(f"showTab({view!r})")
+                    await tab.wait_for("!painting && dirty.size < 6")
+                    at: Any = (name, view, width, scheme)
+                    assert await tab.evaluate(CONTRAST) == [], at
+                    assert await tab.evaluate(NAMELESS) == [], at
+                    wide = await tab.evaluate("document.documentElement.scrollWidth - innerWidth")
+                    assert wide <= 0, at
+                    if os.environ.get("NETAWARE_PICTURES"):
+                        await tab.screenshot(pictures / f"{name}-{view}-{width}-{scheme}.png")
+        assert not tab.problems
+
+
+SERIOUS = """
+(async () => {
+  const found = await axe.run(document, { resultTypes: ["violations"] });
+  return found.violations.filter((each) => ["serious", "critical"].includes(each.impact))
+    .flatMap((each) => each.nodes.map((node) => `${each.id}: ${node.target.join(" ")}`));
+})()
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(PAGES))
+async def test_axe_finds_nothing_serious_in_any_view_theme_or_width(chromium: Chromium, axe: str, name: str) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, name)
+        await tab.evaluate(f"{axe}; true")
+        for width in WIDTHS:
+            await tab.resize(width, 900)
+            for scheme in ("light", "dark"):
+                await tab.prefer(scheme)
+                for view in VIEWS:
+                    await tab.evaluate(f"showTab({view!r})")
+                    await tab.evaluate(
+                        "state.page.groups.forEach((group) => chooseEdge(edgeName(group, group.edges[0])))"
+                    )
+                    await tab.wait_for("!painting && dirty.size < 6")
+                    assert await tab.evaluate(SERIOUS) == [], (name, view, width, scheme)
+        await tab.evaluate("byId('main').append(h('button', { type: 'button' }))")
+        assert await tab.evaluate(SERIOUS) != [], "axe does not see a button without a name"
+
+
+# Pixels of the matrix's canvas that are not the ground, in the strips beside and above the cells.
+NAMED = """
+(() => {
+  const ratio = window.devicePixelRatio || 1, pen = byId("matrix").getContext("2d"), ground = colours().ground.match(/\\w\\w/g).map((v) => parseInt(v, 16));
+  const inked = (x, y, width, height) => { const seen = pen.getImageData(x * ratio, y * ratio, width * ratio, height * ratio).data; let count = 0;
+    for (let i = 0; i < seen.length; i += 4) if (ground.some((v, c) => Math.abs(v - seen[i + c]) > 40)) count++;
+    return count; };
+  return state.names.map((_, i) => Math.min(inked(16, matrix.top + matrix.xs[i], matrix.left - 17, matrix.cell), inked(matrix.left + matrix.xs[i], 16, matrix.cell, matrix.top - 17)));
+})()
+"""
+
+
+async def test_every_row_and_column_of_the_matrix_has_the_name_of_its_zone(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "data")
+        await tab.press("1")
+        await tab.wait_for("!byId('panel-matrix').hidden && !painting && matrix.looks.length > 0")
+        inked = await tab.evaluate(NAMED)
+        assert len(inked) == 6
+        assert min(inked) > 20, inked
+
+
+async def test_an_address_leads_to_a_pair_a_zone_and_a_group_and_follows_what_is_chosen(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await tab.open(f"{url}/data/#matrix/eu-west-5/ap-south-1")
+        await tab.wait_for("state.page !== null && state.from >= 0 && !painting")
+        chosen = await tab.evaluate("[state.names[state.from], state.names[state.to]]")
+        assert chosen == ["eu-west-5", "ap-south-1"]
+        await tab.evaluate("choosePair(state.to, state.from)")
+        assert await tab.evaluate("location.hash") == "#matrix/ap-south-1/eu-west-5"
+        await tab.evaluate("location.hash = '#map/eu-central-3'")
+        await tab.wait_for("!byId('panel-map').hidden && state.names[state.zone] === 'eu-central-3'")
+        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
+        await tab.wait_for("!byId('panel-groups').hidden")
+        assert await tab.evaluate("location.hash") == "#groups/default/online-boutique"
+        await tab.open("about:blank")
+        await tab.open(f"{url}/data/#matrix/%E0%A4/nowhere")
+        await tab.wait_for("state.page !== null && !byId('panel-now').hidden")
+        assert not tab.problems
+
+
+async def test_a_dependency_that_is_chosen_stands_beside_its_graph(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium, width=1440) as tab:
+        await show(tab, url, "data")
+        await tab.press("3")
+        edge = next(e for e in PAGES["data"].groups[0]["edges"] if e["verdict"] == "violated")
+        handle = f"document.querySelector('.handle[data-edge$=\"/{edge['dependant']}/{edge['dependency']}\"]')"
+        await tab.wait_for(f"{handle} !== null")
+        await tab.evaluate(f"{handle}.focus()")
+        await tab.press("Enter")
+        text = await text_of(tab, "#panel-groups .detail")
+        assert f"{edge['dependant']} → {edge['dependency']}" in text
+        assert "✗ violated" in text
+        assert f"At most\n{edge['maxCost']}" in text
+        assert "Rests on\nmeasured" in text
+        # What arrives draws the view anew; the choice and the focus stay.
+        await tab.evaluate("repaint(['groups'])")
+        await tab.wait_for("!painting")
+        assert await tab.evaluate(f"document.activeElement === {handle}")
+        assert await tab.evaluate("document.querySelectorAll('#panel-groups .detail').length") == 1
+        await tab.press("Escape")
+        assert await tab.evaluate("document.querySelectorAll('#panel-groups .detail').length") == 0
+        await tab.press("Enter")
+        await tab.evaluate("document.querySelector('#panel-groups .detail a').click()")
+        await tab.wait_for("!byId('panel-matrix').hidden && state.from >= 0")
+        chosen = await tab.evaluate("[state.names[state.from], state.names[state.to]]")
+        assert chosen == [edge["origin"], edge["destination"]]
+        assert not tab.problems
+
+
+async def test_measured_traffic_is_the_width_of_a_dependency(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "traffic")
+        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
+        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
+        drawn = (
+            "[...document.querySelectorAll('.dag path:not(.handle)')].map((path) => [path.querySelector('title')?.textContent || '',"
+            " getComputedStyle(path).strokeWidth])"
+        )
+        widths = {title: float(width.removesuffix("px")) for title, width in await tab.evaluate(drawn)}
+        by_edge = {title.partition(":")[0]: (title, width) for title, width in widths.items()}
+        (about, wide), (_, thin) = by_edge["P1 → P2"], by_edge["P1 → P3"]
+        assert wide > thin
+        assert "P1 → P2: 1 Mbit/s" in about
+        assert " of it across zones" in about
+        assert " EUR a month" in about
+        assert "no traffic was measured" in by_edge["P1 → P4"][0]
+        assert not tab.problems
+
+
+async def test_the_time_between_zones_is_the_colour_of_a_dependency(chromium: Chromium) -> None:
+    edges = {(e["dependant"], e["dependency"]): e for e in PAGES["traffic"].groups[0]["edges"]}
+    timed = {ends: e["p50Us"] for ends, e in edges.items() if e["p50Us"] is not None}
+    slowest, fastest = max(timed, key=timed.__getitem__), min(timed, key=timed.__getitem__)
+    # What is violated is orange, whatever it takes: a colour of the scale would hide it.
+    assert (edges[slowest]["verdict"], edges[fastest]["verdict"]) == ("violated", "met")
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "traffic")
+        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
+        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
+        drawn = (
+            "[...document.querySelectorAll('.dag path:not(.handle)')].map((path) => [path.querySelector('title').textContent,"
+            " path.getAttribute('class').split(' '), getComputedStyle(path).stroke])"
+        )
+        looks = {title.partition(":")[0]: (words, colour) for title, words, colour in await tab.evaluate(drawn)}
+        ramp = await tab.evaluate("colours().ramp")
+        assert "late7" in looks[" → ".join(slowest)][0]
+        words, colour = looks[" → ".join(fastest)]
+        assert ("late1" in words, colour) == (True, _rgb(ramp[2]))
+        assert looks[" → ".join(slowest)][1] == _rgb(await tab.evaluate("colours().bad"))
+        assert "Colour: time between zones" in await tab.evaluate("byId('panel-groups').textContent")
+
+
+def _rgb(text: str) -> str:
+    return f"rgb({', '.join(str(int(text[i : i + 2], 16)) for i in (1, 3, 5))})"
+
+
+async def test_the_matrix_shows_bytes_between_zones_and_their_price(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "traffic")
+        await tab.evaluate("location.hash = '#matrix'")
+        await tab.wait_for("!byId('panel-matrix').hidden")
+        await tab.evaluate("document.querySelector('[data-measure=traffic]').click()")
+        assert "Mbit/s" in await tab.evaluate("byId('matrix-legend').textContent")
+        await tab.evaluate("choosePair(0, 1)")
+        told = await tab.evaluate("byId('cell-text').textContent")
+        assert "traffic 8 Mbit/s" in told
+        assert "EUR a month" in told
+        await tab.evaluate("document.querySelector('[data-measure=month]').click()")
+        assert "cost of a month, EUR" in await tab.evaluate("byId('matrix-legend').textContent")
+        await show(tab, url, "data")
+        await tab.evaluate("location.hash = '#matrix'")
+        await tab.wait_for("!byId('panel-matrix').hidden")
+        await tab.evaluate("document.querySelector('[data-measure=traffic]').click()")
+        assert "nobody measures it" in await tab.evaluate("byId('matrix-legend').textContent")
+        assert not tab.problems
+
+
+async def test_the_search_finds_zones_nodes_groups_and_pods(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "data")
+        pod = PAGES["data"].groups[0]["workloads"][0]["pods"][0]["name"]
+        for text, view in (
+            ("eu-central-4", "map"),
+            ("ap-south-1-n1", "agents"),
+            ("online-bou", "groups"),
+            (pod, "groups"),
+        ):
+            await tab.evaluate(f"byId('search').value = {text!r}; search()")
+            await tab.wait_for(f"!byId('panel-{view}').hidden")
+        await tab.evaluate("byId('search').value = 'nowhere'; search()")
+        assert await tab.evaluate("byId('search').getAttribute('aria-invalid')") == "true"
+
+
+async def test_the_keyboard_alone_reaches_every_finding(chromium: Chromium) -> None:
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "broken")
+        await tab.evaluate("showTab('now'); document.activeElement.blur()")
+        wanted = int(await tab.evaluate("document.querySelectorAll('#panel-now button, #panel-now a').length"))
+        reached = set()
+        for _ in range(wanted + 30):
+            await tab.press("Tab")
+            inside = await tab.evaluate(
+                "byId('panel-now').contains(document.activeElement) ? "
+                "[...document.querySelectorAll('#panel-now button, #panel-now a')].indexOf(document.activeElement) : -1"
+            )
+            reached.add(int(inside))
+        assert len(reached - {-1}) == wanted
+        await tab.press("0")
+        assert await tab.evaluate("document.activeElement.id") == "tab-now"

@@ -1,0 +1,281 @@
+"""Every alert fires for its situation and for no other: promtool plays what programs would show in each, for an hour.
+
+A situation's alerts are those that its findings name, so that a terminal, the page and Prometheus tell one story. Written here: the
+series, with what follows from the cause; a zone without agents has old costs, and its peers' probes fail.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.diagnosis.rules import diagnose
+from tests.unit.controller.situations import SITUATIONS
+
+FOLDER = Path(__file__).parents[3] / "manifests" / "prometheus"
+ALERTS = {
+    rule["alert"]
+    for group in yaml.safe_load((FOLDER / "alerts.rules.yaml").read_text())["groups"]
+    for rule in group["rules"]
+}
+PATIENCE_S = 800
+pytestmark = pytest.mark.timeout(PATIENCE_S + 40)
+
+Series = Mapping[str, str | None]
+"""What is shown: series to promtool's notation of an hour of values, one a minute; None for a series that is not there."""
+
+AGENTS = {f"n{i}": f"z{i % 2}" for i in range(4)}
+PAIRS = (("z0", "z1"), ("z1", "z0"))
+WELL, ENDS, NEVER, BEGINS = "1x60", "1x4 stale", "0x60", "0x4 1x55"
+COUNTS = "0+10x60"
+
+
+def up(job: str, instance: str, **labels: str) -> str:
+    more = "".join(f', {name}="{value}"' for name, value in labels.items())
+    return f'up{{job="netaware-system/{job}", instance="{instance}"{more}}}'
+
+
+def agent(node: str) -> str:
+    return up("netaware-agent", node, node=node, zone=AGENTS[node])
+
+
+def kube_scheduler(pod: str) -> str:
+    return f'kube_pod_container_status_ready{{container="kube-scheduler", pod="netaware-scheduler-{pod}"}}'
+
+
+def of_pair(metric: str, origin: str, destination: str, more: str = "") -> str:
+    zones = f'origin_zone="{origin}", destination_zone="{destination}", origin_region="r", destination_region="r"'
+    return f"{metric}{{{zones}{more}}}"
+
+
+def runs(origin: str, destination: str, outcome: str) -> str:
+    return of_pair("netaware_probe_runs_total", origin, destination, f', outcome="{outcome}"')
+
+
+def basis(name: str) -> str:
+    return f'netaware_zone_pairs{{topology="s/nt", basis="{name}"}}'
+
+
+def cost(origin: str, destination: str) -> str:
+    return f'netaware_network_cost{{topology="s/nt", level="zone", origin="{origin}", destination="{destination}"}}'
+
+
+def latency(origin: str, destination: str) -> str:
+    return f'netaware_zone_latency_seconds{{topology="s/nt", origin="{origin}", destination="{destination}"}}'
+
+
+AGENT_SERIES = {
+    **{agent(node): WELL for node in AGENTS},
+    **{f'netaware_node_bandwidth_known{{node="{node}"}}': WELL for node in AGENTS},
+    **{f'netaware_node_network_utilization_ratio{{node="{node}"}}': "0.1x60" for node in AGENTS},
+    **{runs(*pair, "ok"): COUNTS for pair in PAIRS},
+    **{of_pair("netaware_probe_sample_trusted", *pair): WELL for pair in PAIRS},
+    **{of_pair("netaware_probe_latency_seconds", *pair, ', quantile="0.5"'): "0.002x60" for pair in PAIRS},
+    'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="ok"}': COUNTS,
+    'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': WELL,
+}
+LEADER_SERIES = {
+    'netaware_leader{instance="c1"}': WELL,
+    basis("measured"): WELL,
+    basis("mirrored"): WELL,
+    **{basis(name): NEVER for name in ("stale", "inferred", "absent", "unreachable")},
+    **{cost(*pair): "2x60" for pair in PAIRS},
+    **{latency(*pair): "0.002x60" for pair in PAIRS},
+    "netaware_plan_silent_nodes": NEVER,
+    "netaware_gated_pods": NEVER,
+    'netaware_gate_releases_total{cause="turn"}': COUNTS,
+    'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': WELL,
+    'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': NEVER,
+    'netaware_appgroup_cycles{appgroup="web/shop"}': NEVER,
+    'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': NEVER,
+    "netaware_descheduler_hourly_budget": "20x60",
+    "netaware_descheduler_hourly_budget_spent": NEVER,
+}
+EXTENDER_SERIES = {
+    'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="0.01"}': COUNTS,
+    'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="+Inf"}': COUNTS,
+}
+HEALTHY: dict[str, str] = {
+    **AGENT_SERIES,
+    **LEADER_SERIES,
+    **EXTENDER_SERIES,
+    up("netaware-controller", "c1"): WELL,
+    up("netaware-scheduler", "s1"): WELL,
+    kube_scheduler("1"): WELL,
+}
+
+
+def ended(series: Mapping[str, str]) -> dict[str, str | None]:
+    """A program stops showing anything after five minutes."""
+    return {name: f"{values.split('x')[0]}x4 stale" for name, values in series.items()}
+
+
+NO_LEADER: Series = {**ended(LEADER_SERIES), up("netaware-controller", "c1"): "1x4 0x55"}
+NO_POD: Series = {**ended(LEADER_SERIES), up("netaware-controller", "c1"): ENDS}
+ONE_AGENT: Series = {agent("n1"): "1x4 0x55", 'netaware_node_bandwidth_known{node="n1"}': ENDS}
+ZONE_BLIND: Series = {
+    **ended({name: values for name, values in AGENT_SERIES.items() if 'node="n1"' in name or 'node="n3"' in name}),
+    **{agent(node): "1x4 0x55" for node in ("n1", "n3")},
+    runs("z1", "z0", "ok"): ENDS,
+    runs("z0", "z1", "ok"): "0+10x4 50x55",
+    runs("z0", "z1", "timeout"): "0x4 0+10x55",
+    # Old for half an hour, then a guess.
+    basis("measured"): "1x9 0x50",
+    basis("mirrored"): "1x9 0x50",
+    basis("stale"): "0x9 2x30 0x19",
+    basis("inferred"): "0x40 2x19",
+}
+NO_AGENTS: Series = {
+    **ended(AGENT_SERIES),
+    **{agent(node): "1x4 0x55" for node in AGENTS},
+    basis("measured"): "1x9 0x50",
+    basis("stale"): "0x9 2x30 0x19",
+    basis("absent"): "0x40 2x19",
+}
+CUT: Series = {
+    **{runs(*pair, "ok"): "0+10x4 50x55" for pair in PAIRS},
+    **{runs(*pair, "timeout"): "0x4 0+10x55" for pair in PAIRS},
+    **{latency(*pair): ENDS for pair in PAIRS},
+    **{cost(*pair): "2x4 101x55" for pair in PAIRS},
+    basis("measured"): "1x4 0x55",
+    basis("mirrored"): "1x4 0x55",
+    basis("unreachable"): "0x4 2x55",
+}
+ABSENT: Series = {
+    basis("absent"): "2x60",
+    basis("measured"): NEVER,
+    basis("mirrored"): NEVER,
+    **{metric(*pair): None for pair in PAIRS for metric in (cost, latency)},
+    **{runs(*pair, "ok"): None for pair in PAIRS},
+}
+LEFT_OUT = 'netaware_plan_left_out{reason="no-zone"}'
+REFUSED = 'netaware_results_refused_keys{topology="s/nt", reason="unplanned"}'
+NEW_VERSION_ROLLS: Series = {agent("n2"): "1x4 0x3 1x52"}
+# Pods that the gate releases by itself in its time.
+RELEASED: Series = {"netaware_gated_pods": "0x4 11x3 0x52"}
+
+SHOWN: Mapping[str, Series] = {
+    "a cluster without netaware": dict.fromkeys(HEALTHY),
+    "the controller is frozen": NO_LEADER,
+    "the controller is gone": NO_POD,
+    "the controller's image cannot be pulled": NO_POD,
+    "the controller does not reach the API server": {'netaware_mirror_age_seconds{kind="nodes"}': "130x60"},
+    "the scheduler crashes": {kube_scheduler("1"): "1x4 0x55"},
+    "the extender does not answer": {**ended(EXTENDER_SERIES), up("netaware-scheduler", "s1"): "1x4 0x55"},
+    "the scheduler has no node to run on": {
+        **ended(EXTENDER_SERIES),
+        up("netaware-scheduler", "s1"): ENDS,
+        kube_scheduler("1"): ENDS,
+    },
+    "one agent is dead": ONE_AGENT,
+    "both agents of a zone are frozen": ZONE_BLIND,
+    "no agent runs anywhere": NO_AGENTS,
+    "the path between two zones is cut": CUT,
+    "a pair was never measured": ABSENT,
+    "nobody is told what to measure": ABSENT,
+    "the NetworkTopology was deleted": ended({name: v for name, v in LEADER_SERIES.items() if "topology=" in name}),
+    "nodes without a zone label": {LEFT_OUT: "0x4 2x55"},
+    "a costPolicy that makes no sense": {},
+    "results that nobody asked for": {REFUSED: "0x4 3x55"},
+    "one node behind a wrong route": {'netaware_odd_node_offset_seconds{topology="s/nt", node="n2"}': "0.008x60"},
+    "old measurements": {basis("stale"): "0x4 2x55", basis("measured"): "1x4 0x55"},
+    "dependencies in a circle": {'netaware_appgroup_cycles{appgroup="web/shop"}': BEGINS},
+    "dependencies that cost too much": {
+        'netaware_appgroup_dependencies{appgroup="web/shop", verdict="violated"}': BEGINS,
+        'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': "1x4 0x55",
+    },
+    "a workload label that is wrong": RELEASED,
+    "an AppGroup that does not exist": RELEASED,
+    "pods that wait at our gate for ten minutes": {
+        "netaware_gated_pods": "0x4 11x55",
+        'netaware_gate_releases_total{cause="turn"}': "50x60",
+    },
+    "no bandwidth left": {f'netaware_node_bandwidth_known{{node="{node}"}}': NEVER for node in AGENTS},
+    "agents of two versions": NEW_VERSION_ROLLS,
+}
+"""By a situation's name; one that is not here shows nothing in metrics."""
+ALSO: Mapping[str, set[str]] = {
+    # No program is there that an alert could tell from one that is down.
+    "a cluster without netaware": {"NetawareNoLeader"},
+    # The scheduler's words do not say whether bandwidth is used up or was never known; here it was never known.
+    "no bandwidth left": {"NetawareCapacityUnknown"},
+}
+FAILING = 'netaware_probe_results_writes_total{job="agent", instance="n0", outcome="failed"}'
+OTHERS: Mapping[str, Series] = {
+    "NetawareMultipleLeaders": {'netaware_leader{instance="c2"}': BEGINS},
+    "NetawareApiWritesFailing": {FAILING: COUNTS},
+    "NetawareZonePairUnmeasured": {basis("inferred"): "0x4 2x55", basis("measured"): "1x4 0x55"},
+    "NetawareProbesFailing": {
+        runs("z0", "z1", "ok"): "0+10x4 50x55",
+        runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
+    },
+    "NetawareProbesDoubted": {of_pair("netaware_probe_sample_trusted", "z0", "z1"): "1x4 0x55"},
+    "NetawareLatencyRegression": {
+        of_pair("netaware_probe_latency_seconds", "z0", "z1", ', quantile="0.5"'): "0.002x30 0.02x29"
+    },
+    "NetawareLimitNotEnforced": {
+        'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="enforced"}': ENDS,
+        'netaware_pod_bandwidth_verdict{namespace="web", pod="p", direction="egress", verdict="wrong-rate"}': BEGINS,
+    },
+    "NetawareBandwidthOvercommitted": {
+        'netaware_bandwidth_capacity_bytes_per_second{topology="s/nt", level="zone", origin="z0", destination="z1"}': WELL,
+        'netaware_bandwidth_allocated_bytes_per_second{topology="s/nt", level="zone", origin="z0", destination="z1"}': "0x4 2x55",
+    },
+    "NetawareNodeNetworkSaturated": {'netaware_node_network_utilization_ratio{node="n0"}': "0.1x4 0.95x55"},
+    "NetawareTrafficDrift": {'netaware_appgroup_traffic_drift{namespace="web", appgroup="shop", kind="new"}': BEGINS},
+    "NetawareExtenderErrors": {'netaware_extender_errors_total{instance="s1", verb="filter", status="400"}': COUNTS},
+    "NetawareExtenderSlow": {
+        'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="0.01"}': "0x60",
+        'netaware_extender_duration_seconds_bucket{instance="s1", verb="filter", le="1"}': COUNTS,
+    },
+    "NetawareDeschedulerBudgetSpent": {"netaware_descheduler_hourly_budget_spent": "0x4 20x55"},
+    "NetawareEvictionsFailing": {'netaware_descheduler_evictions_total{result="forbidden"}': COUNTS},
+    "NetawareDeschedulerStopped": {'netaware_descheduler_stopped{scope="pool"}': BEGINS},
+}
+"""Alerts for what no finding is about, as only time tells it."""
+EVER_FIRED = 'group by (alertname) (max_over_time(ALERTS{alertstate="firing"}[1h]))'
+
+
+def case(name: str, shown: Series, alerts: set[str]) -> dict[str, Any]:
+    series = {**HEALTHY, **shown}
+    expected = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in sorted(alerts)]
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": key, "values": value} for key, value in series.items() if value is not None],
+        "promql_expr_test": [{"expr": EVER_FIRED, "eval_time": "59m", "exp_samples": expected}],
+    }
+
+
+def test_each_alert_fires_for_its_situation_and_for_no_other(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    names = {situation.name for situation in SITUATIONS}
+    assert SHOWN.keys() | ALSO.keys() <= names
+    told = {
+        each.name: {f.alert for f in diagnose(each.facts)} - {""} | ALSO.get(each.name, set()) for each in SITUATIONS
+    }
+    cases = [case("all is well", {}, set())]
+    cases += [case(name, SHOWN.get(name, {}), alerts) for name, alerts in told.items()]
+    cases += [case(alert, shown, {alert}) for alert, shown in OTHERS.items()]
+    assert set().union(*told.values()) | OTHERS.keys() == ALERTS
+    document = {
+        "rule_files": [str(path) for path in sorted(FOLDER.glob("*.rules.yaml"))],
+        "evaluation_interval": "1m",
+        "tests": cases,
+    }
+    file = tmp_path / "situations.yaml"
+    file.write_text(yaml.safe_dump(document, width=1000))
+    done = subprocess.run(
+        [prometheus_programs["promtool"], "test", "rules", file],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

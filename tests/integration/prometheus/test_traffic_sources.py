@@ -1,0 +1,338 @@
+"""Every source of traffic in a real Prometheus: the same graph out of each, with the series as the projects' own tests and documents have them.
+
+The series are back-filled with promtool, then Prometheus runs on them. Real: Prometheus, its rates, its limits. Written here: the
+values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from controller.prometheus import PrometheusClient, PrometheusError
+from controller.traffic.flows import WorkloadId
+from controller.traffic.graph import TrafficGraph, build_traffic_graph
+from controller.traffic.money import bill_of
+from controller.traffic.prices import PRESETS
+from controller.traffic.proposals import propose
+from controller.traffic.sources import SOURCES, NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.workloads import Workloads
+from lab.controlplane import LOOPBACK, free_ports
+from tests.support.prometheus_past import PAST_S, Made, prometheus
+
+WINDOW_S = PAST_S - 300
+M3 = Path(__file__).parents[2] / "bench" / "data" / "m3.json"
+pytestmark = pytest.mark.timeout(300)
+
+CALLS = [("frontend", "cart", 1000.0, 5000.0), ("cart", "redis", 500.0, 3500.0), ("frontend", "catalog", 300.0, 2700.0)]
+"""Client, server, bytes a second to the server and back."""
+ADDRESS = {"cart": "10.1.0.1", "redis": "10.1.0.2", "catalog": "10.1.0.3"}
+
+
+def flows_of_ebpf(prefix: str) -> list[Made]:
+    """OBI and Beyla; of their zone tests: what crosses zones is told by the instances of both nodes."""
+
+    def ends(source: str, destination: str) -> dict[str, str]:
+        labels = {"k8s_src_namespace": "shop", "k8s_src_owner_name": source, "k8s_src_owner_type": "Deployment"}
+        labels |= {"k8s_dst_namespace": "shop", "k8s_dst_owner_name": destination, "k8s_dst_owner_type": "Deployment"}
+        return labels | {"src_zone": zone(source), "dst_zone": zone(destination), "server_port": "80"}
+
+    def zone(name: str) -> str:
+        return "z2" if name == "cart" else "z1"
+
+    made: list[Made] = []
+    for client, server, up, down in CALLS:
+        for instance in ("n1:9090", "n2:9090") if zone(client) != zone(server) else ("n1:9090",):
+            metric, seen = f"{prefix}_network_flow_bytes_total", {"instance": instance}
+            made.append((metric, ends(client, server) | seen | {"direction": "request"}, up))
+            made.append((metric, ends(server, client) | seen | {"direction": "response"}, down))
+    return made
+
+
+def flows_of_istio() -> list[Made]:
+    made: list[Made] = []
+    for client, server, up, down in CALLS:
+        ends = {"source_workload_namespace": "shop", "source_workload": client}
+        ends |= {"destination_workload_namespace": "shop", "destination_workload": server}
+        for reporter in ("source", "destination"):
+            labels = ends | {"reporter": reporter}
+            if server == "redis":
+                made += [("istio_tcp_received_bytes_total", labels, up), ("istio_tcp_sent_bytes_total", labels, down)]
+            else:
+                made += [("istio_request_bytes_sum", labels, up), ("istio_response_bytes_sum", labels, down)]
+                made.append(("istio_requests_total", labels | {"response_code": "200"}, 10.0))
+    return made
+
+
+def flows_of_netobserv() -> list[Made]:
+    made: list[Made] = []
+    for client, server, up, down in CALLS:
+        for source, destination, moved in ((client, server, up), (server, client, down)):
+            labels = {"SrcK8S_Namespace": "shop", "SrcK8S_OwnerName": source, "SrcK8S_OwnerType": "Deployment"}
+            labels |= {"DstK8S_Namespace": "shop", "DstK8S_OwnerName": destination, "DstK8S_OwnerType": "Deployment"}
+            labels |= {"K8S_FlowLayer": "app"}
+            made += [(f"netobserv_workload_{way}_bytes_total", labels, moved) for way in ("egress", "ingress")]
+    return made
+
+
+def flows_of_retina() -> list[Made]:
+    made: list[Made] = []
+    for client, server, up, down in CALLS:
+        for source, destination, moved in ((client, server, up), (server, client, down)):
+            labels = {"source_ip": "10.0.0.1", "source_namespace": "shop", "source_podname": f"{source}-5d-x"}
+            labels |= {"source_workload_kind": "Deployment", "source_workload_name": source}
+            labels |= {"destination_namespace": "shop", "destination_podname": f"{destination}-5d-x"}
+            labels |= {"destination_workload_kind": "Deployment", "destination_workload_name": destination}
+            ways = ("EGRESS", "INGRESS")
+            made += [("networkobservability_adv_forward_bytes", labels | {"direction": way}, moved) for way in ways]
+    return made
+
+
+def flows_of_linkerd() -> list[Made]:
+    made: list[Made] = []
+    for client, server, up, down in CALLS:
+        labels = {"namespace": "shop", "deployment": client, "dst_namespace": "shop", "dst_deployment": server}
+        labels |= {"direction": "outbound", "tls": "true"}
+        made.append(("tcp_write_bytes_total", labels | {"peer": "dst"}, up))
+        made.append(("tcp_read_bytes_total", labels | {"peer": "dst"}, down))
+        made.append(("request_total", labels, 5.0))
+        inbound = {"namespace": "shop", "deployment": server, "direction": "inbound", "peer": "src", "tls": "true"}
+        made.append(("tcp_read_bytes_total", inbound, up))
+    return made
+
+
+def flows_of_caretta() -> list[Made]:
+    made: list[Made] = []
+    for client, server, up, down in CALLS:
+        labels = {"client_kind": "Deployment", "client_name": client, "client_namespace": "shop", "client_id": "1"}
+        labels |= {
+            "server_kind": "Service",
+            "server_name": f"{server}-svc",
+            "server_namespace": "shop",
+            "server_id": "2",
+        }
+        labels |= {"server_port": "3550", "link_id": "198768460"}
+        made += [("caretta_links_observed", labels | {"role": role}, moved) for role, moved in (("1", up), ("2", down))]
+    return made
+
+
+def flows_of_agents() -> list[Made]:
+    made: list[Made] = []
+    for client, server, up, down in CALLS:
+        labels = {
+            "client_namespace": "shop",
+            "client_kind": "Deployment",
+            "client_workload": client,
+            "client_zone": "z1",
+        }
+        labels |= {"server": ADDRESS[server], "port": "80"}
+        made += [
+            ("netaware_traffic_bytes_total", labels | {"direction": direction}, moved)
+            for direction, moved in (("request", up), ("response", down))
+        ]
+    for server, address in ADDRESS.items():
+        end = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": server, "server_zone": "z1"}
+        made.append(("netaware_traffic_server_info", end | {"server": address}, 0.0))
+    return made
+
+
+SERIES: dict[str, Callable[[], list[Made]]] = {
+    "obi": lambda: flows_of_ebpf("obi"),
+    "beyla": lambda: flows_of_ebpf("beyla"),
+    "istio": flows_of_istio,
+    "netobserv": flows_of_netobserv,
+    "retina": flows_of_retina,
+    "linkerd": flows_of_linkerd,
+    "caretta": flows_of_caretta,
+    "conntrack": flows_of_agents,
+}
+GUESSING = {"netobserv", "retina"}
+
+
+def cluster(names: Iterable[str], services: Mapping[str, str] | None = None) -> Workloads:
+    found = Workloads()
+    for name in names:
+        end = WorkloadId("shop", name, "Deployment")
+        found.replicas[end] = 1
+        found.labels[end] = {"app": name}
+        found.places[end]["r1", "z1"] = 1
+    found.served = frozenset({("shop", server) for _, server, *_ in CALLS} - {("shop", "frontend")})
+    found.services = {
+        ("shop", service): WorkloadId("shop", name, "Deployment") for service, name in (services or {}).items()
+    }
+    return found
+
+
+BOUTIQUE = cluster(["frontend", "cart", "redis", "catalog"], {f"{s}-svc": s for s in ("cart", "redis", "catalog")})
+
+
+async def graph_from(
+    client: PrometheusClient, workloads: Workloads, source: str = ""
+) -> tuple[TrafficGraph, dict[str, float]]:
+    chosen = await choose_source(client, source)
+    assert source in {"", chosen.name}
+    window_s = await known_window(client, chosen, WINDOW_S)
+    flows, unknown = workloads.resolve(await read_flows(client, chosen, window_s, workloads.served))
+    return build_traffic_graph(flows), unknown
+
+
+def test_every_source_has_series_here() -> None:
+    assert set(SERIES) == {source.name for source in SOURCES}
+
+
+async def test_the_same_graph_comes_out_of_every_source(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    wanted = {(client, server): up + down for client, server, up, down in CALLS}
+    everything = [one for make in SERIES.values() for one in make()]
+    async with prometheus(prometheus_programs, tmp_path, everything) as client:
+        for name in SERIES:
+            graph, unknown = await graph_from(client, BOUTIQUE, name)
+            found = {(d.client.name, d.server.name): d for d in graph.dependencies}
+            rates = {edge: d.bytes_per_s for edge, d in found.items()}
+            assert rates == pytest.approx(wanted, rel=0.02), name
+            assert all(d.direction_known == (name not in GUESSING) for d in found.values()), name
+            assert all(d.peak_bytes_per_s == pytest.approx(d.bytes_per_s, rel=0.05) for d in found.values()), name
+            assert unknown == {}, name
+
+
+@pytest.mark.parametrize("name", SERIES)
+async def test_a_source_is_found_by_what_prometheus_has(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path, name: str
+) -> None:
+    stranger: Made = ("request_total", {"job": "somebody-else"}, 1.0)
+    async with prometheus(prometheus_programs, tmp_path, [*SERIES[name](), stranger]) as client:
+        assert (await choose_source(client)).name == name
+
+
+async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping[str, Path], tmp_path: Path) -> None:
+    made = flows_of_istio()
+
+    def call(client: str, server: str, moved: float, namespace: str = "shop") -> None:
+        ends = {"source_workload_namespace": namespace, "source_workload": client, "reporter": "source"}
+        ends |= {"destination_workload_namespace": "shop", "destination_workload": server}
+        made.append(("istio_request_bytes_sum", ends, moved))
+
+    call("gone", "cart", 900.0)
+    call("frontend", "frontend", 800.0)
+    call("redis", "cart", 700.0)  # a cycle
+    call('no name\n"of" anything/é', "cart", 600.0)
+    call("", "cart", 500.0)
+    call("unknown", "cart", 400.0, "unknown")
+    for caller in ("frontend", "cart", "redis", "catalog"):
+        call(caller, "logs", 300.0)
+    workloads = cluster(["frontend", "cart", "redis", "catalog", "logs"])
+    async with prometheus(prometheus_programs, tmp_path, made) as client:
+        graph, unknown = await graph_from(client, workloads)
+        edges = {(d.client.name, d.server.name) for d in graph.dependencies}
+        assert {(a, b) for a, b, *_ in CALLS} | {("redis", "cart")} <= edges
+        assert {"shop/gone", 'shop/no name\n"of" anything/é'} == set(unknown)
+        assert {"self", "external"} <= {item.reason for item in graph.left_out}
+        (proposal,) = propose(graph, workloads, [], "shop", lambda _, __: None)
+        assert {d.server for d in proposal.dependencies} >= {"shop/cart", "shop/logs"}
+        with pytest.raises(NoTrafficError, match="obi_network_flow_bytes_total"):
+            await choose_source(client, "obi")
+
+
+async def test_a_prometheus_that_began_a_moment_ago_gives_rates_all_the_same(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    async with prometheus(prometheus_programs, tmp_path, flows_of_istio(), since_s=600) as client:
+        graph, _ = await graph_from(client, BOUTIQUE)
+    # Ten minutes of an hour: a mean over the hour would be a sixth, and so would the bill.
+    first = graph.dependencies[0]
+    assert first.bytes_per_s == pytest.approx(6000, rel=0.1)
+    assert first.peak_bytes_per_s == pytest.approx(6000, rel=0.1)
+
+
+async def test_a_query_that_is_too_much_for_prometheus_is_an_error_and_a_peak_becomes_the_mean(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    async with prometheus(prometheus_programs, tmp_path, flows_of_istio(), "--query.max-samples=700") as client:
+        graph, _ = await graph_from(client, BOUTIQUE)
+        assert graph.dependencies[0].peak_bytes_per_s == pytest.approx(graph.dependencies[0].bytes_per_s)
+
+
+async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() -> None:
+    (port,) = free_ports(1)
+    async with PrometheusClient(f"http://{LOOPBACK}:{port}") as away:
+        with pytest.raises(PrometheusError, match=str(port)):
+            await choose_source(away)
+
+    async def never(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", never)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, LOOPBACK, port)
+    await site.start()
+    try:
+        async with PrometheusClient(f"http://{LOOPBACK}:{port}", timeout_s=0.2) as slow:
+            with pytest.raises(PrometheusError, match="no answer in"):
+                await choose_source(slow)
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_production_clusters_traffic_is_covered(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """547 services and 344 pairs of cluster M3 as Istio's series; amounts are the publisher's, scaled to 1 GB/s in all."""
+    data = json.loads(M3.read_text())
+    whole = sum(edge["Traffic"] for edge in data["TrafficList"])
+    made: list[Made] = []
+    for edge in data["TrafficList"]:
+        ends = {"source_workload_namespace": "shop", "source_workload": edge["Service1"].lower(), "reporter": "source"}
+        ends |= {"destination_workload_namespace": "shop", "destination_workload": edge["Service2"].lower()}
+        made.append(("istio_request_bytes_sum", ends, 1e9 * edge["Traffic"] / whole))
+    workloads = cluster(service["Service"].lower() for service in data["ServiceList"])
+    async with prometheus(prometheus_programs, tmp_path, made) as client:
+        began_s = time.process_time()
+        graph, unknown = await graph_from(client, workloads)
+        proposals = propose(graph, workloads, [], "shop", lambda _, __: None)
+        spent_s = time.process_time() - began_s
+    covered = sum(d.bytes_per_s for p in proposals for d in p.dependencies)
+    assert unknown == {}
+    assert covered >= 0.95 * 1e9
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"M3: {covered / 1e7:.1f} % covered, {len(proposals)} groups, {spent_s:.2f} s of a processor, peak {peak_mib:.0f} MiB"
+    )
+
+
+async def test_ten_thousand_services_and_a_hundred_thousand_edges(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """All of it is read, joined and billed; how long that takes is printed."""
+    services, each = 10_000, 10
+    made: list[Made] = []
+    for number in range(services):
+        for hop in range(each):
+            server = (number * 7 + hop * 911 + 1) % services
+            ends = {"source_workload_namespace": "shop", "source_workload": f"s{number}", "reporter": "source"}
+            ends |= {"destination_workload_namespace": "shop", "destination_workload": f"s{server}"}
+            made.append(("istio_request_bytes_sum", ends, 100.0 + number % 97 + hop))
+    workloads = cluster(f"s{number}" for number in range(services))
+    async with prometheus(prometheus_programs, tmp_path, made, since_s=240) as client:
+        began_s = time.monotonic()
+        flows, _ = workloads.resolve(await read_flows(client, await choose_source(client), 240))
+        read_s = time.monotonic() - began_s
+        graph = build_traffic_graph(flows)
+        proposals = propose(graph, workloads, [], "shop", lambda _, __: None)
+        bill = bill_of(graph, workloads, PRESETS["aws"])
+        all_s = time.monotonic() - began_s
+    selfish = sum(1 for _, labels, _ in made if labels["source_workload"] == labels["destination_workload"])
+    assert len(graph.dependencies) == len(made) - selfish
+    assert len(bill.dependencies) == len(graph.dependencies)
+    assert sum(len(p.dependencies) for p in proposals) == len(graph.dependencies)
+    print(f"{len(graph.dependencies)} edges: read in {read_s:.1f} s, all in {all_s:.1f} s")

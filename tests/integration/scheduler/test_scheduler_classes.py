@@ -1,0 +1,131 @@
+"""Pods of one workload that may go to different nodes, in affinity mode on the real kube-scheduler: each is told its own zone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.volumes import VOLUMES
+from controller.scheduler.config import SchedulerConfig
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.scheduler.conftest import (
+    PATIENT,
+    Lead,
+    Serve,
+    create_group,
+    create_pod,
+    set_costs,
+    until,
+    until_bound,
+)
+
+pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
+
+STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
+ZONE = "topology.kubernetes.io/zone"
+FAR = {("a", "b"): 40, ("b", "a"): 40}
+
+
+@asynccontextmanager
+async def volume_in(client: Client, namespace: str, claim: str, zone: str) -> AsyncIterator[None]:
+    """A volume of this zone, kept for a claim that somebody is going to make."""
+    name = f"{claim}-{namespace}"
+    terms = [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}]
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Gi"},
+        "claimRef": {"namespace": namespace, "name": claim},
+        "hostPath": {"path": "/nothing"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+        "persistentVolumeReclaimPolicy": "Retain",
+    }
+    await client.create(VOLUMES, {"metadata": {"name": name}, "spec": spec}, Object)
+    try:
+        yield
+    finally:
+        await client.delete(VOLUMES, name)
+
+
+@pytest.mark.parametrize("mode", ["extender", "affinity"])
+async def test_a_pod_whose_volume_is_in_another_zone_goes_there_and_the_others_stay_near(
+    client: Client,
+    namespace: str,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    extender: Serve,
+    lead: Lead,
+    mode: Any,
+) -> None:
+    """P1 wants to be near P2, in zone a; the volume of one replica, not the first by name, is in zone b."""
+    for zone in ("a", "b"):
+        await ready_node(f"n-{zone}", zone=zone, region="r")
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"P1": [("P2", 50)], "P2": []}, members=4)
+    claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
+    stateful = {
+        "metadata": {"name": "p1"},
+        "spec": {
+            **workload_of("P1", schedulerName="network-aware-scheduler"),
+            "serviceName": "p1",
+            "podManagementPolicy": "Parallel",
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+        },
+    }
+    config = SchedulerConfig(placement=mode, gates=PATIENT)
+    async with AsyncExitStack() as stack:
+        for number, zone in enumerate("aba"):
+            await stack.enter_async_context(volume_in(client, namespace, f"data-p1-{number}", zone))
+        url = await stack.enter_async_context(extender(config))
+        await stack.enter_async_context(lead(config))
+        await scheduler(extender_url=url)
+        await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-a")
+        await client.create(STATEFUL_SETS, stateful, Object, namespace=namespace)
+        placed = await until_bound(client, namespace, "p1-0", "p1-1", "p1-2")
+    assert placed == {"p1-0": "n-a", "p1-1": "n-b", "p1-2": "n-a"}
+
+
+def workload_of(workload: str, labels: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    """Three replicas of a workload: what Deployments and StatefulSets have in common."""
+    all_labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: workload, **(labels or {})}
+    pod = {"terminationGracePeriodSeconds": 0, "containers": [{"name": "main", "image": "none"}], **spec}
+    template = {"metadata": {"labels": all_labels}, "spec": pod}
+    return {"replicas": 3, "selector": {"matchLabels": all_labels}, "template": template}
+
+
+async def test_a_rollout_that_adds_a_node_selector_goes_where_that_selects(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    """The old replicas are told zone a, where P2 is; the new ones may go to zone b alone, and must not be told zone a."""
+    await ready_node("n-a", zone="a", region="r")
+    await ready_node("n-b", zone="b", region="r", labels={"pool": "db"})
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"P1": [("P2", 50)], "P2": []}, members=4)
+    spec = workload_of("P1", {"netaware.io/placement": "affinity"})
+    deployment = {"metadata": {"name": "p1"}, "spec": spec}
+
+    async def nodes() -> list[str]:
+        pods = await client.list(PODS, GroupPod, namespace=namespace)
+        return sorted(pod.spec.node_name for pod in pods if pod.workload == "P1")
+
+    async def on_a() -> bool:
+        return await nodes() == ["n-a"] * 3
+
+    async def on_b() -> bool:
+        return await nodes() == ["n-b"] * 3
+
+    async with lead(SchedulerConfig(gates=PATIENT)):
+        await scheduler()
+        await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-a")
+        await client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
+        await until(on_a)
+        patch = {"spec": {"template": {"spec": {"nodeSelector": {"pool": "db"}}}}}
+        path = f"/apis/apps/v1/namespaces/{namespace}/deployments/p1"
+        await client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+        await until(on_b)

@@ -1,0 +1,147 @@
+"""The model of kube-scheduler's scores against kube-scheduler: every pod lands on one of the hosts that the model likes best.
+
+Nodes differ in size and labels, some have soft taints; workloads differ in requests, selectors, wishes and spread. The model decides
+which pods the descheduler moves, and stands for the default scheduler in ``simulate``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from controller.cluster.hosts import Host, host_of
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
+from controller.scheduler.stock import Stock
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod, Resource
+from lab.controlplane import ControlPlane
+from lab.scheduling import build_config
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+
+REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
+SEEDS = range(1, 7)
+
+
+async def make_hosts(client: Client, rng: random.Random, prefix: str) -> list[Host]:
+    found = []
+    for i in range(rng.randint(4, 14)):
+        name = f"{prefix}n{i:02}"
+        zone, disk = f"z{rng.randint(0, 3)}", rng.choice(["ssd", "hdd"])
+        labels = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, "disk": disk}
+        amounts = {"cpu": rng.choice(["4", "8", "16"]), "memory": rng.choice(["16Gi", "32Gi", "64Gi"]), "pods": "110"}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+        await client.create(NODES, {"metadata": {"name": name, "labels": labels}, "status": status}, Node)
+        # Admission taints every new node as not ready, and nobody takes that back here.
+        taints = [{"key": "soft", "effect": "PreferNoSchedule"}] if rng.random() < 0.15 else None
+        found.append(host_of(await client.patch(NODES, name, {"spec": {"taints": taints}}, Node, kind=MERGE_PATCH)))
+    return found
+
+
+def make_template(rng: random.Random, app: str, hosts: list[Host]) -> dict[str, Any]:
+    """A pod's spec; bound to the hosts of its own cluster, since the control plane has those of others as well."""
+    asked = {}
+    if rng.random() < 0.8:
+        asked = {"cpu": rng.choice(["100m", "250m", "1", "1500m"]), "memory": rng.choice(["128Mi", "512Mi", "2Gi"])}
+    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [host.name for host in hosts]}
+    affinity: dict[str, Any] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}
+    }
+    if rng.random() < 0.3:
+        likes = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["hdd"]}]}
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [{"weight": 50, "preference": likes}]
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "main", "image": "none", "resources": {"requests": asked}}],
+        "affinity": {"nodeAffinity": affinity},
+    }
+    if rng.random() < 0.3 and any(host.labels["disk"] == "ssd" for host in hosts):
+        spec["nodeSelector"] = {"disk": "ssd"}
+    if rng.random() < 0.3:
+        wish = {"maxSkew": 1, "topologyKey": ZONE_LABEL, "whenUnsatisfiable": "ScheduleAnyway"}
+        spec["topologySpreadConstraints"] = [{**wish, "labelSelector": {"matchLabels": {"app": app}}}]
+    return spec
+
+
+class Cluster:
+    """Pods of some workloads on some hosts, bound by the real scheduler one after the other."""
+
+    def __init__(self, client: Client, namespace: str, hosts: list[Host]) -> None:
+        self._client, self._namespace = client, namespace
+        self._hosts = sorted(hosts, key=lambda host: host.name)
+        self._reader, self._bound = PodReader(), list[PodInfo]()
+
+    def liked(self, pod: PodInfo) -> set[str]:
+        """Hosts that the model gives the best score, of those that take the pod."""
+        asked: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for one in self._bound:
+            for resource, amount in one.requests.items():
+                asked[one.node][resource] += amount
+        fits = np.array(
+            [
+                not pod.constraints.refusal(host.name, host.labels, host.taints)
+                and all(v + asked[host.name][r] <= host.allocatable.get(r, 0) for r, v in pod.requests.items())
+                for host in self._hosts
+            ],
+            np.bool_,
+        )
+        siblings = [one for one in self._bound if one.workload == pod.workload]
+        scores = np.where(fits, Stock(self._hosts, self._bound).scores(pod, siblings, self._bound, fits), -1)
+        return {self._hosts[number].name for number in np.flatnonzero(scores == scores.max()).tolist()}
+
+    async def add(self, name: str, app: str, spec: dict[str, Any]) -> tuple[set[str], str]:
+        """Create a pod; where the model says that it may land, and where it did."""
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app, "controller": True}
+        metadata = {"name": name, "labels": {"app": app}, "ownerReferences": [owner]}
+        await self._client.create(PODS, {"metadata": metadata, "spec": spec}, Pod, namespace=self._namespace)
+        body = {"metadata": {**metadata, "namespace": self._namespace}, "spec": spec, "status": {"phase": "Pending"}}
+        liked = self.liked(self._reader.read(msgspec.convert(body, GroupPod)))
+        async with asyncio.timeout(60):
+            while not (node := (await self._client.get(PODS, name, Pod, namespace=self._namespace)).spec.node_name):
+                await asyncio.sleep(0.02)
+        there = {**body, "spec": {**spec, "nodeName": node}, "status": {"phase": "Running"}}
+        self._bound.append(self._reader.read(msgspec.convert(there, GroupPod)))
+        return liked, node
+
+
+async def play(client: Client, seed: int) -> list[tuple[set[str], str]]:
+    """A random cluster."""
+    rng, namespace = random.Random(seed), f"stock-{seed}"
+    await client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
+    await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, Object, namespace=namespace)
+    hosts = await make_hosts(client, rng, f"s{seed}")
+    specs = {app: make_template(rng, app, hosts) for app in (f"w{i}" for i in range(rng.randint(2, 5)))}
+    for app, spec in specs.items():
+        labels = {"app": app}
+        template = {"metadata": {"labels": labels}, "spec": spec}
+        body = {"metadata": {"name": app}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+        await client.create(REPLICA_SETS, body, Object, namespace=namespace)
+    # The scheduler reads a pod's owner from a watch of its own, which may lag behind.
+    await asyncio.sleep(1.0)
+    order = [app for app in specs for _ in range(rng.randint(2, 6))]
+    rng.shuffle(order)
+    cluster = Cluster(client, namespace, hosts)
+    return [await cluster.add(f"{app}-{i}", app, specs[app]) for i, app in enumerate(order)]
+
+
+async def test_every_pod_lands_where_the_model_of_kube_scheduler_says() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with AsyncExitStack() as stack:
+            start = ControlPlane.start("stock", state_dir=Path(folder) / "state", components=())
+            plane = await stack.enter_async_context(start)
+            client = await stack.enter_async_context(Client(plane.client_config))
+            config = build_config(Path("unused"))
+            config["clientConnection"] = {"qps": 500, "burst": 1000}
+            await plane.start_scheduler(config)
+            found = [landed for seed in SEEDS for landed in await play(client, seed)]
+    assert len(found) > 50
+    assert sum(len(liked) for liked, _ in found) < 2.5 * len(found), "it says something"
+    assert [landed for landed in found if landed[1] not in landed[0]] == []

@@ -1,0 +1,62 @@
+"""Round trips by the kernels alone: ICMP echo requests, answered by the other node's kernel and stamped on arrival by our own.
+
+A reference for what agents measure, which shares no instrument with them. Runs in a node's network namespace, as root:
+
+    python pings.py PERIOD_S ADDRESS...
+
+One JSON line for each answer: ``[address, sent_at, rtt_us]``, times in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import time
+
+SO_TIMESTAMPNS = 35
+HEADER = struct.Struct("!BBHHHQ")
+TIMESPEC = struct.Struct("@qq")
+ECHO_REQUEST, ECHO_REPLY, IP_HEADER = 8, 0, 20
+
+
+def checksum(data: bytes) -> int:
+    """RFC 1071, of an even number of bytes."""
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return (total & 0xFFFF) ^ 0xFFFF
+
+
+def main() -> None:
+    """Ping in turn until killed."""
+    period_s, addresses = float(sys.argv[1]), sys.argv[2:]
+    raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    raw.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    identity, number = os.getpid() & 0xFFFF, 0
+    due_s = time.monotonic()
+    while True:
+        wait_s = due_s - time.monotonic()
+        if wait_s <= 0:
+            number, due_s = number + 1, due_s + period_s / len(addresses)
+            sent_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+            bare = HEADER.pack(ECHO_REQUEST, 0, 0, identity, number & 0xFFFF, sent_ns)
+            packet = HEADER.pack(ECHO_REQUEST, 0, checksum(bare), identity, number & 0xFFFF, sent_ns)
+            raw.sendto(packet, (addresses[number % len(addresses)], 0))
+            continue
+        if not select.select([raw], [], [], wait_s)[0]:
+            continue
+        data, ancillary, _, (address, _) = raw.recvmsg(2048, socket.CMSG_SPACE(TIMESPEC.size))
+        kind, _, _, whose, _, sent_ns = HEADER.unpack_from(data, IP_HEADER)
+        stamps = [TIMESPEC.unpack_from(value) for level, type_, value in ancillary if type_ == SO_TIMESTAMPNS]
+        if kind == ECHO_REPLY and whose == identity and stamps:
+            seconds, nanoseconds = stamps[0]
+            rtt_us = (seconds * 10**9 + nanoseconds - sent_ns) / 1000
+            print(json.dumps([address, sent_ns / 1e9, rtt_us]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""A real Prometheus that knows the past of some series, back-filled with promtool, and scrapes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from controller.prometheus import PrometheusClient
+from lab.controlplane import LOOPBACK, free_ports
+
+PAST_S, STEP_S = 3900, 60
+
+Labels = Mapping[str, str]
+Made = tuple[str, Labels, float]
+"""A series: metric, labels, and by how much it grows a second; one that does not grow is always 1."""
+
+
+def exposition(made: Iterable[Made], *, since_s: int = PAST_S) -> Iterator[str]:
+    """OpenMetrics of the time until now; a family's lines must be together."""
+    now = int(time.time())
+    by_name: dict[str, list[tuple[Labels, float]]] = {}
+    for name, labels, growth in made:
+        by_name.setdefault(name, []).append((labels, growth))
+    for name, series in by_name.items():
+        yield f"# TYPE {name} unknown\n"
+        for labels, growth in series:
+            text = ",".join(f"{label}={json.dumps(value, ensure_ascii=False)}" for label, value in labels.items())
+            for back in range(since_s // STEP_S, -1, -1):
+                at_s = now - back * STEP_S
+                value = growth * (since_s - back * STEP_S) if growth else 1.0
+                yield f"{name}{{{text}}} {value!r} {at_s}\n"
+    yield "# EOF\n"
+
+
+@asynccontextmanager
+async def prometheus(
+    programs: Mapping[str, Path], folder: Path, made: Iterable[Made], *flags: str, since_s: int = PAST_S
+) -> AsyncIterator[PrometheusClient]:
+    """A Prometheus with these series' past, and nothing to scrape."""
+    past = folder / "past.om"
+    with past.open("w") as file:
+        file.writelines(exposition(made, since_s=since_s))
+    words = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(past), str(folder / "tsdb")]
+    filling = await asyncio.create_subprocess_exec(programs["promtool"], *words)
+    assert await filling.wait() == 0
+    (folder / "prometheus.yaml").write_text("scrape_configs: []\n")
+    (port,) = free_ports(1)
+    url = f"http://{LOOPBACK}:{port}"
+    argv = [
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        "--log.level=error",
+    ]
+    program = await asyncio.create_subprocess_exec(
+        programs["prometheus"], *argv, f"--web.listen-address={LOOPBACK}:{port}", *flags
+    )
+    try:
+        async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+            while not await _is_ready(session, url):
+                await asyncio.sleep(0.1)
+        async with PrometheusClient(url, timeout_s=60) as client:
+            yield client
+    finally:
+        program.terminate()
+        await program.wait()
+
+
+async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/-/ready") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False

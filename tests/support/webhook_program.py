@@ -1,0 +1,39 @@
+"""The gating webhook as a program beside a control plane, to which no Service leads: it is called by its address."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from controller.webhook.certificate import issue
+from lab.controlplane import free_ports
+from lab.programs import Program, Programs
+
+
+def printed(*arguments: str) -> list[dict[str, Any]]:
+    """The Secret and the configuration that a person makes."""
+    command = [sys.executable, "-m", "controller", "webhook-certificate", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def start_webhook(programs: Programs, folder: Path) -> tuple[Program, dict[str, Any]]:
+    """Start it; the program, and the configuration that has an API server on this machine call it."""
+    _, configuration = printed()
+    (port,) = free_ports(1)
+    certificate, key = issue("localhost", 2, datetime.datetime.now(datetime.UTC))
+    (folder / "tls.crt").write_bytes(certificate)
+    (folder / "tls.key").write_bytes(key)
+    for hook in configuration["webhooks"]:
+        bundle = base64.b64encode(certificate).decode()
+        hook["clientConfig"] = {"url": f"https://localhost:{port}/gate", "caBundle": bundle}
+        # Pods are made without a gate when it does not answer in time, which on a busy machine says nothing of the webhook.
+        hook["timeoutSeconds"] = 30
+    argv = [sys.executable, "-m", "controller", "webhook", f"--certificate-dir={folder}", f"--listen=127.0.0.1:{port}"]
+    return programs.start("webhook", argv), configuration

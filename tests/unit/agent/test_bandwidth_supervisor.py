@@ -1,0 +1,73 @@
+"""What the bandwidth room tells, and how often."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from agent.bandwidth.annotations import PodWish, Wish
+from agent.bandwidth.state import BandwidthPlan, Judgement, Verdict
+from agent.bandwidth.supervisor import BandwidthRoom
+from agent.config import AgentConfig
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.events import EventRecorder
+
+POD = PodWish(
+    namespace="default",
+    name="p",
+    uid="u",
+    wishes={"ingress": Wish(10**7)},
+    created=(datetime.now(UTC) - timedelta(days=1)).isoformat(),
+    mismatch="scheduled for less",
+)
+
+
+class Told(EventRecorder):
+    """Keeps what it is asked to send."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client, component="test", instance="n1", registry=CollectorRegistry())
+        self.reasons: list[str] = []
+
+    def normal(self, *what: object, **_: object) -> None:
+        self.reasons.append(str(what[1]))
+
+    def warning(self, *what: object, **_: object) -> None:
+        self.reasons.append(str(what[1]))
+
+
+async def tell(pod: PodWish, *verdicts: Verdict | None) -> list[str]:
+    """Reasons of the events of an agent that finds these verdicts one after the other; None: the pod cannot be located."""
+    async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
+        told = Told(client)
+        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry())
+        for verdict in verdicts:
+            judgements = (Judgement(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
+            room.take(BandwidthPlan(judgements=judgements), (pod,))
+        return told.reasons
+
+
+async def test_an_agent_that_was_restarted_says_nothing_of_pods_that_were_there_before() -> None:
+    assert await tell(POD, "missing", "missing") == []
+    new = msgspec.structs.replace(POD, created=datetime.now(UTC).isoformat())
+    assert await tell(new, "missing", "missing") == ["BandwidthMissing", "BandwidthMismatch"]
+
+
+async def test_each_change_of_a_verdict_is_one_event_also_after_the_pod_was_out_of_sight() -> None:
+    assert await tell(POD, "missing", "enforced", "enforced", None, "enforced", "exceeded", None, "exceeded") == [
+        "BandwidthEnforced",
+        "BandwidthExceeded",
+    ]
+
+
+async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
+    async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
+        told = Told(client)
+        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry())
+        for wanted_bps in (10**7, 2 * 10**7):
+            judgement = Judgement(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
+            room.take(BandwidthPlan(judgements=(judgement,)), (POD,))
+        assert told.reasons == []

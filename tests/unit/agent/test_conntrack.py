@@ -1,0 +1,213 @@
+"""Connections as the kernel tells them, and bytes by who called whom."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.errors import KernelError
+from agent.traffic.conntrack import Entry, read_entries, read_table_state
+from agent.traffic.ledger import KEEP_GONE_S, MOST_EDGES, OUTSIDE, Edge, Ledger, PodEnd
+from agent.traffic.supervisor import Counting, ends_of
+from kubekit.wire import Pod
+
+CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
+WEB, CART = PodEnd("shop", "Deployment", "web"), PodEnd("shop", "Deployment", "cart")
+
+
+def message(entry: Entry, kind: int = 0x100, *, family: int = socket.AF_INET, first: bytes = b"") -> bytes:
+    """A netlink message in the kernel's layout (checked against the kernel itself in the integration tests)."""
+
+    def attribute(type_: int, payload: bytes) -> bytes:
+        return struct.pack("=HH", 4 + len(payload), type_) + payload + b"\0" * (-len(payload) % 4)
+
+    def way(type_: int, source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes:
+        v4 = family == socket.AF_INET
+        ip = attribute(1 if v4 else 3, source) + attribute(2 if v4 else 4, destination)
+        proto = attribute(1, b"\6") + b"".join(
+            attribute(2 + i, struct.pack("!H", port)) for i, port in enumerate(ports)
+        )
+        return attribute(type_, attribute(0x8001, ip) + attribute(0x8002, proto))
+
+    def counter(type_: int, size: int | None) -> bytes:
+        return b"" if size is None else attribute(type_, attribute(1, bytes(8)) + attribute(2, struct.pack("!Q", size)))
+
+    service = bytes(len(entry.client))
+    body = struct.pack("=BBH", family, 0, 0) + way(0x8001, entry.client, service, (40_000, 80))
+    body += way(0x8002, entry.server, entry.client, (entry.port, 40_000)) + first + attribute(3, bytes(4))
+    body += counter(0x8009, entry.request_bytes) + counter(0x800A, entry.response_bytes)
+    return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 0) + body
+
+
+@pytest.mark.parametrize("kind", [0x100, 0x102], ids=["dump", "end"])
+def test_a_connection_is_read_with_the_pod_that_answers_and_both_counters(kind: int) -> None:
+    six = Entry(socket.inet_pton(socket.AF_INET6, "fd00::1"), socket.inet_pton(socket.AF_INET6, "fd00::2"), 443, 1, 2)
+    four = Entry(CLIENT, SERVER, 8080, 1424, 50_424)
+    bare = four._replace(request_bytes=None, response_bytes=None)
+    # An attribute of another kind whose payload looks like nothing we know comes first, as the kernel's order may change.
+    data = message(four, kind, first=struct.pack("=HHI", 8, 12, 7)) + message(six, kind, family=socket.AF_INET6)
+    assert list(read_entries(data + message(bare, kind))) == [four, six, bare]
+
+
+def test_what_is_cut_off_or_has_no_ports_is_passed_over_and_errors_are_raised() -> None:
+    whole = message(Entry(CLIENT, SERVER, 80, 5, 6))
+    assert list(read_entries(whole[:60])) == []
+    # A tuple of a protocol without ports, such as ICMP, is of another length.
+    assert list(read_entries(whole.replace(struct.pack("=HH", 52, 0x8001), struct.pack("=HH", 60, 0x8001)))) == []
+    assert list(read_entries(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, 0))) == []
+    with pytest.raises(KernelError, match="EPERM"):
+        list(read_entries(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -1)))
+
+
+def entry(request: int | None, response: int = 0, *, client: bytes = CLIENT, server: bytes = SERVER) -> Entry:
+    return Entry(client, server, 80, request, response)
+
+
+def rounds(ledger: Ledger, *live: Entry, now_s: float = 0.0) -> dict[Edge, tuple[int, int]]:
+    ledger.begin_round(now_s)
+    for one in live:
+        ledger.take_live(one)
+    ledger.end_round()
+    return {edge: (request, response) for edge, request, response in ledger.totals()}
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    found = Ledger()
+    found.follow({CLIENT: WEB}, 0)
+    rounds(found)
+    return found
+
+
+EDGE = Edge(WEB, "10.9.1.2", 80)
+
+
+def test_what_moved_before_the_agent_started_is_not_counted_and_what_moves_then_is() -> None:
+    ledger = Ledger()
+    ledger.follow({CLIENT: WEB}, 0)
+    assert rounds(ledger, entry(1000, 9000)) == {EDGE: (0, 0)}
+    assert rounds(ledger, entry(1300, 9500)) == {EDGE: (300, 500)}
+
+
+def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_sees_it(ledger: Ledger) -> None:
+    assert rounds(ledger, entry(100)) == {EDGE: (100, 0)}
+    ledger.take_ended(entry(150))  # told after the dump
+    assert rounds(ledger) == {EDGE: (150, 0)}
+    ledger.take_ended(entry(70))  # lived between two dumps
+    assert rounds(ledger, entry(1)) == {EDGE: (221, 0)}
+
+
+def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(ledger: Ledger) -> None:
+    assert rounds(ledger, entry(100), entry(5))[EDGE] == (105, 0)
+    ledger.begin_round(1)
+    ledger.take_live(entry(5))
+    ledger.take_ended(entry(100))  # gone before the dump came to it: neither live nor ended in this round
+    ledger.end_round()
+    assert next(ledger.totals())[1] == 105
+    assert rounds(ledger, entry(9))[EDGE] == (109, 0)
+
+
+def test_connections_that_vanish_without_a_word_stop_no_counter_and_are_told(ledger: Ledger) -> None:
+    assert rounds(ledger, entry(1000), entry(10))[EDGE] == (1010, 0)
+    assert rounds(ledger, entry(20))[EDGE] == (1010, 0)
+    assert rounds(ledger, entry(50))[EDGE] == (1040, 0)
+    assert ledger.untold_bytes == 990
+    assert rounds(ledger, entry(60))[EDGE] == (1050, 0)
+
+
+def test_only_the_clients_node_counts_and_the_servers_says_whose_address_it_is(ledger: Ledger) -> None:
+    server = Ledger()
+    server.follow({SERVER: CART}, 0)
+    assert rounds(server, entry(100)) == {}
+    assert server.servers == {SERVER}
+    assert rounds(ledger, entry(100)) == {EDGE: (100, 0)}
+    assert ledger.servers == set()
+
+
+def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(ledger: Ledger) -> None:
+    abroad = [entry(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
+    assert rounds(ledger, *abroad) == {Edge(WEB, OUTSIDE, 0): (200, 0)}
+    many = [entry(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MOST_EDGES)]
+    found = rounds(ledger, *many)
+    assert len(found) == MOST_EDGES + 1
+    assert sum(request for request, _ in found.values()) == 3 * MOST_EDGES + 200
+
+
+def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_address(ledger: Ledger) -> None:
+    ledger.follow({}, 10)
+    ledger.take_ended(entry(70))
+    assert rounds(ledger, now_s=10) == {EDGE: (70, 0)}
+    ledger.follow({CLIENT: CART}, 20)
+    assert rounds(ledger, entry(5), now_s=20)[Edge(CART, "10.9.1.2", 80)] == (5, 0)
+    ledger.follow({}, 30)
+    ledger.follow({}, 31 + KEEP_GONE_S)
+    assert CLIENT not in ledger.pods
+
+
+def test_an_edge_that_was_quiet_for_an_hour_goes(ledger: Ledger) -> None:
+    ledger.take_ended(entry(70))
+    assert rounds(ledger, now_s=0)
+    assert rounds(ledger, now_s=3600)
+    assert not rounds(ledger, now_s=3601)
+
+
+def test_connections_without_counters_are_told(ledger: Ledger) -> None:
+    rounds(ledger, entry(None), entry(None), entry(3))
+    assert ledger.uncounted == 2
+
+
+def test_a_workload_is_named_by_its_deployment_and_pods_in_the_hosts_network_are_nobodys() -> None:
+    owner = [{"kind": "ReplicaSet", "name": "web-5d", "controller": True}]
+    meta = {"namespace": "shop", "name": "web-5d-x", "labels": {"pod-template-hash": "5d"}, "ownerReferences": owner}
+    status = {"podIP": "10.9.0.2", "podIPs": [{"ip": "10.9.0.2"}, {"ip": "fd00::2"}]}
+    pods = [
+        {"metadata": meta, "status": status},
+        {
+            "metadata": {"namespace": "x", "name": "agent"},
+            "spec": {"hostNetwork": True},
+            "status": {"podIP": "10.0.0.1"},
+        },
+        {"metadata": {"namespace": "x", "name": "new"}},
+        {"metadata": {"namespace": "x", "name": "done"}, "status": {"podIP": "10.9.0.3", "phase": "Succeeded"}},
+    ]
+    found = ends_of([msgspec.convert(pod, Pod) for pod in pods])
+    assert found == {CLIENT: WEB, socket.inet_pton(socket.AF_INET6, "fd00::2"): WEB}
+
+
+def kernel(folder: Path, **settings: str) -> Path:
+    for name, text in settings.items():
+        path = folder / ("self/net/stat/nf_conntrack" if name == "stat" else f"sys/net/netfilter/nf_conntrack_{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_a_full_table_and_missing_settings_are_visible(tmp_path: Path) -> None:
+    assert read_table_state(tmp_path).accounting is None
+    stat = (
+        "entries  found drop early_drop\n00000001  00000000 0000000a 00000001\n00000001  00000000 00000010 00000002\n"
+    )
+    state = read_table_state(kernel(tmp_path, acct="0\n", events="2\n", count="7\n", max="8\n", stat=stat))
+    assert state == (False, True, 7, 8, 26, 3)
+
+
+def test_what_prometheus_sees(tmp_path: Path) -> None:
+    counting = Counting(lambda: "z1", kernel(tmp_path, acct="1\n"))
+    counting.ledger.follow({CLIENT: WEB, SERVER: CART}, 0)
+    rounds(counting.ledger)
+    counting.take_ended(message(entry(100, 900), 0x102))
+    rounds(counting.ledger)
+    registry = CollectorRegistry()
+    registry.register(counting)
+    labels = {"client_namespace": "shop", "client_kind": "Deployment", "client_workload": "web", "client_zone": "z1"}
+    labels |= {"server": "10.9.1.2", "port": "80"}
+    for direction, moved in (("request", 100), ("response", 900)):
+        assert registry.get_sample_value("netaware_traffic_bytes_total", labels | {"direction": direction}) == moved
+    server = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": "cart", "server_zone": "z1"}
+    assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | server) == 1
+    assert "tracks no connections" in counting.problem

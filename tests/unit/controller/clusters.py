@@ -1,0 +1,427 @@
+"""Random clusters as an API server would list them: what `kubectl get -o json` prints, with all that makes placing pods hard.
+
+Several hosts a zone, of several sizes; pools, taints, cordoned and unready nodes; pods already there, of the group and of
+strangers, with ports, anti-affinity and volumes of their own; finished and terminating ones; DaemonSet pods on their way;
+selectors, affinity, tolerations, GPUs and bandwidth, host ports, volumes of a zone or a host, spread constraints, anti-affinity
+and affinity, sidecars, requests of whole pods, and workloads in the middle of a rollout, whose replicas differ.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Style = Literal["time", "parity", "spread"]
+"""``time``: no spread, any replica answers. ``parity``: no spread, upstream's objective. ``spread``: soft or zone, Services of each kind."""
+
+ZONE, REGION, HOSTNAME = "topology.kubernetes.io/zone", "topology.kubernetes.io/region", "kubernetes.io/hostname"
+GROUP = "appgroup.diktyo.x-k8s.io"
+GPU, BANDWIDTH = "nvidia.com/gpu", "network.aware.com/bandwidth"
+CREATED = "2026-11-20T10:00:00Z"
+TAINTS = (
+    {"key": "dedicated", "value": "batch", "effect": "NoSchedule"},
+    {"key": "dedicated", "value": "batch", "effect": "NoExecute"},
+    {"key": "slow", "effect": "PreferNoSchedule"},
+)
+SIZES = ((2, 4), (4, 8), (8, 16), (8, 64), (16, 32))
+PORT = 9100
+
+
+def style_of(seed: int) -> Style:
+    """Every third cluster is of one style."""
+    styles: tuple[Style, ...] = ("time", "parity", "spread")
+    return styles[seed % 3]
+
+
+def random_objects(seed: int) -> list[Json]:
+    """The objects of one cluster."""
+    return _Cluster(random.Random(seed), style_of(seed)).objects()
+
+
+class _Cluster:
+    def __init__(self, rng: random.Random, style: Style) -> None:
+        self.rng, self.style = rng, style
+        self.zones = [f"z{i}" for i in range(rng.choice((2, 3, 3, 4)))]
+        self.regions = {zone: "r2" if i > 1 and rng.random() < 0.4 else "r1" for i, zone in enumerate(self.zones)}
+        self.nodes = [self._node(i) for i in range(rng.randint(4, 12))]
+        self.workloads = [f"w{i}" for i in range(rng.randint(3, 6))]
+        self.extra: list[Json] = []
+        self.templates = {workload: self._template(workload) for workload in self.workloads}
+        self.pods = [pod for workload in self.workloads for pod in self._pods_of(workload)]
+        self.pods += self._strangers()
+
+    def objects(self) -> list[Json]:
+        services = [s for w in self.workloads if (s := self._service(w)) is not None]
+        found = [*self.nodes, *self.pods, *self.extra, *services, self._group(), self._topology()]
+        self.rng.shuffle(found)
+        return found
+
+    def _node(self, number: int) -> Json:
+        rng = self.rng
+        name, zone = f"node-{number}", self.zones[number % len(self.zones)]
+        cpu, memory = rng.choice(SIZES)
+        labels = {ZONE: zone, REGION: self.regions[zone], HOSTNAME: name, "pool": rng.choice(("web", "web", "db"))}
+        labels["generation"] = str(rng.randint(1, 9))
+        allocatable = {
+            "cpu": rng.choice((str(cpu), f"{cpu * 1000 - 80}m")),
+            "memory": f"{memory}Gi",
+            "pods": rng.choice(("110", "110", "110", "4")),
+            "ephemeral-storage": "95491281146",
+        }
+        if rng.random() < 0.3:
+            allocatable[GPU] = str(rng.randint(1, 2))
+        if rng.random() < 0.4:
+            allocatable[BANDWIDTH] = "1000000000"
+        spec: Json = {"podCIDR": f"10.0.{number}.0/24"}
+        taints = [rng.choice(TAINTS)] if rng.random() < 0.3 else []
+        ready = "True"
+        if number and rng.random() < 0.06:
+            spec["unschedulable"] = True
+            taints = [*taints, {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+        elif number and rng.random() < 0.06:
+            ready = "Unknown"
+            taints = [*taints, {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]
+        if taints:
+            spec["taints"] = taints
+        conditions = [{"type": "Ready", "status": ready, "reason": "KubeletReady"}]
+        status = {"allocatable": allocatable, "capacity": dict(allocatable), "conditions": conditions}
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": labels},
+            "spec": spec,
+            "status": status,
+        }
+
+    def _template(self, workload: str) -> Json:
+        """What the pods of a workload ask for."""
+        rng, spec = self.rng, dict[str, Any]()
+        requests = {
+            "cpu": rng.choice(("250m", "500m", "1", "1500m", "2", "3")),
+            "memory": rng.choice(("256Mi", "1Gi", "3Gi")),
+        }
+        lot = rng.random()
+        if lot < 0.12:
+            requests[GPU] = "1"
+        elif lot < 0.24:
+            requests[BANDWIDTH] = rng.choice(("200M", "400M"))
+        container: Json = {
+            "name": "main",
+            "image": "example.com/app:1",
+            "resources": {"requests": requests, "limits": requests},
+        }
+        spec["containers"] = [container]
+        if rng.random() < 0.15:
+            container["ports"] = [{"containerPort": PORT, "hostPort": PORT, "protocol": "TCP"}]
+        if rng.random() < 0.2:
+            sidecar = {"name": "proxy", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}}
+            spec["initContainers"] = [sidecar, {"name": "init", "resources": {"requests": {"cpu": "1"}}}]
+        if rng.random() < 0.1:
+            spec["resources"] = {"requests": {"cpu": rng.choice(("1", "2")), "memory": "2Gi"}}
+        if rng.random() < 0.1:
+            spec["overhead"] = {"cpu": "250m", "memory": "120Mi"}
+        self._add_places(spec)
+        self._add_company(workload, spec)
+        return spec
+
+    def _add_places(self, spec: Json) -> None:
+        """Node selector, node affinity, tolerations."""
+        rng = self.rng
+        lot = rng.random()
+        if lot < 0.15:
+            spec["nodeSelector"] = {"pool": rng.choice(("web", "db"))}
+        elif lot < 0.35:
+            required = rng.choice(
+                (
+                    {"key": "pool", "operator": "NotIn", "values": ["db"]},
+                    {"key": ZONE, "operator": "In", "values": self.zones[:2]},
+                    {"key": "generation", "operator": "Gt", "values": ["3"]},
+                    {"key": "pool", "operator": "Exists"},
+                )
+            )
+            terms: list[Json] = [{"matchExpressions": [required]}]
+            if rng.random() < 0.3:
+                terms.append({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-0"]}]})
+            spec["affinity"] = {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 50,
+                            "preference": {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["db"]}]},
+                        }
+                    ],
+                }
+            }
+        spec["tolerations"] = [
+            {
+                "key": "node.kubernetes.io/not-ready",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": 300,
+            },
+            {
+                "key": "node.kubernetes.io/unreachable",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": 300,
+            },
+        ]
+        if rng.random() < 0.35:
+            spec["tolerations"].append(
+                rng.choice(
+                    (
+                        {"key": "dedicated", "operator": "Equal", "value": "batch"},
+                        {"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"},
+                        {"operator": "Exists"},
+                    )
+                )
+            )
+
+    def _add_company(self, workload: str, spec: Json) -> None:
+        """Spread constraints, anti-affinity and affinity."""
+        rng = self.rng
+        mine = {"matchLabels": {"app": workload}}
+        lot = rng.random()
+        if lot < 0.2:
+            constraint: Json = {
+                "maxSkew": rng.randint(1, 2),
+                "topologyKey": rng.choice((ZONE, ZONE, HOSTNAME)),
+                "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": mine,
+            }
+            if rng.random() < 0.3:
+                constraint["minDomains"] = rng.randint(1, 3)
+            if rng.random() < 0.3:
+                constraint["nodeAffinityPolicy"] = rng.choice(("Honor", "Ignore"))
+            if rng.random() < 0.4:
+                constraint["nodeTaintsPolicy"] = rng.choice(("Honor", "Ignore"))
+            spec["topologySpreadConstraints"] = [constraint]
+        elif lot < 0.4:
+            other = {
+                "matchExpressions": [{"key": "app", "operator": "In", "values": [workload, rng.choice(self.workloads)]}]
+            }
+            term = {"topologyKey": HOSTNAME, "labelSelector": rng.choice((mine, mine, other))}
+            spec.setdefault("affinity", {})["podAntiAffinity"] = {
+                "requiredDuringSchedulingIgnoredDuringExecution": [term]
+            }
+        elif lot < 0.5 and workload != "w0":
+            term = {"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "w0"}}}
+            spec.setdefault("affinity", {})["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+    def _pods_of(self, workload: str) -> list[Json]:
+        """Waiting replicas, and some that are bound, finished or on their way out."""
+        rng, found = self.rng, []
+        claims = rng.random() < 0.2
+        rollout = rng.random() < 0.2
+        for i in range(rng.choice((1, 1, 2, 2, 3, 4))):
+            spec = json.loads(json.dumps(self.templates[workload]))
+            if rollout and i and "topologySpreadConstraints" not in spec:
+                spec.pop("nodeSelector", None)
+                spec["containers"][0]["resources"]["requests"]["cpu"] = "750m"
+            pod = self._pod(f"{workload}-{i}", workload, spec)
+            if claims:
+                self._claim(pod)
+            found.append(pod)
+        for i in range(rng.choice((0, 0, 0, 1, 2))):
+            node = self._somewhere()
+            spec = json.loads(json.dumps(self.templates[workload]))
+            spec.pop("affinity", None)
+            found.append(self._pod(f"{workload}-old-{i}", workload, spec, node=node))
+        if rng.random() < 0.1:
+            over = self._pod(f"{workload}-over", workload, self.templates[workload], node=self._somewhere())
+            over["status"]["phase"] = "Succeeded"
+            found.append(over)
+        if rng.random() < 0.1:
+            going = self._pod(f"{workload}-going", workload, self.templates[workload], node=self._somewhere())
+            going["metadata"]["deletionTimestamp"] = CREATED
+            found.append(going)
+        return found
+
+    def _pod(self, name: str, workload: str, spec: Json, node: str = "", *, ours: bool = True) -> Json:
+        labels = {"app": workload, "pod-template-hash": "6d4"}
+        if ours:
+            labels |= {GROUP: "shop", f"{GROUP}.workload": workload}
+        body = {"schedulerName": "network-aware-scheduler", "restartPolicy": "Always", "priority": 0, **spec}
+        status: Json = {"phase": "Running" if node else "Pending", "qosClass": "Burstable"}
+        if node:
+            body["nodeName"] = node
+        else:
+            body["schedulingGates"] = [{"name": "netaware.io/topological-order"}]
+            status["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+        owner = {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "name": f"{workload}-6d4",
+            "uid": f"u-{workload}",
+            "controller": True,
+        }
+        meta = {
+            "name": name,
+            "namespace": "default",
+            "uid": f"u-{name}",
+            "resourceVersion": "7",
+            "creationTimestamp": CREATED,
+            "labels": labels,
+            "ownerReferences": [owner],
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body, "status": status}
+
+    def _somewhere(self) -> str:
+        """A node that is ready."""
+        ready = [node for node in self.nodes if node["status"]["conditions"][0]["status"] == "True"]
+        return str(self.rng.choice(ready)["metadata"]["name"])
+
+    def _claim(self, pod: Json) -> None:
+        """A claim of the pod's own, bound to a volume of a zone or of a host; one side alone may say so."""
+        rng, name = self.rng, f"data-{pod['metadata']['name']}"
+        pod["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
+        node = rng.choice(self.nodes)["metadata"]
+        spec: Json = {
+            "capacity": {"storage": "10Gi"},
+            "claimRef": {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name},
+        }
+        labels = {}
+        lot = rng.random()
+        if lot < 0.6:
+            key = ZONE if lot < 0.4 else HOSTNAME
+            expression = {"key": key, "operator": "In", "values": [node["labels"][key]]}
+            spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+        elif lot < 0.8:
+            labels = {ZONE: node["labels"][ZONE]}
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"pv-{name}", "labels": labels},
+            "spec": spec,
+        }
+        self.extra.append(volume)
+        if rng.random() < 0.7:
+            meta = {"name": name, "namespace": "default"}
+            claim = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": meta,
+                "spec": {"volumeName": f"pv-{name}"},
+            }
+            self.extra.append(claim)
+
+    def _strangers(self) -> list[Json]:
+        """Pods of nobody's group that stay where they are, and a DaemonSet pod that is on its way."""
+        rng, found = self.rng, []
+        for i in range(rng.randint(0, 5)):
+            requests = {"cpu": rng.choice(("100m", "500m", "1")), "memory": "512Mi"}
+            spec: Json = {"containers": [{"name": "c", "resources": {"requests": requests}}]}
+            lot = rng.random()
+            if lot < 0.2:
+                spec["containers"][0]["ports"] = [
+                    {"containerPort": PORT, "hostPort": PORT, "protocol": rng.choice(("TCP", "UDP"))}
+                ]
+            elif lot < 0.4:
+                term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {"app": rng.choice(self.workloads)}}}
+                spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+            elif lot < 0.5:
+                held = {
+                    "name": "c",
+                    "allocatedResources": {"cpu": "1500m"},
+                    "resources": {"requests": {"cpu": "1500m"}},
+                }
+                found.append(self._pod(f"other-{i}", "other", spec, node=self._somewhere(), ours=False))
+                found[-1]["status"]["containerStatuses"] = [held]
+                continue
+            found.append(self._pod(f"other-{i}", "other", spec, node=self._somewhere(), ours=False))
+        if rng.random() < 0.3:
+            field = {"key": "metadata.name", "operator": "In", "values": [self.nodes[0]["metadata"]["name"]]}
+            terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+            affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+            spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "300m"}}}], "affinity": affinity}
+            daemon = self._pod("daemon", "daemon", spec, ours=False)
+            del daemon["spec"]["schedulingGates"]
+            found.append(daemon)
+        return found
+
+    def _group(self) -> Json:
+        rng = self.rng
+        pairs = [(rng.randrange(j), j) for j in range(1, len(self.workloads))]
+        pairs += [(i, j) for j in range(len(self.workloads)) for i in range(j) if rng.random() < 0.2]
+        self.pairs = list(dict.fromkeys(pairs))
+        references = [
+            {"kind": "Deployment", "apiVersion": "apps/v1", "namespace": "default", "name": w, "selector": w}
+            for w in self.workloads
+        ]
+        items = []
+        for i, reference in enumerate(references):
+            needs = [
+                {"workload": references[j], "maxNetworkCost": rng.choice((3, 6, 12, 30))}
+                for a, j in self.pairs
+                if a == i
+            ]
+            items.append({"workload": reference, "dependencies": needs})
+        spread = rng.choice(("soft", "zone")) if self.style == "spread" else "none"
+        annotations = {
+            "netaware.io/spread": spread,
+            "netaware.io/objective": "parity" if self.style == "parity" else "time",
+        }
+        if rng.random() < 0.5:
+            weights: dict[str, dict[str, float]] = {}
+            for a, b in self.pairs:
+                weights.setdefault(self.workloads[a], {})[self.workloads[b]] = float(rng.randint(1, 9))
+            annotations["netaware.io/weights"] = json.dumps(weights)
+        meta = {"name": "shop", "namespace": "default", "annotations": annotations}
+        spec = {"numMembers": 9, "topologySortingAlgorithm": "KahnSort", "workloads": items}
+        return {"apiVersion": f"{GROUP}/v1alpha1", "kind": "AppGroup", "metadata": meta, "spec": spec}
+
+    def _service(self, workload: str) -> Json | None:
+        rng = self.rng
+        if rng.random() < 0.2:
+            return None
+        spec: Json = {
+            "selector": {"app": workload},
+            "clusterIP": "10.96.0.7",
+            "type": "ClusterIP",
+            "ports": [{"port": 80}],
+        }
+        if self.style == "spread" and rng.random() < 0.6:
+            spec["trafficDistribution"] = rng.choice(("PreferClose", "PreferSameZone", "PreferSameNode"))
+        return {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": workload, "namespace": "default"},
+            "spec": spec,
+        }
+
+    def _topology(self) -> Json:
+        """Costs between the zones of a region and between regions; a pair may be unknown, or measured in microseconds."""
+        rng = self.rng
+        levels: dict[str, dict[str, dict[str, int]]] = {ZONE: {}, REGION: {}}
+        for key, places in ((ZONE, self.zones), (REGION, sorted(set(self.regions.values())))):
+            for a in places:
+                for b in places:
+                    if a != b and rng.random() < 0.95:
+                        levels[key].setdefault(a, {})[b] = rng.choice((2, 4, 7, 15)) * (3 if key == REGION else 1)
+        lists = [
+            {
+                "topologyKey": key,
+                "originList": [
+                    {
+                        "origin": a,
+                        "costList": [{"destination": b, "networkCost": cost} for b, cost in sorted(row.items())],
+                    }
+                    for a, row in sorted(rows.items())
+                ],
+            }
+            for key, rows in sorted(levels.items())
+        ]
+        meta: Json = {"name": "nt-default", "namespace": "default"}
+        if rng.random() < 0.5:
+            table = [[None if a == b else rng.choice((300, 450, 900, 1900)) for b in self.zones] for a in self.zones]
+            meta["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
+        spec = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": lists}]}
+        return {
+            "apiVersion": "networktopology.diktyo.x-k8s.io/v1alpha1",
+            "kind": "NetworkTopology",
+            "metadata": meta,
+            "spec": spec,
+        }

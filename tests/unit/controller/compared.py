@@ -1,0 +1,83 @@
+"""`simulate --offline` against CP-SAT on one random cluster: the file, the command's own reading, the answer's judgement."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from controller.cli.offline import Given, OfflinePlan, plan_offline
+from controller.cli.offline_objects import read_cluster
+from tests.unit.controller.clusters import Json, Style, random_objects, style_of
+from tests.unit.controller.oracle import Best, World
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One cluster.
+
+    Attributes:
+        seed: of the cluster.
+        style: of the cluster.
+        ours: what the plan is worth, by the oracle.
+        best: the best that CP-SAT found, ours to begin with.
+        proven: whether it is the best there is.
+        violations: what the answer itself says.
+    """
+
+    seed: int
+    style: Style
+    ours: Best
+    best: Best
+    proven: bool
+    violations: int
+
+    @property
+    def alike(self) -> bool:
+        """Nothing is worse than need be but for the cost."""
+        return self.limits == (self.best.unplaced, self.best.together, self.best.beyond)
+
+    @property
+    def limits(self) -> tuple[int, int, int]:
+        """What comes before the cost."""
+        return self.ours.unplaced, self.ours.together, self.ours.beyond
+
+    @property
+    def ratio(self) -> float:
+        """Cost over the best; 1 where there is nothing to compare."""
+        return self.ours.cost / self.best.cost if self.best.cost else 1.0
+
+
+def plan_file(objects: list[Json]) -> OfflinePlan:
+    """The plan of a cluster in a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.json"
+        path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        return plan_offline(read_cluster(str(path)), Given())[0]
+
+
+def fitting_objects(seed: int, seconds: float = 10.0) -> list[Json]:
+    """A cluster's objects less the pods that CP-SAT finds no place for: full to the brim, and a place for each."""
+    objects = random_objects(seed)
+    world = World(objects)
+    placed = world.most_placed(seconds)
+    left = {key for keys in world.members for key in keys if key not in placed}
+    return [item for item in objects if item["kind"] != "Pod" or f"default/{item['metadata']['name']}" not in left]
+
+
+def compare(seed: int, seconds: float, *, fitting: bool = False) -> Compared:
+    """Make a cluster, plan it and look for something better.
+
+    Args:
+        seed: of the cluster.
+        seconds: that CP-SAT has for each of its goals.
+        fitting: take those pods away that nobody could place.
+
+    Raises:
+        BrokenRuleError: the plan breaks a rule of Kubernetes.
+    """
+    objects = fitting_objects(seed) if fitting else random_objects(seed)
+    answer, world = plan_file(objects), World(objects)
+    best, proven = world.best(answer.placements, seconds)
+    return Compared(seed, style_of(seed), world.judge(answer.placements), best, proven, answer.violations)

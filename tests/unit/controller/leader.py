@@ -1,0 +1,166 @@
+"""A cluster of any size, and what the leader knows of it: groups, pods and plans without an API server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from controller.cluster.hosts import Fleet
+from controller.cluster.pod_info import PodReader
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
+from controller.cluster.volumes import Volumes
+from controller.scheduler.config import PlanningConfig, SchedulerConfig
+from controller.scheduler.explain import target_of
+from controller.scheduler.metrics import GateMetrics
+from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.planning import GroupPlans, PlanningError
+from controller.scheduler.state import State
+from kubekit.wire import Node
+
+
+class Declarations:
+    """What workloads declare, in some namespaces otherwise, and what quotas leave."""
+
+    def __init__(self) -> None:
+        self.by_workload: dict[str, int] = {}
+        self.elsewhere: dict[str, dict[str, int]] = {}
+        self.left: int | None = None
+
+    def replicas(self, namespace: str, workloads: Sequence[WorkloadRef]) -> Mapping[str, int]:
+        known = self.elsewhere.get(namespace, self.by_workload)
+        return {w.selector: known[w.selector] for w in workloads if w.selector in known}
+
+    def pods_left(self, _: str) -> int | None:
+        return self.left
+
+
+class World:
+    """A cluster, and what the leader knows of it; plans are made at once, in this process."""
+
+    def __init__(self, hosts: int, cpu: int, **planning: Any) -> None:
+        self.config = SchedulerConfig(planning=PlanningConfig(**planning))
+        self.state, self.fleet, self.volumes = State(self.config, "netaware-system"), Fleet(), Volumes()
+        self.cpu, self.now = cpu, 1000.0
+        self.pods: dict[str, GroupPod] = {}
+        self.declared, self.woken, self.told = Declarations(), list[str](), list[str]()
+        self.failure: PlanningError | None = None
+        for i in range(hosts):
+            self.add_node(f"n{i:02d}", f"z{i % 3}")
+        self.plans = GroupPlans(
+            self.state,
+            self.fleet,
+            self.of,
+            self.declared,  # type: ignore[arg-type]
+            services=(),
+            volumes=self.volumes,
+            config=self.config,
+            metrics=GateMetrics(CollectorRegistry()),
+            solve=self.solve,
+            wake=self.woken.append,
+            tell=self.told.append,
+            clock=lambda: self.now,
+        )
+
+    def add_node(self, name: str, zone: str) -> None:
+        labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r"}
+        amounts = {"cpu": str(self.cpu), "memory": "64Gi", "pods": "110"}
+        body = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts}}
+        node = msgspec.convert(body, Node)
+        self.state.take_node(name, None, node)
+        self.fleet.take_node(name, None, node)
+
+    def add_group(self, key: str, members: int) -> None:
+        namespace, _, name = key.partition("/")
+        references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in ("P1", "P2")}
+        workloads = [
+            {"workload": references["P1"], "dependencies": [{"workload": references["P2"], "maxNetworkCost": 9}]},
+            {"workload": references["P2"]},
+        ]
+        spec = {"numMembers": members, "workloads": workloads}
+        body = {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+        self.state.take_group(key, None, msgspec.convert(body, AppGroup))
+
+    def add_pod(self, group: str, name: str, workload: str, cpu: int) -> GroupPod:
+        namespace, _, label = group.partition("/")
+        body = {
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "uid": name,
+                "resourceVersion": "1",
+                "labels": {APPGROUP_LABEL: label, WORKLOAD_LABEL: workload},
+                "ownerReferences": [{"kind": "ReplicaSet", "uid": f"{group}-{workload}", "controller": True}],
+            },
+            "spec": {
+                "schedulingGates": [{"name": GATE}],
+                "containers": [{"resources": {"requests": {"cpu": str(cpu)}}}],
+            },
+            "status": {"phase": "Pending"},
+        }
+        pod = msgspec.convert(body, GroupPod)
+        self.pods[pod.metadata.key] = pod
+        return pod
+
+    def change(self, key: str, **changes: Any) -> None:
+        body = msgspec.to_builtins(self.pods[key])
+        body["spec"] |= changes.pop("spec", {})
+        body["status"] |= changes.pop("status", {})
+        body["metadata"] |= changes.pop("metadata", {})
+        self.pods[key] = msgspec.convert(body, GroupPod)
+
+    def release(self, key: str, target: Target | None) -> None:
+        annotations = {TARGET_ANNOTATION: msgspec.json.encode(target).decode()} if target is not None else {}
+        self.change(key, spec={"schedulingGates": []}, metadata={"annotations": annotations})
+
+    def bind(self, key: str, node: str) -> None:
+        self.change(key, spec={"nodeName": node, "schedulingGates": []}, status={"phase": "Running", "conditions": []})
+
+    def seat(self, key: str) -> None:
+        self.fleet.take_pod(key, None, PodReader().read(self.pods[key]))
+
+    def delete(self, group: str, key: str) -> None:
+        del self.pods[key]
+        self.fleet.take_pod(key, None, None)
+        self.plans.assumed.forget(group, key)
+
+    def of(self, group: str) -> list[GroupPod]:
+        namespace, _, label = group.partition("/")
+        return [p for p in self.pods.values() if p.metadata.namespace == namespace and p.group == label]
+
+    async def solve(self, snapshot: GroupSnapshot, _: bool) -> Plan:
+        if self.failure is not None:
+            raise self.failure
+        return plan_group(snapshot)
+
+    def free_node(self, pod: GroupPod, rng: random.Random) -> str:
+        """Where the scheduler would bind a pod: the host it was told while there is room, or any other that has some."""
+        bound: dict[str, int] = {}
+        for other in self.pods.values():
+            if other.spec.node_name:
+                cpu = self.plans.assumed.requests_of(other)["cpu"]
+                bound[other.spec.node_name] = bound.get(other.spec.node_name, 0) + cpu
+        wanted, carried = self.plans.assumed.requests_of(pod)["cpu"], target_of(pod)
+        free = [n for n in self.fleet.hosts if bound.get(n, 0) + wanted <= 1000 * self.cpu]
+        if carried is not None and carried.node in free and not pod.found_no_node:
+            return carried.node
+        return rng.choice(free) if free else ""
+
+    def overbooked(self) -> list[str]:
+        """Hosts that a pod is about to be sent to though bound pods, and places given before, leave it no room there."""
+        taken: dict[str, int] = {}
+        promised: set[str] = set()
+        for group in self.state.groups:
+            standing = self.plans._standing.get(group)
+            for pod in self.of(group):
+                target = standing.plan.targets.get(pod.metadata.key) if standing is not None else None
+                node = pod.spec.node_name or (target.node if target is not None and pod.waiting else "")
+                if node:
+                    taken[node] = taken.get(node, 0) + self.plans.assumed.requests_of(pod)["cpu"]
+                if pod.gated:
+                    promised.add(node)
+        return sorted(node for node in promised if taken.get(node, 0) > 1000 * self.cpu)

@@ -1,0 +1,578 @@
+"""What the best placement of a cluster's objects is, as CP-SAT has it: what `simulate --offline` is judged against.
+
+Read from the objects by Kubernetes' own rules, and written without any of the product's code: who may go where, what must not
+or must share a domain, who answers a call, and what that costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ortools.sat.python import cp_model
+
+Json = dict[str, Any]
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+GROUP = "appgroup.diktyo.x-k8s.io"
+ON_HOST_US, IN_ZONE_US, LEAST_US, UNKNOWN_US = 30, 100, 250, 100_000
+UNKNOWN_COST = 100
+SUFFIXES = {"m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+SCALE = 5040
+"""Latencies are in whole parts of that, since they are shared among up to ten replicas."""
+
+
+class Best(msgspec.Struct, frozen=True, order=True):
+    """Of a placement, lower is better, field by field: pods without a place, workloads wholly in one zone that should not be,
+    calls beyond their limit, and what the group's objective counts (microseconds or networkCost).
+    """
+
+    unplaced: int
+    together: int
+    beyond: int
+    cost: float
+
+
+class BrokenRuleError(AssertionError):
+    """A placement that the API server's objects forbid."""
+
+
+def amount(text: str | int, *, milli: bool = False) -> int:
+    """A quantity, in thousandths for cpu."""
+    text = str(text)
+    suffix = next((s for s in sorted(SUFFIXES, key=len, reverse=True) if text.endswith(s)), "")
+    value = float(text.removesuffix(suffix)) * SUFFIXES.get(suffix, 1)
+    return round(value * 1000) if milli else round(value)
+
+
+def amounts(texts: Mapping[str, Any] | None) -> Counter[str]:
+    return Counter({name: amount(text, milli=name == "cpu") for name, text in (texts or {}).items()})
+
+
+def requests(pod: Json) -> Counter[str]:
+    """A pod's requests as the scheduler counts them, and its ports on the host, of which each host has one."""
+    spec = pod["spec"]
+    held = {s["name"]: amounts(s["resources"]["requests"]) for s in pod["status"].get("containerStatuses", ())}
+    total: Counter[str] = Counter()
+    for container in spec["containers"]:
+        total += amounts(container["resources"].get("requests")) | held.get(container["name"], Counter())
+    beside: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for container in spec.get("initContainers", ()):
+        wanted = amounts(container["resources"].get("requests"))
+        if container.get("restartPolicy") == "Always":
+            beside, total = beside + wanted, total + wanted
+        else:
+            most |= beside + wanted
+    total |= most
+    for name, value in amounts(spec.get("resources", {}).get("requests")).items():
+        total[name] = value
+    total += amounts(spec.get("overhead"))
+    for container in spec["containers"]:
+        for port in container.get("ports", ()):
+            if port.get("hostPort"):
+                total[f"port {port.get('protocol', 'TCP')} {port['hostPort']}"] = 1
+    return total + Counter({"pods": 1})
+
+
+def expression_holds(expression: Json, labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(expression["key"]), expression.get("values", [])
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "Gt":
+            return value is not None and int(value) > int(values[0])
+    raise AssertionError(expression)
+
+
+def selects(selector: Json, labels: Mapping[str, str]) -> bool:
+    equal = all(labels.get(k) == v for k, v in selector.get("matchLabels", {}).items())
+    return equal and all(expression_holds(e, labels) for e in selector.get("matchExpressions", ()))
+
+
+def terms_hold(terms: Iterable[Json], node: Json) -> bool:
+    name, labels = {"metadata.name": node["metadata"]["name"]}, node["metadata"]["labels"]
+    return any(
+        all(expression_holds(e, labels) for e in term.get("matchExpressions", ()))
+        and all(expression_holds(e, name) for e in term.get("matchFields", ()))
+        for term in terms
+    )
+
+
+def chosen_by(spec: Json, node: Json) -> bool:
+    """Node selector and required node affinity."""
+    labels = node["metadata"]["labels"]
+    if any(labels.get(k) != v for k, v in spec.get("nodeSelector", {}).items()):
+        return False
+    required = spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    return required is None or terms_hold(required["nodeSelectorTerms"], node)
+
+
+def tolerates(spec: Json, node: Json) -> bool:
+    def borne(taint: Json) -> bool:
+        return any(
+            t.get("effect", taint["effect"]) == taint["effect"]
+            and t.get("key", taint["key"]) == taint["key"]
+            and (t.get("operator") == "Exists" or t.get("value", "") == taint.get("value", ""))
+            for t in spec.get("tolerations", ())
+        )
+
+    taints = node["spec"].get("taints", ())
+    return all(borne(t) for t in taints if t["effect"] != "PreferNoSchedule")
+
+
+class World:
+    """The objects, read."""
+
+    def __init__(self, objects: Sequence[Json]) -> None:
+        of: dict[str, list[Json]] = defaultdict(list)
+        for item in objects:
+            of[item["kind"]].append(item)
+        self.nodes = [n for n in of["Node"] if n["status"]["conditions"][0]["status"] == "True"]
+        self.index = {node["metadata"]["name"]: i for i, node in enumerate(self.nodes)}
+        self.zones = sorted({self._label(node, ZONE) for node in self.nodes})
+        self.zone_of = [self.zones.index(self._label(node, ZONE)) for node in self.nodes]
+        self.region_of = {self._label(node, ZONE): self._label(node, REGION) for node in self.nodes}
+        self.free = [amounts(node["status"]["allocatable"]) for node in self.nodes]
+        self.volumes, self.claims = of["PersistentVolume"], of["PersistentVolumeClaim"]
+        (self.group,) = of["AppGroup"]
+        (self.topology,) = of["NetworkTopology"]
+        self.services = of["Service"]
+        self.workloads = [w["workload"]["selector"] for w in self.group["spec"]["workloads"]]
+        self.waiting: list[Json] = []
+        self.standing: list[tuple[int, Json]] = []
+        for pod in sorted(of["Pod"], key=lambda p: str(p["metadata"]["name"])):
+            self._sort(pod)
+        self._classify()
+        said = self.group["metadata"]["annotations"]
+        self.parity, self.spread = said["netaware.io/objective"] == "parity", said["netaware.io/spread"]
+        self.weights = json.loads(said.get("netaware.io/weights", "{}"))
+        self.edges = [
+            (
+                self.workloads.index(w["workload"]["selector"]),
+                self.workloads.index(d["workload"]["selector"]),
+                d["maxNetworkCost"],
+            )
+            for w in self.group["spec"]["workloads"]
+            for d in w["dependencies"]
+        ]
+
+    @staticmethod
+    def _label(node: Json, key: str) -> str:
+        return str(node["metadata"]["labels"][key])
+
+    def _sort(self, pod: Json) -> None:
+        if pod["status"]["phase"] in {"Succeeded", "Failed"}:
+            return
+        node = pod["spec"].get("nodeName", "")
+        if not node and GROUP not in pod["metadata"]["labels"]:
+            required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            (node,) = required["nodeSelectorTerms"][0]["matchFields"][0]["values"]
+        if not node:
+            self.waiting.append(pod)
+        elif node in self.index:
+            self.standing.append((self.index[node], pod))
+
+    def _classify(self) -> None:
+        """Replicas that nothing tells apart are counted instead of named."""
+        for host, pod in self.standing:
+            self.free[host].subtract({r: n for r, n in requests(pod).items() if not r.startswith("port ")})
+        self.taken_ports = {(host, r) for host, pod in self.standing for r in requests(pod) if r.startswith("port ")}
+        self.classes: list[Json] = []
+        self.members: list[list[str]] = []
+        self.open: list[list[bool]] = []
+        known: dict[str, int] = {}
+        for pod in self.waiting:
+            may = self._open(pod)
+            spec = {k: v for k, v in pod["spec"].items() if k != "volumes"}
+            key = json.dumps([pod["metadata"]["labels"], spec, may], sort_keys=True)
+            if key not in known:
+                known[key] = len(self.classes)
+                self.classes.append(pod)
+                self.members.append([])
+                self.open.append(may)
+            self.members[known[key]].append(f"default/{pod['metadata']['name']}")
+
+    def _open(self, pod: Json) -> list[bool]:
+        """[host] by what the pod asks of nodes, and by its volumes."""
+        spec, claims = pod["spec"], [v["persistentVolumeClaim"]["claimName"] for v in pod["spec"].get("volumes", ())]
+        named = {c["metadata"]["name"]: c["spec"]["volumeName"] for c in self.claims}
+        volumes = [
+            v
+            for v in self.volumes
+            for c in claims
+            if v["metadata"]["name"] == named.get(c) or v["spec"]["claimRef"]["name"] == c
+        ]
+
+        def reached(node: Json) -> bool:
+            for volume in volumes:
+                required = volume["spec"].get("nodeAffinity", {}).get("required")
+                if required is not None and not terms_hold(required["nodeSelectorTerms"], node):
+                    return False
+                if volume["metadata"]["labels"].get(ZONE, self._label(node, ZONE)) != self._label(node, ZONE):
+                    return False
+            return True
+
+        return [chosen_by(spec, node) and tolerates(spec, node) and reached(node) for node in self.nodes]
+
+    def workload(self, pod: Json) -> int:
+        """Number of a pod's workload; -1 for pods of none, and for those that are leaving, which answer nobody."""
+        labels = pod["metadata"]["labels"]
+        if GROUP not in labels or "deletionTimestamp" in pod["metadata"]:
+            return -1
+        return self.workloads.index(labels[f"{GROUP}.workload"])
+
+    def way(self, a: int, b: int) -> int | None:
+        """networkCost from zone to zone; None when it is not known."""
+        one, other = self.zones[a], self.zones[b]
+        key = ZONE if self.region_of[one] == self.region_of[other] else REGION
+        pair = (one, other) if key == ZONE else (self.region_of[one], self.region_of[other])
+        for level in self.topology["spec"]["weights"][0]["topologyList"]:
+            for row in level["originList"] if level["topologyKey"] == key else ():
+                for entry in row["costList"] if row["origin"] == pair[0] else ():
+                    if entry["destination"] == pair[1]:
+                        return int(entry["networkCost"])
+        return None
+
+    def price(self, a: int, b: int) -> int:
+        """Of a call between two hosts of these zones."""
+        cost = self.way(a, b)
+        if self.parity:
+            return 1 if a == b else UNKNOWN_COST if cost is None else cost
+        if a == b:
+            return IN_ZONE_US
+        said = json.loads(self.topology["metadata"].get("annotations", {}).get("netaware.io/latency-us", "null"))
+        if said is not None:
+            us = said["us"][said["zones"].index(self.zones[a])][said["zones"].index(self.zones[b])]
+            return max(int(us), IN_ZONE_US)
+        return UNKNOWN_US if cost is None else max(cost * 1000, LEAST_US)
+
+    @property
+    def local(self) -> int:
+        """Of a call within a host."""
+        return 0 if self.parity else ON_HOST_US
+
+    def routing(self, workload: int) -> str:
+        """``""`` any replica answers, else ``zone`` or ``node``."""
+        labels = {"app": self.workloads[workload]}
+        for service in self.services:
+            if not self.parity and selects({"matchLabels": service["spec"]["selector"]}, labels):
+                said = service["spec"].get("trafficDistribution", "")
+                return {"": "", "PreferSameNode": "node"}.get(said, "zone")
+        return ""
+
+    def weight(self, edge: tuple[int, int, int], callers: int) -> float:
+        """Traffic of all callers of a dependency together."""
+        said = self.weights.get(self.workloads[edge[0]], {}).get(self.workloads[edge[1]])
+        return float(said) if said is not None else float(max(callers, 1))
+
+    def count(self, placements: Mapping[str, str]) -> list[list[int]]:
+        """[workload][host] replicas once this is placed, those that stay included."""
+        on = [[0] * len(self.nodes) for _ in self.workloads]
+        for host, pod in self.standing:
+            if (w := self.workload(pod)) >= 0:
+                on[w][host] += 1
+        for pod, keys in zip(self.classes, self.members, strict=True):
+            for key in keys:
+                if key in placements:
+                    on[self.workload(pod)][self.index[placements[key]]] += 1
+        return on
+
+    def sets_out(self, workload: int) -> bool:
+        """Whether a workload is to survive the loss of a zone, and can."""
+        rows = [self.open[k] for k, pod in enumerate(self.classes) if self.workload(pod) == workload]
+        zones = {self.zone_of[h] for row in rows for h, may in enumerate(row) if may}
+        return self.spread == "zone" and len(zones) > 1
+
+    def replicas(self, workload: int) -> int:
+        """All of a workload, those that stay included."""
+        return sum(self.workload(p) == workload for _, p in self.standing) + sum(
+            len(keys) for pod, keys in zip(self.classes, self.members, strict=True) if self.workload(pod) == workload
+        )
+
+    def beyond(self, edge: tuple[int, int, int], a: int, b: int) -> bool:
+        cost = self.way(a, b) if a != b else None
+        return cost is not None and cost > edge[2]
+
+    def judge(self, placements: Mapping[str, str]) -> Best:
+        """What a placement is worth.
+
+        Raises:
+            BrokenRuleError: the cluster's objects forbid it.
+        """
+        found = _Model(self)
+        found.fix(placements)
+        if found.solver(10.0).solve(found.model) not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
+            raise BrokenRuleError(placements)
+        on = self.count(placements)
+        in_zone = [
+            [sum(n for h, n in enumerate(row) if self.zone_of[h] == z) for z in range(len(self.zones))] for row in on
+        ]
+        unplaced = len(self.waiting) - len(placements)
+        together = sum(
+            self.sets_out(w) and self.replicas(w) > 1 and max(in_zone[w]) == self.replicas(w) for w in range(len(on))
+        )
+        beyond, cost, traffic = 0, 0.0, 0.0
+        for edge in self.edges:
+            a, b = edge[:2]
+            for z, callers in enumerate(in_zone[a]):
+                if callers and (self.routing(b) == "" or not in_zone[b][z]):
+                    beyond += sum(callers * n for y, n in enumerate(in_zone[b]) if self.beyond(edge, z, y))
+            if not sum(on[a]) or not sum(on[b]):
+                continue
+            pairs = sum(
+                n * m * self.price(z, y) for z, n in enumerate(in_zone[a]) for y, m in enumerate(in_zone[b])
+            ) - sum(
+                n * m * (self.price(self.zone_of[h], self.zone_of[h]) - self.local)
+                for h, (n, m) in enumerate(zip(on[a], on[b], strict=True))
+            )
+            weight = self.weight(edge, sum(on[a]))
+            cost += pairs if self.parity else weight * pairs / (sum(on[a]) * sum(on[b]))
+            traffic += weight
+        return Best(unplaced, together, beyond, cost if self.parity or not traffic else cost / traffic)
+
+    def best(self, placements: Mapping[str, str], seconds: float) -> tuple[Best, bool]:
+        """The best placement that CP-SAT finds, begun with this one, and whether it is proven to be the best.
+
+        Args:
+            placements: to begin with.
+            seconds: for each of the goals.
+        """
+        model = _Model(self)
+        model.hint(placements)
+        proven, found = True, dict(placements)
+        for goal in model.goals():
+            model.model.minimize(goal)
+            solver = model.solver(seconds)
+            status = solver.solve(model.model)
+            proven &= status == cp_model.OPTIMAL
+            if status not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
+                break
+            found = model.placements(solver)
+            model.model.add(goal <= round(solver.objective_value))
+            model.hint(found)
+        return self.judge(found), proven
+
+    def most_placed(self, seconds: float) -> dict[str, str]:
+        """A placement of as many pods as CP-SAT finds room for in this time."""
+        model = _Model(self)
+        model.model.minimize(model.unplaced)
+        solver = model.solver(seconds)
+        solver.solve(model.model)
+        return model.placements(solver)
+
+
+class _Model:
+    """How many of each class go to each host, and what that means."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.model = world, cp_model.CpModel()
+        hosts = range(len(world.nodes))
+        self.n = [
+            [self.model.new_int_var(0, len(keys) if world.open[k][h] else 0, "") for h in hosts]
+            for k, keys in enumerate(world.members)
+        ]
+        for row, keys in zip(self.n, world.members, strict=True):
+            self.model.add(sum(row) <= len(keys))
+        self._room()
+        for k, pod in enumerate(world.classes):
+            spec = pod["spec"]
+            for constraint in spec.get("topologySpreadConstraints", ()):
+                self._spread(constraint, pod)
+            affinity = spec.get("affinity", {})
+            for term in affinity.get("podAntiAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", ()):
+                self._apart(term, k)
+            for term in affinity.get("podAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", ()):
+                self._company(term, k)
+        for host, pod in world.standing:
+            affinity = pod["spec"].get("affinity", {}).get("podAntiAffinity", {})
+            for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", ()):
+                same = self._domain(term["topologyKey"], host)
+                self.model.add(sum(self._placed(term["labelSelector"], same)) == 0)
+
+    def solver(self, seconds: float) -> cp_model.CpSolver:
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.max_time_in_seconds = seconds
+        return solver
+
+    def _room(self) -> None:
+        world = self.world
+        asks = [requests(pod) for pod in world.classes]
+        for h, free in enumerate(world.free):
+            for resource in {r for ask in asks for r, n in ask.items() if n}:
+                port = resource.startswith("port ")
+                room = int((h, resource) not in world.taken_ports) if port else free[resource]
+                wanted = [ask[resource] * row[h] for ask, row in zip(asks, self.n, strict=True) if ask[resource]]
+                if room < 0:
+                    for ask, row in zip(asks, self.n, strict=True):
+                        if ask[resource]:
+                            self.model.add(row[h] == 0)
+                else:
+                    self.model.add(sum(wanted) <= room)
+
+    def _domain(self, key: str, host: int) -> list[int]:
+        value = self.world.nodes[host]["metadata"]["labels"].get(key)
+        return [h for h, n in enumerate(self.world.nodes) if n["metadata"]["labels"].get(key) == value]
+
+    def _domains(self, key: str) -> list[list[int]]:
+        return [list(d) for d in dict.fromkeys(tuple(self._domain(key, h)) for h in range(len(self.world.nodes)))]
+
+    def _placed(self, selector: Json, hosts: Iterable[int]) -> list[Any]:
+        """Of waiting pods that a selector selects, how many go to each of these hosts."""
+        matching = [k for k, p in enumerate(self.world.classes) if selects(selector, p["metadata"]["labels"])]
+        return [self.n[k][h] for k in matching for h in hosts]
+
+    def _standing(self, selector: Json, hosts: Iterable[int], *, leaving: bool = True) -> int:
+        within = set(hosts)
+        return sum(
+            h in within
+            and selects(selector, p["metadata"]["labels"])
+            and (leaving or "deletionTimestamp" not in p["metadata"])
+            for h, p in self.world.standing
+        )
+
+    def _any(self, parts: list[Any]) -> Any:
+        used = self.model.new_bool_var("")
+        self.model.add(sum(parts) == 0).only_enforce_if(used.Not())
+        return used
+
+    def _spread(self, constraint: Json, pod: Json) -> None:
+        """PodTopologySpread: nodes that the pod's affinity (and, if asked, its tolerations) leaves out count nowhere."""
+        world, selector = self.world, constraint["labelSelector"]
+        honoured = constraint.get("nodeAffinityPolicy", "Honor") == "Honor"
+        taints = constraint.get("nodeTaintsPolicy", "Ignore") == "Honor"
+        counted = [
+            h
+            for h, node in enumerate(world.nodes)
+            if (not honoured or chosen_by(pod["spec"], node)) and (not taints or tolerates(pod["spec"], node))
+        ]
+        domains = [[h for h in d if h in counted] for d in self._domains(constraint["topologyKey"])]
+        domains = [d for d in domains if d]
+        totals = [self._standing(selector, d, leaving=False) + sum(self._placed(selector, d)) for d in domains]
+        least = self.model.new_int_var(0, 100, "")
+        if len(domains) < constraint.get("minDomains", 0):
+            self.model.add(least == 0)
+        owners = [
+            k for k, p in enumerate(world.classes) if constraint in p["spec"].get("topologySpreadConstraints", ())
+        ]
+        for total, domain in zip(totals, domains, strict=True):
+            self.model.add(least <= total)
+            used = self._any([self.n[k][h] for k in owners for h in domain if self._same_nodes(world.classes[k], pod)])
+            self.model.add(total <= least + constraint["maxSkew"]).only_enforce_if(used)
+
+    def _same_nodes(self, one: Json, other: Json) -> bool:
+        return all(chosen_by(one["spec"], n) == chosen_by(other["spec"], n) for n in self.world.nodes)
+
+    def _apart(self, term: Json, owner: int) -> None:
+        selector = term["labelSelector"]
+        itself = selects(selector, self.world.classes[owner]["metadata"]["labels"])
+        for domain in self._domains(term["topologyKey"]):
+            mine = [self.n[owner][h] for h in domain]
+            others = self._standing(selector, domain) + sum(self._placed(selector, domain))
+            self.model.add(others <= int(itself)).only_enforce_if(self._any(mine))
+
+    def _company(self, term: Json, owner: int) -> None:
+        selector = term["labelSelector"]
+        for domain in self._domains(term["topologyKey"]):
+            mine = [self.n[owner][h] for h in domain]
+            company = self._standing(selector, domain) + sum(self._placed(selector, domain))
+            self.model.add(company >= 1).only_enforce_if(self._any(mine))
+
+    @property
+    def unplaced(self) -> Any:
+        """Pods without a place."""
+        return len(self.world.waiting) - sum(var for row in self.n for var in row)
+
+    def goals(self) -> list[Any]:
+        world, model = self.world, self.model
+        hosts, zones = range(len(world.nodes)), range(len(world.zones))
+        fixed = world.count({})
+        on = [
+            [
+                fixed[w][h] + sum(self.n[k][h] for k, p in enumerate(world.classes) if world.workload(p) == w)
+                for h in hosts
+            ]
+            for w in range(len(world.workloads))
+        ]
+        totals = [world.replicas(w) for w in range(len(on))]
+        in_zone = [
+            [self._var(sum(on[w][h] for h in hosts if world.zone_of[h] == z), totals[w]) for z in zones]
+            for w in range(len(on))
+        ]
+        together = []
+        for w, total in enumerate(totals):
+            for z in zones if world.sets_out(w) and total > 1 else ():
+                whole = model.new_bool_var("")
+                model.add(in_zone[w][z] < total).only_enforce_if(whole.Not())
+                together.append(whole)
+        beyond, cost = [], []
+        for edge in world.edges:
+            a, b = edge[:2]
+            if not totals[a] or not totals[b]:
+                continue
+            product = [
+                [self._product(in_zone[a][z], in_zone[b][y], totals[a] * totals[b]) for y in zones] for z in zones
+            ]
+            for z in zones:
+                broken = sum(product[z][y] for y in zones if world.beyond(edge, z, y))
+                if isinstance(broken, int):
+                    continue
+                if world.routing(b):
+                    at_home = model.new_bool_var("")
+                    model.add(in_zone[b][z] >= 1).only_enforce_if(at_home)
+                    most = model.new_int_var(0, totals[a] * totals[b], "")
+                    model.add(most >= broken).only_enforce_if(at_home.Not())
+                    broken = most
+                beyond.append(broken)
+            if world.spread == "none":
+                unit = 1 if world.parity else round(SCALE * world.weight(edge, totals[a]) / (totals[a] * totals[b]))
+                cost += [unit * world.price(z, y) * product[z][y] for z in zones for y in zones]
+                cost += [
+                    -unit
+                    * (world.price(world.zone_of[h], world.zone_of[h]) - world.local)
+                    * self._product(on[a][h], on[b][h], totals[a] * totals[b])
+                    for h in hosts
+                ]
+        return [goal for goal in (self.unplaced, sum(together), sum(beyond), sum(cost)) if not isinstance(goal, int)]
+
+    def _var(self, value: Any, most: int) -> Any:
+        var = self.model.new_int_var(0, most, "")
+        self.model.add(var == value)
+        return var
+
+    def _product(self, one: Any, other: Any, most: int) -> Any:
+        var = self.model.new_int_var(0, most, "")
+        self.model.add_multiplication_equality(var, [one, other])
+        return var
+
+    def _counts(self, placements: Mapping[str, str]) -> Iterable[tuple[Any, int]]:
+        for row, keys in zip(self.n, self.world.members, strict=True):
+            at = Counter(self.world.index.get(placements[key], -1) for key in keys if key in placements)
+            if at[-1]:
+                raise BrokenRuleError("a pod is on a node that is not ready")
+            for h, var in enumerate(row):
+                yield var, at[h]
+
+    def fix(self, placements: Mapping[str, str]) -> None:
+        for var, value in self._counts(placements):
+            self.model.add(var == value)
+
+    def hint(self, placements: Mapping[str, str]) -> None:
+        self.model.clear_hints()
+        for var, value in self._counts(placements):
+            self.model.add_hint(var, value)
+
+    def placements(self, solver: cp_model.CpSolver) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for row, keys in zip(self.n, self.world.members, strict=True):
+            where = [h for h, var in enumerate(row) for _ in range(solver.value(var))]
+            for key, h in zip(keys, where, strict=False):
+                found[key] = self.world.nodes[h]["metadata"]["name"]
+        return found

@@ -1,0 +1,559 @@
+"""Broken situations: what is broken, the finding that names the first cause, and what the finding's do-line must end it by.
+
+The facts are made up, the rules are the product's. `made_by` says how the same is made for real: by `python -m lab break`, or by the
+objects. docs/troubleshooting.md has this table, and a test holds it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from controller.cluster.eligibility import UNSCHEDULABLE
+from controller.cluster.pods import GroupPodSpec, Toleration
+from controller.cluster.resources import AppGroup
+from controller.diagnosis.facts import (
+    AgentFact,
+    Facts,
+    LeaseFact,
+    NodeFact,
+    PodFact,
+    Program,
+    ProgramPod,
+    Surroundings,
+)
+from kubekit.wire import Condition, Taint, format_time
+
+NOW_S = 1_800_000_000.0
+GATE = "netaware.io/topological-order"
+SCHEDULER = "network-aware-scheduler"
+PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
+READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", ready=True) for program in PROGRAMS)
+AROUND = Surroundings(programs=READY, lease=LeaseFact("a", NOW_S - 2))
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """One of them.
+
+    Attributes:
+        name: what is broken, for the table.
+        facts: what is left to see of it.
+        code: of the finding that must come first.
+        says: a part of what it says, its causes included.
+        do: a part of one of its do-lines.
+        made_by: how it is made in a lab, or by which objects.
+    """
+
+    name: str
+    facts: Facts
+    code: str
+    says: str
+    do: str
+    made_by: str
+
+
+def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
+    front = {"kind": "Deployment", "name": "front", "selector": "front"}
+    cart = {"kind": "Deployment", "name": "cart", "selector": "cart"}
+    spec = {
+        "numMembers": 20,
+        "topologySortingAlgorithm": "KahnSort",
+        "workloads": [
+            {"workload": front, "dependencies": [{"workload": cart, "maxNetworkCost": 5}]},
+            {"workload": cart},
+        ],
+    }
+    meta = {"name": "shop", "namespace": "web"}
+    return msgspec.convert(
+        {"metadata": meta, "spec": spec | fields, "status": {"conditions": conditions or []}}, AppGroup
+    )
+
+
+def said(type_: str, status: str, reason: str, message: str, *, ago_s: float = 900.0) -> dict[str, str]:
+    at = format_time(NOW_S - ago_s)
+    return {"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
+
+
+def pod(name: str = "front-1", **fields: Any) -> PodFact:
+    known = {"group": "shop", "workload": "front", "scheduler": SCHEDULER, "created": NOW_S - 60}
+    return PodFact("web", name, **{**known, **fields})
+
+
+def unscheduled(message: str) -> Condition:
+    return Condition("PodScheduled", "False", "Unschedulable", message, format_time(NOW_S - 50))
+
+
+def agents(**states: Mapping[str, Any]) -> tuple[AgentFact, ...]:
+    """Four nodes in two zones, all well but for those that are named."""
+    found = []
+    for i in range(4):
+        fields: dict[str, Any] = {"wanted": True, "state": "up", "heard": NOW_S - 30, "version": "0.1.0"}
+        found.append(AgentFact(f"n{i}", f"z{i % 2}", **{**fields, **states.get(f"n{i}", {})}))
+    return tuple(found)
+
+
+def facts(**fields: Any) -> Facts:
+    known = {
+        "now": NOW_S,
+        "around": AROUND,
+        "groups": (group(),),
+        "agents": agents(),
+        "interval_s": 60.0,
+        "nodes": {f"n{i}": NodeFact({"zone": f"z{i % 2}"}, (), f"z{i % 2}") for i in range(4)},
+        "topologies": {"netaware-system/nt-default": ()},
+    }
+    return Facts(**{**known, **fields})
+
+
+def around(**fields: Any) -> Surroundings:
+    return msgspec.structs.replace(AROUND, **fields)
+
+
+def without(program: Program, **fields: Any) -> Surroundings:
+    dead = ProgramPod(program, f"{program}-0", "n1", "Running", ready=False, **fields)
+    return around(programs=(*(p for p in READY if p.program != program), dead))
+
+
+def no_pods(program: Program) -> Surroundings:
+    return around(programs=tuple(p for p in READY if p.program != program))
+
+
+def waiting(**fields: Any) -> tuple[PodFact, ...]:
+    return tuple(pod(f"p{i}", gates=(GATE,), **{"created": NOW_S - 5000, **fields}) for i in range(11))
+
+
+def no_node(message: str, nodes: Mapping[str, NodeFact] | None = None, **fields: Any) -> Facts:
+    pods = (pod(scheduled=unscheduled(message), **fields), pod("cart-1", workload="cart", gates=(GATE,)))
+    return facts(pods=pods, **({} if nodes is None else {"nodes": nodes}))
+
+
+def topology(type_: str, status: str, reason: str, message: str, **fields: Any) -> Facts:
+    found = msgspec.convert(said(type_, status, reason, message), Condition)
+    return facts(topologies={"netaware-system/nt-default": (found,)}, **fields)
+
+
+DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "heard": None}
+SILENT = {"heard": NOW_S - 900}
+LOST = {"workload": {"name": "front", "selector": "front"}, "dependencies": [{"workload": {"selector": "lost"}}]}
+ONE = {"workload": {"name": "a", "selector": "a"}, "dependencies": [{"workload": {"selector": "b"}}]}
+OTHER = {"workload": {"name": "b", "selector": "b"}, "dependencies": [{"workload": {"selector": "a"}}]}
+TWICE = {"workload": {"name": "other", "selector": "front"}}
+BAD = {
+    "workload": {"name": "front", "selector": "front"},
+    "dependencies": [{"workload": {"selector": "cart"}, "minBandwidth": "much"}],
+}
+FOREIGN = "kueue.x-k8s.io/admission"
+TAINT = Taint("gpu", "NoSchedule", "only")
+CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE,), f"z{i % 2}") for i in range(4)}
+TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
+
+SITUATIONS: tuple[Situation, ...] = (
+    Situation(
+        "a cluster without netaware",
+        Facts(NOW_S, Surroundings(installed=False)),
+        "not-installed",
+        "not installed",
+        "kubectl apply",
+        "no definitions",
+    ),
+    Situation(
+        "the controller is frozen",
+        facts(around=around(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()),
+        "no-leader",
+        "renewed 32 s ago by a",
+        "rollout restart deployment/netaware-controller",
+        "`break controller --freeze`",
+    ),
+    Situation(
+        "the controller is gone",
+        facts(around=no_pods("controller"), pods=waiting()),
+        "controller-down",
+        "0 replicas",
+        "scale deployment/netaware-controller",
+        "`break controller`",
+    ),
+    Situation(
+        "the controller's image cannot be pulled",
+        facts(around=without("controller", why="ImagePullBackOff")),
+        "controller-down",
+        "ImagePullBackOff",
+        "describe pod controller-0",
+        "a Deployment with a wrong image",
+    ),
+    Situation(
+        "the controller does not reach the API server",
+        facts(around=around(complaints=("controller-0: age: mirror of nodes is 130 s old (503)",))),
+        "controller-blind",
+        "mirror of nodes is 130 s old",
+        "readyz",
+        "a NetworkPolicy, a proxy that hangs",
+    ),
+    Situation(
+        "the scheduler crashes",
+        facts(around=without("scheduler", why="CrashLoopBackOff"), pods=(pod(),)),
+        "scheduler-down",
+        "CrashLoopBackOff",
+        "logs scheduler-0",
+        "`break scheduler`",
+    ),
+    Situation(
+        "the extender does not answer",
+        facts(around=without("extender")),
+        "extender-down",
+        "without regard to the network",
+        "logs extender-0",
+        "`break extender`",
+    ),
+    Situation(
+        "the scheduler has no node to run on",
+        facts(around=without("scheduler", why="0/3 nodes are available")),
+        "scheduler-down",
+        "0/3 nodes are available",
+        "describe pod",
+        "nodes with taints",
+    ),
+    Situation(
+        "one agent is dead",
+        facts(agents=agents(n1=DOWN)),
+        "agents-down",
+        "no agent has announced itself",
+        "spec.nodeName=n1",
+        "`break agent NODE`",
+    ),
+    Situation(
+        "both agents of a zone are frozen",
+        facts(agents=agents(n1=SILENT, n3=SILENT), inferred=(("z0", "z1"),)),
+        "zone-blind",
+        "no sample has named it for 900 s",
+        "spec.nodeName=n1",
+        "`break zone ZONE`",
+    ),
+    Situation(
+        "no agent runs anywhere",
+        facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
+        "agents-gone",
+        "no agent works on any of 4 nodes",
+        "describe daemonset netaware-agent",
+        "`break agent` for each node",
+    ),
+    Situation(
+        "the path between two zones is cut",
+        facts(unreachable=(("z0", "z1"), ("z1", "z0")), inferred=(("z0", "z1"),)),
+        "zones-unreachable",
+        "z0 and z1 cannot reach each other",
+        "12865",
+        "`break pair ZONE ZONE`",
+    ),
+    Situation(
+        "a pair was never measured",
+        facts(absent=(("z0", "z1"),)),
+        "pairs-unmeasured",
+        "no measurement",
+        "kubectl netaware costs",
+        "a firewall from the start",
+    ),
+    Situation(
+        "nobody is told what to measure",
+        facts(interval_s=None, absent=(("z0", "z1"),)),
+        "no-plan",
+        "no probe plan",
+        "logs deployment/netaware-controller",
+        "the plan's ConfigMaps deleted, and a controller that cannot write",
+    ),
+    Situation(
+        "the NetworkTopology was deleted",
+        facts(has_topology=False, absent=(("z0", "z1"),)),
+        "no-topology",
+        "no NetworkTopology",
+        "rollout restart",
+        "`kubectl delete networktopology --all`",
+    ),
+    Situation(
+        "nodes without a zone label",
+        topology(
+            "InputValid", "False", "NodesWithoutZone", "2 nodes without a zone label: n7, n8", nodes={"n7": NodeFact()}
+        ),
+        "topology-NodesWithoutZone",
+        "n7, n8",
+        "kubectl label node n7",
+        "nodes of an on-premises pool",
+    ),
+    Situation(
+        "a costPolicy that makes no sense",
+        topology("InputValid", "False", "BadCostPolicy", "unitUs is -1"),
+        "topology-BadCostPolicy",
+        "unitUs is -1",
+        "edit networktopology nt-default",
+        "`spec.costPolicy.unitUs: -1`",
+    ),
+    Situation(
+        "results that nobody asked for",
+        topology("OddNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
+        "topology-UnplannedResults",
+        "n9",
+        "logs daemonset/netaware-agent",
+        "an agent that was taken over",
+    ),
+    Situation(
+        "one node behind a wrong route",
+        topology("OddNodes", "True", "NodesContradicted", "set aside: n2 (+8.0 ms)"),
+        "topology-NodesContradicted",
+        "n2 (+8.0 ms)",
+        "kubectl describe node n2",
+        "a slow link of one node",
+    ),
+    Situation(
+        "old measurements",
+        topology("Stale", "True", "MeasurementsOld", "2 of 12 zone pairs keep their last good value"),
+        "topology-MeasurementsOld",
+        "2 of 12",
+        "kubectl netaware costs",
+        "probes that time out",
+    ),
+    Situation(
+        "a dependency on a workload that is not there",
+        facts(groups=(group(workloads=[LOST]),)),
+        "spec-UnknownDependency",
+        "lost",
+        "edit appgroup shop",
+        "an AppGroup with a typo",
+    ),
+    Situation(
+        "two workloads with one selector",
+        facts(groups=(group(workloads=[{"workload": {"name": "front", "selector": "front"}}, TWICE]),)),
+        "spec-DuplicateSelector",
+        "front",
+        "edit appgroup shop",
+        "an AppGroup that was copied",
+    ),
+    Situation(
+        "a bandwidth that is no quantity",
+        facts(groups=(group(workloads=[BAD, {"workload": {"selector": "cart"}}]),)),
+        "spec-BadBandwidth",
+        "much",
+        "edit appgroup shop",
+        "`minBandwidth: much`",
+    ),
+    Situation(
+        "dependencies in a circle",
+        facts(groups=(group(workloads=[ONE, OTHER]),)),
+        "cycle",
+        "a → b → a",
+        "edit appgroup shop",
+        "two services that call each other",
+    ),
+    Situation(
+        "an algorithm that nobody knows",
+        facts(groups=(group(topologySortingAlgorithm="Bogo"),)),
+        "spec-UnknownAlgorithm",
+        "Bogo",
+        "edit appgroup shop",
+        "an AppGroup with a typo",
+    ),
+    Situation(
+        "more pods than members",
+        facts(groups=(group(numMembers=1),), pods=(pod(node="n1"), pod("front-2", node="n1"))),
+        "members-exceeded",
+        "2 pods",
+        '"numMembers":2',
+        "a Deployment that was scaled out",
+    ),
+    Situation(
+        "a quota keeps pods from being made",
+        facts(groups=(group([said("Complete", "False", "PodsMissing", "1 of 20 pods run")]),), pods=(pod(node="n1"),)),
+        "members-missing",
+        "19 of 20 pods were never made",
+        "reason=FailedCreate",
+        "a ResourceQuota; a webhook that denies",
+    ),
+    Situation(
+        "a namespace that does not let the group in",
+        facts(
+            groups=(
+                group(
+                    [
+                        said(
+                            "Admitted",
+                            "False",
+                            "NoConsent",
+                            "pods of other are not the group's; for example: kubectl label namespace other netaware.io/groups-from=web",
+                        )
+                    ]
+                ),
+            )
+        ),
+        "no-consent",
+        "pods of other are not the group's",
+        "kubectl label namespace other",
+        "a workload in another namespace",
+    ),
+    Situation(
+        "dependencies that cost too much",
+        facts(
+            groups=(
+                group([said("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")]),
+            )
+        ),
+        "costs-violated",
+        "front to cart costs 40",
+        "graph shop -n web",
+        "a zone that filled up",
+    ),
+    Situation(
+        "a workload label that is wrong",
+        facts(pods=waiting(workload="wrong")),
+        "pod-lost",
+        "it has cart, front",
+        "appgroup.diktyo.x-k8s.io.workload",
+        "a Deployment with a typo",
+    ),
+    Situation(
+        "an AppGroup that does not exist",
+        facts(pods=(pod(group="nope", gates=(GATE,)),)),
+        "pod-lost",
+        "there is no AppGroup nope",
+        "kubectl get appgroups -A",
+        "scheduler-plugins #648",
+    ),
+    Situation(
+        "some pods of a group name another scheduler",
+        facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
+        "not-ours",
+        "does not ask us",
+        "schedulerName: network-aware-scheduler",
+        "a Deployment that was forgotten",
+    ),
+    Situation(
+        "a scheduler's name that nobody answers to",
+        facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),
+        "nobody-schedules",
+        "no scheduler named network-aware-schedular",
+        "schedulerName: network-aware-scheduler",
+        "scheduler-plugins #70, #316",
+    ),
+    Situation(
+        "a gate that somebody else opens",
+        facts(pods=tuple(pod(f"p{i}", gates=(FOREIGN, GATE), created=NOW_S - 300) for i in range(3))),
+        "foreign-gate",
+        "kueue.x-k8s.io/admission",
+        "describe pod p0",
+        "keptn #3296, grove #723",
+    ),
+    Situation(
+        "pods that wait at our gate for ten minutes",
+        facts(pods=waiting(created=NOW_S - 700)),
+        "gated-too-long",
+        "11 pods",
+        "describe appgroup shop",
+        "`scheduler.gates.maxWaitS: 3600`",
+    ),
+    Situation(
+        "no node has room",
+        no_node(
+            "0/4 nodes are available: 3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found"
+        ),
+        "no-node-room",
+        "nodes are full",
+        "Allocated resources",
+        "requests that are too large",
+    ),
+    Situation(
+        "every node has a taint",
+        facts(
+            nodes=TAINTED,
+            pods=(pod(scheduled=unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}.")),),
+        ),
+        "no-node-taint",
+        "tolerates the taints of none of 4 nodes",
+        "add a toleration",
+        "a pool for GPUs alone",
+    ),
+    Situation(
+        "every node is cordoned",
+        no_node("0/4 nodes are available: 4 node(s) were unschedulable.", nodes=CORDONED),
+        "no-node-cordoned",
+        "cordoned",
+        "kubectl uncordon n0 n1 n2 n3",
+        "`kubectl cordon`",
+    ),
+    Situation(
+        "a node selector that fits nothing",
+        no_node(
+            "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
+            spec=GroupPodSpec(node_selector={"zone": "mars"}),
+        ),
+        "no-node-selector",
+        "nodeSelector zone=mars leaves no node",
+        "correct nodeSelector",
+        "a label that was renamed",
+    ),
+    Situation(
+        "a volume in another zone",
+        no_node("0/4 nodes are available: 1 Insufficient memory, 3 node(s) had volume node affinity conflict."),
+        "no-node-volume",
+        "its volume can be used from other nodes only",
+        "kubectl -n web get pvc",
+        "kubernetes #108096, karpenter #2971",
+    ),
+    Situation(
+        "a claim that is not bound",
+        no_node("0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+        "no-node-claim",
+        "PersistentVolumeClaim",
+        "get storageclass",
+        "no StorageClass",
+    ),
+    Situation(
+        "limits that the network cannot keep",
+        no_node(
+            "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
+        ),
+        "no-node-max-cost",
+        "more of its dependencies would be broken",
+        "kubectl netaware costs",
+        "`maxNetworkCost: 1`",
+    ),
+    Situation(
+        "no bandwidth left",
+        no_node("0/4 nodes are available: 4 Insufficient network.aware.com/bandwidth."),
+        "no-node-bandwidth",
+        "bandwidth left",
+        "kubectl netaware bandwidth",
+        "virtual machines that know no speed",
+    ),
+    Situation(
+        "host ports that are taken",
+        no_node("0/4 nodes are available: 4 node(s) didn't have free ports for the requested pod ports."),
+        "no-node-ports",
+        "its host ports are taken",
+        "get pod front-1",
+        "two replicas with a hostPort on one node",
+    ),
+    Situation(
+        "anti-affinity with more replicas than nodes",
+        no_node("0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules."),
+        "no-node-spread",
+        "rules about other pods",
+        "get pod front-1",
+        "five replicas, four nodes",
+    ),
+    Situation(
+        "agents of two versions",
+        facts(agents=agents(n2={"version": "0.0.9"})),
+        "versions-mixed",
+        "0.0.9, 0.1.0",
+        "rollout status daemonset/netaware-agent",
+        "a rollout that stopped",
+    ),
+)
+BORNE = GroupPodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
+BEGIN, END = "<!-- begin: broken situations -->", "<!-- end: broken situations -->"
+
+
+def table() -> str:
+    """The table of the documentation."""
+    rows = ["| what is broken | what `kubectl netaware why` says first | made by, or seen in |", "|---|---|---|"]
+    rows += [f"| {each.name} | `{each.code}` | {each.made_by} |" for each in SITUATIONS]
+    return "\n".join(rows) + "\n"

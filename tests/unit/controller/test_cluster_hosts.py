@@ -1,0 +1,67 @@
+"""What is free on hosts, whatever pods ask for: a tenant may bind one to a node himself, and ask for eight exabytes per container."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from controller.cluster.hosts import Fleet, Room, host_of
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
+from controller.cluster.requests import MOST
+from controller.scheduler.planner import plan_group
+from controller.scheduler.stock import Stock
+from kubekit.wire import Node
+from tests.unit.controller import groups
+
+GIB = 1 << 30
+
+
+def node(name: str = "n") -> Node:
+    body = {"metadata": {"name": name}, "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"}}}
+    return msgspec.convert(body, Node)
+
+
+def bound(name: str, *memory: str, to: str = "n") -> PodInfo:
+    containers = [{"resources": {"requests": {"memory": text}}} for text in memory]
+    body = {"metadata": {"name": name, "namespace": "d"}, "spec": {"nodeName": to, "containers": containers}}
+    return PodReader().read(msgspec.convert(body, GroupPod))
+
+
+def test_requests_beyond_64_bits_fill_a_host_and_leave_it_as_it_was() -> None:
+    fleet = Fleet()
+    fleet.take_node("n", None, node())
+    fleet.take_pod("d/small", None, bound("small", "1Gi"))
+    room, greedy = Room(fleet.hosts, fleet.used), bound("greedy", "9E", "9E")
+    assert room.free(["memory"]).tolist() == [[7 * GIB]]
+    for i in range(40):
+        fleet.take_pod(f"d/p{i}", None, greedy)
+        room.take("n", greedy.requests)
+        assert room.free(["memory"])[0, 0] < 0
+    assert Room(fleet.hosts, fleet.used).free(["memory"])[0, 0] < 0
+    for i in range(40):
+        fleet.take_pod(f"d/p{i}", greedy, None)
+        room.take("n", {name: -value for name, value in greedy.requests.items()})
+    assert room.free(["memory"]).tolist() == Room(fleet.hosts, fleet.used).free(["memory"]).tolist() == [[7 * GIB]]
+
+
+def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> None:
+    case = groups.Case((2, 1), ((0, 1, 9),), ((0,),), (9,))
+    start = groups.snapshot_of(case)
+    container = {"resources": {"requests": {"memory": "9E"}}}
+    greedy = msgspec.convert({"containers": [container, container, container]}, type(start.pods[0].spec))
+    pods = [msgspec.structs.replace(p, spec=greedy) if i == 0 else p for i, p in enumerate(start.pods)]
+    promised = {next(iter(start.hosts)): {"memory": 3 * MOST}}
+    plan = plan_group(msgspec.structs.replace(start, pods=pods, promised=promised))
+    assert plan.unplaced == (pods[0].metadata.key,)
+    assert len(plan.targets) == len(pods) - 1
+
+
+def test_the_model_of_the_stock_scheduler_bears_the_same_pods() -> None:
+    hosts = [host_of(node("a")), host_of(node("b"))]
+    greedy, small = bound("g", "9E", "9E", to="a"), bound("s", "1Gi", to="b")
+    stock = Stock(hosts, [greedy] * 20)
+    stock.take(greedy, "a")
+    scores = stock.scores(small, [], [])
+    assert np.argmax(scores) == 1
+    assert stock.scores(greedy, [], []).min() >= 0

@@ -1,0 +1,418 @@
+"""Before a pod goes, whoever will place its replacement is asked where that would land; it goes only for a gain that is likely."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.volumes import PersistentVolume, Volumes
+from controller.descheduler.classify import Detector
+from controller.descheduler.decision import Decision, NodeState, Watched
+from controller.descheduler.followup import follow
+from controller.descheduler.limits import Trust
+from controller.descheduler.load import shunned_by
+from controller.descheduler.memory import Memory, Tried, mark_of
+from controller.descheduler.plan import decide
+from controller.descheduler.reporting import STOPPED, plan_conditions, taint_patches
+from controller.descheduler.snapshot import Snapshot
+from controller.scheduler.stock import place
+from kubekit.wire import Condition, Node
+from netperf.contract import HOT_TAINT
+from tests.unit.controller.descheduling import (
+    NOW_S,
+    Days,
+    amounts,
+    moved,
+    node,
+    once,
+    pod,
+    settings,
+    snapshot,
+)
+
+ASKS: dict[str, Any] = {"leastChancePercent": 95}
+SPREAD = [
+    {
+        "topologyKey": "zone",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "web"}},
+    }
+]
+
+
+def skips(decision: Decision) -> dict[str, str]:
+    return {skip.pod.partition("/")[2]: skip.kind for skip in decision.plan.skips}
+
+
+def two_idle(victim: PodInfo, *others: PodInfo, view: dict[str, Any] | None = None, **limits: Any) -> Decision:
+    """A hot node and two idle ones, of which one is full of requests."""
+    full = pod("hoarder", "promised", cpu="3", memory="12Gi", owner="ReplicaSet/hoarder")
+    base = pod("base", "hot", cpu="1500m", memory="4Gi", owner="DaemonSet/base")
+    nodes = [node("hot"), node("promised"), node("chosen")]
+    usage = {"hot": amounts(3.5, 1), "promised": amounts(0.1, 1), "chosen": amounts(0.2, 1), **(view or {})}
+    found = snapshot(nodes, [victim, full, base, *others], usage, {victim.name: amounts(1, 1)})
+    return once(found, settings(limits={**ASKS, **limits}))
+
+
+VICTIM = pod("web", "hot", cpu="500m", memory="1Gi")
+
+
+def test_the_target_is_where_kube_scheduler_would_put_it_and_not_the_least_used_node() -> None:
+    (move,) = two_idle(VICTIM).plan.moves
+    assert move.target == "chosen"
+    (blind,) = two_idle(VICTIM, leastChancePercent=0).plan.moves
+    assert blind.target == "promised"
+
+
+def test_a_pod_that_kube_scheduler_would_put_on_a_busy_node_stays() -> None:
+    decision = two_idle(VICTIM, view={"chosen": amounts(1.9, 1)})
+    assert moved(decision) == []
+    (skip,) = (skip for skip in decision.plan.skips if skip.pod == "default/web")
+    assert (skip.kind, "chosen" in skip.why) == ("scheduler", True)
+
+
+def test_a_pod_that_would_come_back_stays() -> None:
+    """It asks for much and leaves its node the emptiest by requests."""
+    hungry = pod("web", "hot", cpu="500m", memory="1Gi")
+    others = [pod("o", "chosen", cpu="2", memory="6Gi")]
+    decision = two_idle(hungry, *others)
+    assert moved(decision) == []
+
+
+def test_a_gain_below_the_margin_is_none() -> None:
+    """One core of four leaves 87 %, and would make 48 % of a node: fine by 39 points, and not by 40."""
+    usage = {"chosen": amounts(0.92, 1)}
+    assert moved(two_idle(VICTIM, view=usage, marginPercent=40)) == []
+    assert moved(two_idle(VICTIM, view=usage, marginPercent=39)) == ["web"]
+
+
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "bin-packing"])
+def test_of_foreign_schedulers_nothing_is_known_and_the_least_loaded_node_is_promised(scheduler: str) -> None:
+    victim = pod("web", "hot", cpu="500m", memory="1Gi", spec={"schedulerName": scheduler})
+    (move,) = two_idle(victim).plan.moves
+    assert move.target == ("chosen" if scheduler == "default-scheduler" else "promised")
+
+
+def test_hosts_of_equal_score_share_the_chance() -> None:
+    """A StatefulSet waits for the end of its pod, so that of three equal nodes one is hot: two in three are not enough."""
+    nodes = [node(name) for name in ("hot", "a", "b")]
+    usage = {"hot": amounts(3.5, 1), "a": amounts(0.1, 1), "b": amounts(0.1, 1)}
+
+    def go(owner: str, chance: int) -> list[str]:
+        view = snapshot(nodes, [pod("web", "hot", cpu="1", owner=owner)], usage, {"web": amounts(1, 1)})
+        return moved(once(view, settings(limits={"leastChancePercent": chance})))
+
+    assert go("StatefulSet/web", 80) == []
+    assert go("StatefulSet/web", 60) == ["web"]
+    # A ReplicaSet makes the replacement while its predecessor still counts on the hot node.
+    assert go("ReplicaSet/web", 80) == ["web"]
+
+
+# What of a round, or of a deletion, has happened by the time a replacement is placed
+
+
+def three(*pods: PodInfo, used: dict[str, float]) -> Decision:
+    """Two hot nodes and an idle one; each pod uses 0.9 cores."""
+    nodes = [node("hot-1"), node("hot-2"), node("idle")]
+    usage = {n.name: amounts(used[n.name], 1) for n in nodes}
+    return once(snapshot(nodes, pods, usage, {p.name: amounts(0.9, 0.5) for p in pods}), settings(limits=ASKS))
+
+
+FIRST = pod("first", "hot-1", cpu="2", owner="ReplicaSet/first")
+SECOND = pod("second", "hot-2", cpu="500m", owner="ReplicaSet/second")
+HELD = pod("held", "hot-2", cpu="2500m", owner="DaemonSet/held")
+
+
+def test_a_pod_stays_while_the_node_that_another_has_just_left_might_take_it() -> None:
+    """As long as the first one's predecessor ends, its node is full; an instant later it is the emptiest, and as hot."""
+    used = {"hot-1": 3.6, "hot-2": 3.5, "idle": 0.1}
+    assert moved(three(SECOND, HELD, pod("b", "hot-1", cpu="2", owner="DaemonSet/b"), used=used)) == ["second"]
+    decision = three(FIRST, pod("b", "hot-1", cpu="500m", owner="DaemonSet/b"), SECOND, HELD, used=used)
+    assert (moved(decision), skips(decision)["second"]) == (["first"], "scheduler")
+
+
+def test_a_pod_stays_while_a_node_might_take_it_that_another_pod_is_leaving() -> None:
+    going = pod("going", "hot-1", cpu="2", owner="ReplicaSet/first", deleting=True)
+    used = {"hot-1": 3.6, "hot-2": 3.5, "idle": 0.1}
+    decision = three(going, SECOND, HELD, used=used)
+    assert (moved(decision), skips(decision)["second"]) == ([], "scheduler")
+
+
+def test_a_pod_is_counted_on_each_host_where_it_may_land() -> None:
+    """Two equal hosts have room for one of these each, and which of them takes the first one is a matter of luck."""
+    nodes = [node(name) for name in ("hot", "a", "b")]
+    web = [pod(f"w{i}", "hot", cpu="1", owner=f"ReplicaSet/w{i}") for i in range(2)]
+    usage = {"hot": amounts(3.9, 1), "a": amounts(0.5, 1), "b": amounts(0.5, 1)}
+    view = snapshot(nodes, web, usage, {p.name: amounts(1.2, 0.5) for p in web})
+    decision = once(view, settings(limits=ASKS))
+    assert len(decision.plan.moves) == 1
+    assert sorted(decision.follows[0].expected) == sorted(map(mark_of, ("a", "b")))
+
+
+# What binds a replacement beside its own constraints
+
+
+def bound_by(spec: dict[str, Any], others: list[PodInfo], **more: Any) -> list[str]:
+    victim = pod("web", "hot", cpu="100m", labels={"app": "web"}, spec=spec)
+    nodes = [node("hot", labels={"zone": "a"}), node("idle", labels={"zone": "b"})]
+    usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
+    view = snapshot(nodes, [victim, *others], usage, {"web": amounts(1, 1)})
+    rules = settings(protection={"volumeClaims": True})
+    view = Snapshot(view.nodes, view.pods, view.usage, view.guards, view.network, more.get("volumes", Volumes()))
+    return moved(once(view, rules))
+
+
+def sibling(name: str, on: str, **spec: Any) -> PodInfo:
+    return pod(name, on, labels={"app": "web"}, owner="ReplicaSet/other", spec=spec)
+
+
+def test_a_hard_topology_spread_that_would_be_broken_keeps_it() -> None:
+    assert bound_by({"topologySpreadConstraints": SPREAD}, [sibling("b", "idle")]) == []
+    even = [sibling("b", "idle"), sibling("a", "hot")]
+    assert bound_by({"topologySpreadConstraints": SPREAD}, even) == ["web"]
+
+
+def test_required_pod_affinity_to_a_pod_of_its_node_keeps_it() -> None:
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "db"}}}
+    spec = {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    assert bound_by(spec, [pod("db", "hot", labels={"app": "db"})]) == []
+    assert bound_by(spec, [pod("db", "idle", labels={"app": "db"})]) == ["web"]
+
+
+def test_anti_affinity_of_a_pod_that_is_there_keeps_it_away_even_while_that_one_goes() -> None:
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "web"}}}
+    spec = {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}
+    assert bound_by({}, [pod("shy", "idle", spec=spec)]) == []
+    assert bound_by({}, [pod("shy", "idle", spec=spec, deleting=True)]) == []
+    assert bound_by({}, [pod("shy", "idle", spec=spec, namespace="other")]) == ["web"]
+
+
+def test_a_volume_of_its_node_keeps_it() -> None:
+    def local(on: str) -> Volumes:
+        required = {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [on]}]}
+            ]
+        }
+        body = {
+            "metadata": {"name": "pv"},
+            "spec": {
+                "nodeAffinity": {"required": required},
+                "claimRef": {"namespace": "default", "name": "data"},
+            },
+        }
+        return Volumes.among([msgspec.convert(body, PersistentVolume)], [])
+
+    spec = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
+    assert bound_by(spec, [], volumes=local("hot")) == []
+    assert bound_by(spec, [], volumes=local("idle")) == ["web"]
+
+
+# A day in which kube-scheduler never goes where usage is low
+
+
+class Hoarded:
+    """Two nodes: a hot one that has little requested, and an idle one whose pods ask for nearly all of it.
+
+    Replacements go where a model of kube-scheduler's own scores, which knows requests alone, puts them.
+    """
+
+    def __init__(self, seed: int = 1) -> None:
+        self.rng = random.Random(seed)
+        self.nodes = [node("hot"), node("idle"), node("other")]
+        self.where, self.generation = "hot", 0
+
+    def look(self, _: float) -> Snapshot:
+        web = pod(
+            f"web-{self.generation}", self.where, cpu="200m", uid=f"web-{self.generation}", owner="Deployment/web"
+        )
+        heavy = [pod(n, n, cpu="3", memory="12Gi", owner=f"ReplicaSet/{n}") for n in ("idle", "other")]
+        usage = {name: amounts(2.2 if name == "hot" else 0.2, 1) for name in ("hot", "idle", "other")}
+        usage[self.where] = amounts(usage[self.where]["cpu"] / 1000 + 1, 1)
+        self.pods = [web, *heavy]
+        return snapshot(self.nodes, self.pods, usage, {web.name: amounts(1, 0.5)})
+
+    def evict(self, key: str, _: float) -> None:
+        left = {n.name: {"cpu": 0, "memory": 0} for n in self.nodes}
+        for one in self.pods:
+            if one.key != key:
+                for name in left[one.node]:
+                    left[one.node][name] += one.requests.get(name, 0)
+        web = next(p for p in self.pods if p.key == key)
+        self.generation += 1
+        (self.where,) = place([("web", web)], {n.name: n for n in self.nodes}, left, self.rng)
+
+
+@pytest.mark.parametrize(("chance", "most"), [(80, 0), (0, 6)])
+def test_a_deployment_that_cannot_be_helped_is_evicted_rarely_even_blindly(chance: int, most: int) -> None:
+    """Every promise is broken: it was 262 evictions a day. Asking first makes it none, trust and rests alone a handful."""
+    cluster = Hoarded()
+    days = Days(settings({"anomalyCondition": {}}, limits={"leastChancePercent": chance}), cluster.look, cluster.evict)
+    days.run(86_400)
+    assert len(days.moves) <= most
+    assert bool(days.moves) == (chance == 0)
+
+
+# The soft taint
+
+
+def share_state(name: str, cpu: float, kind: str = "normal") -> NodeState:
+    return NodeState(name, "default", kind, {"cpu": cpu}, {"cpu": 20.0}, {"cpu": 50.0})
+
+
+def test_hot_nodes_and_those_half_way_there_are_shunned_until_they_have_low_load_again() -> None:
+    """Half way from 20 to 50 % is 35 %."""
+    soft = [{"key": HOT_TAINT, "effect": "PreferNoSchedule"}]
+    nodes = {n.name: n for n in (node("plain"), node("tainted", taints=soft))}
+
+    def shunned(cpu: float, *, kind: str = "normal", hot: bool = False) -> set[str]:
+        states = [share_state(name, cpu, kind) for name in nodes]
+        return set(shunned_by(states, dict.fromkeys(nodes, Detector(hot=hot)), nodes))
+
+    assert shunned(36) == {"plain", "tainted"}
+    assert shunned(30) == {"tainted"}
+    assert shunned(20) == set()
+    assert shunned(20, hot=True) == {"plain", "tainted"}
+    assert shunned(0, kind="unknown") == {"tainted"}
+
+
+def test_with_the_taint_a_pod_goes_where_it_would_not_have_gone() -> None:
+    """The busy node has less requested, and is shunned."""
+    base = [pod("b", "idle", cpu="2", owner="ReplicaSet/b"), pod("h", "hot", cpu="2", owner="ReplicaSet/h")]
+    nodes = [node("hot"), node("busy"), node("idle")]
+    usage = {"hot": amounts(3.5, 1), "busy": amounts(1.9, 1), "idle": amounts(0.2, 1)}
+    view = snapshot(nodes, [VICTIM, *base], usage, {"web": amounts(1, 1)})
+    assert moved(once(view, settings(limits=ASKS))) == []
+    (move,) = once(view, settings(limits=ASKS, taintHotNodes=True)).plan.moves
+    assert move.target == "idle"
+
+
+def test_the_taint_is_written_and_taken_back_beside_the_taints_of_others() -> None:
+    def wire(name: str, *keys: str, effect: str = "PreferNoSchedule") -> Node:
+        taints = [{"key": key, "effect": effect} for key in keys]
+        return msgspec.convert({"metadata": {"name": name, "resourceVersion": "7"}, "spec": {"taints": taints}}, Node)
+
+    nodes = {n.metadata.name: n for n in (wire("a"), wire("b", "x"), wire("c", "x", HOT_TAINT), wire("d", HOT_TAINT))}
+    # Somebody's own: the controller's rights do not reach it.
+    nodes["e"] = wire("e", HOT_TAINT, effect="NoSchedule")
+    ours = {"key": HOT_TAINT, "effect": "PreferNoSchedule"}
+    assert taint_patches(nodes, frozenset({"a", "b", "d"})) == {
+        "a": [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
+            {"op": "add", "path": "/spec/taints", "value": [ours]},
+        ],
+        "b": [{"op": "add", "path": "/spec/taints/-", "value": ours}],
+        "c": [
+            {"op": "test", "path": "/spec/taints/1/key", "value": HOT_TAINT},
+            {"op": "test", "path": "/spec/taints/1/effect", "value": "PreferNoSchedule"},
+            {"op": "remove", "path": "/spec/taints/1"},
+        ],
+    }
+
+
+# Conditions
+
+
+@pytest.mark.parametrize(
+    ("stopped", "before", "wanted"),
+    [("", None, None), ("2 of 9", None, "True"), ("2 of 9", "True", None), ("", "True", "False")],
+)
+def test_a_stopped_node_says_so_once_and_takes_it_back(stopped: str, before: str | None, wanted: str | None) -> None:
+    state = msgspec.structs.replace(share_state("n", 90, "over"), stopped=stopped)
+    known = [Condition("Overutilized", "True")] + ([Condition(STOPPED, before)] if before else [])
+    found = plan_conditions([state], {"n": Detector(hot=True)}, {"n": known})
+    assert [(c.type, c.status) for c in found.get("n", [])] == ([(STOPPED, wanted)] if wanted else [])
+
+
+@pytest.mark.parametrize(("kind", "cpu", "wanted"), [("over", 90, []), ("normal", 40, ["False"])])
+def test_overutilized_stays_while_a_node_is_above_its_threshold(kind: str, cpu: float, wanted: list[str]) -> None:
+    """A detector forgets after its timeout, and a constant 90 % is not within the thresholds for that."""
+    found = plan_conditions(
+        [share_state("n", cpu, kind)], {"n": Detector()}, {"n": [Condition("Overutilized", "True")]}
+    )
+    assert [c.status for c in found.get("n", [])] == wanted
+
+
+# Trust
+
+
+def tried(count: int, good: int, **names: str) -> tuple[Tried, ...]:
+    place = {"pool": "default", "workload": "default/ReplicaSet/x", **names}
+    return tuple(Tried(NOW_S - 60, came_true=i < good, helped=i < good, **place) for i in range(count))
+
+
+HOT = (
+    [node("hot"), node("idle")],
+    [pod("p", "hot")],
+    {"hot": amounts(3, 1), "idle": amounts(0.1, 1)},
+    {"p": amounts(1, 1)},
+)
+
+
+@pytest.mark.parametrize(("count", "good", "goes"), [(3, 0, True), (4, 1, False), (4, 2, True), (10, 4, False)])
+def test_a_pool_whose_moves_do_not_come_true_stops_and_says_so(count: int, good: int, goes: bool) -> None:
+    memory = Memory(tried=tried(count, good))
+    decision = once(snapshot(*HOT), settings(), memory=memory)
+    assert moved(decision) == (["p"] if goes else [])
+    (hot,) = (state for state in decision.plan.nodes if state.node == "hot")
+    assert bool(hot.stopped) is not goes
+    assert hot.stuck is not goes
+    if not goes:
+        assert f"{good} of {count} moves in 24 h came true and helped" in hot.stopped
+
+
+def test_a_workload_stops_alone_and_goes_on_when_its_failures_are_old() -> None:
+    memory = Memory(tried=tried(4, 0, pool="elsewhere", workload="default/ReplicaSet/web-5d4f"))
+    decision = once(snapshot(*HOT), settings(), memory=memory)
+    assert skips(decision) == {"p": "stopped"}
+    assert next(s.stopped for s in decision.plan.nodes if s.node == "hot").startswith("workload default/")
+    assert moved(once(snapshot(*HOT), settings(), memory=memory, now=NOW_S + 86_400)) == ["p"]
+
+
+def test_a_move_comes_true_where_its_replacement_lands_where_it_was_expected() -> None:
+    rules = settings()
+    first = once(snapshot(*HOT), rules)
+    (followed,) = first.follows
+    for landed, expected, true in (("idle", "idle", True), ("third", "idle", False), ("third", "", True)):
+        marks = (mark_of(expected),) if expected else ()
+        memory = Memory(follows=(msgspec.structs.replace(followed, expected=marks),))
+        heir = pod("q", landed, uid="q")
+        nodes = [node("hot"), node("idle"), node("third")]
+        usage = {name: amounts(0.5, 1) for name in ("hot", "idle", "third")}
+        memory, _ = follow(snapshot(nodes, [heir], usage), memory, rules.limits, NOW_S + 30)
+        memory, (end,) = follow(snapshot(nodes, [heir], usage), memory, rules.limits, NOW_S + 900)
+        assert (end.came_true, end.outcome) == (true, "helped")
+        (entry,) = memory.tried
+        assert (entry.came_true, entry.helped, entry.pool) == (true, True, "default")
+
+
+def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
+    """Whether the move that made it is still followed, or was judged and helped."""
+    rules = settings(protection={"minPodAgeS": 0})
+    (followed,) = once(snapshot(*HOT), rules).follows
+    heir = pod("q", "idle", uid="q", created_s=NOW_S)
+    nodes = [node("hot"), node("idle")]
+    view = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
+    memory = Memory(follows=(followed,))
+    for at_s in (30.0, 900.0, 40_000.0):
+        memory, _ = follow(view, memory, rules.limits, NOW_S + at_s)
+        memory = msgspec.structs.replace(memory, rests={})
+        assert skips(once(view, rules, memory=memory, now=NOW_S + at_s))["q"] == "moved"
+    assert moved(once(view, rules, memory=memory, now=NOW_S + 46_800)) == ["q"]
+
+
+def test_what_is_stopped_is_named_once() -> None:
+    trust = Trust(Memory(tried=tried(5, 0)), settings().limits, NOW_S)
+    assert (trust.stopped("pool"), trust.stopped("workload")) == (["default"], ["default/ReplicaSet/x"])
+
+
+def test_the_dry_run_from_outside_stops_where_the_live_loop_stops() -> None:
+    memory = Memory(tried=tried(4, 0))
+    live = decide(snapshot(*HOT), memory, Watched(), settings(), NOW_S)
+    outside = decide(snapshot(*HOT), memory, Watched(), settings(), NOW_S, confirmed=True)
+    assert live.plan.moves == outside.plan.moves == ()

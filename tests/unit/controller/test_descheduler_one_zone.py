@@ -1,0 +1,73 @@
+"""A workload that is to survive a zone and is wholly in one: one replica goes to another zone once there is one, and then none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from controller.descheduler.decision import Watched
+from controller.descheduler.followup import follow
+from controller.descheduler.memory import Followed, Memory
+from controller.descheduler.snapshot import World
+from controller.descheduler.usage import UsageView
+from tests.unit.controller.descheduling import NOW_S, moved, read, settings
+from tests.unit.controller.test_descheduler_misplacement import cluster, plan, pod_document
+
+TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}
+"""After an outage of the other zones: web is wholly in z1."""
+EVERYWHERE_BUT_Z1 = frozenset({"z2-n1", "z2-n2", "z3-n1", "z3-n2"})
+
+
+def spread(world: World, how: str = "zone") -> World:
+    group = world.network.groups["default/shop"]
+    meta = msgspec.structs.replace(group.metadata, annotations={"netaware.io/spread": how})
+    world.network.take_group("default/shop", group, msgspec.structs.replace(group, metadata=meta))
+    return world
+
+
+def test_one_replica_goes_to_the_nearest_zone_that_has_come_back() -> None:
+    decision = plan(spread(cluster(TOGETHER)))
+    (move,) = decision.plan.moves
+    assert (move.pod, move.strategy, move.target) == ("default/web-2", "ZoneSurvival", "z2-n1")
+    assert move.reason == "all replicas of its workload are in zone z1, and it is to survive one"
+
+
+@pytest.mark.parametrize("how", ["soft", "none"])
+def test_nobody_moves_who_is_not_to_survive_a_zone(how: str) -> None:
+    assert moved(plan(spread(cluster(TOGETHER), how))) == []
+
+
+def test_nobody_moves_while_the_other_zones_are_away_or_beyond_the_limit() -> None:
+    assert moved(plan(spread(cluster(TOGETHER, cordoned=EVERYWHERE_BUT_Z1)))) == []
+    placed = {name: on for name, on in TOGETHER.items() if name != "db-2"}
+    assert moved(plan(spread(cluster(placed, max_cost=1)))) == [], "survival breaks no maxNetworkCost"
+
+
+def test_it_waits_until_the_zone_has_been_back_for_a_while_and_moves_once() -> None:
+    """A minute a round, over half an hour: the replacement in z2 ends it. Of two the one goes that leaves the least behind."""
+    placed, watched, moves = dict(TOGETHER), Watched(), []
+    for minute in range(30):
+        world = spread(cluster(placed))
+        decision = plan(world, confirmed=False, watched=watched, now=NOW_S + 60 * minute, holdS=300)
+        watched = decision.watched
+        for move in decision.plan.moves:
+            moves.append((minute, move.pod, move.target))
+            placed[move.pod.partition("/")[2]] = move.target
+    assert moves == [(5, "default/web-2", "z2-n1")]
+
+
+def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_workload() -> None:
+    move = Followed(
+        pod="default/web-1",
+        uid="uid-web-1",
+        workload="default/ReplicaSet/web-rs",
+        node="z1-n1",
+        at_s=NOW_S - 400,
+        strategy="ZoneSurvival",
+    )
+    for on, outcome in (("z2-n1", "helped"), ("z1-n2", "returned"), ("z1-n1", "returned")):
+        world = cluster({"db-1": "z1-n1"})
+        world.take_pod("default/web-3", None, read(pod_document("web-3", on, created_s=NOW_S - 390)))
+        memory, ended = follow(world.snapshot(UsageView({}, {})), Memory(follows=(move,)), settings().limits, NOW_S)
+        assert [end.outcome for end in ended] == [outcome]
+        assert bool(memory.rests) == (outcome == "returned")

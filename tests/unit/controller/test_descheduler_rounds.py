@@ -1,0 +1,381 @@
+"""Random rounds over clusters with real shapes: no eviction beyond a limit, a budget or what was opted in; always the same answer.
+
+A few hundred are played with the others; ``python -m tests.unit.controller.test_descheduler_rounds 10000 [FIRST]`` plays as many as asked.
+The checks know the objects that were made up, and share no code with the rules.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter, defaultdict
+from typing import Any, NamedTuple
+
+import msgspec
+
+from controller.cluster.hosts import Host
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.volumes import PersistentVolume, Volumes
+from controller.descheduler.config import DeschedulerConfig, Settings
+from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.followup import follow
+from controller.descheduler.memory import Followed, Memory, Rest, Spent, Tried
+from controller.descheduler.plan import decide
+from controller.descheduler.snapshot import Guard, PodIndex, Snapshot, by_namespace
+from controller.descheduler.usage import UsageView
+from tests.unit.controller.descheduling import NOW_S, guard, node, pod
+
+ROUNDS = 300
+NAMESPACES = ("shop", "back.office", "kube-system")
+ZONE = "topology.kubernetes.io/zone"
+KINDS = ("ReplicaSet", "StatefulSet", "Job", "DaemonSet", "TaskRun", "")
+GI = float(1 << 30)
+
+
+class World(NamedTuple):
+    """A made-up cluster and configuration.
+
+    Attributes:
+        plain: the configuration as it was written.
+    """
+
+    view: Snapshot
+    memory: Memory
+    plain: dict[str, Any]
+    guards: list[Guard]
+
+    def settings(self, **more: Any) -> Settings:
+        return msgspec.convert({**self.plain, **more}, DeschedulerConfig).compiled()
+
+
+def chance(rng: random.Random, share: float) -> bool:
+    return rng.random() < share
+
+
+def make_node(rng: random.Random, number: int) -> Host:
+    taints = []
+    if chance(rng, 0.15):
+        taints.append(
+            {"key": "gpu", "value": "yes", "effect": rng.choice(("NoSchedule", "PreferNoSchedule", "NoExecute"))}
+        )
+    if chance(rng, 0.05):
+        taints.append({"key": "DeletionCandidateOfClusterAutoscaler", "effect": "PreferNoSchedule"})
+    labels = {"size": rng.choice(("small", "large"))}
+    if not chance(rng, 0.1):
+        labels[ZONE] = f"z.{number % 3}"
+    return node(
+        f"Node-{number}.example",
+        cpu=rng.choice(("2", "4", "3900m", "16")),
+        memory=rng.choice(("4Gi", "16Gi", "64Gi")),
+        pods=rng.choice(("8", "110")),
+        labels=labels,
+        taints=taints,
+        unschedulable=chance(rng, 0.07),
+        ready=not chance(rng, 0.05),
+    )
+
+
+def make_spec(rng: random.Random, labels: dict[str, str]) -> dict[str, Any]:
+    spec: dict[str, Any] = {}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+    if chance(rng, 0.15):
+        spec["nodeSelector"] = {"size": rng.choice(("small", "large"))}
+    if chance(rng, 0.2):
+        spec["tolerations"] = [{"key": "gpu", "operator": "Exists"}]
+    if chance(rng, 0.15):
+        spec["topologySpreadConstraints"] = [
+            {
+                "topologyKey": rng.choice((ZONE, "kubernetes.io/hostname")),
+                "maxSkew": rng.randint(1, 2),
+                "whenUnsatisfiable": rng.choice(("DoNotSchedule", "ScheduleAnyway")),
+                "labelSelector": {"matchLabels": labels},
+            }
+        ]
+    if chance(rng, 0.15):
+        kind, required = rng.choice(("podAffinity", "podAntiAffinity")), chance(rng, 0.6)
+        name = "requiredDuringSchedulingIgnoredDuringExecution"
+        wish = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "podAffinityTerm": term}]}
+        spec["affinity"] = {kind: {name: [term]} if required else wish}
+    if chance(rng, 0.1):
+        spec["schedulerName"] = "bin-packing"
+    if chance(rng, 0.15):
+        spec["volumes"] = [{"name": "d", "persistentVolumeClaim": {"claimName": f"claim-{rng.randint(0, 3)}"}}]
+    elif chance(rng, 0.1):
+        spec["volumes"] = [{"name": "e", "emptyDir": {}}]
+    if chance(rng, 0.03):
+        spec["priorityClassName"] = "system-cluster-critical"
+    return spec
+
+
+def make_pods(rng: random.Random, nodes: list[Host]) -> list[PodInfo]:
+    found = []
+    busy = nodes if chance(rng, 0.2) else nodes[: max(1, len(nodes) // 2)]
+    for w in range(rng.randint(4, 12)):
+        namespace, kind = rng.choice(("shop", *NAMESPACES)), rng.choice((*KINDS, *("ReplicaSet",) * 6))
+        labels = {"app": f"w{w}"}
+        spec = make_spec(rng, labels)
+        annotations = rng.choice(
+            (
+                *({},) * 8,
+                {"descheduler.alpha.kubernetes.io/evict": rng.choice(("true", "false"))},
+                {"descheduler.alpha.kubernetes.io/prefer-no-eviction": ""},
+                {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
+                {"descheduler.koordinator.sh/eviction-cost": rng.choice(("5", "-3", "2147483647", "x"))},
+            )
+        )
+        priority = rng.choice((*(0,) * 8, 1000, 2_000_000_000))
+        cpu = rng.choice(("", "10m", "500m", "1", "2"))
+        for i in range(rng.choice((1, 2, 3, 4, 6, 12))):
+            bound = rng.choice(busy).name if not chance(rng, 0.06) else ""
+            phase = "Pending" if not bound else rng.choice(("Running",) * 9 + ("Succeeded", "Failed", "Pending"))
+            found.append(
+                pod(
+                    f"w{w}-{i}",
+                    bound,
+                    namespace=namespace,
+                    owner=f"{kind}/w{w}" if kind else "",
+                    labels=labels,
+                    annotations=annotations,
+                    cpu=cpu,
+                    memory=rng.choice(("", "128Mi", "1Gi")),
+                    priority=priority,
+                    qos=rng.choice(("BestEffort", "Burstable", "Guaranteed")),
+                    created_s=NOW_S - rng.choice((-3, 5, 600, 90_000)),
+                    phase=phase,
+                    ready=not chance(rng, 0.08),
+                    deleting=chance(rng, 0.05),
+                    spec=spec,
+                )
+            )
+    return found
+
+
+def make_usage(rng: random.Random, nodes: list[Host], pods: list[PodInfo]) -> UsageView:
+    used: dict[str, dict[str, float]] = {}
+    by_node: dict[str, dict[str, float]] = defaultdict(lambda: {"cpu": 50.0, "memory": 0.1 * GI})
+    for one in pods:
+        if one.node and one.running and not chance(rng, 0.05):
+            amounts = {"cpu": rng.choice((0.0, 1.0, 300.0, 600.0, 1200.0)), "memory": rng.uniform(0.01, 0.5) * GI}
+            if chance(rng, 0.03):
+                del amounts["cpu"]
+            used[one.key] = amounts
+            for resource, amount in amounts.items():
+                by_node[one.node][resource] += amount
+    known = {n.name: dict(by_node[n.name]) for n in nodes if not chance(rng, 0.05)}
+    return UsageView(known, used, frozenset({"Node-0.example"}) if "Node-0.example" not in known else frozenset())
+
+
+def make_config(rng: random.Random) -> dict[str, Any]:
+    low, high = rng.randint(20, 45), rng.randint(46, 80)
+    policy: dict[str, Any] = {
+        "lowThresholds": {"cpu": low, "memory": 60},
+        "highThresholds": {"cpu": high, "memory": 80},
+        "nodeFit": not chance(rng, 0.15),
+        "numberOfNodes": rng.choice((0, 0, 0, 0, 0, 2)),
+    }
+    if chance(rng, 0.2):
+        policy["useDeviationThresholds"] = True
+        policy["lowThresholds"], policy["highThresholds"] = {"cpu": 10}, {"cpu": 10}
+    if chance(rng, 0.25):
+        which = rng.choice(("include", "exclude"))
+        policy["evictableNamespaces"] = {which: rng.sample(NAMESPACES, 2)}
+    if chance(rng, 0.2):
+        policy["podSelectors"] = [{"selector": {"matchLabels": {"app": f"w{i}"}}} for i in range(3)]
+    limits = {
+        "perNode": 0 if chance(rng, 0.05) else rng.randint(1, 4),
+        "perNamespace": 0 if chance(rng, 0.05) else rng.choice((1, 2, 6)),
+        "perRound": 0 if chance(rng, 0.05) else rng.choice((1, 2, 5, 10)),
+        "perHour": 0 if chance(rng, 0.05) else rng.choice((3, 100)),
+        "perWorkload": rng.choice((1, 2, "10%", "50%")),
+        "unavailablePerWorkload": rng.choice((1, 2, "10%", "50%")),
+        "leastChancePercent": rng.choice((0, 50, 80)),
+    }
+    protection = {
+        "barePods": chance(rng, 0.3),
+        "localStorage": chance(rng, 0.3),
+        "volumeClaims": chance(rng, 0.4),
+        "minReplicas": rng.choice((1, 2, 3)),
+        "minPodAgeS": rng.choice((0, 60)),
+        "priorityBelow": rng.choice((500, 2_000_000_000)),
+        "ownerKinds": rng.choice((["ReplicaSet"], ["ReplicaSet", "StatefulSet"], ["ReplicaSet", "Job"])),
+    }
+    return {"policy": policy, "limits": limits, "protection": protection}
+
+
+def make_memory(rng: random.Random, pods: list[PodInfo]) -> Memory:
+    workloads = sorted({p.workload for p in pods if p.workload})
+    some = rng.sample(workloads, min(len(workloads), rng.choice((0, 0, 1, 2))))
+    return Memory(
+        rests={name: Rest(NOW_S + rng.choice((-10.0, 600.0)), 1, "returned") for name in some},
+        spent=tuple(Spent(NOW_S - rng.choice((30, 1000, 5000)), name) for name in some),
+        follows=tuple(
+            Followed(
+                f"{name.partition('/')[0]}/gone", f"gone-{i}", name, rng.choice(("gone", "Node-0.example")), NOW_S - 20
+            )
+            for i, name in enumerate(some)
+            if chance(rng, 0.5)
+        ),
+        tried=tuple(Tried(NOW_S - 60, "default", name, chance(rng, 0.8), chance(rng, 0.8)) for name in some * 2),
+        hold_until_s=NOW_S + 60 if chance(rng, 0.03) else 0.0,
+    )
+
+
+def make_volumes(rng: random.Random, nodes: list[Host]) -> Volumes:
+    found = []
+    for i in range(4):
+        for namespace in NAMESPACES:
+            on = {"key": "kubernetes.io/hostname", "operator": "In", "values": [rng.choice(nodes).name]}
+            body = {
+                "metadata": {"name": f"{namespace}-{i}".lower()},
+                "spec": {
+                    "claimRef": {"namespace": namespace, "name": f"claim-{i}"},
+                    "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on]}]}},
+                },
+            }
+            found.append(msgspec.convert(body, PersistentVolume))
+    return Volumes.among(found, [])
+
+
+def make(seed: int) -> World:
+    """The cluster of a seed."""
+    rng = random.Random(seed)
+    nodes = [make_node(rng, i) for i in range(rng.randint(2, 9))]
+    pods = make_pods(rng, nodes)
+    narrow = rng.randint(0, 6) if chance(rng, 0.5) else 0
+    guards = [guard(f"b{i}", f"app=w{i}", rng.randint(0, 2), rng.choice(NAMESPACES)) for i in range(narrow)]
+    guards += [guard("all", "app", rng.randint(0, 2), name) for name in NAMESPACES if not narrow and chance(rng, 0.6)]
+    view = Snapshot(
+        {n.name: n for n in nodes},
+        PodIndex(pods),
+        make_usage(rng, nodes, pods),
+        by_namespace(guards),
+        None,
+        make_volumes(rng, nodes),
+    )
+    return World(view, make_memory(rng, pods), make_config(rng), guards)
+
+
+def play(seed: int) -> int:
+    """One round, judged; how many pods would go."""
+    world = make(seed)
+    decision = round_of(world)
+    assert msgspec.json.encode(decision) == msgspec.json.encode(round_of(world)), "twice the same round"
+    assert msgspec.json.encode(decision) == msgspec.json.encode(round_of(make(seed))), "the same cluster, made again"
+    dry = round_of(world, dryRun=True)
+    assert dry.plan.moves == decision.plan.moves, "the dry run is the run"
+    check_limits(world, decision)
+    for move in decision.plan.moves:
+        check_pod(world, world.view.pods.by_key[move.pod])
+    check_landings(world, decision)
+    check_budgets(world, decision)
+    after, _ = follow(world.view, world.memory, world.settings().limits, NOW_S)
+    assert len(after.follows) <= len(world.memory.follows)
+    return len(decision.plan.moves)
+
+
+def round_of(world: World, **more: Any) -> Decision:
+    return decide(world.view, world.memory, Watched(), world.settings(**more), NOW_S, confirmed=True)
+
+
+def check_limits(world: World, decision: Decision) -> None:
+    limits, moves = world.plain["limits"], decision.plan.moves
+    assert len(moves) <= limits["perRound"]
+    assert max(Counter(m.node for m in moves).values(), default=0) <= limits["perNode"]
+    assert max(Counter(m.pod.partition("/")[0] for m in moves).values(), default=0) <= limits["perNamespace"]
+    weight = 1 if world.plain["policy"]["nodeFit"] else 2
+    spent = sum(entry.weight for entry in world.memory.spent if NOW_S - entry.at_s < 3600)
+    assert not moves or spent + weight * len(moves) <= limits["perHour"]
+    assert not moves or world.memory.hold_until_s <= NOW_S
+    assert len({m.uid for m in moves}) == len(moves)
+    for workload, count in Counter(m.workload for m in moves).items():
+        check_workload(world, workload, count)
+
+
+def check_workload(world: World, workload: str, count: int) -> None:
+    rest = world.memory.rests.get(workload)
+    assert rest is None or rest.until_s <= NOW_S
+    mine = [p for p in world.view.pods.by_key.values() if p.workload == workload]
+    if not mine:
+        return  # a bare pod
+    underway = sum(f.workload == workload for f in world.memory.follows)
+    whole = [p for p in mine if not p.leaving and p.phase not in {"Succeeded", "Failed"}]
+    size = len(whole) + underway
+    assert size >= world.plain["protection"]["minReplicas"]
+    recent = sum(s.workload == workload and NOW_S - s.at_s < 300 for s in world.memory.spent)
+    assert recent + count <= most(world.plain["limits"]["perWorkload"], size)
+    missing = max(sum(not p.ready for p in whole), underway)
+    assert missing + count <= max(most(world.plain["limits"]["unavailablePerWorkload"], size), missing)
+
+
+def most(limit: int | str, size: int) -> int:
+    return limit if isinstance(limit, int) else max(1, size * int(limit.rstrip("%")) // 100)
+
+
+def check_pod(world: World, one: PodInfo) -> None:
+    """Nobody goes who was not opted in."""
+    protection, policy = world.plain["protection"], world.plain["policy"]
+    assert one.phase == "Running"
+    assert not one.leaving
+    assert not one.barred
+    assert one.priority < protection["priorityBelow"]
+    assert not one.bare or protection["barePods"]
+    assert not one.local_storage or protection["localStorage"]
+    assert not one.claims or protection["volumeClaims"]
+    kind = one.workload.split("/")[1] if one.workload else ""
+    assert not kind or kind in protection["ownerKinds"]
+    assert NOW_S - one.created_s >= protection["minPodAgeS"]
+    namespaces = policy.get("evictableNamespaces", {})
+    assert one.namespace in namespaces.get("include", [one.namespace])
+    assert one.namespace not in namespaces.get("exclude", [])
+    if "podSelectors" in policy:
+        assert one.labels["app"] in {"w0", "w1", "w2"}
+
+
+def check_landings(world: World, decision: Decision) -> None:
+    """A promised node is one that kube-scheduler could take, with everything that was promised there before."""
+    requested: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in world.view.pods.by_key.values():
+        if one.node and one.phase not in {"Succeeded", "Failed"}:
+            requested[one.node].update(one.requests)
+    for move in decision.plan.moves:
+        if not move.target:
+            assert not world.plain["policy"]["nodeFit"] or world.plain["limits"]["leastChancePercent"] == 0
+            continue
+        one, target = world.view.pods.by_key[move.pod], world.view.nodes[move.target]
+        assert move.target != move.node
+        assert target.schedulable
+        assert not target.closing
+        assert not one.constraints.refusal(target.name, target.labels, target.taints)
+        requested[move.target].update(one.requests)
+        for resource, amount in one.requests.items():
+            assert not amount or requested[move.target][resource] <= target.allocatable[resource]
+        for resource, share in move.target_after.items():
+            state = next(s for s in decision.plan.nodes if s.node == move.target)
+            assert share <= state.high.get(resource, 100.0) + 1e-6 or not move.used.get(resource)
+
+
+def check_budgets(world: World, decision: Decision) -> None:
+    for one in world.guards:
+        gone = [
+            m
+            for m in decision.plan.moves
+            if m.pod.partition("/")[0] == one.namespace and one.selector.matches(world.view.pods.by_key[m.pod].labels)
+        ]
+        assert len(gone) <= one.allowed
+
+
+def test_random_rounds_keep_every_limit_budget_and_opt_in_and_answer_the_same_twice() -> None:
+    moves = [play(seed) for seed in range(ROUNDS)]
+    # Rounds in which nobody goes would keep every limit.
+    assert sum(moves) > ROUNDS / 6
+    assert sum(map(bool, moves)) > ROUNDS / 10
+
+
+if __name__ == "__main__":
+    began, rounds, first = time.monotonic(), int(sys.argv[1]), int((*sys.argv, "0")[2])
+    played = [play(seed) for seed in range(first, first + rounds)]
+    print(
+        f"{rounds} rounds, {sum(played)} moves in {sum(map(bool, played))} of them, {time.monotonic() - began:.0f} s: "
+        "no limit, budget or opt-in was passed, and each answered the same three times"
+    )

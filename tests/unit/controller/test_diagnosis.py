@@ -1,0 +1,187 @@
+"""Broken situations and the first cause of each: the facts are made up, the rules are the product's."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from agent.probing.results import GATHER_S, REFRESH_S
+from controller.cluster.pods import GroupPodSpec
+from controller.diagnosis.facts import Facts, LeaseFact
+from controller.diagnosis.pods import judge_pod
+from controller.diagnosis.programs import LEADERLESS
+from controller.diagnosis.rules import diagnose, leads
+from tests.unit.controller.situations import (
+    AROUND,
+    BEGIN,
+    BORNE,
+    END,
+    FOREIGN,
+    GATE,
+    NOW_S,
+    SCHEDULER,
+    SILENT,
+    SITUATIONS,
+    TAINTED,
+    Situation,
+    agents,
+    around,
+    facts,
+    group,
+    no_pods,
+    pod,
+    table,
+    unscheduled,
+    waiting,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
+def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Situation) -> None:
+    found = diagnose(situation.facts)
+    first = found[0]
+    assert first.code == situation.code, [finding.code for finding in found]
+    assert situation.says in " ".join((first.what, *first.because))
+    assert any(situation.do in line for line in first.do), first.do
+    for finding in found[1:]:
+        assert finding.severity == "info", f"{finding.code} follows from {first.code}, or is a cause of its own"
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert diagnose(facts(pods=(pod(node="n1", phase="Running"), pod("new", created=NOW_S - 2)))) == ()
+
+
+def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> None:
+    rules = yaml.safe_load((ROOT / "manifests" / "prometheus" / "alerts.rules.yaml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    sections = set(re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE))
+    named = {f.alert for situation in SITUATIONS for f in diagnose(situation.facts)} - {""}
+    assert named <= alerts & sections
+
+
+def test_the_table_of_the_documentation_is_this_one() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert text.partition(BEGIN + "\n")[2].partition(END)[0] == table()
+
+
+def test_a_frozen_controller_is_one_finding_and_not_one_for_each_of_its_pods() -> None:
+    (finding,) = diagnose(facts(around=around(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()))
+    assert len(finding.hurts) == 11
+    assert (finding.since, finding.alert) == (NOW_S - 32, "NetawareNoLeader")
+
+
+def test_what_may_not_be_read_is_not_taken_for_absent() -> None:
+    assert diagnose(facts(around=around(programs=None, lease=None, lease_known=False))) == ()
+
+
+def test_an_overlay_without_a_scheduler_misses_none_until_somebody_asks_for_it() -> None:
+    bare = facts(around=around(programs=AROUND.programs[:1] if AROUND.programs else None))
+    assert diagnose(bare) == ()
+    (finding,) = diagnose(facts(around=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)))
+    assert (finding.code, finding.hurts) == ("scheduler-down", ("web/front-1",))
+    assert "scale deployment/netaware-scheduler" in finding.do[0]
+
+
+@pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
+def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s: float) -> None:
+    """Of a quiet network with one pair of zones the newest sample is as old as the writer lets it become."""
+    written_s = 1.5 * GATHER_S
+    oldest_s = math.ceil((max(REFRESH_S, 1.5 * interval_s) + written_s) / interval_s) * interval_s + written_s
+    heard = {"heard": NOW_S - oldest_s}
+    assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), interval_s=interval_s)) == ()
+
+
+def test_a_node_that_is_not_in_use_needs_no_agent() -> None:
+    assert diagnose(facts(agents=agents(n3={"state": "away", "wanted": False, "heard": None}))) == ()
+
+
+def test_pods_that_wait_behind_one_without_a_node_are_hurt_by_it_and_no_finding_of_their_own() -> None:
+    stuck = pod(scheduled=unscheduled("0/4 nodes are available: 4 Insufficient cpu."))
+    (finding,) = diagnose(facts(pods=(stuck, *waiting(workload="cart"))))
+    assert (finding.code, len(finding.hurts)) == ("no-node-room", 12)
+
+
+def test_a_violated_dependency_of_a_zone_that_is_blind_is_not_said_again() -> None:
+    costs = {
+        "type": "CostsMet",
+        "status": "False",
+        "reason": "CostsExceeded",
+        "message": "front to cart costs 40, at most 5 (z0 to z1)",
+    }
+    found = diagnose(facts(groups=(group([costs]),), agents=agents(n1=SILENT, n3=SILENT)))
+    assert [finding.code for finding in found] == ["zone-blind"]
+
+
+def test_every_leaderless_finding_says_that_nobody_leads() -> None:
+    codes = {
+        situation.code for situation in SITUATIONS if situation.facts.around.installed and not leads(situation.facts)
+    }
+    assert codes == LEADERLESS
+
+
+UNSCHEDULABLE = unscheduled("0/4 nodes are available: 4 Insufficient cpu.")
+REFUSED = unscheduled(
+    "0/1 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: "
+    "Satisfied: 0 Violated: 1."
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"node": "n1"}, "placed", "it is on n1"),
+        ({"phase": "Failed"}, "finished", "Failed"),
+        ({"leaving": True, "gates": (GATE,)}, "leaving", "being deleted"),
+        ({"gates": (GATE,)}, "gated", "waits for the plan of AppGroup shop"),
+        ({"gates": (GATE,), "target": "n1"}, "planned", "planned onto n1"),
+        ({"gates": (GATE,), "workload": "wrong"}, "gated", "no workload with selector wrong; it has cart, front"),
+        ({"gates": (GATE,), "group": ""}, "gated", "no AppGroup label"),
+        ({"gates": (GATE,), "group": "nope"}, "gated", "there is no AppGroup nope"),
+        ({"gates": (FOREIGN,)}, "foreign-gate", f"{FOREIGN}, which somebody else opens"),
+        (
+            {"gates": (GATE,), "target": "n0", "spec": GroupPodSpec(node_selector={"zone": "z1"})},
+            "planned",
+            "nodeSelector zone=z1 leaves 2 nodes of z1",
+        ),
+        ({"scheduled": UNSCHEDULABLE}, "unschedulable", "nodes are full (0/4 nodes are available"),
+        ({"scheduled": REFUSED}, "refused", "dependencies would be broken"),
+        ({"scheduler": "default-scheduler"}, "not-ours", "does not ask us"),
+        ({}, "waiting", "has not answered yet"),
+    ],
+)
+def test_the_verdict_on_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
+    verdict = judge_pod(pod(**fields), facts())
+    assert (verdict.kind, words in verdict.what) == (kind, True), verdict.what
+
+
+def test_a_gate_opens_at_the_latest_after_the_time_that_is_configured() -> None:
+    verdict = judge_pod(pod(gates=(GATE,)), facts(max_wait_s=300.0))
+    assert (verdict.since, verdict.until) == (NOW_S - 60, NOW_S + 240)
+
+
+def test_a_gated_pod_without_a_leader_waits_for_the_leader_and_has_no_end() -> None:
+    broken = facts(around=around(lease=LeaseFact("a", NOW_S - 60)))
+    verdict = judge_pod(pod(gates=(GATE,)), broken, leads=leads(broken))
+    assert ("no controller leads" in verdict.what, verdict.until) == (True, None)
+
+
+def test_taints_are_honoured_and_tolerations_as_well() -> None:
+    gated = pod(gates=(GATE,))
+    tainted: Facts = facts(nodes=TAINTED)
+    assert "tolerates the taints of none of 4 nodes" in judge_pod(gated, tainted).what
+    bears = msgspec.structs.replace(gated, spec=BORNE)
+    assert "taints" not in judge_pod(bears, tainted).what
+
+
+def test_pods_of_our_scheduler_that_it_has_not_seen_for_a_minute_are_told() -> None:
+    (finding,) = diagnose(facts(pods=(pod(created=NOW_S - 300),)))
+    assert (finding.code, finding.alert) == ("nobody-schedules", "NetawareSchedulerDown")
+    assert SCHEDULER in finding.what

@@ -1,0 +1,46 @@
+"""`kubectl netaware page`: whom it asks, what it reads of kubectl, and a kubectl that goes or says no."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from controller.cli.connecting import NoWayError, PodPort, by_port_forward, forwarded_port
+from controller.cli.page import ControllerPod, in_order_of_trust
+from kubekit.wire import Condition, ObjectMeta
+
+AT = PodPort("home", "controller-a", 9851)
+
+
+def pod(name: str, *, ready: bool = True, going: bool = False) -> ControllerPod:
+    conditions = [Condition(type="Ready", status="True" if ready else "False")]
+    meta = ObjectMeta(name=name, deletion_timestamp="2026-01-01T00:00:00Z" if going else None)
+    return ControllerPod(metadata=meta, status=type(ControllerPod().status)(conditions=conditions))
+
+
+def test_the_leader_is_asked_first_and_then_who_is_ready() -> None:
+    pods = [pod("c-1", ready=False), pod("c-2", going=True), pod("c-3"), pod("c-4")]
+    assert in_order_of_trust(pods, "c-4-0a1b2c3d") == ["c-4", "c-3", "c-1", "c-2"]
+    assert in_order_of_trust(pods, "") == ["c-3", "c-4", "c-1", "c-2"]
+    assert in_order_of_trust([pod("c-10"), pod("c-1")], "c-1-0a1b2c3d") == ["c-1", "c-10"]
+
+
+@pytest.mark.parametrize(
+    ("line", "port"),
+    [
+        ("Forwarding from 127.0.0.1:43121 -> 9851", 43121),
+        ("Forwarding from [::1]:43121 -> 9851", None),
+        ("Handling connection for 43121", None),
+        ("error: unable to forward port because pod is not running. Current status=Pending", None),
+    ],
+)
+def test_the_port_is_read_from_what_kubectl_says(line: str, port: int | None) -> None:
+    assert forwarded_port(line) == port
+
+
+async def test_what_kubectl_says_last_is_the_reason() -> None:
+    script = "import sys; print('warning: old'); print('error: pods \"c\" is forbidden', file=sys.stderr); sys.exit(1)"
+    with pytest.raises(NoWayError, match='error: pods "c" is forbidden'):
+        async with by_port_forward([sys.executable, "-u", "-c", script], AT):
+            pytest.fail("nothing was forwarded")

@@ -1,0 +1,151 @@
+"""What a placement costs before it happens: groups, single pods, and what the commands say of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cli.placed_money import PlacedMoney
+from controller.cli.simulate import priced, simulate
+from controller.cluster.costs import CostTable
+from controller.cluster.hosts import host_of
+from controller.cluster.pods import GroupPod, GroupPodSpec
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.cluster.services import Service
+from controller.traffic.placed import crossing_of, month_of, month_of_pod, traffic_of
+from controller.traffic.prices import PriceTable, per_month
+from controller.views.snapshot import Snapshot
+from kubekit.wire import Node
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+
+Z1, Z2, FAR = ("r1", "z1"), ("r1", "z2"), ("r2", "z3")
+PRICES = PriceTable(currency="EUR", between_zones=0.02, between_regions=0.05)
+
+
+def group(annotation: str = "") -> AppGroup:
+    def reference(name: str) -> dict[str, str]:
+        return {"kind": "Deployment", "name": name, "selector": name.upper()}
+
+    needs = [{"workload": reference("cart"), "minBandwidth": "8k"}]
+    body: dict[str, Any] = {
+        "metadata": {"name": "shop", "namespace": "shop"},
+        "spec": {
+            "numMembers": 2,
+            "topologySortingAlgorithm": "KahnSort",
+            "workloads": [{"workload": reference("web"), "dependencies": needs}, {"workload": reference("cart")}],
+        },
+    }
+    if annotation:
+        body["metadata"]["annotations"] = {MEASURED_WEIGHTS_ANNOTATION: annotation}
+    return msgspec.convert(body, AppGroup)
+
+
+def test_measured_traffic_counts_before_min_bandwidth_and_nonsense_does_not() -> None:
+    assert traffic_of(group()).rates == {("WEB", "CART"): 1000.0}
+    assert not traffic_of(group()).measured
+    measured = traffic_of(group('{"WEB": {"CART": 5.0, "X": -1}}'))
+    assert (measured.rates, measured.measured) == ({("WEB", "CART"): 5.0}, True)
+    assert not traffic_of(group("no JSON")).measured
+
+
+def test_a_group_costs_what_its_callers_pay_towards_every_replica_alike() -> None:
+    traffic = traffic_of(group())
+    placed = {"WEB": Counter({Z1: 1}), "CART": Counter({Z1: 2, Z2: 1, FAR: 1})}
+    assert month_of(traffic, placed, PRICES) == pytest.approx(per_month(250, 0.02) + per_month(250, 0.05))
+    assert month_of(traffic, {"WEB": Counter({Z1: 1})}, PRICES) == 0
+    assert crossing_of(traffic, placed) == pytest.approx(500)
+
+
+def test_a_service_that_keeps_calls_near_saves_what_crosses_and_a_caller_without_a_near_replica_goes_anywhere() -> None:
+    traffic = msgspec.structs.replace(traffic_of(group()), near=frozenset({"CART"}))
+    both = {"WEB": Counter({Z1: 1, Z2: 1}), "CART": Counter({Z1: 1, Z2: 1})}
+    assert crossing_of(traffic, both) == 0
+    assert crossing_of(traffic_of(group()), both) == pytest.approx(500)
+    assert month_of(traffic, {**both, "WEB": Counter({Z1: 1, FAR: 1})}, PRICES) == pytest.approx(per_month(500, 0.05))
+    pods = month_of_pod(traffic, "CART", Z1, both, PRICES) + month_of_pod(traffic, "CART", Z2, both, PRICES)
+    assert pods == 0
+
+
+def test_a_simulation_follows_the_groups_annotations_and_the_services() -> None:
+    hosts = {n.metadata.name: host_of(n) for n in NODES}
+    spec = GroupPodSpec()
+    wanted = {"WEB": [spec, spec], "CART": [spec, spec]}
+    packed = simulate(annotated("none"), wanted, hosts, {}, costs=CostTable()).network_aware.zones
+    assert len({zone for zones in packed.values() for zone in zones}) == 1
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "cart", "namespace": "shop"},
+            "spec": {"selector": {"app": "cart"}, "trafficDistribution": "PreferClose", "clusterIP": "10.0.0.1"},
+        },
+        Service,
+    )
+    labels = {"CART": {"app": "cart"}}
+    spread = simulate(annotated("zone"), wanted, hosts, {}, costs=CostTable(), services=[service], labels=labels)
+    zones = spread.network_aware.zones
+    # Each caller has a replica in its own zone: nothing else keeps calls near.
+    assert sorted(zones["WEB"]) == sorted(zones["CART"])
+    assert len(set(zones["CART"])) == 2
+
+
+def test_a_pods_share_is_its_workloads_divided_by_replicas_whichever_end_it_is() -> None:
+    traffic = traffic_of(group())
+    placed = {"WEB": Counter({Z1: 2}), "CART": Counter({Z2: 4})}
+    assert month_of_pod(traffic, "WEB", Z1, placed, PRICES) == pytest.approx(per_month(500, 0.02))
+    assert month_of_pod(traffic, "WEB", Z2, placed, PRICES) == 0
+    assert month_of_pod(traffic, "CART", FAR, placed, PRICES) == pytest.approx(per_month(250, 0.05))
+    pods = 2 * month_of_pod(traffic, "WEB", Z1, placed, PRICES)
+    assert pods == pytest.approx(month_of(traffic, placed, PRICES))
+
+
+def node(name: str, place: tuple[str, str]) -> Node:
+    labels = {"topology.kubernetes.io/region": place[0], "topology.kubernetes.io/zone": place[1]}
+    amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
+    return msgspec.convert(
+        {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": amounts, "capacity": amounts}}, Node
+    )
+
+
+def annotated(spread: str) -> AppGroup:
+    found = group()
+    metadata = msgspec.structs.replace(found.metadata, annotations={"netaware.io/spread": spread})
+    return msgspec.structs.replace(found, metadata=metadata)
+
+
+NODES = (node("n1", Z1), node("n2", Z2), node("n3", FAR))
+
+
+def pod(name: str, workload: str, on: str) -> GroupPod:
+    labels = {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: workload}
+    return msgspec.convert(
+        {
+            "metadata": {"name": name, "namespace": "shop", "labels": labels},
+            "spec": {"nodeName": on},
+            "status": {"phase": "Running"},
+        },
+        GroupPod,
+    )
+
+
+def test_a_move_is_priced_by_where_the_pods_of_its_group_are() -> None:
+    pods = (pod("web-1", "WEB", "n2"), pod("cart-1", "CART", "n1"))
+    known = PlacedMoney(Snapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
+    before, after = known.month("shop/web-1", known.places["n2"]), known.month("shop/web-1", known.places["n1"])
+    assert before == pytest.approx(per_month(1000, 0.02))
+    assert after == 0
+    assert known.month("shop/unknown", Z1) is None
+    assert known.traffic("shop/unknown") is None
+
+
+def test_a_simulation_says_what_either_placement_costs_a_month() -> None:
+    hosts = {one.metadata.name: host_of(one) for one in NODES}
+    replicas = {"WEB": [GroupPodSpec()], "CART": [GroupPodSpec()]}
+    answer = priced(simulate(group(), replicas, hosts, {}, costs=CostTable(None)), traffic_of(group()), hosts, PRICES)
+    for outcome in (answer.default, answer.network_aware):
+        ends = {w: [hosts[n].location for n in nodes] for w, nodes in outcome.nodes.items()}
+        (web,), (cart,) = ends["WEB"], ends["CART"]
+        price = PRICES.per_gb((web.region, web.zone), (cart.region, cart.zone))
+        assert outcome.month == pytest.approx(per_month(1000, price))
+    assert (answer.currency, answer.money_by) == ("EUR", "minBandwidth, since no traffic was measured")

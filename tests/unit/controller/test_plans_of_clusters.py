@@ -1,0 +1,46 @@
+"""Plans of clusters as API servers list them, against CP-SAT: a fixed few of those that `make bench ARGS=clusters` compares."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.controller.clusters import random_objects
+from tests.unit.controller.compared import compare, fitting_objects, plan_file
+from tests.unit.controller.oracle import BrokenRuleError, World
+
+SEEDS = (0, 1, 2, 4, 8, 106, 149)
+"""The first of each style, and four in which the plan was worse than need be, or against a rule: a limit that a whole group has to
+cross at once, and spread constraints that counted pods which leave, or nodes that the pod may not use.
+"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_worse_than_cp_sat_finds_it_need_be(seed: int) -> None:
+    found = compare(seed, seconds=20.0)
+    assert found.alike, found
+    assert found.violations == found.ours.beyond, "the answer counts violations as the oracle does"
+    assert found.style == "spread" or found.ratio <= 1.15, found
+
+
+@pytest.mark.parametrize("seed", [1, 17, 33])
+def test_in_a_cluster_filled_to_the_brim_nothing_is_left_over(seed: int) -> None:
+    """What CP-SAT finds no place for is taken out of it first, which is something in each of these."""
+    assert len(fitting_objects(seed)) < len(random_objects(seed))
+    found = compare(seed, seconds=20.0, fitting=True)
+    assert found.ours.unplaced == 0
+    assert found.alike, found
+
+
+def test_the_oracle_refuses_what_kubernetes_would() -> None:
+    """Otherwise it would agree with anything."""
+    objects = random_objects(0)
+    world, placed = World(objects), dict(plan_file(objects).placements)
+    assert world.judge(placed).unplaced == len(world.waiting) - len(placed)
+    refused = 0
+    for key in placed:
+        for node in world.index:
+            try:
+                world.judge({**placed, key: node})
+            except BrokenRuleError:
+                refused += 1
+    assert refused > len(placed)

@@ -1,0 +1,48 @@
+"""Nothing waits for us: what gates are opened when no controller does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from controller.cluster.pods import GATE
+from controller.scheduler.opener import GatedPod, Opener
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.wire import format_time
+
+NOW, WAIT_S = 1_700_000_000.0, 150.0
+
+
+def opener(*pods: GatedPod, max_wait_s: float = WAIT_S) -> Opener:
+    client = Client(ClusterConfig(server="http://127.0.0.1:1"))
+    made = Opener(client, CollectorRegistry(), max_wait_s=max_wait_s, clock=lambda: NOW)
+    made.pods._items.update({pod.metadata.key: pod for pod in pods})
+    return made
+
+
+def pod(name: str, age_s: float, *gates: str, **metadata: Any) -> GatedPod:
+    meta = {"name": name, "namespace": "d", "creationTimestamp": format_time(NOW - age_s), **metadata}
+    return msgspec.convert({"metadata": meta, "spec": {"schedulingGates": [{"name": g} for g in gates]}}, GatedPod)
+
+
+def names(found: list[GatedPod]) -> list[str]:
+    return [one.metadata.name for one in found]
+
+
+def test_gates_are_opened_when_the_leader_should_have_and_not_before() -> None:
+    pods = (pod("young", WAIT_S - 1, GATE), pod("late", WAIT_S, GATE), pod("later", 2 * WAIT_S, GATE, "somebodys/else"))
+    assert names(opener(*pods).overdue()) == ["later", "late"]
+
+
+def test_other_peoples_gates_and_pods_on_their_way_out_are_left_alone() -> None:
+    leaving = pod("leaving", 9999, GATE, deletionTimestamp=format_time(NOW))
+    assert opener(pod("other", 9999, "somebodys/else"), pod("free", 9999), leaving).overdue() == []
+
+
+@pytest.mark.parametrize("age_s", [0.0, 9999.0])
+def test_before_an_uninstall_every_gate_is_opened(age_s: float) -> None:
+    assert names(opener(pod("a", age_s, GATE), max_wait_s=-1).overdue()) == ["a"]

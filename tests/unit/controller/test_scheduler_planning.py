@@ -1,0 +1,368 @@
+"""Plans of all groups: no room is given away twice, nobody's group hurts another's, and what is not planned says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import msgspec
+import pytest
+
+from controller.cluster.pods import GATE, Target
+from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
+from controller.scheduler.explain import target_of
+from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.planning import FIRST_PAUSE_S, PlanningError
+from controller.scheduler.worker import PlanningProcess
+from kubekit.wire import Node
+from tests.unit.controller.leader import World
+
+UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/12 nodes"}]
+
+
+ROUNDS = int(os.environ.get("NETAWARE_ROUNDS", "12"))
+"""A dozen keep watch; the note of a change to promises says that 1,000 were played."""
+GROUPS = ("d/g1", "d/g2", "e/g3")
+
+
+async def play(seed: int) -> int:
+    """One round: three groups at once on 12 hosts of 4 cpu, in an order that nobody chose; how many pods got a place."""
+    rng, world = random.Random(seed), World(12, 4)
+    cpu = {(group, workload): rng.choice([1, 2, 3, 4]) for group in GROUPS for workload in ("P1", "P2")}
+    for group in GROUPS:
+        world.add_group(group, 4)
+        for i in range(rng.randint(2, 8)):
+            workload = rng.choice(["P1", "P2"])
+            world.add_pod(group, f"{group[2:]}-{i}", workload, cpu[group, workload])
+    for group in rng.sample(GROUPS, 3):
+        await world.plans.make(group)
+        assert world.overbooked() == []
+    placed = sum(len(world.plans._standing[group].plan.targets) for group in GROUPS)
+    for step in range(12):
+        world.now += 60
+        group = rng.choice(GROUPS)
+        pods = world.of(group)
+        if not pods:
+            continue
+        pod = rng.choice(pods)
+        key, standing = pod.metadata.key, world.plans._standing.get(group)
+        target = standing.plan.targets.get(key) if standing is not None else None
+        match rng.choice(["release", "bind", "refuse", "delete", "add", "seat"]):
+            case "release" if pod.gated:
+                world.release(key, target)
+            case "bind" if pod.waiting and not pod.gated and (node := world.free_node(pod, rng)):
+                world.bind(key, node)
+            case "refuse" if pod.waiting and not pod.gated and not pod.found_no_node:
+                world.change(key, status={"conditions": UNSCHEDULABLE})
+                if (carried := target_of(pod)) is not None:
+                    world.plans.assumed.refuse(world.pods[key], carried.node)
+            case "delete":
+                world.delete(group, key)
+            case "add":
+                world.add_pod(group, f"{group[2:]}-new-{step}", "P1", cpu[group, "P1"])
+            case "seat" if pod.bound:
+                world.seat(key)
+        # What was bound against the plan may take the room that was promised to a group which has looked already.
+        for other in rng.sample(GROUPS, 3) + rng.sample(GROUPS, 3):
+            pods = world.of(other)
+            if not any(p.waiting for p in pods):
+                world.plans.drop(other, pods)
+            elif world.plans.look(other, pods).pending:
+                await world.plans.make(other)
+        assert world.overbooked() == []
+    return placed
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_three_groups_at_once_never_count_on_the_same_room(seed: int) -> None:
+    assert await play(seed) > 0
+
+
+async def test_a_plan_alone_would_have_counted_on_the_same_room() -> None:
+    """The same three groups, each planned as if it were alone: the host that is best for one is best for all."""
+    world = World(12, 4)
+    for group in GROUPS:
+        world.add_group(group, 2)
+        world.add_pod(group, f"{group[2:]}-0", "P1", 2)
+        world.add_pod(group, f"{group[2:]}-1", "P2", 2)
+        await world.plans.make(group)
+        world.plans.assumed.promise(group, ())
+    assert world.overbooked() != []
+
+
+async def test_what_the_scheduler_refused_is_not_asked_for_again_until_the_host_changes() -> None:
+    world = World(3, 4)
+    world.add_group("d/g1", 1)
+    world.add_pod("d/g1", "a", "P1", 2)
+    await world.plans.make("d/g1")
+    first = world.plans._standing["d/g1"].plan.targets["d/a"].node
+    world.release("d/a", world.plans._standing["d/g1"].plan.targets["d/a"])
+    world.change("d/a", status={"conditions": UNSCHEDULABLE})
+    world.plans.assumed.refuse(world.pods["d/a"], first)
+    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    await world.plans.make("d/g1")
+    second = world.plans._standing["d/g1"].plan.targets["d/a"].node
+    assert second != first
+    assert world.plans.assumed.refused(world.of("d/g1")) == {"d/a": frozenset({first})}
+    node = {
+        "metadata": {"name": first, "labels": {"new": "label"}},
+        "status": {"allocatable": {"cpu": "4", "pods": "9"}},
+    }
+    world.fleet.take_node(first, None, msgspec.convert(node, Node))
+    assert world.plans.assumed.refused(world.of("d/g1")) == {}
+
+
+async def test_room_on_a_host_that_refused_is_asked_for_again_when_a_pod_leaves_it() -> None:
+    world = World(1, 4)
+    world.add_group("d/g1", 1)
+    world.add_pod("d/g1", "old", "P2", 2)
+    world.bind("d/old", "n00")
+    world.seat("d/old")
+    refused = world.add_pod("d/g1", "a", "P1", 2)
+    world.plans.assumed.refuse(refused, "n00")
+    assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
+    world.delete("d/g1", "d/old")
+    assert world.plans.assumed.refused([refused]) == {}
+
+
+@pytest.mark.parametrize("members", [3, 50_000_000])
+async def test_replicas_that_do_not_exist_count_up_to_what_the_group_says_it_has(members: int) -> None:
+    """Two workloads that declare 50 million pods cost their owner nothing; nobody else is to pay."""
+    world = World(3, 4)
+    world.declared.by_workload = {"P1": 50_000_000, "P2": 50_000_000}
+    world.add_group("d/g1", members)
+    world.add_pod("d/g1", "a", "P1", 1)
+    world.add_group("e/g3", 1)
+    world.add_pod("e/g3", "b", "P1", 1)
+    await world.plans.make("d/g1")
+    await world.plans.make("e/g3")
+    report = world.plans.report("d/g1")
+    assert report is not None
+    if members == 3:
+        assert (report.status, report.reason) == ("True", "MoreDeclared")
+        assert world.plans._standing["d/g1"].replicas == {"P1": 3, "P2": 0}
+    else:
+        assert (report.status, report.reason) == ("False", "TooManyPods")
+        assert "at most 10000 are planned together; its pods are placed by the plain rule" in report.message
+        assert world.plans.look("d/g1", world.of("d/g1")).plan is None
+    assert world.plans.look("e/g3", world.of("e/g3")).plan is not None
+
+
+async def test_a_quota_limits_what_is_planned_for_too() -> None:
+    world = World(3, 4)
+    world.declared.by_workload, world.declared.left = {"P1": 9}, 2
+    world.add_group("d/g1", 9)
+    world.add_pod("d/g1", "a", "P1", 1)
+    await world.plans.make("d/g1")
+    assert world.plans._standing["d/g1"].replicas == {"P1": 3}
+
+
+async def test_a_namespace_has_a_limit_over_all_its_groups() -> None:
+    world = World(3, 4, most_pods=10, most_pods_per_namespace=12)
+    world.declared.by_workload = {"P1": 10}
+    for group in ("d/g1", "d/g2", "e/g3"):
+        world.add_group(group, 10)
+        world.add_pod(group, f"{group[2:]}-0", "P1", 1)
+        await world.plans.make(group)
+    reports = {group: world.plans.report(group) for group in ("d/g1", "d/g2", "e/g3")}
+    reasons = {group: report.reason for group, report in reports.items() if report is not None}
+    assert reasons == {"d/g1": "Complete", "d/g2": "TooManyPodsInNamespace", "e/g3": "Complete"}
+    world.plans.drop("d/g1", world.of("d/g1"))
+    world.now += FIRST_PAUSE_S
+    await world.plans.make("d/g2")
+    assert world.plans.look("d/g2", world.of("d/g2")).plan is not None
+
+
+async def test_a_plan_that_cannot_be_made_is_said_and_tried_again_later() -> None:
+    world = World(3, 4)
+    world.add_group("d/g1", 1)
+    world.add_pod("d/g1", "a", "P1", 1)
+    world.failure = PlanningError("DeadlineExceeded", "no plan was found within 30 s")
+    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    await world.plans.make("d/g1")
+    report = world.plans.report("d/g1")
+    assert report is not None
+    assert report.message == "no plan was found within 30 s; its pods are placed by the plain rule"
+    outlook = world.plans.look("d/g1", world.of("d/g1"))
+    assert (outlook.plan, outlook.pending) == (None, False)
+    world.now += FIRST_PAUSE_S
+    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    world.failure = None
+    await world.plans.make("d/g1")
+    report = world.plans.report("d/g1")
+    assert report is not None
+    assert report.reason == "Complete"
+
+
+async def test_a_group_that_never_settles_rests_between_its_plans() -> None:
+    world = World(3, 4)
+    world.add_group("d/g1", 1)
+    world.add_pod("d/g1", "a", "P1", 1)
+
+    async def slow(snapshot: GroupSnapshot, _: bool) -> Plan:
+        world.now += 2.0
+        return plan_group(snapshot)
+
+    world.plans._solve = slow
+    await world.plans.make("d/g1")
+    world.add_pod("d/g1", "b", "P1", 1)
+    outlook = world.plans.look("d/g1", world.of("d/g1"))
+    assert outlook.pending
+    assert outlook.plan is not None
+    assert "d/b" not in outlook.plan.targets
+    assert len(world.plans._queue) == 0
+    await asyncio.sleep(0)
+
+
+async def test_a_group_is_planned_anew_when_a_volume_of_one_of_its_pods_is_bound() -> None:
+    world = World(3, 4)
+    world.add_group("d/g1", 1)
+    world.add_pod("d/g1", "a", "P1", 1)
+    world.change("d/a", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]})
+    await world.plans.make("d/g1")
+    assert not world.plans.look("d/g1", world.of("d/g1")).pending
+    expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["z2"]}
+    reach = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
+    world.volumes.take_volume(
+        "pv", None, msgspec.convert({"metadata": {"name": "pv"}, "spec": reach}, PersistentVolume)
+    )
+    body = {"metadata": {"name": "data", "namespace": "d"}, "spec": {"volumeName": "pv"}}
+    world.volumes.take_claim("d/data", None, msgspec.convert(body, PersistentVolumeClaim))
+    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    await world.plans.make("d/g1")
+    outlook = world.plans.look("d/g1", world.of("d/g1"))
+    assert outlook.plan is not None
+    assert outlook.plan.targets["d/a"].zone == "z2"
+
+
+async def test_a_pod_is_planned_for_when_the_gate_of_another_opens() -> None:
+    world = World(3, 4)
+    world.add_group("d/g1", 2)
+    for name in ("a", "b"):
+        world.add_pod("d/g1", name, "P1", 1)
+    world.change("d/a", spec={"schedulingGates": [{"name": GATE}, {"name": "kueue.x-k8s.io/admission"}]})
+    await world.plans.make("d/g1")
+    outlook = world.plans.look("d/g1", world.of("d/g1"))
+    assert outlook.plan is not None
+    assert not outlook.pending
+    assert set(outlook.plan.targets) == {"d/b"}
+    world.change("d/a", spec={"schedulingGates": [{"name": GATE}]})
+    assert world.plans.look("d/g1", world.of("d/g1")).pending
+
+
+async def test_a_bound_pod_is_placed_anew_as_if_it_were_gone_and_hot_hosts_are_left_out() -> None:
+    world = World(2, 4)
+    world.add_group("d/g1", 2)
+    for name, workload, host in (("a", "P1", "n00"), ("b", "P2", "n01")):
+        world.add_pod("d/g1", name, workload, 3)
+        world.bind(f"d/{name}", host)
+        world.seat(f"d/{name}")
+    # n00 has room for it only because it is gone from there; n01 has none.
+    found = await world.plans.place_anew("d/g1", "d/a", 0)
+    assert found is not None
+    assert found.node == "n00"
+    world.add_node("n02", "z2")
+    world.fleet.take_heat(frozenset({"n00"}))
+    found = await world.plans.place_anew("d/g1", "d/a", 0)
+    assert found is not None
+    assert found.node == "n02"
+    with pytest.raises(PlanningError):
+        await world.plans.place_anew("d/g1", "d/nobody", 0)
+
+
+async def test_a_replacement_is_planned_for_the_host_that_was_promised_until_nobody_waits_for_it() -> None:
+    async def goes_to(promised: str, waits_s: float) -> str:
+        world = World(6, 4)
+        world.add_group("d/g1", 1)
+        world.add_pod("d/g1", "new", "P1", 1)
+        if promised:
+            host = world.fleet.hosts[promised]
+            world.plans.expect("d/g1", "P1", Target(host.location.zone, "r", promised), (), for_s=60)
+        world.now += waits_s
+        await world.plans.make("d/g1")
+        return world.plans._standing["d/g1"].plan.targets["d/new"].node
+
+    unasked = await goes_to("", 0)
+    other = "n00" if unasked != "n00" else "n01"
+    assert await goes_to(other, 1) == other
+    assert await goes_to(other, 61) == unasked
+
+
+async def test_room_that_was_promised_to_a_replacement_is_kept_from_other_groups_until_it_has_come() -> None:
+    """A StatefulSet's replacement comes when its predecessor is gone; another group's plan is made meanwhile."""
+    world = World(2, 4)
+    for group in ("d/g1", "d/g2"):
+        world.add_group(group, 1)
+    world.add_pod("d/g2", "other", "P1", 3)
+
+    async def other_goes_to() -> str:
+        await world.plans.make("d/g2")
+        return world.plans._standing["d/g2"].plan.targets["d/other"].node
+
+    wanted = await other_goes_to()
+    world.plans.drop("d/g2", world.of("d/g2"))
+    world.plans.expect("d/g1", "P1", Target("z1", "r", wanted), (), for_s=60, requests={"cpu": 3000, "pods": 1})
+    elsewhere = await other_goes_to()
+    assert elsewhere != wanted
+    world.add_pod("d/g1", "heir", "P1", 3)
+    await world.plans.make("d/g1")
+    assert world.plans._standing["d/g1"].plan.targets["d/heir"].node == wanted
+    assert world.overbooked() == []
+    world.delete("d/g1", "d/heir")
+    for group in ("d/g1", "d/g2"):
+        world.plans.drop(group, world.of(group))
+    assert await other_goes_to() != wanted
+    world.plans.drop("d/g2", world.of("d/g2"))
+    world.now += 61
+    assert await other_goes_to() == wanted, "nobody waits for it any more"
+
+
+async def test_other_hot_hosts_make_a_new_plan_for_pods_that_wait() -> None:
+    world = World(3, 4)
+    world.add_group("d/g1", 1)
+    world.add_pod("d/g1", "a", "P1", 1)
+    await world.plans.make("d/g1")
+    assert not world.plans.look("d/g1", world.of("d/g1")).pending
+    target = world.plans._standing["d/g1"].plan.targets["d/a"].node
+    world.fleet.take_heat(frozenset({target}))
+    assert world.plans.look("d/g1", world.of("d/g1")).pending
+    await world.plans.make("d/g1")
+    assert world.plans._standing["d/g1"].plan.targets["d/a"].node != target
+
+
+async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_planned_as_ever() -> None:
+    """Both ask at once, and the plans are made as the leader makes them: by its queue, in the planner's process."""
+    world = World(30, 4)
+    world.declared.by_workload = {"P1": 50_000_000}
+    world.add_group("evil/g1", 50_000_000)
+    world.add_pod("evil/g1", "a", "P1", 1)
+    world.add_group("e/g3", 20)
+    world.declared.elsewhere["e"] = {"P1": 20}
+    for i in range(20):
+        world.add_pod("e/g3", f"b{i}", "P1", 2)
+    process, asked = PlanningProcess(world.fleet, deadline_s=60.0), []
+
+    async def solve(snapshot: GroupSnapshot, hurry: bool) -> Plan:
+        asked.append(sum(snapshot.replicas.values()))
+        return await process.solve(snapshot, hurry)
+
+    world.plans._solve = solve
+    working = asyncio.create_task(world.plans.run())
+    try:
+        assert world.plans.look("evil/g1", world.of("evil/g1")).pending
+        assert world.plans.look("e/g3", world.of("e/g3")).pending
+        async with asyncio.timeout(60):
+            while len(world.woken) < 2:
+                await asyncio.sleep(0.01)
+    finally:
+        working.cancel()
+        await process.stop()
+    report = world.plans.report("evil/g1")
+    assert report is not None
+    assert (report.status, report.reason) == ("False", "TooManyPods")
+    assert asked == [20], "the planner's process never heard of them"
+    plan = world.plans.look("e/g3", world.of("e/g3")).plan
+    assert plan is not None
+    assert len(plan.targets) == 20
+    assert world.overbooked() == []

@@ -1,0 +1,301 @@
+"""The compiled search against CP-SAT, brute force rules and an independent judge, on clusters with all that real ones have."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from controller.cluster.services import Routing
+from controller.scheduler.plan import compile as compiler
+from controller.scheduler.plan.judge import judge
+from controller.scheduler.plan.problem import COUNTED, OWNER, Edge, Ints, Problem, Rule, RuleKind, Table
+from controller.scheduler.plan.solve import Effort, solve
+from controller.scheduler.planner import EFFORT
+from tests.unit.controller.optimum import Score, optimum, random_cluster, score
+
+
+def made(
+    zone_of: list[int],
+    replicas: list[int],
+    *edges: tuple[int, int, Routing],
+    room: int = 9,
+    far_us: float = 1000.0,
+    limit_us: float = 1e9,
+    **changes: object,
+) -> Problem:
+    """Workloads of one-cpu replicas on hosts of one size; edges of weight 1."""
+    zones, hosts = max(zone_of) + 1, len(zone_of)
+    latency = np.full((zones, zones), far_us)
+    np.fill_diagonal(latency, 100.0)
+    problem = Problem(
+        free=np.full((hosts, 1), room, np.int64),
+        capacity=np.full((hosts, 1), room, np.int64),
+        zone_of=np.array(zone_of, np.int64),
+        zoned=np.ones(zones, np.bool_),
+        workload_of=np.arange(len(replicas)),
+        asks=np.ones((len(replicas), 1), np.int64),
+        row_of=np.zeros(len(replicas), np.int64),
+        allowed=np.ones((1, hosts), np.bool_),
+        class_of=np.repeat(np.arange(len(replicas)), replicas),
+        fixed=((),) * len(replicas),
+        edges=tuple(Edge(a, b, 1.0, routing) for a, b, routing in edges),
+        tables=(Table(latency, 30.0, latency > limit_us),),
+    )
+    return msgspec.structs.replace(problem, **changes)
+
+
+def on_hosts(*hosts: int) -> Ints:
+    return np.array(hosts, np.int64)
+
+
+@pytest.mark.parametrize("seed", [1, 4, 5, 7])
+def test_nothing_is_unplaced_or_beyond_a_limit_that_cp_sat_would_place_within(seed: int) -> None:
+    problem = random_cluster(random.Random(seed))
+    best = optimum(problem, seconds=60.0)
+    found = score(problem, solve(problem, seed=seed, effort=EFFORT))
+    assert best is None or (found.unplaced, found.together, found.beyond) == (best.unplaced, best.together, best.beyond)
+    assert best is None or found >= best, "CP-SAT's model and the score disagree"
+    assert best is None or found.cost <= best.cost * 1.1
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_parity_is_as_cheap_as_cp_sat_proves_it_can_be(seed: int) -> None:
+    problem = random_cluster(random.Random(seed), spread=False, parity=True)
+    best = optimum(problem, seconds=60.0)
+    found = score(problem, solve(problem, seed=seed, effort=EFFORT))
+    assert best is None or Score(found.unplaced, found.together, found.beyond, 0) == Score(
+        best.unplaced, best.together, best.beyond, 0
+    )
+    assert best is None or found.cost <= best.cost * 1.05
+
+
+def test_same_seed_same_answer_alone_or_beside_others() -> None:
+    problem = random_cluster(random.Random(5))
+    alone = solve(problem, seed=3)
+    with ThreadPoolExecutor(4) as pool:
+        others = list(pool.map(lambda _: solve(problem, seed=3), range(4)))
+    assert all((alone == other).all() for other in others)
+    assert (alone == solve(problem, seed=3, effort=Effort(threads=3))).all()
+
+
+def test_a_deadline_that_is_over_still_gives_a_placement_within_the_rules() -> None:
+    problem = made([0, 0, 1, 1], [20, 10], (0, 1, Routing.NODE))
+    at = solve(problem, deadline_s=0.0)
+    assert (np.bincount(at[at >= 0], minlength=4) <= 9).all()
+    assert len(at) == 30
+
+
+def test_no_hosts_and_no_replicas_are_answered() -> None:
+    problem = made([0], [2])
+    nobody = msgspec.structs.replace(problem, class_of=np.zeros(0, np.int64))
+    assert len(solve(nobody)) == 0
+    nowhere = msgspec.structs.replace(
+        problem,
+        free=np.zeros((0, 1), np.int64),
+        capacity=np.zeros((0, 1), np.int64),
+        zone_of=np.zeros(0, np.int64),
+        zoned=np.zeros(0, np.bool_),
+        allowed=np.zeros((1, 0), np.bool_),
+    )
+    assert solve(nowhere).tolist() == [-1, -1]
+
+
+def test_room_is_made_by_moving_others_who_have_a_choice() -> None:
+    """The picky one's only host is what the first comer would take; sizes leave no host to spare."""
+    allowed = np.array([[True, True, True], [True, False, False]], np.bool_)
+    problem = made(
+        [0, 1, 2], [2, 1], room=2, asks=np.array([[2], [2]], np.int64), allowed=allowed, row_of=np.array([0, 1])
+    )
+    assert sorted(solve(problem).tolist()[:2]) == [1, 2]
+    assert solve(problem).tolist()[2] == 0
+
+
+def test_an_overcommitted_host_takes_nothing_more() -> None:
+    problem = made([0, 0], [2], free=np.array([[-3], [1]], np.int64))
+    assert sorted(solve(problem).tolist()) == [-1, 1]
+
+
+def test_hints_are_kept_unless_something_is_better() -> None:
+    problem = made([0, 0, 1, 1], [1, 1], (0, 1, Routing.ANY))
+    for host in range(4):
+        assert solve(problem, on_hosts(host, host)).tolist() == [host, host]
+    apart = solve(problem, on_hosts(0, 2)).tolist()
+    assert apart[0] == apart[1]
+    assert solve(problem, on_hosts(1, -1)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("routing", "at", "latency", "on_host", "in_zone", "hottest"),
+    [
+        # Hosts 0, 1 in zone 0 and 2, 3 in zone 1; two callers, then two replicas of the callee.
+        (Routing.ANY, (0, 2, 0, 2), (30 + 1000) / 2, 0.5, 0.5, 1.0),
+        (Routing.ZONE, (0, 2, 0, 2), 30.0, 1.0, 1.0, 1.0),
+        (Routing.ZONE, (0, 2, 1, 3), 100.0, 0.0, 1.0, 1.0),
+        (Routing.ZONE, (0, 2, 0, 1), ((30 + 100) / 2 + 1000) / 2, 0.25, 0.5, 1.0),
+        (Routing.ZONE, (0, 1, 0, 2), (30 + 100) / 2, 0.5, 1.0, 2.0),
+        (Routing.NODE, (0, 0, 0, 1), 30.0, 1.0, 1.0, 2.0),
+        (Routing.NODE, (0, 1, 0, 2), (30 + 100) / 2, 0.5, 1.0, 2.0),
+        (Routing.NODE, (2, 2, 0, 1), 1000.0, 0.0, 0.0, 1.0),
+    ],
+)
+def test_who_answers_a_call_is_as_kube_proxy_has_it(
+    routing: Routing, at: tuple[int, ...], latency: float, on_host: float, in_zone: float, hottest: float
+) -> None:
+    problem = made([0, 0, 1, 1], [2, 2], (0, 1, routing))
+    found = judge(problem, on_hosts(*at))
+    assert (found.latency, found.on_host, found.in_zone, found.hottest) == pytest.approx(
+        (latency, on_host, in_zone, hottest)
+    )
+
+
+def test_a_node_without_a_zone_label_sends_anywhere() -> None:
+    problem = made([0, 1], [1, 2], (0, 1, Routing.ZONE), zoned=np.array([False, True]))
+    assert judge(problem, on_hosts(0, 0, 1)).in_zone == 0.5
+    assert judge(problem, on_hosts(0, 1, 1)).in_zone == 0.0
+
+
+def test_limits_are_broken_only_by_replicas_that_may_answer() -> None:
+    for routing, beyond in ((Routing.ANY, 2), (Routing.ZONE, 0), (Routing.NODE, 0)):
+        problem = made([0, 1], [2, 2], (0, 1, routing), limit_us=500.0)
+        assert judge(problem, on_hosts(0, 1, 0, 1)).beyond == beyond
+        assert judge(problem, on_hosts(0, 0, 1, 1)).beyond == 4
+
+
+def test_a_call_that_would_overload_a_replica_is_priced_as_if_it_went_elsewhere() -> None:
+    """Three callers per callee's replica: locality alone would send all to one."""
+    problem = made([0, 0, 1, 1], [4, 2], (0, 1, Routing.ZONE), room=3, survives=np.array([False, True]))
+    assert judge(problem, solve(problem)).hottest == 1.0
+
+
+def test_spread_zone_never_leaves_all_replicas_in_one_zone() -> None:
+    problem = made([0, 0, 1], [3, 1], (0, 1, Routing.ANY))
+    assert judge(problem, solve(problem)).together == (0,)
+    spread = msgspec.structs.replace(problem, survives=np.array([True, True]))
+    at = solve(spread)
+    assert judge(spread, at).together == ()
+
+
+def rule(kind: RuleKind, domain_of: list[int], roles: dict[int, int], **changes: object) -> Rule:
+    domains = max(domain_of) + 1
+    nothing = np.zeros(domains, np.int64)
+    made_rule = Rule(kind, roles, np.array(domain_of, np.int64), nothing, nothing, np.ones(domains, np.bool_))
+    return msgspec.structs.replace(made_rule, **changes)
+
+
+def test_rules_bind() -> None:
+    both = COUNTED | OWNER
+    zones = [0, 0, 1, 1]
+    even = made(zones, [4], rules=(rule(RuleKind.SPREAD, zones, {0: both}),))
+    assert np.bincount(np.array(zones)[solve(even)]).tolist() == [2, 2]
+    apart = made(zones, [5], rules=(rule(RuleKind.APART, [0, 1, 2, 3], {0: both}),))
+    assert sorted(solve(apart).tolist()) == [-1, 0, 1, 2, 3]
+    guarded = made(zones, [1, 3], rules=(rule(RuleKind.APART, zones, {0: OWNER, 1: COUNTED}),))
+    at = solve(guarded)
+    assert {zones[h] for h in at[1:]} == {1 - zones[at[0]]}, "anti-affinity holds against who carries none"
+    pair = made(zones, [2, 1], room=2, rules=(rule(RuleKind.TOGETHER, [0, 1, 2, 3], {0: OWNER, 1: COUNTED}),))
+    at = solve(pair)
+    assert sorted([at[0], at[1]]) == [-1, at[2]], "one fits beside whom it needs, the other may be nowhere else"
+    wish = made(zones, [4], rules=(rule(RuleKind.SOFT, [0, 1, 2, 3], {0: both}, price=1.0),))
+    assert sorted(solve(wish).tolist()) == [0, 1, 2, 3]
+
+
+def test_who_is_needed_for_company_is_brought_to_where_it_is_needed() -> None:
+    """The second may be in zone 1 alone, and only beside the first; a third keeps the first busy in zone 0."""
+    zones = [0, 0, 1, 1]
+    allowed = np.array([[True, True, True, True], [False, False, True, True], [True, True, False, False]])
+    company = rule(RuleKind.TOGETHER, zones, {1: OWNER, 0: COUNTED})
+    problem = made(
+        zones,
+        [1, 1, 3],
+        (0, 2, Routing.ANY),
+        allowed=allowed,
+        row_of=np.array([0, 1, 2]),
+        rules=(company,),
+        room=2,
+    )
+    at = solve(problem)
+    assert (at >= 0).all()
+    assert zones[at[0]] == zones[at[1]] == 1
+
+
+def test_a_spread_holds_for_an_owner_that_its_own_selector_does_not_select() -> None:
+    zones = [0, 0, 1, 1]
+    held = np.array([2, 0])
+    strict = rule(RuleKind.SPREAD, zones, {0: OWNER}, standing=held)
+    at = solve(made(zones, [2], rules=(strict,)))
+    assert {zones[h] for h in at} == {1}, "zone 0 has two more of those it looks at than zone 1"
+
+
+def test_a_spread_counts_from_zero_where_domains_are_missing_and_not_from_domains_nobody_may_use() -> None:
+    zones = [0, 0, 1, 1]
+    both = COUNTED | OWNER
+    short = made(zones, [4], rules=(rule(RuleKind.SPREAD, zones, {0: both}, short=True),))
+    assert (solve(short) >= 0).sum() == 2
+    allowed = np.array([[True, True, False, False]])
+    closed = made(zones, [4], allowed=allowed, rules=(rule(RuleKind.SPREAD, zones, {0: both}),))
+    assert (solve(closed) >= 0).sum() == 1
+    left_out = rule(RuleKind.SPREAD, zones, {0: both}, eligible=np.array([True, False]))
+    assert (solve(made(zones, [4], allowed=allowed, rules=(left_out,))) >= 0).sum() == 4
+
+
+def test_without_edges_replicas_take_the_emptier_hosts() -> None:
+    problem = made([0, 0, 0, 0], [1, 1, 1, 1], crowd=0.1, balance=0.02)
+    assert sorted(solve(problem).tolist()) == [0, 1, 2, 3]
+    uneven = made([0, 0], [1], free=np.array([[2], [8]], np.int64), balance=0.02)
+    assert solve(uneven).tolist() == [1]
+
+
+def test_a_missing_compiler_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(OSError, match="install gcc, or name a compiler in CC"):
+        compiler.compile_library(tmp_path / "lib.so")
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(OSError, match="did not compile"):
+        compiler.compile_library(tmp_path / "lib.so")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_zones_hints_count_while_a_replica_is_on_a_node_without_a_zone_whatever_is_moved(seed: int) -> None:
+    """As kube-proxy has it (pkg/proxy/topology.go); the best of all placements of three workloads on hosts with and without zones."""
+    rng = random.Random(seed)
+    zone_of = [0, 1, 2, 2]
+    edges = [(0, 1, Routing.ZONE), (1, 2, rng.choice((Routing.ANY, Routing.ZONE)))]
+    problem = made(
+        zone_of,
+        [2, 2, 1],
+        *edges,
+        room=rng.randint(2, 3),
+        zoned=np.array([True, True, False]),
+        fixed=((), (rng.randrange(4),) if seed % 2 else (), ()),
+        load=0.0,
+        balance=1e-9,
+    )
+    far = np.array(
+        [[100.0, rng.randint(200, 900), 500.0], [rng.randint(200, 900), 100.0, 500.0], [400.0, 600.0, 100.0]]
+    )
+    problem = msgspec.structs.replace(problem, tables=(Table(far, 30.0, far > rng.randint(300, 700)),))
+
+    def worth(at: Ints) -> tuple[int, float]:
+        found = judge(problem, at)
+        return found.beyond, found.latency
+
+    placements = (np.array(p, np.int64) for p in product(range(4), repeat=5))
+    best = min(worth(at) for at in placements if (np.bincount(at, minlength=4) <= problem.free[:, 0]).all())
+    assert worth(solve(problem, seed=seed)) == pytest.approx(best)
+
+
+def test_a_replica_without_a_zone_takes_the_hints_of_all() -> None:
+    for routing, in_zone, latency in ((Routing.ZONE, 1.5 / 3, None), (Routing.NODE, 1.0, 30.0)):
+        problem = made([0, 1, 2], [2, 3], (0, 1, routing), zoned=np.array([True, True, False]))
+        found = judge(problem, on_hosts(0, 1, 0, 1, 2))
+        assert latency is None or found.latency == latency, "node hints count without zones"
+        labelled = msgspec.structs.replace(problem, zoned=np.ones(3, np.bool_))
+        assert judge(labelled, on_hosts(0, 1, 0, 1, 2)).in_zone == 1.0
+        assert found.in_zone == pytest.approx(in_zone if routing is Routing.NODE else 1 / 3)

@@ -1,0 +1,118 @@
+"""Every release ends: what the scheduler refused is tried again, replaced, or told to a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cluster.pods import GroupPod, Target
+from controller.scheduler.affinity import NARROWED_ANNOTATION
+from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.planner import Plan
+from controller.scheduler.state import State
+from controller.scheduler.unschedulable import Action, Replace, Retry, StuckPods, Tell
+
+AFTER_S = 10.0
+CONFIG = SchedulerConfig(placement="affinity", gates=GatesConfig(replace_after_s=AFTER_S))
+ZONE_A, ZONE_B = Target("a", "r", "n-a"), Target("b", "r", "n-b")
+NARROWED = '{"key":"topology.kubernetes.io/zone","operator":"In","values":["a"]}'
+
+
+def stuck_pod(kind: str = "ReplicaSet", name: str = "p", reason: str = "Unschedulable", **changes: Any) -> GroupPod:
+    owners = [{"kind": kind, "name": "o", "uid": f"u-{kind}", "controller": True}] if kind else None
+    annotations = {"netaware.io/target": msgspec.json.encode(ZONE_A).decode(), NARROWED_ANNOTATION: NARROWED}
+    metadata = {"name": name, "namespace": "d", "ownerReferences": owners, "annotations": annotations}
+    conditions = [{"type": "PodScheduled", "status": "False", "reason": reason}]
+    body = {
+        "metadata": {**metadata, **changes},
+        "spec": {"schedulerName": "network-aware-scheduler"},
+        "status": {"phase": "Pending", "conditions": conditions},
+    }
+    return msgspec.convert(body, GroupPod)
+
+
+def look(stuck: StuckPods, pod: GroupPod, now: float, target: Target | None = None) -> list[Action]:
+    plan = Plan({pod.metadata.key: target} if target is not None else {})
+    return stuck.plan([pod], plan, State(CONFIG, "netaware-system"), now)[0]
+
+
+@pytest.mark.parametrize("kind", ["ReplicaSet", "StatefulSet"])
+@pytest.mark.parametrize("target", [None, ZONE_A], ids=["no place", "the same place"])
+def test_a_frozen_pod_that_cannot_be_met_is_replaced_and_its_successor_gets_wishes(
+    kind: str, target: Target | None
+) -> None:
+    stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
+    assert look(stuck, pod, 100, target) == []
+    assert look(stuck, pod, 100 + AFTER_S - 1, target) == []
+    assert stuck.may_demand(pod)
+    (action,) = look(stuck, pod, 100 + AFTER_S, target)
+    assert isinstance(action, Replace)
+    assert not stuck.may_demand(pod)
+    successor = stuck_pod(kind, name="p" if kind == "StatefulSet" else "q")
+    assert not stuck.may_demand(successor)
+
+
+def test_each_pod_of_a_stateful_set_is_judged_by_itself() -> None:
+    """Its volume may be in another zone than those of its siblings."""
+    stuck = StuckPods(CONFIG)
+    look(stuck, stuck_pod("StatefulSet", "db-0"), 0)
+    look(stuck, stuck_pod("StatefulSet", "db-0"), AFTER_S)
+    assert not stuck.may_demand(stuck_pod("StatefulSet", "db-0"))
+    assert stuck.may_demand(stuck_pod("StatefulSet", "db-1"))
+
+
+@pytest.mark.parametrize("kind", ["Job", "DaemonSet", "", "Workflow"])
+def test_what_nobody_replaces_at_no_price_is_told_once_and_never_evicted(kind: str) -> None:
+    stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
+    look(stuck, pod, 0, ZONE_B)
+    (told,) = look(stuck, pod, AFTER_S, ZONE_B)
+    assert isinstance(told, Tell)
+    assert "delete it" in told.note
+    assert look(stuck, pod, 10 * AFTER_S, ZONE_B) == []
+    assert stuck.may_demand(stuck_pod(kind, name="q")) == (not kind)
+
+
+def test_a_pod_that_we_demand_nothing_of_is_left_to_the_scheduler() -> None:
+    stuck, pod = StuckPods(CONFIG), stuck_pod(annotations={})
+    assert look(stuck, pod, 0) == []
+    assert look(stuck, pod, 10 * AFTER_S) == []
+
+
+def test_a_pod_with_another_place_is_replaced_less_and_less_often() -> None:
+    stuck, pod = StuckPods(CONFIG), stuck_pod()
+    look(stuck, pod, 0, ZONE_B)
+    assert [isinstance(a, Replace) for a in look(stuck, pod, AFTER_S, ZONE_B)] == [True]
+    assert stuck.may_demand(pod)
+    assert look(stuck, pod, AFTER_S + 2 * AFTER_S - 1, ZONE_B) == []
+    assert [isinstance(a, Replace) for a in look(stuck, pod, AFTER_S + 2 * AFTER_S, ZONE_B)] == [True]
+    assert look(stuck, pod, AFTER_S + 5 * AFTER_S, ZONE_B) == []
+
+
+def test_a_volume_that_cannot_be_bound_is_a_refusal_too() -> None:
+    """kube-scheduler says SchedulerError then; the extender must not be asked for the same host for ever."""
+    config = SchedulerConfig()
+    stuck, pod = StuckPods(config), stuck_pod(reason="SchedulerError")
+    actions, _ = stuck.plan([pod], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)
+    assert [isinstance(action, Retry) for action in actions] == [True]
+    gated = stuck_pod(reason="SchedulingGated")
+    assert stuck.plan([gated], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)[0] == []
+
+
+def test_a_pod_that_every_host_refuses_is_tried_less_and_less_often() -> None:
+    config = SchedulerConfig()
+    stuck, state, tries = StuckPods(config), State(config, "netaware-system"), 0
+    for second in range(3600):
+        target = Target("a", "r", f"n{second}")
+        actions, _ = stuck.plan([stuck_pod()], Plan({"d/p": target}), state, float(second))
+        tries += len(actions)
+    assert 10 < tries < 90
+
+
+def test_a_nominated_pod_is_nominated_anew_before_it_is_tried_again() -> None:
+    config = SchedulerConfig(placement="nominated")
+    stuck = StuckPods(config)
+    (action,), _ = stuck.plan([stuck_pod()], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)
+    assert isinstance(action, Retry)
+    assert action.nominate == "n-b"

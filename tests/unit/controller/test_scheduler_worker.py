@@ -1,0 +1,239 @@
+"""Plans in a process of their own: the same answers, whatever was asked before, and an end to every question."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cluster.costs import CostTable
+from controller.cluster.graph import build_graph
+from controller.cluster.hosts import Fleet, host_of
+from controller.cluster.pod_info import PodReader
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroupSpec, WeightInfo
+from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.planning import PlanningError
+from controller.scheduler.problem_builder import IN_ZONE_US
+from controller.scheduler.worker import HURRIED, PlanningProcess
+from kubekit.wire import Node
+from netperf.contract import REGION_LABEL, ZONE_LABEL
+from tests.unit.controller import groups
+
+
+class Mirror:
+    """Stands where a reflector would: tells subscribers of changes."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Any] = {}
+        self.handlers: list[Any] = []
+
+    def subscribe(self, handler: Any) -> None:
+        self.handlers.append(handler)
+
+    def put(self, key: str, new: Any) -> None:
+        old = self.items.pop(key, None)
+        if new is not None:
+            self.items[key] = new
+        for handler in self.handlers:
+            handler(key, old, new)
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.fleet, self.nodes, self.pods = Fleet(), Mirror(), Mirror()
+        self.fleet.follow(self.nodes, self.pods)  # type: ignore[arg-type]
+
+    def add_nodes(self, count: int, cpu: int = 4) -> None:
+        for i in range(count):
+            body = {
+                "metadata": {"name": f"n{i}", "labels": {"topology.kubernetes.io/zone": f"z{i % 3}"}},
+                "status": {"allocatable": {"cpu": str(cpu), "pods": "110"}},
+            }
+            self.nodes.put(f"n{i}", msgspec.convert(body, Node))
+
+    def bind(self, name: str, node: str, cpu: int) -> None:
+        containers = [{"resources": {"requests": {"cpu": str(cpu)}}}]
+        body = {"metadata": {"name": name}, "spec": {"nodeName": node, "containers": containers}}
+        self.pods.put(name, PodReader().read(msgspec.convert(body, GroupPod)))
+
+    def snapshot(self, pods: int) -> GroupSnapshot:
+        reference = {"kind": "Deployment", "name": "w", "selector": "w"}
+        spec = msgspec.convert({"numMembers": pods, "workloads": [{"workload": reference}]}, AppGroupSpec)
+        labels = {APPGROUP_LABEL: "g", WORKLOAD_LABEL: "w"}
+        container = {"resources": {"requests": {"cpu": "1"}}}
+        made = [
+            msgspec.convert(
+                {
+                    "metadata": {"name": f"p{i}", "namespace": "d", "labels": labels},
+                    "spec": {"containers": [container]},
+                },
+                GroupPod,
+            )
+            for i in range(pods)
+        ]
+        return GroupSnapshot(
+            graph=build_graph(spec),
+            pods=made,
+            replicas={},
+            costs=CostTable(),
+            hosts=self.fleet.hosts,
+            used=self.fleet.used,
+        )
+
+
+@asynccontextmanager
+async def process(cluster: Cluster, deadline_s: float = 60.0) -> AsyncIterator[PlanningProcess]:
+    planner = PlanningProcess(cluster.fleet, deadline_s=deadline_s)
+    planner.follow(cluster.nodes, cluster.pods)  # type: ignore[arg-type]
+    try:
+        yield planner
+    finally:
+        await planner.stop()
+
+
+def same(found: Plan, wanted: Plan) -> bool:
+    return dict(found.targets) == dict(wanted.targets) and set(found.unplaced) == set(wanted.unplaced)
+
+
+async def test_the_process_answers_as_the_planner_does_and_follows_the_cluster() -> None:
+    cluster = Cluster()
+    cluster.add_nodes(600)
+    async with process(cluster) as planner:
+        many = cluster.snapshot(450)
+        assert same(await planner.solve(many), plan_group(many))
+        for i in range(599):
+            cluster.bind(f"b{i}", f"n{i}", 4)
+        cluster.nodes.put("n1", None)
+        left = cluster.snapshot(6)
+        plan = await planner.solve(left)
+        assert {target.node for target in plan.targets.values()} == {"n599"}
+        assert len(plan.unplaced) == 2
+        cluster.pods.put("b7", None)
+        assert (await planner.solve(cluster.snapshot(6))).unplaced == ()
+        few = cluster.snapshot(3)
+        assert same(await planner.solve(few), plan_group(few))
+
+
+async def test_a_plan_that_takes_too_long_is_given_up_and_the_next_one_is_made() -> None:
+    cluster = Cluster()
+    cluster.add_nodes(3)
+    async with process(cluster) as planner:
+        await planner.solve(cluster.snapshot(1))
+        assert planner._process is not None
+        first = planner._process.pid
+        os.kill(first, signal.SIGSTOP)
+        planner._deadline_s = 0.2
+        stopped = asyncio.create_task(planner.solve(cluster.snapshot(2)))
+        with pytest.raises(PlanningError, match=r"no plan was found within 0.2 s") as caught:
+            await stopped
+        assert caught.value.reason == "DeadlineExceeded"
+        planner._deadline_s = 60.0
+        assert len((await planner.solve(cluster.snapshot(2))).targets) == 2
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+
+
+async def test_a_process_that_dies_fails_one_plan_and_no_other() -> None:
+    cluster = Cluster()
+    cluster.add_nodes(3)
+    async with process(cluster) as planner:
+        await planner.solve(cluster.snapshot(1))
+        assert planner._process is not None
+        os.kill(planner._process.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(planner.solve(cluster.snapshot(1)))
+        await asyncio.sleep(0.05)
+        os.kill(planner._process.pid, signal.SIGKILL)
+        with pytest.raises(PlanningError, match="process ended"):
+            await asked
+        assert len((await planner.solve(cluster.snapshot(1))).targets) == 1
+
+
+async def test_what_the_planner_cannot_bear_is_told_and_the_process_goes_on() -> None:
+    cluster = Cluster()
+    cluster.add_nodes(3)
+    async with process(cluster) as planner:
+        broken = msgspec.structs.replace(cluster.snapshot(1), replicas={"w": "many"})
+        with pytest.raises(PlanningError, match="the planner failed: TypeError"):
+            await planner.solve(broken)
+        assert planner._process is not None
+        pid = planner._process.pid
+        assert len((await planner.solve(cluster.snapshot(1))).targets) == 1
+        assert planner._process.pid == pid
+
+
+async def test_among_many_hosts_alike_one_that_was_refused_promised_or_is_hot_leaves_nobody_without_a_place() -> None:
+    cluster = Cluster()
+    cluster.add_nodes(30)
+    async with process(cluster) as planner:
+        first = (await planner.solve(cluster.snapshot(1))).targets["d/p0"].node
+        for known in (
+            {"refused": {"d/p0": frozenset({first})}},
+            {"promised": {first: {"cpu": 4000}}},
+            {"hot": frozenset({first})},
+        ):
+            plan = await planner.solve(msgspec.structs.replace(cluster.snapshot(1), **known))
+            assert plan.unplaced == (), (known, plan.why)
+            assert plan.targets["d/p0"].node != first
+
+
+async def test_a_process_that_could_not_follow_the_hosts_is_replaced_and_no_answer_goes_to_another_question() -> None:
+    cluster = Cluster()
+    cluster.add_nodes(3)
+    async with process(cluster) as planner:
+        await planner.solve(cluster.snapshot(1))
+        good, cluster.fleet.hosts["n1"] = cluster.fleet.hosts["n1"], "no host"  # type: ignore[assignment]
+        planner._dirty.add("n1")
+        with pytest.raises(PlanningError, match="planner's process ended"):
+            await planner.solve(cluster.snapshot(1))
+        cluster.fleet.hosts["n1"] = good
+        assert len((await planner.solve(cluster.snapshot(2))).targets) == 2
+        assert len((await planner.solve(cluster.snapshot(3))).targets) == 3
+
+
+def far_apart(rng: random.Random) -> CostTable:
+    """40 zones in four regions, zone i in region i modulo 4; costs at random."""
+    levels = [
+        {
+            "topologyKey": key,
+            "originList": [
+                {
+                    "origin": a,
+                    "costList": [{"destination": b, "networkCost": rng.randint(2, 20)} for b in names if a != b],
+                }
+                for a in names
+            ],
+        }
+        for key, names in (
+            (REGION_LABEL, [f"r{r}" for r in range(4)]),
+            (ZONE_LABEL, [f"z{z:02}" for z in range(40)]),
+        )
+    ]
+    return CostTable(msgspec.convert({"name": "UserDefined", "topologyList": levels}, WeightInfo))
+
+
+def test_a_hurried_plan_over_forty_zones_rarely_leaves_a_group_between_two_of_them() -> None:
+    """Ten pods that call each other fit many a zone; one long run left 5 of these 15 groups apart."""
+    rng, hosts = random.Random(1), {}
+    costs = far_apart(rng)
+    for number in range(400):
+        zone = number % 40
+        labels = {ZONE_LABEL: f"z{zone:02}", REGION_LABEL: f"r{zone % 4}"}
+        body = {"metadata": {"name": f"h{number:03}", "labels": labels}}
+        node = msgspec.convert({**body, "status": {"allocatable": {"cpu": "32", "pods": "110"}}}, Node)
+        hosts[node.metadata.name] = host_of(node)
+    apart = 0
+    for _ in range(15):
+        pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
+        case = groups.Case((1,) * 10, tuple(pairs), ((0,),), (1,))
+        start = msgspec.structs.replace(groups.snapshot_of(case), spread="soft", objective="time")
+        plan = plan_group(msgspec.structs.replace(start, hosts=hosts, costs=costs), effort=HURRIED)
+        apart += plan.latency_us > IN_ZONE_US
+    assert apart <= 1

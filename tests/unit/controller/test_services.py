@@ -1,0 +1,40 @@
+"""Services behind pods: the index finds what a look at each of them finds, whatever comes and goes."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from controller.cluster.services import Service, ServiceIndex, behind, routing_to
+
+KEYS, VALUES = ("app", "tier", "zone"), ("a", "b", "c")
+
+
+def service(rng: random.Random, name: str, namespace: str) -> Service:
+    selector = {key: rng.choice(VALUES) for key in rng.sample(KEYS, rng.randint(0, 3))}
+    spec = {
+        "selector": selector or (None if rng.random() < 0.5 else {}),
+        "clusterIP": rng.choice(["None", "10.0.0.1"]),
+        "trafficDistribution": rng.choice(["", "PreferSameZone", "PreferSameNode"]),
+    }
+    return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, Service)
+
+
+def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
+    rng, index = random.Random(3), ServiceIndex()
+    known: dict[str, Service] = {}
+    for _ in range(400):
+        namespace, name = rng.choice(("x", "y")), f"s{rng.randrange(12)}"
+        key = f"{namespace}/{name}"
+        new = service(rng, name, namespace) if rng.random() < 0.7 else None
+        index.take(key, known.get(key), new)
+        known.pop(key, None)
+        if new is not None:
+            known[key] = new
+        labels = {key: rng.choice(VALUES) for key in KEYS}
+        all_of = [known[key] for key in sorted(known)]
+        for where in ("x", "y"):
+            assert index.behind(where, labels) == behind(all_of, where, labels)
+            assert index.routing_to(where, labels) == routing_to(all_of, where, labels)
+        assert index.of(["x", "y"]) == all_of

@@ -1,0 +1,159 @@
+"""Who is to blame when pairs cannot be measured: a node that witnesses of two zones cannot reach, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from controller.topology.quarantine import QUARANTINE_S, Listening, listen, without_suspects
+from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.plans import Probe, ZonePlan
+from netperf.sample import Failure, Measurement, ProberName, Sample
+
+ZONES = ("z1", "z2", "z3", "z4")
+FACTS = [NodeFacts(name=f"{zone}{copy}", address="10.0.0.1", zone=zone) for zone in ZONES for copy in "ab"]
+ALL_WELL = 10
+Fate = Callable[[Probe], str]
+"""What becomes of a probe: ``ok``, ``failed`` (the path is dead), ``hung`` (the host answers, its agent does not), ``silent``."""
+
+
+def cut(a: str, b: str) -> Fate:
+    return lambda p: "failed" if {p.origin.zone, p.destination.zone} == {a, b} else "ok"
+
+
+def frozen(node: str, how: str = "failed") -> Fate:
+    return lambda p: "silent" if p.origin.node == node else how if p.destination.node == node else "ok"
+
+
+class World:
+    """Plans, agents that do what a fate says, and the controller's look at their results, round by round (simulated)."""
+
+    def __init__(
+        self, facts: list[NodeFacts], round_s: float = 60.0, write_every: int = 1, prober: ProberName = "datagrams"
+    ) -> None:
+        self.facts, self.round_s, self.write_every = facts, round_s, write_every
+        self.plans: Mapping[str, ZonePlan] = plan_pairs(facts, PlanOptions(), None, 1000.0).zones
+        self.listening, self.number = Listening(), 0
+        self._samples: dict[tuple[str, str], Sample] = {}
+        self._failures: dict[tuple[str, str], Failure] = {}
+        self.blamed: set[str] = set()
+        self._prober: ProberName = prober
+
+    def rounds(self, count: int, fate: Fate) -> set[str]:
+        for _ in range(count):
+            self.number += 1
+            for plan in self.plans.values():
+                for probe in plan.probes:
+                    self._probe(probe, fate(probe))
+            now_s = self.number * self.round_s
+            self.listening = listen(
+                self.listening,
+                self.plans.values(),
+                self._samples.values(),
+                self._failures.values(),
+                now_s=now_s,
+                interval_s=self.round_s,
+            )
+            self.blamed |= set(self.listening.quarantine)
+            facts = without_suspects(self.facts, self.listening.quarantine)
+            witnesses = self.listening.witnesses
+            self.plans = plan_pairs(facts, PlanOptions(), self.plans, 1000.0 + now_s, witnesses=witnesses).zones
+        return set(self.listening.quarantine)
+
+    def _probe(self, probe: Probe, fate: str) -> None:
+        pair, ends = (probe.origin.node, probe.destination.node), (probe.origin.place, probe.destination.place)
+        if fate == "ok":
+            self._failures.pop(pair, None)
+            if self.number % self.write_every == 0 or pair not in self._samples:
+                measurement = Measurement(prober=self._prober, test="TCP_RR", p50_us=1.0)
+                self._samples[pair] = Sample(
+                    origin=ends[0], destination=ends[1], measurement=measurement, sequence=self.number
+                )
+        elif fate != "silent":
+            before = self._failures.get(pair)
+            self._failures[pair] = Failure(
+                origin=ends[0],
+                destination=ends[1],
+                failure="timeout",
+                in_a_row=before.in_a_row + 1 if before is not None else 1,
+                alive=fate == "hung",
+                sequence=self.number,
+            )
+            self._samples.pop(pair, None)
+
+
+def busiest(plans: Mapping[str, ZonePlan]) -> str:
+    nodes = [node for found in plans.values() for p in found.probes for node in (p.origin.node, p.destination.node)]
+    return max(sorted(set(nodes)), key=nodes.count)
+
+
+@pytest.mark.parametrize("how", ["failed", "hung"])
+def test_a_frozen_node_is_left_out_once_witnesses_of_two_zones_cannot_reach_it(how: str) -> None:
+    world = World(FACTS)
+    world.rounds(ALL_WELL, lambda _: "ok")
+    victim = busiest(world.plans)
+    assert world.rounds(12, frozen(victim, how)) == {victim}
+    used = {n for found in world.plans.values() for p in found.probes for n in (p.origin.node, p.destination.node)}
+    assert victim not in used
+    assert world.blamed == {victim}
+
+
+def test_a_cut_between_two_zones_blames_nobody_however_long() -> None:
+    world = World(FACTS)
+    world.rounds(ALL_WELL, lambda _: "ok")
+    world.rounds(90, cut("z1", "z2"))
+    assert world.blamed == set()
+
+
+def test_a_cut_blames_nobody_where_zones_have_one_node_or_there_are_but_two() -> None:
+    single = World([NodeFacts(name=f"{zone}a", address="10.0.0.1", zone=zone) for zone in ZONES])
+    pair = World([f for f in FACTS if f.zone in {"z1", "z2"}])
+    for world in (single, pair):
+        world.rounds(ALL_WELL, lambda _: "ok")
+        world.rounds(60, cut("z1", "z2"))
+        assert world.blamed == set()
+
+
+@pytest.mark.parametrize("round_s", [10.0, 30.0, 60.0, 594.0])
+def test_healthy_nodes_that_write_seldom_are_never_blamed(round_s: float) -> None:
+    world = World(FACTS, round_s, write_every=max(2, int(180 / round_s)))
+    world.rounds(120, lambda _: "ok")
+    assert world.blamed == set()
+    assert world.listening.witnesses == ()
+
+
+def test_where_udp_is_filtered_hosts_that_answer_are_not_blamed() -> None:
+    world = World(FACTS, prober="netperf")
+    world.rounds(60, lambda p: "ok" if p.rank == 0 and p.origin.zone < p.destination.zone else "hung")
+    assert world.blamed == set()
+
+
+def test_an_agents_silence_alone_is_no_proof() -> None:
+    world = World(FACTS)
+    world.rounds(ALL_WELL, lambda _: "ok")
+    victim = busiest(world.plans)
+    world.rounds(60, lambda p: "silent" if p.origin.node == victim else "ok")
+    assert world.blamed == set()
+
+
+def test_a_dead_network_blames_nobody() -> None:
+    world = World(FACTS)
+    world.rounds(ALL_WELL, lambda _: "ok")
+    world.rounds(30, lambda _: "failed")
+    assert world.blamed == set()
+
+
+def test_a_suspect_gets_another_chance() -> None:
+    world = World(FACTS)
+    world.rounds(ALL_WELL, lambda _: "ok")
+    victim = busiest(world.plans)
+    assert world.rounds(12, frozen(victim)) == {victim}
+    world.rounds(int(QUARANTINE_S / world.round_s) + 5, lambda _: "ok")
+    assert world.listening.quarantine == {}
+
+
+def test_a_zone_keeps_its_last_prober() -> None:
+    facts = [f for f in FACTS if f.name != "z1b"]
+    left = without_suspects(facts, {"z1a": 5.0, "z2a": 5.0})
+    assert {f.name for f in left if f.agent_ready} == {"z1a", "z2b", "z3a", "z3b", "z4a", "z4b"}

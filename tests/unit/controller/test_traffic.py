@@ -1,0 +1,531 @@
+"""Flows to dependencies, AppGroups and money; series in the shapes that the projects document."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cluster.graph import build_graph
+from controller.cluster.resources import AppGroup, AppGroupSpec
+from controller.prometheus import PrometheusClient, PrometheusError, Series
+from controller.traffic.config import PricesConfig, TrafficConfig
+from controller.traffic.flows import Flow, WorkloadId
+from controller.traffic.graph import build_traffic_graph
+from controller.traffic.keeper import describe, is_worth_writing, judge
+from controller.traffic.money import bill_of
+from controller.traffic.prices import PRESETS, PriceTable, per_month, price_table
+from controller.traffic.proposals import (
+    Drift,
+    Wish,
+    as_declared,
+    drift_of,
+    groups_of_workloads,
+    measured_weights,
+    propose,
+    round_up,
+)
+from controller.traffic.sources import NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.workloads import Place, RunningPod, ServiceOfPods, Workloads, workload_of
+from kubekit.errors import ConfigError
+
+A, B = ("r1", "z1"), ("r1", "z2")
+SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
+
+
+def of(name: str, namespace: str = "shop", kind: str = "Deployment") -> WorkloadId:
+    return WorkloadId(namespace, name, kind)
+
+
+def flow(client: str, server: str, rate: float, **fields: Any) -> Flow:
+    return Flow(of(client), of(server), rate / 4, rate * 3 / 4, fields.pop("peak", rate), **fields)
+
+
+def world(names: Iterable[str], places: dict[Place, int] | None = None) -> Workloads:
+    found = Workloads()
+    for name in names:
+        found.replicas[of(name)] = sum((places or {A: 1}).values())
+        found.places[of(name)] = Counter(places or {A: 1})
+        found.labels[of(name)] = {"app": name}
+    return found
+
+
+def no_cost(_: Place, __: Place) -> int | None:
+    return None
+
+
+class Answers(PrometheusClient):
+    """A Prometheus that knows some series: instant vectors by metric name. Stands in for the server alone."""
+
+    def __init__(self, series: dict[str, list[tuple[dict[str, str], float]]], *, refuse: str = "\0") -> None:
+        super().__init__("http://prometheus.invalid")
+        self._series, self._refuse = series, refuse
+        self.known_s = 1e9
+
+    async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[Series]:
+        if self._refuse in expression:
+            raise PrometheusError("query processing would load too many samples into memory")
+        if expression.startswith("time()"):
+            return [Series({}, ((0.0, self.known_s),))]
+        if expression.startswith("count by (__name__)"):
+            return [Series({"__name__": name}, ((0.0, 1.0),)) for name in self._series]
+        factor = 2.0 if expression.startswith("quantile_over_time") else 1.0
+        name = next(name for name in sorted(self._series, key=len, reverse=True) if name in expression)
+        kept = expression.partition("by (")[2].partition(")")[0].split(", ")
+        return [
+            Series({k: v for k, v in labels.items() if k in kept}, ((0.0, value * factor),))
+            for labels, value in self._series[name]
+        ]
+
+
+def obi(source: str, destination: str, **more: str) -> dict[str, str]:
+    ends = {"k8s_src_namespace": "shop", "k8s_src_owner_name": source, "k8s_src_owner_type": "Deployment"}
+    return (
+        ends
+        | {"k8s_dst_namespace": "shop", "k8s_dst_owner_name": destination, "k8s_dst_owner_type": "Deployment"}
+        | more
+    )
+
+
+async def test_obi_with_the_direction_selected_tells_client_and_server() -> None:
+    series = {
+        "obi_network_flow_bytes_total": [
+            (obi("frontend", "cart", direction="request", server_port="7070", src_zone="z1", dst_zone="z2"), 100.0),
+            (obi("cart", "frontend", direction="response", server_port="7070", src_zone="z2", dst_zone="z1"), 900.0),
+        ]
+    }
+    prometheus = Answers(series)
+    source = await choose_source(prometheus)
+    assert source.name == "obi"
+    (found,) = await read_flows(prometheus, source, 3600)
+    assert (found.client.name, found.server.name, found.port) == ("frontend", "cart", 7070)
+    assert (found.request_bytes_per_s, found.response_bytes_per_s, found.peak_bytes_per_s) == (100, 900, 2000)
+    assert (found.client_zone, found.server_zone, found.direction_known) == ("z1", "z2", True)
+
+
+@pytest.mark.parametrize(
+    ("served", "client"),
+    [({("shop", "cart")}, "frontend"), ({("shop", "frontend")}, "cart"), (set(), "frontend")],
+)
+async def test_without_a_direction_the_one_behind_a_service_answers_else_who_sends_more(
+    served: set[tuple[str, str]], client: str
+) -> None:
+    series = {"beyla_network_flow_bytes_total": [(obi("frontend", "cart"), 100.0), (obi("cart", "frontend"), 900.0)]}
+    prometheus = Answers(series)
+    (found,) = await read_flows(prometheus, await choose_source(prometheus), 3600, frozenset(served))
+    assert found.client.name == client
+    assert found.bytes_per_s == 1000
+    assert not found.direction_known
+
+
+async def test_istio_counts_what_the_server_sent_as_response_and_unknown_ends_as_external() -> None:
+    ends = {"reporter": "source", "source_workload_namespace": "shop", "source_workload": "frontend"}
+    ends |= {"destination_workload_namespace": "shop", "destination_workload": "redis"}
+    stranger = ends | {"destination_workload": "unknown", "destination_workload_namespace": "unknown"}
+    series = {
+        "istio_requests_total": [(ends, 12.5)],
+        "istio_request_bytes_sum": [(ends, 10.0)],
+        "istio_response_bytes_sum": [(ends, 20.0), (stranger, 7.0)],
+        "istio_tcp_received_bytes_total": [(ends, 1.0)],
+        "istio_tcp_sent_bytes_total": [(ends, 3.0)],
+    }
+    prometheus = Answers(series)
+    known, unknown = sorted(
+        await read_flows(prometheus, await choose_source(prometheus), 3600), key=lambda f: not f.server.known
+    )
+    assert (known.request_bytes_per_s, known.response_bytes_per_s, known.requests_per_s) == (11, 23, 12.5)
+    assert build_traffic_graph([known, unknown]).left_out[0].reason == "external"
+
+
+async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_shared_by_time() -> None:
+    client = {"client_namespace": "shop", "client_workload": "web", "client_kind": "Deployment", "client_zone": "z1"}
+
+    def whose(address: str, workload: str, zone: str) -> dict[str, str]:
+        end = {"server_namespace": "shop", "server_workload": workload, "server_kind": "Deployment"}
+        return end | {"server": address, "server_zone": zone}
+
+    def moved(address: str, direction: str) -> dict[str, str]:
+        return client | {"server": address, "port": "7070", "direction": direction}
+
+    series = {
+        "netaware_traffic_bytes_total": [
+            (moved("10.1.0.1", "request"), 100.0),
+            (moved("10.1.0.2", "request"), 40.0),
+            (moved("outside", "request"), 7.0),
+        ],
+        "netaware_traffic_server_info": [
+            (whose("10.1.0.1", "cart", "z2"), 60.0),
+            (whose("10.1.0.2", "cart", "z1"), 45.0),
+            (whose("10.1.0.2", "ads", "z1"), 15.0),
+        ],
+    }
+    prometheus = Answers(series)
+    source = await choose_source(prometheus)
+    assert source.name == "conntrack"
+    found = await read_flows(prometheus, source, 3600)
+    # The stand-in knows no matchers, so each direction's query gets all bytes.
+    assert {(f.server.name, f.server_zone): f.request_bytes_per_s for f in found} == {
+        ("cart", "z2"): 100,
+        ("cart", "z1"): 30,
+        ("ads", "z1"): 10,
+        ("", ""): 7,
+    }
+
+
+async def test_a_peak_that_is_too_much_for_prometheus_becomes_the_mean() -> None:
+    series = {"obi_network_flow_bytes_total": [(obi("a", "b", direction="request"), 100.0)]}
+    prometheus = Answers(series, refuse="quantile_over_time")
+    (found,) = await read_flows(prometheus, await choose_source(prometheus), 3600)
+    assert found.peak_bytes_per_s == 100
+
+
+async def test_no_source_or_an_unknown_one_is_an_error_that_names_what_was_looked_for() -> None:
+    with pytest.raises(NoTrafficError, match=r"obi_network_flow_bytes_total.*install one of the projects"):
+        await choose_source(Answers({"up": []}))
+    with pytest.raises(NoTrafficError, match="'hubbel' is unknown"):
+        await choose_source(Answers({}), "hubbel")
+
+
+def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> None:
+    flows = [flow(*edge) for edge in SHOP]
+    flows += [
+        flow("frontend", "frontend", 10),
+        flow("frontend", "resolver", 10, port=53),
+        Flow(of("prometheus", "monitoring"), of("cart"), 50, 50),
+        Flow(of("cart"), of("coredns", "kube-system"), 5, 5),
+        Flow(of("cart"), WorkloadId(), 500, 500),
+        Flow(of("konnectivity", "kube-system"), of("cart"), 5, 5),
+        flow("cart", "catalog", 0.5),
+    ]
+    graph = build_traffic_graph(flows)
+    assert {(d.client.name, d.server.name) for d in graph.dependencies} == {(a, b) for a, b, _ in SHOP}
+    reasons = {item.reason for item in graph.left_out}
+    assert reasons == {"self", "dns", "scrape", "external", "system", "thin"}
+
+
+def test_flows_over_zones_and_ports_add_up() -> None:
+    flows = [
+        flow("a", "b", 100, client_zone="z1", server_zone="z1", port=1),
+        flow("a", "b", 300, client_zone="z1", server_zone="z2", port=2),
+    ]
+    (found,) = build_traffic_graph(flows).dependencies
+    assert found.bytes_per_s == 400
+    assert found.zones == {("z1", "z1"): 100, ("z1", "z2"): 300}
+
+
+def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
+    graph = build_traffic_graph(flow(*edge, peak=edge[2] * 1.1) for edge in SHOP)
+    (found,) = propose(graph, world(["frontend", "cart", "redis", "catalog"]), [], "shop", lambda _, __: 7)
+    spec = msgspec.convert(found.manifest["spec"], AppGroupSpec)
+    read = build_graph(spec)
+    assert read.faults == ()
+    edges = {(read.selectors[e.dependant], read.selectors[e.dependency]): e for e in read.edges}
+    assert set(edges) == {(a, b) for a, b, _ in SHOP}
+    assert edges["frontend", "cart"].min_bandwidth_bps == 44_000
+    assert edges["frontend", "cart"].max_network_cost == 7
+    assert spec.num_members == 4
+    assert {name for _, name, _ in found.patches} == {"frontend", "cart", "redis", "catalog"}
+
+
+def test_what_a_person_wrote_is_kept_and_only_what_is_missing_is_added() -> None:
+    written = {
+        "numMembers": 9,
+        "topologySortingAlgorithm": "TarjanSort",
+        "workloads": [
+            {
+                "workload": {"kind": "Deployment", "name": "frontend", "selector": "P1"},
+                "dependencies": [
+                    {
+                        "workload": {"kind": "Deployment", "name": "cart", "selector": "P2"},
+                        "minBandwidth": "10M",
+                        "maxNetworkCost": 3,
+                    }
+                ],
+            },
+            {"workload": {"kind": "Deployment", "name": "cart", "selector": "P2"}},
+        ],
+    }
+    group = msgspec.convert({"metadata": {"name": "boutique", "namespace": "shop"}, "spec": written}, AppGroup)
+    graph = build_traffic_graph(flow(*edge) for edge in SHOP)
+    (found,) = propose(graph, world(["frontend", "cart", "redis", "catalog"]), [group], "shop", no_cost)
+    spec = found.manifest["spec"]
+    assert (found.name, found.exists, spec["numMembers"], spec["topologySortingAlgorithm"]) == (
+        "boutique",
+        True,
+        9,
+        "TarjanSort",
+    )
+    frontend = spec["workloads"][0]
+    assert frontend["workload"]["selector"] == "P1"
+    assert [(d["workload"]["selector"], d["minBandwidth"]) for d in frontend["dependencies"]] == [
+        ("P2", "10M"),
+        ("catalog", "24000"),
+    ]
+    assert measured_weights(group, graph) == {"P1": {"P2": 5000.0}}
+    drift = {(d.kind, d.client, d.server) for d in drift_of(group, build_traffic_graph([flow("cart", "frontend", 9)]))}
+    assert drift == {("new", "shop/cart", "shop/frontend"), ("gone", "shop/frontend", "shop/cart")}
+    (grown,) = drift_of(group, build_traffic_graph([flow("frontend", "cart", 20e6)]))
+    assert grown.kind == "grown"
+    assert "16 times" in grown.detail
+
+
+def test_a_proposal_says_who_will_not_follow_it_and_changes_schedulers_only_when_told() -> None:
+    graph = build_traffic_graph([flow("frontend", "cart", 5000.0)])
+    workloads = world(["frontend", "cart"])
+    workloads.schedulers = {of("frontend"): "default-scheduler", of("cart"): "network-aware-scheduler"}
+    (found,) = propose(graph, workloads, [], "shop", no_cost)
+    assert found.notes == (
+        "pods of frontend use default-scheduler, which does not follow it: --scheduler NAME changes their templates",
+    )
+    assert all("spec" not in patch["spec"]["template"] for _, _, patch in found.patches)
+    wish = Wish(spread="zone", scheduler="network-aware-scheduler")
+    (found,) = propose(graph, workloads, [], "shop", no_cost, wish=wish)
+    assert found.notes == ()
+    assert found.manifest["metadata"]["annotations"] == {"netaware.io/spread": "zone"}
+    templates = {name: patch["spec"]["template"] for _, name, patch in found.patches}
+    assert templates["frontend"]["spec"] == {"schedulerName": "network-aware-scheduler"}
+    assert "spec" not in templates["cart"]
+    workloads.labels[of("frontend")] = {"netaware.io/placement": "affinity"}
+    assert propose(graph, workloads, [], "shop", no_cost)[0].notes == ()
+
+
+def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobody() -> None:
+    flows = [flow(f"web{i}", f"db{i}", 10_000) for i in range(8)]
+    flows += [flow(f"web{i}", "logs", 600 + i) for i in range(8)]
+    flows += [flow(f"db{i}", "logs", 600) for i in range(8)]
+    flows.append(flow("web0", "web1", 50))
+    names = {end.name for f in flows for end in (f.client, f.server)}
+    found = propose(build_traffic_graph(flows), world(names), [], "shop", no_cost)
+    assert len(found) == 8
+    sizes = sorted(len(p.manifest["spec"]["workloads"]) for p in found)
+    assert sizes == [2] * 7 + [3]
+    assert len({p.name for p in found}) == 8
+
+
+def test_cycles_external_ends_and_daemonsets_do_no_harm() -> None:
+    flows = [flow("a", "b", 100), flow("b", "a", 100), Flow(of("a"), of("proxy", kind="DaemonSet"), 50, 50)]
+    workloads = world(["a", "b"])
+    workloads.replicas[of("proxy", kind="DaemonSet")] = 3
+    (found,) = propose(build_traffic_graph(flows), workloads, [], "shop", no_cost)
+    assert {(d.client, d.server) for d in found.dependencies} == {("shop/a", "shop/b"), ("shop/b", "shop/a")}
+    assert found.external == ("shop/proxy",)
+
+
+def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
+    def pod(name: str, owner: dict[str, Any] | None, labels: dict[str, str], node: str = "n1") -> RunningPod:
+        meta: dict[str, Any] = {"name": name, "namespace": "shop", "labels": labels}
+        if owner:
+            meta["ownerReferences"] = [owner | {"controller": True}]
+        return msgspec.convert(
+            {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}}, RunningPod
+        )
+
+    web = pod("web-5d-x", {"kind": "ReplicaSet", "name": "web-5d"}, {"app": "web", "pod-template-hash": "5d"})
+    db = pod("db-0", {"kind": "StatefulSet", "name": "db"}, {"app": "db"}, "n2")
+    lone = pod("lone", None, {})
+    assert [workload_of(p).kind for p in (web, db, lone)] == ["Deployment", "StatefulSet", "Pod"]
+    service = msgspec.convert(
+        {"metadata": {"name": "db", "namespace": "shop"}, "spec": {"selector": {"app": "db"}}}, ServiceOfPods
+    )
+    found = Workloads.among([web, db, lone], {"n1": A, "n2": B}, [service])
+    assert found.served == {("shop", "db")}
+    flows, unknown = found.resolve(
+        [
+            Flow(WorkloadId("shop", "web", "ReplicaSet"), WorkloadId("shop", "db"), 1, 1),
+            Flow(of("gone"), of("web"), 7, 0),
+        ]
+    )
+    assert [(f.client.kind, f.server.kind) for f in flows] == [("Deployment", "StatefulSet")]
+    assert unknown == {"shop/gone": 7}
+
+
+def test_a_bill_is_bytes_times_price_by_where_they_go() -> None:
+    prices = PriceTable(between_zones=0.02, between_regions=0.05, pairs={"z1>z2": 0.01})
+    measured = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
+    workloads = world(["a", "b", "c"], {A: 1, B: 1})
+    bill = bill_of(build_traffic_graph([measured]), workloads, prices, {"shop/a": "shop/boutique"})
+    assert bill.month == pytest.approx(1000 * 730 * 3600 / 1e9 * 0.01)
+    assert bill.groups == {"shop/boutique": bill.month}
+    assert bill.crossing_bytes_per_s == 1000
+    shared = bill_of(build_traffic_graph([flow("a", "c", 1000)]), workloads, prices)
+    assert shared.crossing_bytes_per_s == pytest.approx(500)
+    assert not shared.dependencies[0].measured
+    assert shared.month == pytest.approx(per_month(250, 0.01) + per_month(250, 0.02))
+
+
+def test_prices_are_checked_and_presets_say_where_they_come_from() -> None:
+    assert price_table("") is None
+    with pytest.raises(ConfigError, match="'oracle' is no preset"):
+        price_table("oracle")
+    with pytest.raises(ConfigError, match="betweenZones"):
+        price_table("", PriceTable(between_zones=-1))
+    assert all("2026" in preset.source for preset in PRESETS.values())
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(0, 1000), (1001, 1100), (44_000, 44_000), (44_001, 45_000), (9_990_001, 10_000_000)]
+)
+def test_bandwidth_is_rounded_up_to_two_digits(rate: float, shown: int) -> None:
+    assert round_up(rate) == shown
+
+
+def test_ten_thousand_edges_between_a_thousand_services_are_covered() -> None:
+    flows = [flow(f"s{i % 1_000}", f"s{(i * 7 + i // 1_000 + 1) % 1_000}", 1000.0 + i % 97) for i in range(10_000)]
+    graph = build_traffic_graph(flows)
+    assert math.isclose(
+        graph.bytes_per_s + sum(o.bytes_per_s for o in graph.left_out), sum(f.bytes_per_s for f in flows)
+    )
+    names = {e.name for d in graph.dependencies for e in (d.client, d.server)}
+    found = propose(graph, world(names), [], "shop", no_cost)
+    assert sum(d.bytes_per_s for p in found for d in p.dependencies) >= 0.95 * graph.bytes_per_s
+
+
+def test_weights_are_written_when_traffic_goes_another_way_or_is_twice_as_much() -> None:
+    before = {"P1": {"P2": 80.0, "P3": 20.0}}
+    assert not is_worth_writing(before, {"P1": {"P2": 120.0, "P3": 25.0}})
+    assert not is_worth_writing(before, {})
+    assert is_worth_writing(before, {"P1": {"P2": 70.0, "P3": 31.0}})
+    assert is_worth_writing(before, {"P1": {"P2": 160.0, "P3": 40.0}})
+    assert is_worth_writing(before, {"P1": {"P2": 80.0}, "P2": {"P3": 20.0}})
+    assert is_worth_writing({}, before)
+    assert is_worth_writing({"P1": {"P2": float("inf")}}, before)
+
+
+def declaring(needs: dict[str, str], **elsewhere: str) -> AppGroup:
+    """An AppGroup shop/boutique: workload -> what it calls, with the namespaces of those that are not in shop."""
+
+    def reference(name: str) -> dict[str, str]:
+        more = {"namespace": elsewhere[name]} if name in elsewhere else {}
+        return {"kind": "Deployment", "name": name, "selector": name.upper(), **more}
+
+    workloads = [
+        {"workload": reference(name), "dependencies": [{"workload": reference(d)} for d in below.split()]}
+        for name, below in needs.items()
+    ]
+    body = {"metadata": {"name": "boutique", "namespace": "shop"}, "spec": {"workloads": workloads}}
+    return msgspec.convert(body, AppGroup)
+
+
+def test_a_guessed_direction_gives_way_to_the_one_that_a_group_declares() -> None:
+    group = declaring({"frontend": "cart", "cart": "redis", "redis": ""})
+    flows = [
+        flow("cart", "frontend", 900.0, direction_known=False, client_zone="z1", server_zone="z2"),
+        flow("frontend", "cart", 100.0, direction_known=False, client_zone="z2", server_zone="z1"),
+        flow("redis", "cart", 50.0),
+        flow("cart", "redis", 500.0),
+    ]
+    graph = as_declared(build_traffic_graph(flows), [group])
+    found = {(d.client.name, d.server.name): d for d in graph.dependencies}
+    assert {ends: d.bytes_per_s for ends, d in found.items()} == {
+        ("frontend", "cart"): 1000,
+        ("cart", "redis"): 500,
+        ("redis", "cart"): 50,
+    }
+    assert found["frontend", "cart"].zones == {("z2", "z1"): 1000}
+    assert all(d.direction_known for d in graph.dependencies)
+    # What a source knows for certain is no guess, though nobody declared it.
+    assert [(d.kind, d.client, d.server) for d in drift_of(group, graph)] == [("new", "shop/redis", "shop/cart")]
+    (proposal,) = propose(graph, world(["frontend", "cart", "redis"]), [group], "shop", no_cost)
+    assert {(d.client, d.server) for d in proposal.dependencies if not d.written} == {("shop/redis", "shop/cart")}
+
+
+def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
+    group = declaring({"frontend": "cart db", "cart": "", "db": "store", "store": ""}, db="data", store="data")
+    data = Flow(of("db", "data"), of("store", "data"), 500, 500)
+    graph = build_traffic_graph([flow("frontend", "cart", 100), data])
+    assert drift_of(group, graph) == []
+    assert measured_weights(group, graph) == {"FRONTEND": {"CART": 100}}
+    foreign = declaring({"cart": ""}, cart="other")
+    mine = msgspec.convert(
+        {
+            "metadata": {"name": "mine", "namespace": "other"},
+            "spec": {"workloads": [{"workload": {"kind": "Deployment", "name": "cart", "selector": "C"}}]},
+        },
+        AppGroup,
+    )
+    for groups in ([foreign, mine], [mine, foreign]):
+        assert groups_of_workloads(groups) == {"other/cart": "other/mine"}
+
+
+def test_bytes_without_zones_are_shared_out_beside_those_that_have_them() -> None:
+    flows = [flow("a", "b", 300, client_zone="z1", server_zone="z2"), flow("a", "b", 700)]
+    bill = bill_of(build_traffic_graph(flows), world(["a", "b"], {A: 1, B: 1}), PriceTable(between_zones=0.02))
+    assert bill.crossing_bytes_per_s == pytest.approx(300 + 350)
+    assert bill.month == pytest.approx(per_month(650, 0.02))
+    assert not bill.dependencies[0].measured
+
+
+def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -> None:
+    far = ("r2", "z9")
+    assert PriceTable(between_zones=0.02).per_gb(A, far) == 0.02
+    assert PriceTable(same_zone=0.01).per_gb(A, B) == 0.01
+    assert PriceTable(between_zones=0.02, between_regions=0.0).per_gb(A, far) == 0
+    table = PricesConfig(between_zones=0.03).table()
+    assert table is not None
+    assert table.per_gb(A, far) == 0.03
+
+
+def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
+    left = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
+    meta = {"name": "a", "namespace": "shop"}
+    pod = msgspec.convert({"metadata": meta, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}, RunningPod)
+    workloads = Workloads.among([pod], {"n1": A, "n2": B})
+    bill = bill_of(build_traffic_graph([left]), workloads, PriceTable(between_zones=0.01, between_regions=0.05))
+    assert [pair.reach for pair in bill.zone_pairs] == ["zones"]
+
+
+def test_two_workloads_of_one_name_are_told_apart_by_kind() -> None:
+    workloads = world(["cache", "web"])
+    workloads.replicas[of("cache", kind="StatefulSet")] = 1
+    flows, _ = workloads.resolve([Flow(of("web"), of("cache", kind="StatefulSet"), 1, 1)])
+    assert flows[0].server.kind == "StatefulSet"
+
+
+def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> None:
+    group = declaring({"frontend": "cart", "cart": ""})
+    other = msgspec.convert({"metadata": {"name": "empty", "namespace": "else"}, "spec": {}}, AppGroup)
+    flows = [flow(*edge) for edge in SHOP]
+    seen = judge(flows, world(["frontend", "cart", "redis", "catalog"]), [group, other], PriceTable())
+    assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 5000.0}}, "else/empty": {}}
+    assert seen.drift == {"shop/boutique": [], "else/empty": []}
+    assert seen.bill.bytes_per_s == 12_000
+
+
+async def test_a_window_is_as_long_as_prometheus_knows_the_source() -> None:
+    prometheus = Answers({"obi_network_flow_bytes_total": [(obi("a", "b"), 100.0)]})
+    source = await choose_source(prometheus)
+    assert await known_window(prometheus, source, 3600) == 3600
+    prometheus.known_s = 3590.0
+    assert await known_window(prometheus, source, 3600) == 3600
+    prometheus.known_s = 1800.0
+    assert await known_window(prometheus, source, 3600) == 1830
+    prometheus.known_s = 300.0
+    assert await known_window(prometheus, source, 90 * 86400) == pytest.approx(300, abs=15)
+    prometheus.known_s = 0.0
+    assert await known_window(prometheus, source, 3600) == 60
+
+
+def test_a_drift_is_told_without_rates_and_not_at_any_length() -> None:
+    drift = [Drift("new", f"shop/a{i}", "shop/b", 1000.0 + i, "") for i in range(5)]
+    reason, message = describe(drift)
+    assert reason == "Drift"
+    assert message.startswith("a0 -> b is not declared; a1 -> b")
+    assert message.endswith("and 2 more: see kubectl netaware propose")
+    assert not any(str(1000 + i) in message for i in range(5))
+    assert describe([])[0] == "AsDescribed"
+
+
+def test_settings_of_traffic_name_what_is_wrong() -> None:
+    TrafficConfig().validate()
+    assert TrafficConfig().prices.table() is None
+    assert PricesConfig(preset="gcp").table() == PRESETS["gcp"]
+    with pytest.raises(ConfigError, match="prometheusUrl"):
+        TrafficConfig(prometheus_url="prometheus:9090").validate()
+    with pytest.raises(ConfigError, match="'hubbel' is unknown"):
+        TrafficConfig(source="hubbel").validate()
+    with pytest.raises(ConfigError, match="betweenZones"):
+        TrafficConfig(prices=PricesConfig(between_zones=-1.0)).validate()

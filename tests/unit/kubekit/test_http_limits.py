@@ -1,0 +1,95 @@
+"""A server answers whoever asks, whatever others hold open: deadlines, bounds, and names that it is not served under."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kubekit import http_limits
+from kubekit.http import Server
+
+HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
+
+
+@asynccontextmanager
+async def half_open(address: str, count: int) -> AsyncIterator[list[asyncio.StreamReader]]:
+    host, _, port = address.rpartition(":")
+    opened = []
+    try:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            opened.append((reader, writer))
+            writer.write(HALF)
+        yield [reader for reader, _ in opened]
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def status_of(address: str, path: str = "/healthz", **headers: str) -> int:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}", headers=headers) as answer:
+        return answer.status
+
+
+async def test_half_open_connections_take_few_places_and_nobodys_answer() -> None:
+    server = Server("127.0.0.1:0", registry=CollectorRegistry())
+    server.places = http_limits.Places(most=20, most_per_peer=10)
+    async with server.running() as address:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{address}/healthz") as kept:
+            assert kept.status == 200
+            async with half_open(address, 50):
+                assert await status_of(address) == 200
+                assert len(server.places) <= 10
+                async with session.get(f"http://{address}/healthz") as again:
+                    assert again.status == 200
+        assert server.places.refused >= 40
+
+
+async def test_a_request_whose_head_does_not_come_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_limits, "HEAD_TIMEOUT_S", 0.2)
+    async with (
+        Server("127.0.0.1:0", registry=CollectorRegistry()).running() as address,
+        half_open(address, 1) as (reader,),
+        asyncio.timeout(30),
+    ):
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+
+
+async def test_a_body_that_does_not_come_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_limits, "BODY_TIMEOUT_S", 0.2)
+    async with Server("127.0.0.1:0", registry=CollectorRegistry()).running() as address:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf")
+        async with asyncio.timeout(30):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+            await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+        ("localhost", 200),
+        ("netaware-controller.netaware-system.svc:9850", 200),
+        ("Page.Example.com", 200),
+        ("rebound.attacker.example", 421),
+        ("127.0.0.1.attacker.example:9850", 421),
+    ],
+)
+async def test_a_page_is_not_served_under_names_that_others_own(host: str, status: int) -> None:
+    async with Server("127.0.0.1:0", registry=CollectorRegistry(), hosts=["page.example.com"]).running() as address:
+        assert await status_of(address, Host=host) == status
+
+
+async def test_without_a_list_every_name_is_fine() -> None:
+    async with Server("127.0.0.1:0", registry=CollectorRegistry()).running() as address:
+        assert await status_of(address, Host="node-1.eu.compute.internal") == 200

@@ -1,0 +1,121 @@
+"""The event loop stays free: long work takes breaths, a list of thousands is told object by object, and its health is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kubekit.breath import BREATH_S, Breath
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.loop import LoopWatch
+from kubekit.reflector import Reflector
+from kubekit.wire import CONFIGMAPS, ConfigMap
+
+
+class Turns:
+    """Counts how often the loop comes round to somebody else."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def run(self) -> None:
+        while True:
+            self.taken += 1
+            await asyncio.sleep(0)
+
+
+def take_long() -> None:
+    until = time.perf_counter() + 2 * BREATH_S
+    while time.perf_counter() < until:
+        pass
+
+
+def config_map(name: str, value: str = "a") -> ConfigMap:
+    return msgspec.convert(
+        {"metadata": {"name": name, "namespace": "n", "resourceVersion": value}, "data": {"k": value}}, ConfigMap
+    )
+
+
+async def test_long_work_gives_way_as_often_as_it_says_and_short_work_never() -> None:
+    others = Turns()
+    task = asyncio.create_task(others.run())
+    await asyncio.sleep(0)
+    seconds = itertools.count(0, 0.003)
+    breath = Breath(0.005, clock=lambda: next(seconds))
+    before = others.taken
+    for _ in range(100):
+        await breath()
+    # Every second look finds 5 ms gone, and giving way reads the clock once more.
+    assert others.taken - before == 50
+    still = Breath(0.005, clock=lambda: 1.0)
+    before = others.taken
+    for _ in range(100):
+        await still()
+    assert others.taken == before
+    task.cancel()
+
+
+async def test_objects_that_take_long_to_tell_do_not_hold_the_loop_together() -> None:
+    mirror = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
+    mirror.subscribe(lambda *_: take_long())
+    others = Turns()
+    task = asyncio.create_task(others.run())
+    await asyncio.sleep(0)
+    fresh = {f"n/{i}": config_map(str(i)) for i in range(5)}
+    before = others.taken
+    await mirror._exchange(fresh, {})
+    assert others.taken - before >= len(fresh)
+    assert dict(mirror.items) == fresh
+    task.cancel()
+
+
+async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there() -> None:
+    mirror = Reflector(Client(ClusterConfig("http://127.0.0.1:1")), CONFIGMAPS, ConfigMap)
+    told: dict[str, ConfigMap] = {}
+
+    def hear(key: str, _: ConfigMap | None, new: ConfigMap | None) -> None:
+        take_long()
+        if new is None:
+            told.pop(key)
+        else:
+            told[key] = new
+
+    mirror.subscribe(hear)
+    await mirror._exchange({f"n/{i}": config_map(str(i)) for i in range(3)}, {})
+    exchange = asyncio.create_task(mirror._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {}))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    exchange.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange
+    assert dict(mirror.items) == told
+    assert "n/0" not in told
+    assert told["n/2"].metadata.resource_version == "a"  # it did not come to this one
+    await mirror._exchange({f"n/{i}": config_map(str(i), "b") for i in range(1, 5)}, {})
+    assert dict(mirror.items) == told
+    assert {key: found.metadata.resource_version for key, found in told.items()} == dict.fromkeys(
+        ("n/1", "n/2", "n/3", "n/4"), "b"
+    )
+
+
+async def test_a_step_that_holds_the_loop_is_in_its_figures() -> None:
+    registry = CollectorRegistry()
+    watch = asyncio.create_task(LoopWatch(registry).run())
+    await asyncio.sleep(0)
+    held_until = time.thread_time() + 0.2
+    while time.thread_time() < held_until:
+        pass
+    while not registry.get_sample_value("netaware_loop_longest_seconds", {"of": "busy"}):
+        await asyncio.sleep(0.05)
+    watch.cancel()
+    assert (registry.get_sample_value("netaware_loop_longest_seconds", {"of": "busy"}) or 0) >= 0.2
+    assert (registry.get_sample_value("netaware_loop_longest_seconds", {"of": "delay"}) or 0) >= 0.17
+    assert registry.get_sample_value("netaware_loop_busy_seconds_bucket", {"le": "0.1"}) != registry.get_sample_value(
+        "netaware_loop_busy_seconds_count"
+    )

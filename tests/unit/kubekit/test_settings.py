@@ -1,0 +1,84 @@
+"""A section is read strictly, its limits hold wherever it stands, and errors speak the file's language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from kubekit.errors import ConfigError
+from kubekit.settings import Range, Section, camel, load_yaml, parse_yaml, read, seconds
+
+
+class Inner(Section, frozen=True):
+    """A section within another."""
+
+    wait_s: Annotated[float, Range(0, 60)] = 1.0
+    most: Annotated[int, Range(1, 5)] | None = None
+
+
+class Outer(Section, frozen=True):
+    """A document."""
+
+    inner: Inner = Inner()
+    parts: tuple[Inner, ...] = ()
+    least: int = 0
+
+    def check(self, field: str) -> None:
+        """A rule that limits cannot say."""
+        if self.inner.most is not None and self.least > self.inner.most:
+            raise ConfigError("least", "is above inner.most")
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        ({"inner": {"waitS": 61}}, "inner.waitS: 61.0 is out of range (0 to 60)"),
+        ({"inner": {"waitS": float("nan")}}, "inner.waitS: nan is out of range (0 to 60)"),
+        ({"parts": [{}, {"most": 0}]}, "parts[1].most: 0 is out of range (1 to 5)"),
+        ({"inner": {"wait_s": 1}}, "inner.wait_s: is no field of this section (remove it, or check its spelling)"),
+        ({"inner": {"waitS": "soon"}}, "inner.waitS: expected `float`, got `str`"),
+        ({"inner": {"most": 2}, "least": 3}, "least: is above inner.most"),
+        ([], "the document: expected `object`, got `array`"),
+    ],
+)
+def test_what_makes_no_sense_is_named_as_the_file_spells_it(document: object, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(document, Outer).validate()
+    assert str(caught.value) == error
+
+
+def test_limits_are_included_and_what_is_absent_has_none() -> None:
+    read({"inner": {"waitS": 60, "most": 5}, "parts": [{"waitS": 0, "most": 1}]}, Outer).validate()
+    Outer().validate()
+
+
+def test_a_section_knows_where_it_stands() -> None:
+    with pytest.raises(ConfigError, match=r"^top\.waitS: "):
+        Inner(wait_s=-1.0).validate("top")
+
+
+def test_a_field_written_twice_is_an_error_with_its_line() -> None:
+    with pytest.raises(ConfigError, match=r"^--config: f\.yaml is not YAML: line 2: the field a is there twice"):
+        parse_yaml("a: 1\na: 2\n", "--config", "f.yaml")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: [", None])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "f.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^--config: .*f\.yaml"):
+        load_yaml(path, "--config")
+
+
+def test_durations_are_gos_or_seconds() -> None:
+    assert [seconds(text, "f") for text in ("1h30m", "90s", "250ms", 2)] == [5400, 90, 0.25, 2]
+    for wrong in ("1 m", "", "m", "-1s", float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=r"^f: "):
+            seconds(wrong, "f")
+
+
+def test_names_are_spelled_as_in_files() -> None:
+    assert camel("longest_backoff_s") == "longestBackoffS"

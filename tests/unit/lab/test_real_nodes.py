@@ -1,0 +1,273 @@
+"""Real nodes without a kubelet at hand: what the topology says, addresses, cgroups, images, and what is written for programs."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp.test_utils import TestClient, TestServer
+
+from kubekit.errors import ConfigError
+from lab import boutique
+from lab.commands.arguments import read_topology
+from lab.controlplane import SERVICE_RANGE_6
+from lab.image_build import AGENT, CONTROLLER, Recipe, fingerprint
+from lab.network import plan_network, pod_ranges
+from lab.realnode import cgroups, files
+from lab.realnode.images import ImageStore, Reference
+from lab.realnode.machine import _missing_inotify
+from lab.realnode.node import reserved
+from lab.realnode.registry import Registry
+from lab.topology import MAX_NODES, parse
+from lab.wan.forwarder import Routes
+
+MIXED = """\
+name: mixed
+regions:
+  - name: r1
+    zones:
+      - {name: z1, nodes: [{name: a1}, {name: a2, kubelet: real, cniPlugins: 1.5.0}]}
+      - {name: z2, nodes: [{name: b1, kubelet: real}]}
+links:
+  - {between: [z1, z2], rtt: 3ms}
+"""
+
+
+def test_a_topology_says_which_nodes_are_real_and_which_plugins_they_have() -> None:
+    topology = parse(MIXED, "mixed.yaml")
+    assert [(n.name, n.kubelet, n.cni_plugins) for n in topology.nodes] == [
+        ("a1", "kwok", "1.9.1"),
+        ("a2", "real", "1.5.0"),
+        ("b1", "real", "1.9.1"),
+    ]
+    assert [n.name for n in topology.real_nodes] == ["a2", "b1"]
+    assert len(topology.with_kubelets("real").real_nodes) == 3
+    assert topology.with_kubelets("kwok").real_nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("kubelet: real, cni", "kubelet: realistic, cni", r"zones\[0\]\.nodes\[1\]\.kubelet: 'realistic'.*kwok, real"),
+        ("1.5.0", "0.9.0", r"nodes\[1\]\.cniPlugins: '0\.9\.0'.*1\.9\.1"),
+        ("links:", "nodeDefaults: {kubelet: yes}\nlinks:", "nodeDefaults.kubelet"),
+    ],
+)
+def test_a_kubelet_or_plugin_that_is_not_known_is_named_with_what_is(old: str, new: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse(MIXED.replace(old, new), "mixed.yaml")
+
+
+def test_real_nodes_need_a_topology_with_nodes() -> None:
+    with pytest.raises(ConfigError, match="--nodes"):
+        read_topology("none", "real")
+    assert read_topology("none") is None
+    topology = read_topology("four-zones", "real")
+    assert topology is not None
+    assert len(topology.real_nodes) == len(topology.nodes)
+
+
+def test_no_two_nodes_of_any_two_slots_share_a_pod_address() -> None:
+    node = parse(MIXED, "mixed.yaml").nodes[1]
+    first, last = (plan_network(slot, [node] * MAX_NODES) for slot in (0, 249))
+    ranges = [r for network in (first, last) for n in network.nodes for r in n.pod_ranges]
+    assert len(set(ranges)) == 2 * MAX_NODES
+    assert first.nodes[0].pod_ranges == ("100.64.2.128/26",)
+    assert last.nodes[-1].pod_ranges == ("100.126.116.64/26",)
+    assert pod_ranges(1) == ("100.64.64.0/18",)
+    assert plan_network(0, parse(MIXED, "mixed.yaml").nodes).nodes[0].pod_ranges == ()
+
+
+def test_no_two_nodes_of_any_two_slots_share_an_ipv6_address() -> None:
+    node = parse(MIXED, "mixed.yaml").nodes[1]
+    networks = [plan_network(slot, [node] * MAX_NODES, dual_stack=True) for slot in (0, 1, 249)]
+    nodes = [n for network in networks for n in network.nodes]
+    ranges = [ipaddress.IPv6Network(n.pod_ranges[1]) for n in nodes]
+    addresses = {ipaddress.IPv6Address(n.address_6) for n in nodes}
+    assert len(set(ranges)) == len(addresses) == len(nodes)
+    for slot, network in zip((0, 1, 249), networks, strict=True):
+        whole = ipaddress.IPv6Network(pod_ranges(slot, dual_stack=True)[1])
+        assert all(ipaddress.IPv6Network(n.pod_ranges[1]).subnet_of(whole) for n in network.nodes)
+        # What comes from a pod's address reaches a Service as it is, what comes from a node's does not.
+        assert not any(address in whole for address in addresses)
+    assert (nodes[0].address_6, nodes[0].pod_ranges[1]) == ("2001:2::a", "2001:2:0:1:a::/80")
+    # Every address is of the range that RFC 5180 sets apart, and none a Service's.
+    benchmarks = ipaddress.IPv6Network("2001:2::/48")
+    assert all(r.subnet_of(benchmarks) and not r.overlaps(ipaddress.IPv6Network(SERVICE_RANGE_6)) for r in ranges)
+
+
+def packet(destination: bytes, version: int = 4) -> bytes:
+    header = bytes([version << 4]) + bytes(15 if version == 4 else 23)
+    return header + destination + bytes(40)
+
+
+def test_packets_go_to_the_node_or_to_the_node_of_the_pod_in_both_ip_versions() -> None:
+    routes = Routes(
+        [("198.19.0.10", "100.64.2.128/26"), ("198.19.0.11", "100.64.2.192/26", "fd6e::b/128", "fd6e:1::/64")]
+    )
+    assert routes.find(packet(bytes([198, 19, 0, 10]))) == 0
+    assert routes.find(packet(bytes([100, 64, 2, 191]))) == 0
+    assert routes.find(packet(bytes([100, 64, 2, 192]))) == 1
+    assert routes.find(packet(bytes([100, 64, 3, 0]))) is None
+    assert routes.find(packet(bytes.fromhex("fd6e000100000000") + bytes(7) + b"\x09", version=6)) == 1
+    assert routes.find(packet(bytes.fromhex("fd6e") + bytes(13) + b"\x0b", version=6)) == 1
+    assert routes.find(packet(bytes(16), version=6)) is None
+    assert routes.find(packet(bytes(4), version=5)) is None
+
+
+def hierarchies_of_version_1(root: Path) -> Path:
+    for name in ("cpu", "cpuset", "memory", "devices", "pids", "unified"):
+        (root / name).mkdir()
+    (root / "cpuset" / "cpuset.cpus").write_text("0-1\n")
+    (root / "cpuset" / "cpuset.mems").write_text("0\n")
+    (root / "cpuacct").symlink_to("cpu")
+    return root
+
+
+def test_a_nodes_cgroup_is_in_every_hierarchy_and_its_cpuset_is_filled_in(tmp_path: Path) -> None:
+    root = hierarchies_of_version_1(tmp_path)
+    cgroups.create("netaware-0-n1", root)
+    cgroups.create("netaware-10-n1", root)
+    assert (root / "cpuset" / "netaware-0-n1" / "cpuset.cpus").read_text() == "0-1\n"
+    assert (root / "unified" / "netaware-0-n1").is_dir()
+    assert cgroups.missing_controllers(root) == []
+    join = cgroups.join("netaware-0-n1", "init", root)
+    assert str(root / "memory/netaware-0-n1/cgroup.procs") in join
+    assert not [word for word in join if "cpuacct" in word]
+
+
+def test_only_the_slots_own_cgroups_are_removed_with_all_below_them(tmp_path: Path) -> None:
+    root = hierarchies_of_version_1(tmp_path)
+    (root / "memory" / "netaware-1-n1" / "kubepods" / "pod").mkdir(parents=True)
+    (root / "unified" / "netaware-1-n1").mkdir()
+    (root / "memory" / "netaware-10-n1").mkdir()
+    cgroups.remove("netaware-1-*", root)
+    assert [p.name for p in root.rglob("netaware-*")] == ["netaware-10-n1"]
+    cgroups.remove("netaware-1-", root / "absent")
+
+
+def test_a_controller_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory hugetlb\n")
+    assert cgroups.is_unified(tmp_path)
+    assert cgroups.missing_controllers(tmp_path) == ["pids"]
+    assert cgroups.join("n", "init", tmp_path)[4:] == [str(tmp_path / "n/init/cgroup.procs"), "--"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("netaware-agent", Reference("docker.io", "library/netaware-agent", "latest")),
+        ("team/agent:1.2", Reference("docker.io", "team/agent", "1.2")),
+        ("registry.k8s.io/pause:3.10.1", Reference("registry.k8s.io", "pause", "3.10.1")),
+        ("localhost:5000/a/b:c", Reference("localhost:5000", "a/b", "c")),
+        ("host:5000/a", Reference("host:5000", "a", "latest")),
+    ],
+)
+def test_names_of_images_are_completed_as_containerd_does(name: str, reference: Reference) -> None:
+    assert Reference.parse(name) == reference
+
+
+async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_path: Path) -> None:
+    program = tmp_path / "pause"
+    program.write_bytes(b"\x7fELF")
+    store = ImageStore(tmp_path / "store")
+    store.add_program("registry.k8s.io/pause:1", program, inside="/usr/bin/pause", entrypoint=("/usr/bin/pause",))
+    async with TestClient(TestServer(Registry(store).application())) as client:
+        answer = await client.get("/v2/pause/manifests/1", params={"ns": "registry.k8s.io"})
+        manifest = json.loads(await answer.read())
+        digest = answer.headers["Docker-Content-Digest"]
+        assert answer.headers["Content-Type"] == manifest["mediaType"]
+        assert (await client.get(f"/v2/pause/manifests/{digest}")).status == 200
+        config = await client.get(f"/v2/pause/blobs/{manifest['config']['digest']}")
+        assert json.loads(await config.read())["config"]["Entrypoint"] == ["/usr/bin/pause"]
+        head = await client.head(f"/v2/pause/blobs/{manifest['layers'][0]['digest']}")
+        assert int(head.headers["Content-Length"]) == manifest["layers"][0]["size"]
+        for path in (
+            "pause/manifests/2",
+            "pause/manifests/1",
+            "..%2f../manifests/1",
+            "pause/blobs/sha256:..",
+            "x/blobs/y",
+        ):
+            assert (await client.get(f"/v2/{path}")).status == 404
+        assert (await client.get("/v2/")).status == 200
+
+
+def test_the_network_of_pods_translates_no_address_and_limits_bandwidth() -> None:
+    config = json.loads(files.cni_config(["100.64.2.128/26", "fd6e:1::/64"]))
+    bridge, portmap, bandwidth = config["plugins"]
+    assert bridge["ipMasq"] is False
+    assert [r[0]["subnet"] for r in bridge["ipam"]["ranges"]] == ["100.64.2.128/26", "fd6e:1::/64"]
+    assert [r["dst"] for r in bridge["ipam"]["routes"]] == ["0.0.0.0/0", "::/0"]
+    assert (portmap["type"], bandwidth["capabilities"]) == ("portmap", {"bandwidth": True})
+
+
+def test_the_kubelet_asks_the_api_server_who_may_ask_it() -> None:
+    text = files.kubelet_config(dns="10.96.0.10", max_pods=61, reserved={"cpu": "500m"})
+    config = yaml.safe_load(text)
+    assert config["authentication"]["anonymous"] == {"enabled": False}
+    assert config["authorization"] == {"mode": "Webhook"}
+    assert (config["maxPods"], config["systemReserved"]) == (61, {"cpu": "500m"})
+
+
+def test_the_running_application_calls_what_the_group_says_by_its_services() -> None:
+    application = boutique.made_to_run(boutique.load(scheduler="s", cpu="420m"), "app:1")
+    pod = application.deployments["cartservice"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"] == ["serve", "--listen=:7070", "--calls=http://redis-cart:6379/"]
+    assert (container["image"], container["resources"]["requests"]["cpu"]) == ("app:1", "420m")
+    assert "env" not in container
+    assert application.deployments["redis-cart"]["spec"]["template"]["spec"]["containers"][0]["args"][-1] == "--calls="
+    calls = application.deployments["frontend"]["spec"]["template"]["spec"]["containers"][0]["args"][-1]
+    assert calls.count("http://") == len([d for d in application.dependencies if d.origin == "frontend"])
+
+
+def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copies(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM a AS b\nCOPY one two/ ./\nFROM c\nCOPY --from=b /x /x\n")
+    (tmp_path / "two" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "one").write_text("1")
+    (tmp_path / "two" / "code.py").write_text("2")
+    recipe = Recipe("image", "Dockerfile", tmp_path, 1)
+    assert recipe.sources == ("one", "two")
+    before = fingerprint(recipe)
+    (tmp_path / "two" / "__pycache__" / "code.pyc").write_text("compiled")
+    (tmp_path / "three").write_text("3")
+    assert fingerprint(recipe) == before
+    (tmp_path / "two" / "code.py").write_text("changed")
+    assert fingerprint(recipe) != before
+
+
+@pytest.mark.parametrize("recipe", [AGENT, CONTROLLER])
+def test_all_that_our_dockerfiles_copy_is_there(recipe: Recipe) -> None:
+    assert all((recipe.folder / source).exists() for source in recipe.sources)
+    assert "uv.lock" in recipe.sources
+
+
+def test_watchers_of_files_that_other_programs_hold_leave_too_few_for_nodes(tmp_path: Path) -> None:
+    (tmp_path / "sys/fs/inotify").mkdir(parents=True)
+    (tmp_path / "sys/fs/inotify/max_user_instances").write_text("41\n")
+    (tmp_path / "7/fd").mkdir(parents=True)
+    (tmp_path / "7/fd/3").symlink_to("anon_inode:inotify")
+    (tmp_path / "7/fd/4").symlink_to("socket:[1]")
+    assert _missing_inotify(4, tmp_path) == []
+    (missing,) = _missing_inotify(5, tmp_path)
+    assert "1 of 41 are in use" in missing
+    assert "sysctl -w fs.inotify.max_user_instances=1024" in missing
+
+
+def test_a_node_offers_what_the_topology_says_and_never_more_than_the_machine() -> None:
+    assert reserved("10000", "100Ti") == {}
+    spare = reserved("1m", "1Mi")
+    assert spare["cpu"].endswith("m")
+    assert int(spare["memory"]) > 0
+
+
+def test_a_seed_gives_another_order_of_the_same_deployments_and_always_the_same() -> None:
+    application = boutique.load(scheduler="s", cpu="420m")
+    orders = [list(boutique.in_order_of(application, seed).deployments) for seed in (1, 2, 3)]
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(set(order) == set(application.deployments) for order in orders)
+    assert list(boutique.in_order_of(application, 1).deployments) == orders[0]

@@ -1,0 +1,66 @@
+"""Latencies in microseconds from zone to zone: the annotation and its hysteresis."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netperf.latencies import (
+    LIMIT_BYTES,
+    Latencies,
+    decode_latencies,
+    encode_latencies,
+    hold_latencies,
+    two_figures,
+)
+
+ZONES = st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=6, unique=True)
+
+
+@st.composite
+def latencies(draw: st.DrawFn) -> Latencies:
+    zones = draw(ZONES)
+    pairs = [(a, b) for a in zones for b in zones]
+    us = draw(st.dictionaries(st.sampled_from(pairs), st.integers(1, 10**8)))
+    errors = {pair: draw(st.integers(0, 10**6)) for pair in us}
+    dead = draw(st.sets(st.sampled_from(pairs)))
+    return Latencies(us, errors, dead)
+
+
+@given(latencies())
+def test_what_is_written_is_read(found: Latencies) -> None:
+    assert decode_latencies(encode_latencies(found)) == found
+
+
+@given(st.text() | st.sampled_from(['{"zones":["a"],"us":[]}', "[]", '{"zones":["a","b"],"us":[[1,2]]}']))
+def test_garbage_knows_nothing_and_says_why(text: str) -> None:
+    found = decode_latencies(text)
+    assert not found
+    assert bool(found.problem) == bool(text)
+
+
+def test_a_zero_is_not_the_best_latency() -> None:
+    found = decode_latencies('{"zones":["a","b"],"us":[[null,0],[7,null]]}')
+    assert found.latency_us("a", "b") is None
+    assert found.latency_us("b", "a") == 7
+
+
+def test_a_hundred_zones_fit_an_annotation_with_their_error_bars() -> None:
+    rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
+    pairs = [(a, b) for a in zones for b in zones if a != b]
+    found = Latencies(
+        {p: rng.randint(100, 400_000) for p in pairs}, {p: two_figures(rng.randint(5, 9000)) for p in pairs}
+    )
+    assert 10_000 < len(encode_latencies(found)) < LIMIT_BYTES * 3 // 4
+
+
+def test_small_moves_write_nothing_and_a_write_takes_drifts_along() -> None:
+    written = Latencies({("a", "b"): 1000, ("b", "a"): 1000, ("a", "c"): 100_000})
+    near = Latencies({("a", "b"): 1029, ("b", "a"): 985, ("a", "c"): 102_900}, {("a", "b"): 5})
+    assert hold_latencies(written, near) is written
+    moved = Latencies({("a", "b"): 1031, ("b", "a"): 990, ("a", "c"): 102_000})
+    assert hold_latencies(written, moved).us == {("a", "b"): 1031, ("b", "a"): 1000, ("a", "c"): 102_000}
+    cut = Latencies({("a", "b"): 1000, ("b", "a"): 1000}, unreachable=[("a", "c")])
+    assert hold_latencies(written, cut) == cut

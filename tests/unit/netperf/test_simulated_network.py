@@ -1,0 +1,137 @@
+"""Hours of a network in seconds, by the product's own rules: spikes, changes, cuts, slow nodes, liars, rotations (simulated)."""
+
+from __future__ import annotations
+
+import pytest
+
+from netperf.pairs import PlanOptions
+from tests.support.simulated_network import SimulatedNetwork, changed, forged, some_zones
+
+A, B, C = "zone-000", "zone-001", "zone-002"
+
+
+def settled(zones: int = 6, nodes: int = 3, **more: object) -> SimulatedNetwork:
+    network = SimulatedNetwork(some_zones(zones), nodes, **more)  # type: ignore[arg-type]
+    network.rounds(8)
+    return network
+
+
+def test_a_quiet_network_with_spikes_and_rotations_writes_at_most_twice_an_hour() -> None:
+    network = settled(spike_ratio=0.01)
+    assert network.rounds(60) <= 2
+
+
+@pytest.mark.parametrize(("factor", "rounds"), [(1.3, 2), (0.7, 2), (1.05, 10), (0.95, 10)])
+def test_a_change_arrives_soon(factor: float, rounds: int) -> None:
+    network = settled(noise=0.002)
+    before = network.latency_us(A, B)
+    assert before is not None
+    changed(network, A, B, factor)
+    assert network.rounds(rounds) >= 1
+    after = network.latency_us(A, B)
+    assert after == pytest.approx(before * factor, rel=0.02)
+    assert network.latency_us(A, C) == pytest.approx(network.rtt_us[frozenset((A, C))], rel=0.03)
+
+
+def test_one_spike_is_no_level_and_the_same_twice_is() -> None:
+    network = SimulatedNetwork(some_zones(3), 1, noise=0.0)
+    network.rounds(8)
+    changed(network, A, B, 3.0)
+    assert network.rounds(1) == 0
+    changed(network, A, B, 1 / 3.0)
+    assert network.rounds(5) == 0
+    changed(network, A, B, 3.0)
+    assert network.rounds(2) == 1
+
+
+def test_a_rotation_neither_forgets_nor_moves_anything() -> None:
+    network = settled(nodes=8, options=PlanOptions(rotation_s=60.0), noise=0.002)
+    before = dict(network.costs)
+    pairs = {(p.origin.node, p.destination.node) for plan in network.plans.values() for p in plan.probes}
+    assert network.rounds(20) <= 1
+    assert network.costs == before
+    assert (
+        len({(p.origin.node, p.destination.node) for plan in network.plans.values() for p in plan.probes} - pairs) > 15
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_cut_path_is_unreachable_within_three_rounds_and_back_within_one(nodes: int) -> None:
+    network = settled(6, nodes)
+    before = dict(network.costs)
+    network.cut.add(frozenset((A, B)))
+    network.rounds(3)
+    dead = {pair for pair, entry in network.table.zones.items() if entry.basis == "unreachable"}
+    assert dead == {(A, B), (B, A)}
+    assert {network.costs[pair] for pair in dead} == {10_001}
+    assert network.latency_us(A, B) is None
+    assert network.latencies.is_unreachable(A, B)
+    assert {p: c for p, c in network.costs.items() if p not in dead} == {
+        p: c for p, c in before.items() if p not in dead
+    }
+    network.rounds(20)
+    assert network.table.zones[A, B].basis == "unreachable"
+    network.cut.clear()
+    network.rounds(1)
+    assert network.costs == before
+    assert network.table.zones[A, B].basis in {"measured", "mirrored"}
+
+
+def test_a_slow_node_is_named_and_does_not_colour_its_zone() -> None:
+    network = settled(6, 6, noise=0.002)
+    before = dict(network.costs)
+    used = [n for plan in network.plans.values() for p in plan.probes for n in (p.origin.node, p.destination.node)]
+    victim = max(sorted(set(used)), key=used.count)
+    network.offset_us[victim] = 8000.0
+    network.rounds(6)
+    assert network.named == {victim}
+    assert network.table.odd[victim].offset_us == pytest.approx(8000, rel=0.2)
+    assert {p for p in before if abs(network.costs[p] - before[p]) > 1} == set()
+
+
+def test_a_frozen_node_leaves_its_zones_costs_where_they_are() -> None:
+    network = settled(6, 3)
+    before = dict(network.costs)
+    network.mute.add(f"{A}-n0")
+    network.rounds(10)
+    assert network.costs == before
+    assert network.table.count("unreachable") == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_liar_among_agents_is_named_and_moves_no_cost_of_others_and_its_own_by_less_than_a_tenth(nodes: int) -> None:
+    network = settled(5, nodes, noise=0.002)
+    before = {pair: network.latency_us(*pair) for pair in network.costs}
+    liar = f"{A}-n0"
+    network.forge[liar] = lambda _probe, us: us / 15
+    network.rounds(10)
+    for pair, was in before.items():
+        now = network.latency_us(*pair)
+        assert was is not None
+        assert now is not None
+        assert abs(now - was) <= (0.1 if A in pair else 0.031) * was, pair
+    assert network.named == {liar}
+
+
+def test_a_liar_that_was_there_from_the_start_is_named_by_the_others() -> None:
+    network = SimulatedNetwork(some_zones(8), 1, noise=0.002)
+    liar = f"{A}-n0"
+    network.forge[liar] = lambda _probe, us: us / 15
+    network.rounds(5)
+    assert network.named == {liar}
+    for zones, us in network.rtt_us.items():
+        a, b = sorted(zones)
+        assert network.latency_us(a, b) == pytest.approx(us, rel=0.05)
+
+
+def test_results_that_no_plan_names_are_refused_and_their_writer_is_named() -> None:
+    network = settled(6, 3)
+    before = dict(network.costs)
+    liar = network.places[f"{A}-n0"]
+    planned = {(p.origin.node, p.destination.node) for plan in network.plans.values() for p in plan.probes}
+    others = [place for place in network.places.values() if place.zone != A and (liar.node, place.node) not in planned]
+    network.extra_data = forged([(liar, place, 100.0) for place in others], 10**9, network.now_s)
+    network.rounds(3)
+    assert network.refused == {"unplanned": len(others)}
+    assert network.named == {liar.node}
+    assert network.costs == before
