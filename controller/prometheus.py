@@ -55,6 +55,9 @@ class _Answer(msgspec.Struct):
     error: str = ""
 
 
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
 class PrometheusClient:
     """Use as ``async with PrometheusClient("http://prometheus:9090") as prometheus``.
 
@@ -134,7 +137,7 @@ def check_url(url: str, field: str) -> None:
 
 def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
     try:
-        answer = msgspec.json.decode(body, type=_Answer)
+        answer = _decode_answer(body)
     except (msgspec.MsgspecError, RecursionError):
         try:
             # Scalars and strings have another shape: [time, value].
@@ -167,6 +170,9 @@ class _ScalarAnswer(msgspec.Struct):
     data: _ScalarData
 
 
+_decode_scalar_answer = msgspec.json.Decoder(_ScalarAnswer).decode
+
+
 def _scalar(body: bytes) -> list[Series]:
-    at, text = msgspec.json.decode(body, type=_ScalarAnswer).data.result
+    at, text = _decode_scalar_answer(body).data.result
     return [Series({}, ((at, float(text)),))] if math.isfinite(float(text)) else []

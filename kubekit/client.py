@@ -86,6 +86,9 @@ class Status(Wire, frozen=True):
         )
 
 
+_decode_status = msgspec.json.Decoder(Status).decode
+
+
 class RawPage(msgspec.Struct, gc=False, frozen=True):
     """One page of a list, items undecoded, so that one malformed object fails alone."""
 
@@ -405,7 +408,7 @@ def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
 
 def _error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
     try:
-        status = msgspec.json.decode(data, type=Status)
+        status = _decode_status(data)
     except (msgspec.MsgspecError, RecursionError):
         status = Status(answer.status, "", data[:200].decode("utf-8", "replace").strip() or str(answer.reason))
     return status.to_error(answer.status, answer.headers.get("Retry-After"))

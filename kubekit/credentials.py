@@ -92,6 +92,9 @@ class _ExecCredential(Wire, frozen=True):
     status: _ExecStatus | None = None
 
 
+_decode_exec_credential = msgspec.json.Decoder(_ExecCredential).decode
+
+
 class PluginCredentials:
     """Runs a plugin when it must and remembers what it answered. Never two at a time.
 
@@ -169,7 +172,7 @@ class PluginCredentials:
         plugin = self._plugin
         where = f"{plugin.where}: {plugin.command}"
         try:
-            found = msgspec.json.decode(output, type=_ExecCredential)
+            found = _decode_exec_credential(output)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise CredentialError(f"{where} printed no ExecCredential: {error}") from error
         if found.kind != "ExecCredential" or found.api_version != plugin.api_version:

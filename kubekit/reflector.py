@@ -28,6 +28,9 @@ from kubekit.wire import Object, ObjectMeta, Resource
 
 log = logs.get("kubekit.reflector")
 
+_decode_status = msgspec.json.Decoder(Status).decode
+_decode_object = msgspec.json.Decoder(Object).decode
+
 SHORT_WATCH_S = 1.0
 NOT_STREAMED = (400, 422)
 """Answers of servers that do not know streamed lists, or have them switched off."""
@@ -330,9 +333,9 @@ class Reflector(Generic[T]):
                 elif event.type == "DELETED":
                     fresh.pop(self._key_of(event.object), None)
                 elif event.type == "ERROR":
-                    raise msgspec.json.decode(event.object, type=Status).to_error(500)
+                    raise _decode_status(event.object).to_error(500)
                 else:
-                    mark = msgspec.json.decode(event.object, type=Object).metadata
+                    mark = _decode_object(event.object).metadata
                     if mark.annotation(INITIAL_END) == "true":
                         await self._exchange(fresh, malformed)
                         return await self._follow(events, mark.resource_version, backoff)
@@ -379,9 +382,9 @@ class Reflector(Generic[T]):
     def _take(self, event: WatchEvent) -> str:
         """Apply one event; return its resourceVersion."""
         if event.type == "ERROR":
-            raise msgspec.json.decode(event.object, type=Status).to_error(500)
+            raise _decode_status(event.object).to_error(500)
         if event.type == "BOOKMARK":
-            return msgspec.json.decode(event.object, type=Object).metadata.resource_version
+            return _decode_object(event.object).metadata.resource_version
         try:
             read = self._decoder.decode(event.object)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -413,13 +416,13 @@ class Reflector(Generic[T]):
             self.malformed[key] = error
             self._report_malformed(key, error)
         with suppress(msgspec.MsgspecError, RecursionError):
-            return msgspec.json.decode(event.object, type=Object).metadata.resource_version
+            return _decode_object(event.object).metadata.resource_version
         return ""
 
     @staticmethod
     def _key_of(raw: msgspec.Raw) -> str:
         with suppress(msgspec.MsgspecError, RecursionError):
-            return msgspec.json.decode(raw, type=Object).metadata.key
+            return _decode_object(raw).metadata.key
         return "?"
 
     def _report_malformed(self, key: str, error: str) -> None:

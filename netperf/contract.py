@@ -68,12 +68,15 @@ class Announcement(msgspec.Struct, frozen=True):
     plans: int = 1
 
 
+_decode_announcement = msgspec.json.Decoder(Announcement).decode
+
+
 def read_announcement(text: str) -> Announcement | None:
     """The announcement in an annotation; None when there is none that can be read."""
     if not text:
         return None
     try:
-        return msgspec.json.decode(text, type=Announcement)
+        return _decode_announcement(text)
     except (msgspec.MsgspecError, RecursionError):
         return None
 

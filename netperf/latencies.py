@@ -31,6 +31,9 @@ class _Wire(msgspec.Struct, frozen=True, omit_defaults=True):
     unreachable: list[tuple[str, str]] = []
 
 
+_decode_wire = msgspec.json.Decoder(_Wire).decode
+
+
 class Latencies:
     """Latencies by directed pair of zones.
 
@@ -102,7 +105,7 @@ def decode_latencies(text: str | None) -> Latencies:
     if not text:
         return Latencies()
     try:
-        wire = msgspec.json.decode(text, type=_Wire)
+        wire = _decode_wire(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return Latencies(problem=f"annotation {LATENCY_ANNOTATION}: {error}")
     size = len(wire.zones)

@@ -112,6 +112,9 @@ class ZonePlan(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[Probe, ...]
 
 
+_decode_zone_plan = msgspec.json.Decoder(ZonePlan).decode
+
+
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=15)]
 _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
@@ -134,6 +137,9 @@ class _WirePlan(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[tuple[Count, Count, Count, _Rank, _Flag, int], ...]
 
 
+_decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode
+
+
 def _to_wire(plan: ZonePlan) -> _WirePlan:
     nodes = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
     index = {peer: i for i, peer in enumerate(nodes)}
@@ -154,10 +160,10 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
 def _read(text: str) -> tuple[ZonePlan, list[Refusal]]:
     """A plan in either form. Raises what msgspec raises, of the compact one."""
     try:
-        return _from_wire(msgspec.json.decode(text, type=_WirePlan))
+        return _from_wire(_decode_wire_plan(text))
     except msgspec.ValidationError:
         with suppress(msgspec.ValidationError):
-            return msgspec.json.decode(text, type=ZonePlan), []
+            return _decode_zone_plan(text), []
         raise
 
 

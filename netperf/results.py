@@ -20,6 +20,9 @@ from netperf.errors import Refusal, TooLargeError, refuse
 from netperf.plans import OBJECT_LIMIT_BYTES, Probe, ZonePlan
 from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
 
+_parse_sample = msgspec.json.Decoder(Sample).decode
+_parse_failure = msgspec.json.Decoder(Failure).decode
+
 OWN_PREFIX = "netaware.v1."
 FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
@@ -245,7 +248,7 @@ def decode_results(
 
 def _decode_own(key: str, value: str) -> Sample | Refusal:
     try:
-        sample = msgspec.json.decode(value, type=Sample)
+        sample = _parse_sample(value)
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -265,7 +268,7 @@ def _decode_own(key: str, value: str) -> Sample | Refusal:
 
 def _decode_failure(key: str, value: str) -> Failure | Refusal:
     try:
-        failure = msgspec.json.decode(value, type=Failure)
+        failure = _parse_failure(value)
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

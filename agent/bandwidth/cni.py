@@ -90,6 +90,9 @@ class _Cached(msgspec.Struct, rename="camel"):
     result: _Result | None = None
 
 
+_decode_cached = msgspec.json.Decoder(_Cached).decode
+
+
 class ResultCache:
     """Reads the cache again where files changed.
 
@@ -135,7 +138,7 @@ class ResultCache:
 def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
     """Pod uid, device inside the pod, and how it came about; None where the file is none of these, or names no pod."""
     try:
-        cached = msgspec.json.decode(data, type=_Cached)
+        cached = _decode_cached(data)
     except (msgspec.MsgspecError, RecursionError):
         return None
     uid = next((value for name, value in cached.cni_args or () if name == "K8S_POD_UID"), "")

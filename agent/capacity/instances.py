@@ -27,11 +27,14 @@ class _Cloud(msgspec.Struct):
     mbps: dict[str, int]
 
 
+_decode_clouds = msgspec.json.Decoder(list[_Cloud]).decode
+
+
 @lru_cache(maxsize=4)
 def find_instance(type_: str) -> Instance | None:
     """An instance type's bandwidth; None for types that are not in the table. The table itself is not kept in memory."""
     data = resources.files("agent.capacity").joinpath("instances.json").read_bytes()
-    for cloud in msgspec.json.decode(data, type=list[_Cloud]):
+    for cloud in _decode_clouds(data):
         mbps = cloud.mbps.get(type_) or cloud.mbps.get(_by_size(type_))
         if mbps is not None:
             return Instance(mbps * 1_000_000, f"{cloud.cloud} {type_} ({cloud.source}, {cloud.date})")

@@ -26,6 +26,9 @@ class _TokenRequest(Wire, frozen=True):
     status: _Status = _Status()
 
 
+_decode_token_request = msgspec.json.Decoder(_TokenRequest).decode
+
+
 class Ticket:
     """The token of a ServiceAccount for the page.
 
@@ -60,7 +63,7 @@ class Ticket:
         path = SERVICE_ACCOUNTS.path(self._namespace, PAGE_ACCOUNT, "token")
         try:
             data = await self._client.request("POST", path, body=body)
-            token = msgspec.json.decode(data, type=_TokenRequest).status.token
+            token = _decode_token_request(data).status.token
         except (KubekitError, msgspec.MsgspecError) as error:
             # Where there is no such account nobody asks for its tokens.
             self.refused = "" if isinstance(error, ApiError) and error.not_found else str(error)

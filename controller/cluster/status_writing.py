@@ -67,6 +67,9 @@ class _ApiResourceList(Wire, frozen=True):
     resources: list[_ApiResource] = []
 
 
+_decode_api_resource_list = msgspec.json.Decoder(_ApiResourceList).decode
+
+
 class Capabilities:
     """Answers about definitions, remembered for two minutes."""
 
@@ -84,7 +87,7 @@ class Capabilities:
         if self._clock() - asked_at < _ASK_AGAIN_S:
             return answer
         body = await self._client.request("GET", f"/apis/{resource.api_version}")
-        served = msgspec.json.decode(body, type=_ApiResourceList).resources
+        served = _decode_api_resource_list(body).resources
         answer = any(entry.name == f"{resource.plural}/status" for entry in served)
         self._known[resource] = (self._clock(), answer)
         return answer

@@ -155,6 +155,9 @@ class Memory(Remembered, frozen=True):
         return sum(1 for entry in self.spent if entry.workload == workload and entry.at_s > start_s)
 
 
+_decode_memory = msgspec.json.Decoder(Memory).decode
+
+
 def add_moves(memory: Memory, moves: Iterable[Followed]) -> Memory:
     """Remember moves about to be made: follow them, and count them against the budgets."""
     moves = tuple(moves)
@@ -235,7 +238,7 @@ class MemoryStore:
             return Memory()
         text = (found.data or {}).get(KEY, "{}")
         try:
-            memory = msgspec.json.decode(text, type=Memory)
+            memory = _decode_memory(text)
         except (msgspec.MsgspecError, RecursionError) as error:
             log.change("memory", str(error), "memory does not read and starts anew", configmap=NAME, error=error)
             return Memory()

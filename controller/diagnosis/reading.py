@@ -13,6 +13,8 @@ from kubekit.lease import Lease
 from kubekit.wire import Condition, Object, Wire, parse_time
 from netperf.contract import CONTROLLER
 
+_decode_target = msgspec.json.Decoder(Target).decode
+
 NAME_LABEL = "app.kubernetes.io/name"
 PROGRAMS: dict[str, Sequence[Program]] = {
     CONTROLLER: ("controller",),
@@ -85,7 +87,7 @@ def read_pod(pod: GroupPod) -> PodFact:
     """A pod of an AppGroup, or one that somebody asked about."""
     meta, spec = pod.metadata, pod.spec
     try:
-        target = msgspec.json.decode(meta.annotation(TARGET_ANNOTATION) or "{}", type=Target).node
+        target = _decode_target(meta.annotation(TARGET_ANNOTATION) or "{}").node
     except (msgspec.MsgspecError, RecursionError):
         target = ""
     return PodFact(

@@ -18,6 +18,8 @@ from kubekit.selectors import MatchExpression
 from kubekit.wire import OwnerReference
 from netperf.contract import ZONE_LABEL
 
+_decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
+
 HOST_WEIGHT, ZONE_WEIGHT, RULE_SHARE = 100, 60, 3
 MOST_WISHES = 20
 HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -122,7 +124,7 @@ def as_asked(pod: GroupPod) -> GroupPod:
     if not text or affinity is None or own is None or required is None:
         return pod
     try:
-        ours = msgspec.json.decode(text, type=MatchExpression)
+        ours = _decode_match_expression(text)
     except (msgspec.MsgspecError, RecursionError):
         return pod
     terms = [

@@ -7,7 +7,7 @@ a row of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ T = TypeVar("T")
 DECISION_ANNOTATION = "netaware.io/decision"
 """On a pod: the `Decision` it was released with, as JSON."""
 SHOWN = 5
+_decode_target = msgspec.json.Decoder(Target).decode
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -122,6 +123,9 @@ class Decision(Struct, frozen=True, omit_defaults=True):
     costs: str = ""
     zones: Mapping[str, tuple[int, bool]] = {}
     refused: int = 0
+
+
+_decode_decision = msgspec.json.Decoder(Decision).decode
 
 
 def explain(state: State, pod: GroupPod) -> Explanation:
@@ -227,18 +231,18 @@ class _Table:
 
 def target_of(pod: GroupPod) -> Target | None:
     """Where the plan wants a pod, if it says so and can be read."""
-    return _read(pod, TARGET_ANNOTATION, Target)
+    return _read(pod, TARGET_ANNOTATION, _decode_target)
 
 
 def decision_of(pod: GroupPod) -> Decision | None:
     """What was decided when the pod was released, if it says so and can be read."""
-    return _read(pod, DECISION_ANNOTATION, Decision)
+    return _read(pod, DECISION_ANNOTATION, _decode_decision)
 
 
-def _read(pod: GroupPod, annotation: str, kind: type[T]) -> T | None:
+def _read(pod: GroupPod, annotation: str, decode: Callable[[str], T]) -> T | None:
     text = pod.metadata.annotation(annotation)
     try:
-        return msgspec.json.decode(text, type=kind) if text else None
+        return decode(text) if text else None
     except (msgspec.MsgspecError, RecursionError):
         return None
 

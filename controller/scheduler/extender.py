@@ -58,6 +58,8 @@ class _GoQuestion(msgspec.Struct, frozen=True, rename="pascal"):
 _decode_question = msgspec.json.Decoder(Question).decode
 _decode_go_question = msgspec.json.Decoder(_GoQuestion).decode
 _decode_target = msgspec.json.Decoder(Target).decode
+_decode_asked_pod = msgspec.json.Decoder(AskedPod).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Extender:
@@ -250,11 +252,11 @@ def _question(body: bytes) -> Question:
 def _other_spelling(body: bytes) -> Question:
     """The same with keys in any case, as Go reads and may write them."""
     try:
-        fields = {k.lower(): v for k, v in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items()}
+        fields = {k.lower(): v for k, v in _decode_fields(body).items()}
         if "nodenames" not in fields:
             msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
-        pod = msgspec.json.decode(fields.get("pod", b"{}"), type=AskedPod)
+        pod = _decode_asked_pod(fields.get("pod", b"{}"))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     return Question(pod, fields["nodenames"])

@@ -16,6 +16,8 @@ from controller.cluster.services import Routing
 from controller.scheduler.problem_builder import PRICED, Dependency, Objective, Spread
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
+_decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
+
 SPREAD_ANNOTATION = "netaware.io/spread"
 """On an AppGroup, or on the pods of one of its workloads: see `Spread`."""
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
@@ -122,7 +124,7 @@ def _annotated(group: AppGroup, name: str, problems: list[str]) -> dict[tuple[st
     if not text:
         return {}
     try:
-        read = msgspec.json.decode(text, type=dict[str, dict[str, float]])
+        read = _decode_weights(text)
     except (msgspec.MsgspecError, RecursionError) as error:
         problems.append(f"annotation {name}: {error}")
         return {}

@@ -18,6 +18,9 @@ from controller.cluster.pods import GroupPod, GroupPodSpec, PodAffinityTerm, Spr
 from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
 from kubekit.selectors import LabelSelector
 
+_decode_label_selector = msgspec.json.Decoder(LabelSelector).decode
+_decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
+
 _SYMMETRIC = frozenset({RuleKind.APART, RuleKind.SOFT})
 """Kinds by which pods that stay have a say in who joins them; what else they asked for counted when they were placed."""
 _WISH = 1.0
@@ -90,7 +93,7 @@ class Sharing:
         return tuple(found)
 
     def _rule(self, term: _Term, owners: Sequence[int], standing: Sequence[tuple[int, GroupPod]]) -> Rule:
-        selector = msgspec.json.decode(term.selector, type=LabelSelector)
+        selector = _decode_label_selector(term.selector)
         domain_of, names = self._domain_of(term.key)
         domain_of = np.where(self._spread_over(term), domain_of, -1)
         roles: Counter[int] = Counter()
@@ -135,7 +138,7 @@ class Sharing:
         hosts = self._shared.hosts
         if not term.nodes:
             return np.ones(len(hosts), np.bool_)
-        spec = msgspec.json.decode(term.nodes, type=GroupPodSpec)
+        spec = _decode_group_pod_spec(term.nodes)
         honoured = spec.tolerations is not None
         return np.array(
             [

@@ -23,6 +23,8 @@ from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
+_decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
+
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
 """Kinds whose pods a plan can place; a DaemonSet's pods have their nodes already."""
 JOINING_SHARE = 0.01
@@ -491,8 +493,6 @@ def groups_of_workloads(groups: Iterable[AppGroup]) -> dict[str, str]:
 def read_weights(group: AppGroup) -> Weights:
     """What was written before; nothing where it cannot be read."""
     try:
-        return msgspec.json.decode(
-            group.metadata.annotation(MEASURED_WEIGHTS_ANNOTATION) or "{}", type=dict[str, dict[str, float]]
-        )
+        return _decode_weights(group.metadata.annotation(MEASURED_WEIGHTS_ANNOTATION) or "{}")
     except (msgspec.MsgspecError, RecursionError):
         return {}

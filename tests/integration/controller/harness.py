@@ -83,6 +83,7 @@ class Replica:
         self._process.send_signal(number)
         code = await asyncio.to_thread(self._process.wait, 20)
         self._process = None
+        assert code != -signal.SIGSEGV, f"{self.name} crashed: {self.log.read_text()[-2000:]}"
         return code
 
     async def metrics(self) -> dict[str, float]:
