@@ -84,7 +84,7 @@ class Explain(Command):
     async def ask(self, session: Session, options: argparse.Namespace) -> Explained | ExplainedGroup:
         """Read the pod, its group, and everything that the rules look at."""
         if options.kind == "group":
-            return await explain_group(session, options.name)
+            return await explain_group(session, options.name, read_prices(options.prices))
         config = await live_configuration(session)
         pod = await session.pod(options.name)
         session.namespace = None

@@ -1,8 +1,9 @@
-"""`explain group NAME`: what the loss of each zone would take from an AppGroup, and what surviving one costs its calls."""
+"""`explain group NAME`: what the loss of each zone would take from an AppGroup, and what surviving one costs its calls, in time and money."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -11,21 +12,42 @@ from rich.text import Text
 
 from controller.cli.command import Table
 from controller.cli.live_config import live_configuration
+from controller.cli.placed_money import PlacedMoney
 from controller.cli.scheduling import state_of
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
 from controller.cluster.hosts import host_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS
 from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands
 from controller.scheduler.planner import GroupSnapshot, plan_group
 from controller.scheduler.preferences import SPREAD_ANNOTATION
+from controller.scheduler.problem_builder import Spread
 from controller.scheduler.state import State
 from controller.scheduler.survival import Survival, describe, survival_of
+from controller.traffic.prices import PriceTable
+from controller.traffic.workloads import Place
 from controller.views.snapshot import Snapshot
 
 LONGEST_S = 20.0
 """For the two plans that the price is the difference of."""
+
+
+class GroupMonths(msgspec.Struct, frozen=True, rename="camel"):
+    """What a group's traffic costs a month; known from ``basis``.
+
+    Attributes:
+        now: as its pods stand.
+        anew: if they were all placed anew by its plan; None where not all of them have room.
+        surviving, not_surviving: likewise were it annotated with spread zone, and with none.
+    """
+
+    now: float
+    anew: float | None
+    surviving: float | None
+    not_surviving: float | None
+    currency: str
+    basis: str
 
 
 class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
@@ -37,6 +59,7 @@ class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
         survival: what each zone's loss would take; with a price where the group's plans survive a zone.
         could_pay_us: what surviving a zone would cost a call where the group does not ask for it; None where it does.
         advice: what would route calls better.
+        money: what its traffic costs; None without prices, or where no traffic is known.
     """
 
     group: str
@@ -44,9 +67,10 @@ class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
     survival: Survival
     could_pay_us: float | None
     advice: tuple[Advice, ...]
+    money: GroupMonths | None = None
 
 
-async def explain_group(session: Session, name: str) -> ExplainedGroup:
+async def explain_group(session: Session, name: str, prices: PriceTable | None = None) -> ExplainedGroup:
     """Read the cluster, and plan the group anew both ways.
 
     Raises:
@@ -63,20 +87,24 @@ async def explain_group(session: Session, name: str) -> ExplainedGroup:
         msg = f"there is no AppGroup {name!r} in namespace {namespace}"
         raise NotFoundError(msg)
     used = await session.used_room(except_group=(namespace, name))
-    return await asyncio.to_thread(explain_as_it_stands, snapshot, state, key, used)
+    return await asyncio.to_thread(explain_as_it_stands, snapshot, state, key, used, prices)
 
 
-def explain_as_it_stands(snapshot: Snapshot, state: State, key: str, used: dict[str, dict[str, int]]) -> ExplainedGroup:
+def explain_as_it_stands(
+    snapshot: Snapshot, state: State, key: str, used: dict[str, dict[str, int]], prices: PriceTable | None = None
+) -> ExplainedGroup:
     """The answer; ``used`` is node -> requests of all other pods there."""
     stands = as_it_stands(state, key)
     pods = [p for p in snapshot.pods if p.group and state.group_of(p.metadata.namespace, p.group) == key and not p.over]
-    paid_us, could_us = _prices(snapshot, stands, pods, used)
+    start = _anew(snapshot, stands, pods, used)
+    paid_us, could_us = _prices(start, stands)
     return ExplainedGroup(
         group=key,
         placed=sum(sum(nodes.values()) for nodes in stands.members),
         survival=standing_survival(stands, paid_us),
         could_pay_us=could_us,
         advice=tuple(advise(stands)),
+        money=_months(PlacedMoney(snapshot, prices), start) if prices is not None else None,
     )
 
 
@@ -86,12 +114,12 @@ def standing_survival(stands: GroupAsItStands, price_us: float | None = None) ->
     return survival_of(graph.selectors, stands.members, stands.locations, graph.edges, price_us)
 
 
-def _prices(
+def _anew(
     snapshot: Snapshot, stands: GroupAsItStands, pods: Sequence[GroupPod], used: dict[str, dict[str, int]]
-) -> tuple[float | None, float | None]:
-    """What the group's plans pay, or, where none of it asks for that, what they would."""
+) -> GroupSnapshot:
+    """All of the group's pods waiting."""
     free = [msgspec.structs.replace(p, spec=msgspec.structs.replace(p.spec, node_name="")) for p in pods]
-    start = GroupSnapshot(
+    return GroupSnapshot(
         graph=stands.graph,
         pods=free,
         replicas={},
@@ -102,19 +130,50 @@ def _prices(
         services=snapshot.services,
         measured=stands.measured,
     )
+
+
+def _prices(start: GroupSnapshot, stands: GroupAsItStands) -> tuple[float | None, float | None]:
+    """What the group's plans pay, or, where none of it asks for that, what they would."""
     asks = "zone" in stands.spreads
-    if not asks:
-        bare = msgspec.structs.replace(stands.group.metadata, annotations=_without_spread(stands))
-        start = msgspec.structs.replace(
-            start, group=msgspec.structs.replace(stands.group, metadata=bare), spread="zone"
-        )
-    price = plan_group(start, deadline_s=LONGEST_S, priced=True).survival_us
+    question = start if asks else _spread(start, "zone")
+    price = plan_group(question, deadline_s=LONGEST_S, priced=True).survival_us
     return (price, None) if asks else (None, price)
 
 
-def _without_spread(stands: GroupAsItStands) -> dict[str, str]:
-    annotations = stands.group.metadata.annotations or {}
-    return {name: value for name, value in annotations.items() if name != SPREAD_ANNOTATION}
+def _spread(start: GroupSnapshot, spread: Spread) -> GroupSnapshot:
+    """The same group if it were annotated so; pods that say so themselves keep what they say."""
+    if start.group is None:
+        return msgspec.structs.replace(start, spread=spread)
+    annotations = {**(start.group.metadata.annotations or {}), SPREAD_ANNOTATION: spread}
+    metadata = msgspec.structs.replace(start.group.metadata, annotations=annotations)
+    return msgspec.structs.replace(start, group=msgspec.structs.replace(start.group, metadata=metadata))
+
+
+def _months(known: PlacedMoney, start: GroupSnapshot) -> GroupMonths | None:
+    key = start.group.metadata.key if start.group else ""
+    traffic, now = known.traffic_of_group(key), known.month_of_group(key)
+    if traffic is None or now is None:
+        return None
+
+    def planned(question: GroupSnapshot) -> float | None:
+        plan = plan_group(msgspec.structs.replace(question, prices=known.prices), deadline_s=LONGEST_S)
+        if plan.unplaced:
+            return None
+        placed: dict[str, Counter[Place]] = defaultdict(Counter)
+        for pod in question.pods:
+            target = plan.targets.get(pod.metadata.key)
+            if target is not None:
+                placed[pod.workload][target.region, target.zone] += 1
+        return known.month_of_group(key, placed)
+
+    return GroupMonths(
+        now=now,
+        anew=planned(start),
+        surviving=planned(_spread(start, "zone")),
+        not_surviving=planned(_spread(start, "none")),
+        currency=known.prices.currency,
+        basis=traffic.basis,
+    )
 
 
 def show_group(answer: ExplainedGroup) -> RenderableType:
@@ -124,8 +183,22 @@ def show_group(answer: ExplainedGroup) -> RenderableType:
     for loss in answer.survival.losses:
         table.add_row(loss.zone, Text(describe(loss), style=BAD if loss.stops else GOOD))
     parts: list[RenderableType] = [head, Text(), table, Text(), Text(price_line(answer))]
+    if answer.money is not None:
+        parts.append(Text.assemble(money_line(answer.money), (f"  by {answer.money.basis}", FAINT)))
     parts += [Text(advice.text) for advice in answer.advice]
     return Group(*parts)
+
+
+def money_line(found: GroupMonths) -> str:
+    """What its traffic costs, in a sentence."""
+    text = f"its calls cost {money(found.now, found.currency)} a month as it stands"
+    if found.anew is None:
+        return f"{text}; placed anew not all of it would have room"
+    text += f", {money(found.anew, found.currency)} placed anew"
+    if found.surviving is not None and found.not_surviving is not None:
+        more = found.surviving - found.not_surviving
+        text += f"; surviving a zone costs {money(more, found.currency)} of it" if more > 0 else ""
+    return text
 
 
 def price_line(answer: ExplainedGroup) -> str:

@@ -1,14 +1,17 @@
-"""What a pod's traffic costs where it is and where it might be: for `explain` and for the descheduler's dry run."""
+"""What traffic of pods and of groups costs where they are and where they might be: for `explain` and for the descheduler's dry run."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import msgspec
+
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import WORKLOAD_LABEL
+from controller.cluster.services import ServiceIndex
 from controller.cluster.zones import draw_map
-from controller.traffic.placed import GroupTraffic, month_of_pod, traffic_of
+from controller.traffic.placed import GroupTraffic, Placed, month_of, month_of_pod, near_of, traffic_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.workloads import Place
 from controller.views.snapshot import Snapshot
@@ -22,7 +25,16 @@ class PlacedMoney:
         self.places = {name: (p.region, p.zone) for name, p in draw_map(snapshot.nodes).places.items()}
         self._membership = Membership.among(snapshot.groups, snapshot.rules.namespaces)
         self._pods = {pod.metadata.key: pod for pod in snapshot.pods}
-        self._traffic = {group.metadata.key: traffic_of(group) for group in snapshot.groups}
+        services = ServiceIndex()
+        for service in snapshot.services:
+            services.take(service.metadata.key, None, service)
+        members: dict[str, list[GroupPod]] = defaultdict(list)
+        for pod in snapshot.pods:
+            members[self._group(pod)].append(pod)
+        self._traffic = {
+            key: msgspec.structs.replace(traffic_of(group), near=near_of(members[key], services))
+            for key, group in ((group.metadata.key, group) for group in snapshot.groups)
+        }
         self._placed: dict[str, dict[str, Counter[Place]]] = defaultdict(lambda: defaultdict(Counter))
         for pod in snapshot.pods:
             if pod.spec.node_name in self.places and not pod.finished and not pod.metadata.deletion_timestamp:
@@ -32,8 +44,17 @@ class PlacedMoney:
     def traffic(self, key: str) -> GroupTraffic | None:
         """Of the group that a pod belongs to; None where nothing is known."""
         pod = self._pods.get(key)
-        found = self._traffic.get(self._group(pod)) if pod is not None else None
+        return self.traffic_of_group(self._group(pod)) if pod is not None else None
+
+    def traffic_of_group(self, key: str) -> GroupTraffic | None:
+        """The same by the group's key."""
+        found = self._traffic.get(key)
         return found if found is not None and found.rates else None
+
+    def month_of_group(self, key: str, placed: Placed | None = None) -> float | None:
+        """Of a whole group as it stands, or as ``placed``; None where its traffic is not known."""
+        traffic = self.traffic_of_group(key)
+        return month_of(traffic, self._placed[key] if placed is None else placed, self.prices) if traffic else None
 
     def month(self, key: str, place: Place) -> float | None:
         """Of a pod at a place; None where its traffic is not known."""

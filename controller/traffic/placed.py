@@ -7,14 +7,15 @@ at most. Every caller's replica is taken to call every replica alike, or where t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from controller.cluster.graph import build_graph
+from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
-from controller.cluster.services import Routing, Service, routing_to
+from controller.cluster.services import Routing, Service, ServiceIndex, routing_to
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.proposals import read_weights
 from controller.traffic.workloads import Place
@@ -75,6 +76,15 @@ def traffic_of(group: AppGroup) -> GroupTraffic:
 def kept_near(services: Sequence[Service], namespace: str, labels: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
     """Workloads whose Services keep calls in their zone; ``labels`` are those of pods, by selector."""
     return frozenset(w for w, own in labels.items() if routing_to(services, namespace, own) is not Routing.ANY)
+
+
+def near_of(pods: Iterable[GroupPod], services: ServiceIndex) -> frozenset[str]:
+    """The same of pods as they are."""
+    return frozenset(
+        pod.workload
+        for pod in pods
+        if services.routing_to(pod.metadata.namespace, pod.metadata.labels or {}) is not Routing.ANY
+    )
 
 
 def weighed(traffic: GroupTraffic, placed: Placed, price: Priced) -> float:

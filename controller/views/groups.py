@@ -16,7 +16,7 @@ from controller.cluster.services import ServiceIndex
 from controller.cluster.zones import draw_map
 from controller.groups.status import Facts, Judged, gather
 from controller.scheduler.survival import survival_of
-from controller.traffic.placed import GroupTraffic, crossing_of, month_of
+from controller.traffic.placed import GroupTraffic, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Weights, read_weights
 from controller.views.model import ConditionView, EdgeView, GroupView, NetworkView, PairView, PodView, WorkloadView
@@ -106,11 +106,7 @@ def build_group(
     """
     facts = gather(group, pods, locations, costs, membership, services=services)
     weights, selectors = read_weights(group), facts.graph.selectors
-    near = frozenset(
-        pod.workload
-        for pod in pods
-        if services is not None and services.routing_to(pod.metadata.namespace, pod.metadata.labels or {})
-    )
+    near = near_of(pods, services) if services is not None else frozenset()
     placed = _placed(facts, places)
     edges = tuple(_with_money(_edge(judged, facts, pairs, weights), placed, near, prices) for judged in facts.judged)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)

@@ -139,6 +139,25 @@ def test_a_move_is_priced_by_where_the_pods_of_its_group_are() -> None:
     assert known.traffic("shop/unknown") is None
 
 
+def test_a_move_is_priced_by_who_answers_a_call() -> None:
+    def near(name: str, workload: str, on: str) -> GroupPod:
+        made = pod(name, workload, on)
+        labels = {**(made.metadata.labels or {}), "app": "cart"}
+        return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, labels=labels))
+
+    spec = {"selector": {"app": "cart"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
+    service = {"metadata": {"name": "cart", "namespace": "shop"}, "spec": spec}
+    pods = (pod("web-1", "WEB", "n1"), near("cart-1", "CART", "n1"), near("cart-2", "CART", "n2"))
+    snapshot = Snapshot(
+        now_s=0, nodes=NODES, groups=(group(),), pods=pods, services=(msgspec.convert(service, Service),)
+    )
+    known = PlacedMoney(snapshot, PRICES)
+    assert known.month("shop/web-1", Z1) == 0, "the replica of its zone answers"
+    assert known.month_of_group("shop/shop") == 0
+    any_replica = PlacedMoney(msgspec.structs.replace(snapshot, services=()), PRICES)
+    assert any_replica.month("shop/web-1", Z1) == pytest.approx(per_month(500, 0.02))
+
+
 def test_a_simulation_says_what_either_placement_costs_a_month() -> None:
     hosts = {one.metadata.name: host_of(one) for one in NODES}
     replicas = {"WEB": [GroupPodSpec()], "CART": [GroupPodSpec()]}
