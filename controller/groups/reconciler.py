@@ -153,9 +153,11 @@ class AppGroupController:
         pods = self._pods_in_reach(key, group.metadata.name)
         costs = self._costs.of(group.metadata.namespace).table
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
+        # All that is read of the mirrors is read here: after the first wait the group may be gone from them.
+        let_in = admitted(group, self._membership.refused_by(key))
         self._metrics.show(key, group, facts)
         try:
-            await self._write_status(key, group, facts)
+            await self._write_status(key, group, facts, let_in)
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
@@ -164,7 +166,7 @@ class AppGroupController:
             raise
         return self._config.resync_s
 
-    async def _write_status(self, key: str, group: AppGroup, facts: Facts) -> None:
+    async def _write_status(self, key: str, group: AppGroup, facts: Facts, let_in: Condition | None) -> None:
         kept = await self._capabilities.has_status(APPGROUPS)
         if not kept:  # upstream's definition: conditions and observedGeneration would be dropped
             remembered = msgspec.structs.replace(
@@ -173,7 +175,6 @@ class AppGroupController:
                 observed_generation=group.metadata.generation,
             )
             group = msgspec.structs.replace(group, status=remembered)
-        let_in = admitted(group, self._membership.refused_by(key))
         more = [*([let_in] if let_in is not None else ()), *(await self._more(key) if self._more is not None else ())]
         wanted = plan_status(group, facts, self._wall(), more=more)
         changed = news(group.status.conditions, wanted.conditions)

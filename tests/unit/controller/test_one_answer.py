@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
@@ -208,6 +209,20 @@ async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name() -
     _fill(caches.pods, [moved])
     await asyncio.sleep(0.01)
     assert [await controller._queue.take() for _ in range(len(controller._queue))] == ["y/g"]
+
+
+async def test_a_group_that_is_deleted_while_its_status_is_made_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Written()
+    controller, caches = World(node("n", "z"), group()).groups(client)
+
+    async def delete_meanwhile(*_: object) -> bool:
+        gone = caches.app_groups._items.pop("x/g")
+        caches.app_groups._notify("x/g", gone, None)
+        return True
+
+    monkeypatch.setattr(HasStatus, "has_status", delete_meanwhile)
+    await controller._reconcile("x/g")
+    assert "x/g" not in caches.app_groups.items
 
 
 async def test_a_group_in_a_namespace_of_the_configuration_has_the_pods_of_namespaces_without_a_group() -> None:
