@@ -98,7 +98,7 @@ class Prepared:
         self._raw.beyond_price, self._raw.together_price = BEYOND_PRICE, TOGETHER_PRICE
         self._raw.load_price = problem.load
         self._raw.balance_price = problem.balance * _per_replica(problem)
-        crowd = problem.crowd / max(1.0, self.replicas / max(len(problem.free), 1)) ** 2
+        crowd = problem.crowd / max(1.0, _everybody(problem) / max(len(problem.free), 1)) ** 2
         self._raw.crowd_price = crowd * _per_replica(problem) * _gain_of_host(problem)
 
     def search(
@@ -200,7 +200,12 @@ def _replica_arrays(problem: Problem) -> list[object]:
 
 def _per_replica(problem: Problem) -> float:
     """What the calls of a replica cost at worst, in the mean."""
-    return _WHOLE / max(len(problem.class_of), 1)
+    return _WHOLE / _everybody(problem)
+
+
+def _everybody(problem: Problem) -> int:
+    """Replicas, those that stay included: the calls are everybody's, and the last pod of a group weighs no more than its first."""
+    return max(int(problem.totals.sum()), 1)
 
 
 def _gain_of_host(problem: Problem) -> float:

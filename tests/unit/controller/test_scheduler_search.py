@@ -251,6 +251,21 @@ def test_without_edges_replicas_take_the_emptier_hosts() -> None:
     assert solve(uneven).tolist() == [1]
 
 
+def test_the_last_pods_of_a_rollout_weigh_crowds_no_heavier_than_the_first() -> None:
+    """Eleven workloads of two replicas, a host a zone: a whole plan shares two of them, and so does one for what is left of it."""
+    workloads = 11
+    calls = [(0, callee, Routing.ZONE) for callee in range(1, workloads)]
+    apart = np.ones(workloads, np.bool_)
+    problem = made([0, 1, 2], [2] * workloads, *calls, room=40, crowd=0.1, balance=0.02, survives=apart)
+    used = sorted(set(solve(problem).tolist()))
+    assert len(used) == 2
+    standing = tuple(() if workload == workloads - 1 else tuple(used) for workload in range(workloads))
+    free = np.array([[40 - sum(host in hosts for hosts in standing)] for host in range(3)], np.int64)
+    last = np.array([workloads - 1] * 2)
+    left = msgspec.structs.replace(problem, free=free, class_of=last, fixed=standing)
+    assert sorted(solve(left).tolist()) == used
+
+
 def test_a_missing_compiler_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(OSError, match="install gcc, or name a compiler in CC"):
