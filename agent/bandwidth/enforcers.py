@@ -55,10 +55,20 @@ def _calico(pod: PodWish, direction: Direction, device: Device, view: View) -> E
     shape = view.shape_at(device.index)
     if direction == "ingress" and shape is not None and device.name.startswith(FELIX_DEVICE) and is_felixs(shape):
         return Enforcer(f"the bucket on {device.name} is by Felix's formula (Calico)", device)
-    if device.name.startswith(FELIX_DEVICE) and view.felix_limits:
+    limited = shape is not None if direction == "ingress" else through is not None
+    if device.name.startswith(FELIX_DEVICE) and view.felix_limits and not limited:
         found = f"Felix (Calico) limits pods on this node ({view.felix_limits}) but nothing on {device.name}"
         return Enforcer(f"{found} in this direction; it would remove ours", device, absent=True)
     return None
+
+
+def hook_for(device: Device) -> str:
+    """What a filter of ours is to hang on where a device has nothing yet.
+
+    Felix looks for ``ingress`` alone: there it removes our filter with its target and takes over. On a ``clsact`` it fails for
+    ever (qos.go, ``CreateEgressQdisc``), and with tcx it removes anybody's (bpf/tc/attach.go); an ``ingress`` its eBPF mode replaces.
+    """
+    return "ingress" if device.name.startswith(FELIX_DEVICE) else "clsact"
 
 
 def is_felixs(shape: Shape) -> bool:

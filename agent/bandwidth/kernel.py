@@ -15,6 +15,7 @@ from pyroute2.netlink.rtnl.tcmsg import plugins, sched_tbf
 from pyroute2.protocols import ETH_P_ALL
 
 from agent.bandwidth.state import (
+    ALIAS_PREFIX,
     HOOK_MARK,
     LAST_PRIORITY,
     RECEIVED_HOOK,
@@ -114,17 +115,16 @@ async def _intermediate(netlink: Any, action: LimitEgress) -> tuple[int, bool]:
 async def _redirect(netlink: Any, action: LimitEgress, through: int) -> None:
     """The filter, behind all others: a packet that it takes skips every filter after it when it comes back.
 
-    Where nothing hangs on the device yet we make ``clsact``, beside which others find room later; ``ingress`` would
-    shut them out. Whoever attached something since the rules looked makes this fail.
+    It hangs on what is there, else on what the action says. Whoever attached something since the rules looked makes this fail.
     """
     device = action.device
     try:
-        await netlink.tc("add", "clsact", index=device)
+        await netlink.tc("add", action.hook, index=device)
     except NetlinkError as error:
         if error.code != errno.EEXIST:
             raise
     else:
-        await netlink.link("set", index=through, ifalias=action.alias + HOOK_MARK)
+        await netlink.link("set", index=through, ifalias=action.alias + HOOK_MARK + action.hook)
     existing = {found.index for found in await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)}
     for one in await read_filters(netlink, device, "received"):
         if one.redirects_to == through:
@@ -161,15 +161,16 @@ async def _unlimit(netlink: Any, action: Unlimit) -> None:
     ours = [one for one in filters if through is not None and one.redirects_to == through.index]
     for one in ours:
         await _remove_filter(netlink, action.device, one)
-    if through is not None and through.alias.endswith(HOOK_MARK):
-        await _remove_hook(netlink, action.device, others=len(filters) - len(ours))
+    hook = through.alias.partition(HOOK_MARK)[2] if through is not None else ""
+    if through is not None and through.alias.startswith(ALIAS_PREFIX) and hook:
+        await _remove_hook(netlink, action.device, hook, others=len(filters) - len(ours))
     await _remove(netlink, action.through)
 
 
-async def _remove_hook(netlink: Any, device: int, others: int) -> None:
-    """Take away the ``clsact`` that we made, unless somebody uses it by now."""
+async def _remove_hook(netlink: Any, device: int, hook: str, others: int) -> None:
+    """Take away the ``clsact`` or ``ingress`` that we made, unless somebody uses it by now."""
     if not others and not await read_filters(netlink, device, "sent"):
-        await netlink.tc("del", "clsact", index=device)
+        await netlink.tc("del", hook, index=device)
 
 
 async def _remove(netlink: Any, name: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.bandwidth import tbf
 from agent.bandwidth.annotations import DIRECTIONS, Direction, PodWish, contested
-from agent.bandwidth.enforcers import find_enforcer
+from agent.bandwidth.enforcers import find_enforcer, hook_for
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
     Action,
@@ -211,7 +211,8 @@ def _rule_egress(pod: PodWish, rate_bps: int, device: Device, location: Location
     redirect = view.redirect_of(device.index)
     shape = tbf.bounded_shape(rate_bps, device.mtu)
     name = intermediate_of(pod, location, view)
-    action = LimitEgress(device.index, device.name, name, device.mtu, shape, ALIAS_PREFIX + pod.uid)
+    hook = hook_for(device)
+    action = LimitEgress(device.index, device.name, name, device.mtu, shape, ALIAS_PREFIX + pod.uid, hook=hook)
     if redirect is None:
         return _rule_without_redirect(device, action, view)
     through = view.devices.get(redirect.redirects_to or 0)

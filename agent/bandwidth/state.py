@@ -18,8 +18,8 @@ LAST_PRIORITY = 0xFFF0
 """Of our own filter: behind the places that other programs ask for and behind those that the kernel gives (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"
 """Interface alias of the intermediate devices that we made, followed by the pod's uid."""
-HOOK_MARK = "/clsact"
-"""Ends the alias where we made the device's ``clsact`` as well, and may take it away again."""
+HOOK_MARK = "/"
+"""Behind it the alias has the device's ``clsact`` or ``ingress`` where we made it as well, and may take it away again."""
 
 Verdict = Literal[
     "enforced",
@@ -248,6 +248,8 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
         alias: marks an intermediate device that we make.
         redirect: whether the filter is to be made.
         displaces: the plugin's HTB is there, and is removed first.
+        hook: what the filter is to hang on where the device has neither: ``clsact``, beside which others find room later, or
+            ``ingress``.
     """
 
     device: int
@@ -258,6 +260,7 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
     alias: str
     redirect: bool = True
     displaces: bool = False
+    hook: str = "clsact"
 
 
 class Unlimit(msgspec.Struct, frozen=True, tag=True):

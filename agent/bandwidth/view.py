@@ -121,7 +121,7 @@ def is_ours(device: Device) -> bool:
 
 def owner_of(device: Device) -> str:
     """Uid of the pod that we made an intermediate device for."""
-    return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
+    return device.alias.removeprefix(ALIAS_PREFIX).partition(HOOK_MARK)[0]
 
 
 def describe(device: Device, strangers: list[Filter | Program]) -> str:

@@ -10,6 +10,7 @@ from agent.bandwidth.cilium import Cilium, parse_cilium
 from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.rules import Policy, find_device, intermediate_name, plan_limits
 from agent.bandwidth.state import (
+    ALIAS_PREFIX,
     LAST_PRIORITY,
     ROOT,
     BandwidthPlan,
@@ -332,6 +333,27 @@ def test_where_felix_limits_others_but_not_this_pod_the_limit_is_missing_and_not
     found = plan(pod(RATE), devices=(*CALI, BWCALI))
     assert (only(found).verdict, found.actions) == ("missing", ())
     assert "would remove ours" in only(found).detail
+
+
+def test_a_limit_of_ours_that_felix_has_not_taken_over_still_counts_where_felix_limits_others() -> None:
+    ours = Device(index=PIPE, name=IFB, kind="ifb", alias=f"{ALIAS_PREFIX}{UID}/ingress")
+    elsewhere = Device(index=PIPE + 1, name="bwcali0123456789"[:15], kind="ifb")
+    shape = bounded_shape(RATE, 1500)
+    found = plan(
+        pod(RATE, RATE),
+        devices=(*CALI, ours, elsewhere),
+        qdiscs=(tbf(VETH, shape), tbf(PIPE, shape), ingress_qdisc()),
+        filters=(redirect(),),
+    )
+    assert [j.verdict for j in found.judgements] == ["enforced"] * 2
+    assert found.actions == ()
+
+
+def test_filters_of_ours_hang_on_ingress_where_felix_may_come_later_and_on_clsact_elsewhere() -> None:
+    for devices, hook in ((CALI, "ingress"), (DEVICES, "clsact")):
+        (action,) = plan(pod(None, RATE), devices=devices).actions
+        assert isinstance(action, LimitEgress)
+        assert action.hook == hook
 
 
 def test_the_plugins_buckets_behind_calico_are_the_plugins() -> None:
