@@ -41,7 +41,7 @@ def find_groups(facts: Facts, places: Collection[str]) -> Iterator[Finding]:
 
 def _spec(group: AppGroup) -> Iterator[Finding]:
     meta = group.metadata
-    edit = (f"kubectl -n {meta.namespace} edit appgroup {meta.name}",)
+    edit = (_edit(group),)
     graph = build_graph(group.spec)
     for fault in graph.faults:
         what = f"AppGroup {meta.key}: {fault.detail}"
@@ -54,6 +54,10 @@ def _spec(group: AppGroup) -> Iterator[Finding]:
     if algorithm and algorithm not in ALGORITHMS:
         what = f"AppGroup {meta.key}: algorithm {algorithm!r} is not known; write one of {', '.join(ALGORITHMS)}"
         yield Finding("spec-UnknownAlgorithm", "warning", what, hurts=(meta.key,), do=edit)
+
+
+def _edit(group: AppGroup) -> str:
+    return f"kubectl -n {group.metadata.namespace} edit appgroup {group.metadata.name}"
 
 
 def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[Finding]:
@@ -72,6 +76,7 @@ def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[
     do = (
         f"kubectl -n {meta.namespace} get events --field-selector reason=FailedCreate",
         f"kubectl -n {meta.namespace} get deployments,statefulsets,resourcequotas",
+        "raise the quota, scale the Deployment, or correct what refuses them",
     )
     yield Finding("members-missing", "warning", what, because, since, (meta.key,), do)
 
@@ -93,7 +98,7 @@ def _said(group: AppGroup, places: Collection[str]) -> Iterator[Finding]:
     if costs is not None and costs.status == "False" and not any(place in costs.message for place in places):
         do = (
             f"kubectl netaware graph {meta.name} -n {meta.namespace}",
-            "raise maxNetworkCost, or let the overlay descheduler move its pods",
+            f"let the overlay descheduler move its pods, or raise maxNetworkCost: {_edit(group)}",
         )
         yield finding(
             costs, "costs-violated", "dependencies cost more than they may", do, "NetawareDependenciesViolated"

@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
         because: the chain of causes, the nearest first; the last one is the first cause.
         since: unix seconds; None where nothing tells it.
         hurts: who is worse off, as ``namespace/name`` or names of nodes and zones.
-        do: a command to paste, or what to change.
+        do: commands to paste, or what to change: first where to look, last what ends it. Words in capitals (``ZONE``) are a choice.
         alert: the alert that stands for the same state, and the section of the runbook; empty without one.
     """
 

@@ -15,6 +15,10 @@ REFRESH_S, REFRESH_ROUNDS = 180.0, 1.5
 """An agent holds back what does not change, and writes it again in the first round after the longer of both (agent.probing.results)."""
 MISSED_ROUNDS = 2.0
 """That round itself, and one more, which a busy node may miss."""
+_PORTS = "open TCP 12865, 12866 and TCP and UDP 12867"
+_NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+_FEW = 3
+"""So many agents are started anew by a line each, more by one for all."""
 _TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
 # Reason of a condition -> severity, words, what to do, alert. The condition's message says which.
 _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
@@ -32,26 +36,29 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
         "some nodes have no zone label and take no part",
         (
             "kubectl get nodes -L topology.kubernetes.io/zone",
-            "kubectl label node {node} topology.kubernetes.io/zone=ZONE",
+            "kubectl label node {nodes} topology.kubernetes.io/zone=ZONE",
         ),
         "NetawareNodesLeftOut",
     ),
     "ZonesTorn": (
         "warning",
         "nodes of one zone name different regions",
-        ("kubectl get nodes -L topology.kubernetes.io/region,topology.kubernetes.io/zone",),
+        (
+            "kubectl get nodes -L topology.kubernetes.io/region,topology.kubernetes.io/zone",
+            "kubectl label --overwrite node NODE topology.kubernetes.io/region=REGION",
+        ),
         "",
     ),
     "NodesUnmeasurable": (
         "warning",
         "nobody can measure some nodes",
-        ("kubectl netaware status", "open TCP 12865, 12866 and TCP and UDP 12867 between nodes"),
+        ("kubectl netaware status", f"{_PORTS} between nodes"),
         "NetawareNodesLeftOut",
     ),
     "UnplannedResults": (
         "warning",
         "somebody writes results that no plan asks for",
-        (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50",),
+        (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _NEW_AGENT),
         "NetawareResultsRefused",
     ),
     "NodesContradicted": (
@@ -64,7 +71,7 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "MeasurementsOld": (
         "warning",
         "some costs rest on old measurements",
-        ("kubectl netaware costs", "kubectl netaware status"),
+        ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between nodes, where probes time out"),
         "NetawareMeasurementsStale",
     ),
 }
@@ -87,7 +94,7 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
         return
     for zone, nodes in sorted(by_zone.items()):
         because = tuple(f"{node}: {why}" for node, why in nodes[:3])
-        do = _see_agent(facts, nodes[0][0])
+        do = _new_agents(facts, [node for node, _ in nodes])
         if not alive[zone]:
             what = f"no agent of zone {zone} works ({len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}): its latencies are old or inferred"
             yield Finding("zone-blind", "critical", what, because, None, (zone,), do, "NetawareAgentDown")
@@ -98,7 +105,8 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
     versions = sorted({agent.version for agent in facts.agents if agent.state == "up" and agent.version})
     if len(versions) > 1:
         what = f"agents of {len(versions)} versions run: {', '.join(versions)}"
-        yield Finding("versions-mixed", "info", what, do=(f"kubectl -n {facts.home} rollout status daemonset/{AGENT}",))
+        do = (f"kubectl -n {facts.home} rollout status daemonset/{AGENT}", _all_agents_anew(facts))
+        yield Finding("versions-mixed", "info", what, do=do)
 
 
 def _why_silent(agent: AgentFact, facts: Facts) -> str:
@@ -111,12 +119,19 @@ def _why_silent(agent: AgentFact, facts: Facts) -> str:
     return ""
 
 
-def _see_agent(facts: Facts, node: str) -> tuple[str, ...]:
-    of_node = f"get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
-    return (
+def _new_agents(facts: Facts, nodes: list[str]) -> tuple[str, ...]:
+    of_node = f"get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={nodes[0]}"
+    look = (
         f"kubectl -n {facts.home} {of_node} -o wide",
         f"kubectl -n {facts.home} logs --tail=50 $(kubectl -n {facts.home} {of_node} -o name)",
     )
+    if len(nodes) > _FEW:
+        return *look, _all_agents_anew(facts)
+    return *look, *(_NEW_AGENT.format(home=facts.home, node=node) for node in nodes)
+
+
+def _all_agents_anew(facts: Facts) -> str:
+    return f"kubectl -n {facts.home} rollout restart daemonset/{AGENT}"
 
 
 def _no_agents(facts: Facts, by_zone: dict[str, list[tuple[str, str]]]) -> Finding:
@@ -126,6 +141,7 @@ def _no_agents(facts: Facts, by_zone: dict[str, list[tuple[str, str]]]) -> Findi
     do = (
         f"kubectl -n {facts.home} describe daemonset {AGENT}",
         f"kubectl -n {facts.home} get pods -l {AGENT_POD_SELECTOR} -o wide",
+        _all_agents_anew(facts),
     )
     zones = tuple(sorted(by_zone))
     return Finding("agents-gone", "critical", what, because, None, zones[:MOST_HURT], do, "NetawareAgentDown")
@@ -150,14 +166,17 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
         because = ("probes between them fail from more than one node",)
         do = (
             f"kubectl netaware latency {one} {other}",
-            "open TCP 12865, 12866 and TCP and UDP 12867 between their nodes, or mend the path",
+            f"{_PORTS} between their nodes, or correct the path",
         )
         alert = "NetawareZonePairUnreachable"
         yield Finding("zones-unreachable", "critical", what, because, None, (one, other), do, alert)
     working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(blind)
     if facts.interval_s is None and len(working) > 1:
         what = "nobody is told what to measure: there is no probe plan"
-        look = (f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50 | grep -i plan",)
+        look = (
+            f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50 | grep -i plan",
+            "kubectl apply --server-side -k manifests/overlays/OVERLAY",
+        )
         yield Finding(
             "no-plan", "critical", what, (), None, tuple(sorted(working))[:MOST_HURT], look, "NetawareCostsMissing"
         )
@@ -171,7 +190,7 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
     if left:
         names = tuple(sorted({f"{a} to {b}" for a, b in left}))
         what = f"{len(names)} {'pair of zones has' if len(names) == 1 else 'pairs of zones have'} no measurement of their own"
-        see = ("kubectl netaware costs", "kubectl netaware status")
+        see = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between their nodes")
         missing = any(pair in facts.absent for pair in left)
         alert = "NetawareCostsMissing" if missing else "NetawareZonePairUnmeasured"
         yield Finding("pairs-unmeasured", "warning", what, (), None, names[:MOST_HURT], see, alert)
@@ -187,8 +206,11 @@ def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
                 continue
             severity, words, do, alert = known
             # The message names them; where it does not, as a stranger's may, somebody has to choose.
-            node = next((word for word in _WORDS.findall(found.message) if word in facts.nodes), "NODE")
-            lines = tuple(line.format(namespace=namespace, name=name, home=facts.home, node=node) for line in do)
+            named = [word for word in _WORDS.findall(found.message) if word in facts.nodes] or ["NODE"]
+            lines = tuple(
+                line.format(namespace=namespace, name=name, home=facts.home, node=named[0], nodes=" ".join(named))
+                for line in do
+            )
             yield Finding(
                 f"topology-{found.reason}",
                 severity,

@@ -28,6 +28,7 @@ Kind = Literal[
 ]
 PATIENCE_S, LONG_S = 60.0, 600.0
 """What scheduling takes at most while all is well; what no configuration of gates means to take."""
+_OPEN = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -243,11 +244,12 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
             by_name[pod.scheduler or "default-scheduler"].append(pod)
     for name, pods in sorted(by_name.items()):
         what = f"{_counted(pods)}: no scheduler named {name} has answered"
-        do = (
-            f"set schedulerName: {facts.our_schedulers[0]} in its template, if {name} is none that you run"
-            if name not in facts.our_schedulers
-            else f"kubectl -n {facts.home} logs deployment/netaware-scheduler --all-containers --tail=50",
-        )
+        do: tuple[str, ...] = (f"{_take_ours(facts)}, if {name} is none that you run",)
+        if name in facts.our_schedulers:
+            do = (
+                f"kubectl -n {facts.home} logs deployment/netaware-scheduler --all-containers --tail=50",
+                f"kubectl -n {facts.home} rollout restart deployment/netaware-scheduler",
+            )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
         yield Finding("nobody-schedules", "warning", what, (), _oldest(pods), _names(pods), do, alert)
 
@@ -266,9 +268,11 @@ def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:
         ):
             by_group[pod.namespace, pod.group].append(pod)
     for (namespace, name), pods in sorted(by_group.items()):
+        names = " ".join(pod.name for pod in pods[:MOST_HURT])
         do = (
             f"kubectl -n {namespace} describe appgroup {name}",
             f"kubectl netaware explain pod {pods[0].name} -n {namespace}",
+            f"kubectl -n {namespace} patch pods {names} --type=json -p '{_OPEN}'",
         )
         what = f"{len(pods)} pods of AppGroup {namespace}/{name} have waited at their gate for more than {LONG_S / 60:.0f} min"
         yield Finding(

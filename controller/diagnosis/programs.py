@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from controller.diagnosis.facts import Facts, LeaseFact, Program, ProgramPod
 from controller.diagnosis.findings import MOST_HURT, Finding
+from controller.diagnosis.unschedulable import obstacle_in
 from netperf.contract import CONTROLLER
 
 LEASE_SLACK_S = 5.0
@@ -40,6 +41,7 @@ def find_programs(facts: Facts) -> Iterator[Finding]:
         do = (
             "kubectl get --raw='/readyz?verbose'",
             f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50",
+            _grant_or_open(around.complaints),
         )
         yield Finding("controller-blind", "warning", what, around.complaints[:3], do=do)
 
@@ -84,16 +86,32 @@ def _program_down(
     ) or (f"there is no pod of {program}: its Deployment is missing or has 0 replicas",)
     # The extender runs beside the scheduler, in its pods.
     name = CONTROLLER if program == "controller" else "netaware-scheduler"
+    do: tuple[str, ...]
     if pods:
-        do = (
-            f"kubectl -n {facts.home} describe pod {pods[0].name}",
-            f"kubectl -n {facts.home} logs {pods[0].name} --all-containers --tail=50",
-        )
+        do = (f"kubectl -n {facts.home} describe pod {pods[0].name}", *_ends(facts, pods[0], name))
     else:
         do = (
-            f"kubectl -n {facts.home} scale deployment/{name} --replicas=2",
             f"kubectl -n {facts.home} describe deployment/{name}",
+            f"kubectl -n {facts.home} scale deployment/{name} --replicas=2",
         )
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
     what = f"no {program} is ready: {_EFFECTS[program]}"
     return Finding(f"{program}-down", "critical", what, because, since, hurts[:MOST_HURT], do, alert)
+
+
+def _ends(facts: Facts, pod: ProgramPod, name: str) -> tuple[str, ...]:
+    """What ends it, by what the pod says of itself; a pod that never ran has no logs."""
+    if not pod.node:
+        return obstacle_in(pod.why, pod.name, facts.home, "", facts.nodes).do
+    logs = f"kubectl -n {facts.home} logs {pod.name} --all-containers --tail=50"
+    if not pod.why:
+        return logs, f"kubectl -n {facts.home} rollout restart deployment/{name}"
+    undo = f"kubectl -n {facts.home} rollout undo deployment/{name}"
+    correct = "correct your overlay and apply it, where no earlier version ran"
+    return (undo, correct) if "Image" in pod.why else (logs, undo, correct)
+
+
+def _grant_or_open(complaints: Iterable[str]) -> str:
+    if any("403" in line for line in complaints):
+        return "kubectl apply --server-side -k manifests/overlays/OVERLAY"
+    return "open the way from its pods to the API server; a NetworkPolicy or a proxy stands in it"

@@ -10,6 +10,7 @@ import msgspec
 
 from controller.cluster.eligibility import UNSCHEDULABLE
 from controller.diagnosis.facts import NodeFact, PodFact
+from netperf.contract import CAPACITY_ANNOTATION
 
 NAMED_NODES = 5
 
@@ -20,7 +21,7 @@ class Obstacle(msgspec.Struct, frozen=True):
     Attributes:
         code: short and stable.
         says: what it means.
-        do: how to end it; ``{pod}``, ``{namespace}`` and ``{cordoned}`` (nodes) are put in.
+        do: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup) and ``{cordoned}`` (nodes) are put in.
     """
 
     code: str
@@ -36,16 +37,34 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     (
         r"does not meet several network requirements",
         Obstacle(
-            "max-cost", "more of its dependencies would be broken than met there", (_EXPLAIN, "kubectl netaware costs")
+            "max-cost",
+            "more of its dependencies would be broken than met there",
+            (
+                _EXPLAIN,
+                "kubectl netaware costs",
+                "raise maxNetworkCost to what the network can do: kubectl -n {namespace} edit appgroup {group}",
+            ),
         ),
     ),
     (
         r"too little free bandwidth for the Workload dependencies",
-        Obstacle("pair-bandwidth", "the zones have too little free bandwidth for its dependencies", (_BANDWIDTH,)),
+        Obstacle(
+            "pair-bandwidth",
+            "the zones have too little free bandwidth for its dependencies",
+            (_BANDWIDTH, "lower minBandwidth: kubectl -n {namespace} edit appgroup {group}"),
+        ),
     ),
     (
         r"Insufficient network\.aware\.com/bandwidth",
-        Obstacle("bandwidth", "no node has that much bandwidth left, or publishes any", (_BANDWIDTH,)),
+        Obstacle(
+            "bandwidth",
+            "no node has that much bandwidth left, or publishes any",
+            (
+                _BANDWIDTH,
+                f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
+                "lower the request in its template, where nodes have no more",
+            ),
+        ),
     ),
     (
         r"Insufficient |Too many pods",
@@ -79,7 +98,11 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
         Obstacle(
             "volume",
             "its volume can be used from other nodes only",
-            ("kubectl -n {namespace} get pvc", "kubectl get pv -o yaml | grep -A 12 nodeAffinity"),
+            (
+                "kubectl -n {namespace} get pvc",
+                "kubectl get pv -o yaml | grep -A 12 nodeAffinity",
+                "add room where its volume is, or make its claim anew elsewhere",
+            ),
         ),
     ),
     (
@@ -87,20 +110,32 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
         Obstacle(
             "claim",
             "its PersistentVolumeClaim is missing or not bound",
-            ("kubectl -n {namespace} get pvc", "kubectl get storageclass"),
+            (
+                "kubectl -n {namespace} get pvc",
+                "kubectl get storageclass",
+                "add the claim, or a volume or StorageClass that serves it",
+            ),
         ),
     ),
     (
         r"anti-affinity|topology spread constraints|pod affinity rules",
-        Obstacle("spread", "its rules about other pods forbid them", (_OF_POD,)),
+        Obstacle(
+            "spread",
+            "its rules about other pods forbid them",
+            (_OF_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
+        ),
     ),
     (
         r"free ports for the requested pod ports",
-        Obstacle("ports", "its host ports are taken there", (_OF_POD,)),
+        Obstacle(
+            "ports",
+            "its host ports are taken there",
+            (_OF_POD, "add nodes, or lower its replicas to one for each node"),
+        ),
     ),
     (
         r"no nodes available",
-        Obstacle("no-nodes", "the cluster has no nodes", ("kubectl get nodes",)),
+        Obstacle("no-nodes", "the cluster has no nodes", ("kubectl get nodes", "add nodes")),
     ),
 )
 _UNKNOWN = Obstacle("unschedulable", "it says no more", ("kubectl -n {namespace} describe pod {pod}",))
@@ -109,6 +144,11 @@ _UNKNOWN = Obstacle("unschedulable", "it says no more", ("kubectl -n {namespace}
 def obstacle_of(pod: PodFact, nodes: Mapping[str, NodeFact]) -> Obstacle:
     """What stands before most of ``nodes``, by the condition PodScheduled of a pod that found none."""
     said = pod.scheduled.message if pod.scheduled is not None else ""
+    return obstacle_in(said, pod.name, pod.namespace, pod.group, nodes)
+
+
+def obstacle_in(said: str, pod: str, namespace: str, group: str, nodes: Mapping[str, NodeFact]) -> Obstacle:
+    """The same by the scheduler's words; ``group`` is the pod's AppGroup, empty for none."""
     counts: Counter[int] = Counter()
     # What preemption would do repeats the reasons.
     for part in said.partition("preemption:")[0].split(", "):
@@ -120,5 +160,5 @@ def obstacle_of(pod: PodFact, nodes: Mapping[str, NodeFact]) -> Obstacle:
     found = _TABLE[min(counts, key=lambda place: (-counts[place], place))][1] if counts else _UNKNOWN
     cordoned = [name for name, node in sorted(nodes.items()) if any(t.key == UNSCHEDULABLE.key for t in node.taints)]
     named = " ".join(cordoned[:NAMED_NODES]) or "NODE"
-    filled = tuple(line.format(pod=pod.name, namespace=pod.namespace, cordoned=named) for line in found.do)
+    filled = tuple(line.format(pod=pod, namespace=namespace, group=group, cordoned=named) for line in found.do)
     return msgspec.structs.replace(found, do=filled)

@@ -2,7 +2,7 @@
 
 The situations are those of tests/unit/controller/situations.py, and the objects that they name are made. What changes something is
 asked for with ``--dry-run=server`` where kubectl has that; an editor that changes nothing stands in for a person's. No kubelet
-runs, so of logs only the way to the pod is tried.
+runs, so of logs only the way to the pod is tried, and nothing has an earlier version.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kubekit.errors import ApiError
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Node, Object, Resource
 from lab.controlplane import ControlPlane
 from netperf.contract import AGENT, CONTROLLER, ZONE_LABEL
-from tests.unit.controller.situations import SITUATIONS, Situation
+from tests.unit.controller.situations import GATE, SITUATIONS, Situation
 
 ROOT = Path(__file__).parents[3]
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", "DaemonSet")
 SCHEDULER = "netaware-scheduler"
-CHANGES = ("patch", "scale", "label", "uncordon", "apply")
-PROSE = re.compile(r"(?:open|look|correct|set|ask|add|raise) ")
+CHANGES = ("patch", "scale", "label", "uncordon", "apply", "delete", "annotate")
+PROSE = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let) ")
 """What somebody has to decide or to do elsewhere is said in words."""
 ONLY_KUBELETS_KNOW = re.compile(
-    r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition"
+    r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history"
 )
 pytestmark = pytest.mark.timeout(300)
 
@@ -63,8 +63,11 @@ async def the_world(client: Client, namespace: str) -> None:
     spec = {"numMembers": 1, "topologySortingAlgorithm": "KahnSort", "workloads": [front]}
     await make(client, APPGROUPS, "shop", namespace, spec=spec)
     await make(client, NETWORK_TOPOLOGIES, "nt-default", namespace, spec={"configmapName": "netperf-metrics"})
-    for name in ("front-1", "p0", "controller-0", "scheduler-0", "extender-0"):
+    for name in ("front-1", "controller-0", "scheduler-0", "extender-0"):
         await make(client, PODS, name, namespace, spec=template(name)["spec"])
+    for i in range(11):
+        gated = template("gated")["spec"] | {"schedulingGates": [{"name": GATE}]}
+        await make(client, PODS, f"p{i}", namespace, spec=gated)
     for i, name in enumerate(("n0", "n1", "n2", "n3", "n7")):
         labels = {} if name == "n7" else {ZONE_LABEL: f"z{i % 2}"}
         await client.create(NODES, {**NODES.type_meta, "metadata": {"name": name, "labels": labels}}, Node)
@@ -93,6 +96,7 @@ async def away_with_it(client: Client, namespace: str) -> None:
 def as_here(line: str, namespace: str) -> str:
     """The line with this test's namespace for those of the situations, and a try for what changes something."""
     line = re.sub(r"-n (?:web|netaware-system)\b", f"-n {namespace}", line)
+    line = line.replace(" NODE ", " n1 ").replace("=SPEED", "=10G")
     line = line.replace("namespace other ", f"namespace {namespace} ")
     if " rollout status " in line:
         # It waits until all pods are new, which without nodes that run them is never.
@@ -132,12 +136,12 @@ async def test_every_line_to_paste_can_be_pasted(
 
     async def try_it(line: str) -> None:
         async with few:
-            if line.endswith("manifests/overlays/default"):
+            if "manifests/overlays/" in line:
                 # Applied for real in tests/e2e/test_as_shipped.py; here its namespace is another's.
                 code, said = await paste(control_plane, "kubectl kustomize manifests/overlays/default")
             else:
                 code, said = await paste(control_plane, as_here(line, namespace))
-        kubelets_part = re.search(r" (?:logs|rollout status) ", line) and (
+        kubelets_part = re.search(r" (?:logs|rollout status|rollout undo) ", line) and (
             ONLY_KUBELETS_KNOW.search(said) or "| grep" in line
         )
         if code != 0 and not kubelets_part:

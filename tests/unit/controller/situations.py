@@ -112,7 +112,8 @@ def around(**fields: Any) -> Surroundings:
 
 
 def without(program: Program, **fields: Any) -> Surroundings:
-    dead = ProgramPod(program, f"{program}-0", "n1", "Running", ready=False, **fields)
+    known = {"node": "n1", "phase": "Running", **fields}
+    dead = ProgramPod(program, f"{program}-0", **known)
     return around(programs=(*(p for p in READY if p.program != program), dead))
 
 
@@ -179,7 +180,7 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(around=without("controller", why="ImagePullBackOff")),
         "controller-down",
         "ImagePullBackOff",
-        "describe pod controller-0",
+        "rollout undo deployment/netaware-controller",
         "a Deployment with a wrong image",
     ),
     Situation(
@@ -195,7 +196,7 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(around=without("scheduler", why="CrashLoopBackOff"), pods=(pod(),)),
         "scheduler-down",
         "CrashLoopBackOff",
-        "logs scheduler-0",
+        "rollout undo deployment/netaware-scheduler",
         "`break scheduler`",
     ),
     Situation(
@@ -203,15 +204,19 @@ SITUATIONS: tuple[Situation, ...] = (
         facts(around=without("extender")),
         "extender-down",
         "without regard to the network",
-        "logs extender-0",
+        "rollout restart deployment/netaware-scheduler",
         "`break extender`",
     ),
     Situation(
         "the scheduler has no node to run on",
-        facts(around=without("scheduler", why="0/3 nodes are available")),
+        facts(
+            around=without(
+                "scheduler", node="", why="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
+            )
+        ),
         "scheduler-down",
-        "0/3 nodes are available",
-        "describe pod",
+        "0/4 nodes are available",
+        "add a toleration",
         "nodes with taints",
     ),
     Situation(

@@ -13,14 +13,16 @@ import yaml
 
 from agent.probing.results import GATHER_S, REFRESH_S
 from controller.cluster.pods import GroupPodSpec
-from controller.diagnosis.facts import Facts, LeaseFact
+from controller.diagnosis.facts import AgentFact, Facts, LeaseFact
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
 from controller.diagnosis.rules import diagnose, leads
+from netperf.contract import AGENT_POD_SELECTOR
 from tests.unit.controller.situations import (
     AROUND,
     BEGIN,
     BORNE,
+    CORDONED,
     END,
     FOREIGN,
     GATE,
@@ -39,9 +41,14 @@ from tests.unit.controller.situations import (
     table,
     unscheduled,
     waiting,
+    without,
 )
 
 ROOT = Path(__file__).parents[3]
+LOOK = {"get", "describe", "logs", "netaware", "status"}
+CHANGE = {"apply", "restart", "undo", "scale", "delete", "label", "uncordon", "patch", "edit"}
+BY_HAND = {"open", "correct", "set", "ask", "add", "raise", "lower", "look", "let"}
+"""What is left to somebody, in the imperative."""
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
@@ -53,6 +60,44 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
     assert any(situation.do in line for line in first.do), first.do
     for finding in found[1:]:
         assert finding.severity == "info", f"{finding.code} follows from {first.code}, or is a cause of its own"
+
+
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
+def test_the_last_line_of_the_first_finding_changes_something(situation: Situation) -> None:
+    """Logs and descriptions end nothing; tests/e2e/test_lines_end_situations.py shows for each that its lines do."""
+    last = diagnose(situation.facts)[0].do[-1]
+    words = [word for word in last.split() if not word.startswith("-")]
+    verb = words[0] if words[0] != "kubectl" else next(word for word in words if word in CHANGE or word in LOOK)
+    assert verb in CHANGE or verb in BY_HAND, last
+
+
+def test_an_image_that_cannot_be_had_is_undone_and_what_hangs_is_started_anew() -> None:
+    for program, name in (("controller", "netaware-controller"), ("extender", "netaware-scheduler")):
+        undone = diagnose(facts(around=without(program, why="ErrImagePull")))[0].do
+        assert f"kubectl -n netaware-system rollout undo deployment/{name}" in undone
+        assert f"rollout restart deployment/{name}" in diagnose(facts(around=without(program)))[0].do[-1]
+
+
+def test_a_program_without_a_node_is_ended_by_what_keeps_it_from_nodes() -> None:
+    kept = "0/4 nodes are available: 4 node(s) were unschedulable."
+    found = diagnose(facts(around=without("scheduler", node="", why=kept), nodes=CORDONED))[0]
+    assert found.do[-1] == "kubectl uncordon n0 n1 n2 n3"
+
+
+def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
+    few = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].do
+    assert [line for line in few if " delete pods " in line] == [
+        f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
+        for node in ("n1", "n3")
+    ]
+    many = tuple(AgentFact(f"m{i}", "z9", wanted=True, state="down", reason="gone") for i in range(9))
+    assert diagnose(facts(agents=(*agents(), *many)))[0].do[-1].endswith("rollout restart daemonset/netaware-agent")
+
+
+def test_pods_that_wait_at_their_gate_too_long_are_let_through_by_one_line() -> None:
+    line = diagnose(facts(pods=waiting(created=NOW_S - 700)))[0].do[-1]
+    assert all(f" p{i} " in line for i in range(11))
+    assert "/spec/schedulingGates" in line
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
@@ -87,7 +132,7 @@ def test_an_overlay_without_a_scheduler_misses_none_until_somebody_asks_for_it()
     assert diagnose(bare) == ()
     (finding,) = diagnose(facts(around=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)))
     assert (finding.code, finding.hurts) == ("scheduler-down", ("web/front-1",))
-    assert "scale deployment/netaware-scheduler" in finding.do[0]
+    assert "scale deployment/netaware-scheduler" in finding.do[-1]
 
 
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
