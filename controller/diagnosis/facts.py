@@ -19,7 +19,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
     """A pod of one of our programs.
 
     Attributes:
-        why: what its containers say while they do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``; the scheduler's words while it
+        why: what its containers say while they do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``, ``Error``; the scheduler's words while it
             has no node; empty otherwise.
     """
 

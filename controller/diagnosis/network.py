@@ -175,7 +175,7 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
         what = "nobody is told what to measure: there is no probe plan"
         look = (
             f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50 | grep -i plan",
-            "kubectl apply --server-side -k manifests/overlays/OVERLAY",
+            "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY",
         )
         yield Finding(
             "no-plan", "critical", what, (), None, tuple(sorted(working))[:MOST_HURT], look, "NetawareCostsMissing"

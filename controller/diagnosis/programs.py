@@ -113,5 +113,5 @@ def _ends(facts: Facts, pod: ProgramPod, name: str) -> tuple[str, ...]:
 
 def _grant_or_open(complaints: Iterable[str]) -> str:
     if any("403" in line for line in complaints):
-        return "kubectl apply --server-side -k manifests/overlays/OVERLAY"
+        return "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY"
     return "open the way from its pods to the API server; a NetworkPolicy or a proxy stands in it"

@@ -24,12 +24,13 @@ PROGRAMS: dict[str, Sequence[Program]] = {
 PROGRAM_SELECTOR = f"{NAME_LABEL} in ({', '.join(PROGRAMS)})"
 
 
-class _Waiting(Wire, frozen=True):
+class _Reason(Wire, frozen=True):
     reason: str = ""
 
 
 class _State(Wire, frozen=True):
-    waiting: _Waiting | None = None
+    waiting: _Reason | None = None
+    terminated: _Reason | None = None
 
 
 class _Container(Wire, frozen=True):
@@ -71,7 +72,8 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             mine = [c for c in pod.status.container_statuses or () if program in c.name]
             containers = mine or pod.status.container_statuses or []
             ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
-            why = next((c.state.waiting.reason for c in containers if c.state.waiting is not None), "")
+            states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
+            why = next((state.reason for state in states), "")
             if not why and not pod.spec.node_name:
                 why = next((c.message for c in pod.status.conditions or () if c.type == "PodScheduled"), "")
             since = next(

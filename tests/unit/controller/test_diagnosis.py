@@ -13,9 +13,10 @@ import yaml
 
 from agent.probing.results import GATHER_S, REFRESH_S
 from controller.cluster.pods import GroupPodSpec
-from controller.diagnosis.facts import AgentFact, Facts, LeaseFact
+from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, Program
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
+from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_programs
 from controller.diagnosis.rules import diagnose, leads
 from netperf.contract import AGENT_POD_SELECTOR
 from tests.unit.controller.situations import (
@@ -27,6 +28,7 @@ from tests.unit.controller.situations import (
     FOREIGN,
     GATE,
     NOW_S,
+    READY,
     SCHEDULER,
     SILENT,
     SITUATIONS,
@@ -72,10 +74,25 @@ def test_the_last_line_of_the_first_finding_changes_something(situation: Situati
 
 
 def test_an_image_that_cannot_be_had_is_undone_and_what_hangs_is_started_anew() -> None:
-    for program, name in (("controller", "netaware-controller"), ("extender", "netaware-scheduler")):
+    names: dict[Program, str] = {"controller": "netaware-controller", "extender": "netaware-scheduler"}
+    for program, name in names.items():
         undone = diagnose(facts(around=without(program, why="ErrImagePull")))[0].do
         assert f"kubectl -n netaware-system rollout undo deployment/{name}" in undone
         assert f"rollout restart deployment/{name}" in diagnose(facts(around=without(program)))[0].do[-1]
+
+
+def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> None:
+    """Between two starts it is terminated and waits for nothing yet; a restart would only repeat its end."""
+    ended = {"name": "kube-scheduler", "ready": False, "state": {"terminated": {"reason": "Error", "exitCode": 1}}}
+    body = {
+        "metadata": {"name": "s", "labels": {NAME_LABEL: "netaware-scheduler"}},
+        "spec": {"nodeName": "n1"},
+        "status": {"phase": "Running", "containerStatuses": [ended]},
+    }
+    programs = read_programs([msgspec.convert(body, ProgramPodObject)])
+    found = diagnose(facts(around=around(programs=(*READY[:1], *(programs or ())))))[0]
+    assert (found.code, "Error" in found.because[0]) == ("scheduler-down", True)
+    assert any("rollout undo" in line for line in found.do)
 
 
 def test_a_program_without_a_node_is_ended_by_what_keeps_it_from_nodes() -> None:
