@@ -94,7 +94,8 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
         ),
     ),
     (
-        r"volume node affinity conflict",
+        # Older schedulers say the first, that of Kubernetes 1.36 the second.
+        r"volume node affinity conflict|match PersistentVolume's node affinity",
         Obstacle(
             "volume",
             "its volume can be used from other nodes only",
@@ -138,6 +139,7 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
         Obstacle("no-nodes", "the cluster has no nodes", ("kubectl get nodes", "add nodes")),
     ),
 )
+_BY_CHOICE = next(place for place, (_, obstacle) in enumerate(_TABLE) if obstacle.code == "selector")
 _UNKNOWN = Obstacle("unschedulable", "it says no more", ("kubectl -n {namespace} describe pod {pod}",))
 
 
@@ -157,6 +159,9 @@ def obstacle_in(said: str, pod: str, namespace: str, group: str, nodes: Mapping[
             if re.search(pattern, part):
                 counts[place] += int(number[1]) if number else 1
                 break
+    if len(counts) > 1:
+        # Nodes that its own selector leaves out are meant to be; what the others say is why it waits.
+        counts.pop(_BY_CHOICE, None)
     found = _TABLE[min(counts, key=lambda place: (-counts[place], place))][1] if counts else _UNKNOWN
     cordoned = [name for name, node in sorted(nodes.items()) if any(t.key == UNSCHEDULABLE.key for t in node.taints)]
     named = " ".join(cordoned[:NAMED_NODES]) or "NODE"

@@ -287,11 +287,11 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         "a costPolicy that makes no sense",
-        topology("InputValid", "False", "BadCostPolicy", "unitUs is -1"),
+        topology("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
         "topology-BadCostPolicy",
-        "unitUs is -1",
+        "is below staleAfterS",
         "edit networktopology nt-default",
-        "`spec.costPolicy.unitUs: -1`",
+        "`spec.costPolicy.expireAfterS: 1`",
     ),
     Situation(
         "results that nobody asked for",

@@ -95,6 +95,22 @@ def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> No
     assert any("rollout undo" in line for line in found.do)
 
 
+@pytest.mark.parametrize(
+    "words", ["had volume node affinity conflict", "didn't match PersistentVolume's node affinity"]
+)
+def test_a_volume_elsewhere_is_known_by_the_words_of_old_and_new_schedulers(words: str) -> None:
+    said = f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."
+    assert [f.code for f in diagnose(facts(pods=(pod(scheduled=unscheduled(said)),)))] == ["no-node-volume"]
+
+
+def test_a_pod_that_may_go_to_few_nodes_is_kept_by_what_those_say() -> None:
+    said = (
+        "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload dependencies: "
+        "Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
+    )
+    assert [f.code for f in diagnose(facts(pods=(pod(scheduled=unscheduled(said)),)))] == ["no-node-max-cost"]
+
+
 def test_a_program_without_a_node_is_ended_by_what_keeps_it_from_nodes() -> None:
     kept = "0/4 nodes are available: 4 node(s) were unschedulable."
     found = diagnose(facts(around=without("scheduler", node="", why=kept), nodes=CORDONED))[0]
