@@ -172,6 +172,11 @@ def test_levels_that_rise_are_told_and_room_is_left() -> None:
     assert words == ["memory", "descriptors", "processes", "not running"]
 
 
+def test_what_etcd_keeps_until_it_is_compacted_is_no_leak_of_ours() -> None:
+    before, after = Level(50 << 20, 20, 1), Level(300 << 20, 90, 1)
+    assert [text.split(":")[0] for text in risen({"etcd": before}, {"etcd": after})] == ["descriptors"]
+
+
 def test_percentiles_of_few_values() -> None:
     assert percentile([], 0.99) == 0.0
     assert [percentile([1.0, 2.0, 3.0], share) for share in (0.5, 0.99, 1.0)] == [2.0, 3.0, 3.0]
