@@ -15,6 +15,7 @@ from pathlib import Path
 from kubekit import quantity
 from kubekit.errors import ConfigError, QuantityError
 from kubekit.settings import Section, parse_yaml, read
+from lab.realnode.files import CNI_MAINS
 from lab.realnode.programs import CNI_CHECKSUMS, CNI_DEFAULT
 
 KWOK, REAL = KUBELETS = ("kwok", "real")
@@ -60,6 +61,7 @@ class LabNode:
         nic_bps: nominal speed of its network card, bits per second.
         kubelet: ``real``, or ``kwok`` for a node on which nothing runs.
         cni_plugins: version of a real node's CNI plugins.
+        cni_main: which of them makes its pods' devices, ``bridge`` or ``ptp``.
     """
 
     name: str
@@ -72,6 +74,7 @@ class LabNode:
     nic_bps: int
     kubelet: str = KWOK
     cni_plugins: str = CNI_DEFAULT
+    cni_main: str = CNI_MAINS[0]
 
     @property
     def control_plane(self) -> bool:
@@ -129,6 +132,7 @@ class _NodeFile(Section, frozen=True):
     nic: str | int | None = None
     kubelet: str | None = None
     cni_plugins: str | None = None
+    cni_main: str | None = None
 
 
 class _Defaults(Section, frozen=True):
@@ -138,6 +142,7 @@ class _Defaults(Section, frozen=True):
     nic: str | int = "1G"
     kubelet: str = KWOK
     cni_plugins: str = CNI_DEFAULT
+    cni_main: str = CNI_MAINS[0]
 
 
 class _ZoneFile(Section, frozen=True):
@@ -292,6 +297,7 @@ class _Reader:
             nic_bps=quantity.parse_int(amounts["nic"]),
             kubelet=self._choice(path, node, "kubelet", KUBELETS),
             cni_plugins=self._choice(path, node, "cni_plugins", tuple(CNI_CHECKSUMS)),
+            cni_main=self._choice(path, node, "cni_main", CNI_MAINS),
         )
 
     def _choice(self, path: str, node: _NodeFile, name: str, known: tuple[str, ...]) -> str:

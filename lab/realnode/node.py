@@ -237,7 +237,9 @@ class RealNode:
         (etc / "machine-id").write_text(f"{abs(hash((self.lab, self.name))):032x}\n")
         (etc / "containerd/config.toml").write_text(files.containerd_config(snapshotter=self.snapshotter))
         (etc / "containerd/certs.d/_default/hosts.toml").write_text(files.registry_hosts(self.registry))
-        (etc / "cni/net.d/10-lab.conflist").write_text(files.cni_config(self.network.pod_ranges))
+        (etc / "cni/net.d/10-lab.conflist").write_text(
+            files.cni_config(self.network.pod_ranges, self.network.node.cni_main)
+        )
         (etc / "kubernetes/kubelet.yaml").write_text(self._kubelet_config())
         (etc / "kubernetes/proxy.yaml").write_text(files.proxy_config(node=self.name, pod_ranges=self.pod_ranges))
         self._write_credentials(etc / "kubernetes")

@@ -56,15 +56,19 @@ METRICS_SERVER = UpstreamModule(
     checksum="h1:nlqqZ2H0Xfko8eJC/1qaNVVT17hu4rxndkOi22KTZ4w=",
     go_version=(1, 26, 4),
 )
-# Versions of the CNI plugins that nodes may have: the newest, the first whose bandwidth plugin uses HTB, and Debian 12's.
+# Versions of the CNI plugins that nodes may have: the newest, one soon after the bandwidth plugin went back to token buckets, the
+# two in which it uses HTB, and Debian 12's.
 CNI_CHECKSUMS = {
     "1.9.1": "h1:8oU6WsIsU3bpnNZuvHp74a6cE1MJwbj2P7s4/yTUNlA=",
+    "1.6.2": "h1:pqP8Mq923TLyef5g97XfJ/xpDeVek4yF8A4mzy9Tc4U=",
+    "1.5.1": "h1:T5ji+LPYjjgW0QM+KyrigZbLsZ8jaX+E5J/EcKOE4gQ=",
     "1.5.0": "h1:P09DMlfvvsLSskDoftnuwXY7lwa7IAhTGznZxA5E8fk=",
     "1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
 }
 CNI_DEFAULT = "1.9.1"
 _CNI_PLUGINS = (
     ("bridge", "./plugins/main/bridge", 8),
+    ("ptp", "./plugins/main/ptp", 1),
     ("loopback", "./plugins/main/loopback", 1),
     ("bandwidth", "./plugins/meta/bandwidth", 2),
     ("portmap", "./plugins/meta/portmap", 2),

@@ -29,7 +29,7 @@ name: mixed
 regions:
   - name: r1
     zones:
-      - {name: z1, nodes: [{name: a1}, {name: a2, kubelet: real, cniPlugins: 1.5.0}]}
+      - {name: z1, nodes: [{name: a1}, {name: a2, kubelet: real, cniPlugins: 1.5.0, cniMain: ptp}]}
       - {name: z2, nodes: [{name: b1, kubelet: real}]}
 links:
   - {between: [z1, z2], rtt: 3ms}
@@ -38,10 +38,10 @@ links:
 
 def test_a_topology_says_which_nodes_are_real_and_which_plugins_they_have() -> None:
     topology = parse(MIXED, "mixed.yaml")
-    assert [(n.name, n.kubelet, n.cni_plugins) for n in topology.nodes] == [
-        ("a1", "kwok", "1.9.1"),
-        ("a2", "real", "1.5.0"),
-        ("b1", "real", "1.9.1"),
+    assert [(n.name, n.kubelet, n.cni_plugins, n.cni_main) for n in topology.nodes] == [
+        ("a1", "kwok", "1.9.1", "bridge"),
+        ("a2", "real", "1.5.0", "ptp"),
+        ("b1", "real", "1.9.1", "bridge"),
     ]
     assert [n.name for n in topology.real_nodes] == ["a2", "b1"]
     assert len(topology.with_kubelets("real").real_nodes) == 3
@@ -53,6 +53,7 @@ def test_a_topology_says_which_nodes_are_real_and_which_plugins_they_have() -> N
     [
         ("kubelet: real, cni", "kubelet: realistic, cni", r"zones\[0\]\.nodes\[1\]\.kubelet: 'realistic'.*kwok, real"),
         ("1.5.0", "0.9.0", r"nodes\[1\]\.cniPlugins: '0\.9\.0'.*1\.9\.1"),
+        ("ptp", "macvlan", r"nodes\[1\]\.cniMain: 'macvlan'.*bridge, ptp"),
         ("links:", "nodeDefaults: {kubelet: yes}\nlinks:", "nodeDefaults.kubelet"),
     ],
 )
@@ -196,12 +197,13 @@ async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_p
         assert (await client.get("/v2/")).status == 200
 
 
-def test_the_network_of_pods_translates_no_address_and_limits_bandwidth() -> None:
-    config = json.loads(files.cni_config(["100.64.2.128/26", "fd6e:1::/64"]))
-    bridge, portmap, bandwidth = config["plugins"]
-    assert bridge["ipMasq"] is False
-    assert [r[0]["subnet"] for r in bridge["ipam"]["ranges"]] == ["100.64.2.128/26", "fd6e:1::/64"]
-    assert [r["dst"] for r in bridge["ipam"]["routes"]] == ["0.0.0.0/0", "::/0"]
+@pytest.mark.parametrize(("main", "bridge"), [("bridge", "cni0"), ("ptp", None)])
+def test_the_network_of_pods_translates_no_address_and_limits_bandwidth(main: str, bridge: str | None) -> None:
+    config = json.loads(files.cni_config(["100.64.2.128/26", "fd6e:1::/64"], main))
+    devices, portmap, bandwidth = config["plugins"]
+    assert (devices["type"], devices.get("bridge"), devices["ipMasq"]) == (main, bridge, False)
+    assert [r[0]["subnet"] for r in devices["ipam"]["ranges"]] == ["100.64.2.128/26", "fd6e:1::/64"]
+    assert [r["dst"] for r in devices["ipam"]["routes"]] == ["0.0.0.0/0", "::/0"]
     assert (portmap["type"], bandwidth["capabilities"]) == ("portmap", {"bandwidth": True})
 
 
