@@ -6,27 +6,17 @@ ratios within the run. Accuracy is what the kernel counted at the bucket, header
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from agent.bandwidth.counters import read_kernel_counts
 from agent.bandwidth.rules import intermediate_name
-
-if TYPE_CHECKING:
-    from tests.integration.agent.pods_on_node import NodePod
 
 ROOT = Path(__file__).parents[2]
 RATES = (5, 50, 500)
-SECONDS = 3.0
 RUNS = 3
-NETWORK = "test-net"  # that of pods_on_node
 
 
 def measure() -> dict[str, dict[str, object]]:
@@ -42,30 +32,28 @@ def measure() -> dict[str, dict[str, object]]:
 
 
 def _measure() -> dict[str, dict[str, object]]:
-    from tests.integration.agent.pods_on_node import node_pod
-    from tests.integration.agent.test_agent_limits import enforce, finish, serving, start
+    from tests.integration.agent.limit_figures import SECONDS, delay_s, shares
+    from tests.integration.agent.pods_on_node import NETWORK, node_pod
+    from tests.integration.agent.test_agent_limits import enforce, serving
 
-    shares: dict[str, tuple[float, float]] = {}
+    passed: dict[str, tuple[float, float]] = {}
     highest, slowest_s = 0.0, 0.0
     for rate in RATES:
         with node_pod(rate % 251) as pod, serving(pod):
             enforce(pod.wish(ingress=f"{rate}M", egress=f"{rate}M"))
             for direction in ("ingress", "egress"):
-                runs = [_shares(pod, direction, rate) for _ in range(RUNS)]
+                device = pod.host_device if direction == "ingress" else intermediate_name(NETWORK, pod.container)
+                runs = [shares(pod, direction, device, rate * 1e6) for _ in range(RUNS)]
                 highest = max(highest, *(share for run in runs for share in run))
                 # Other work on the machine slows a stream, and speeds up none.
-                shares[f"{rate}M {direction}"] = max(runs)
+                passed[f"{rate}M {direction}"] = max(runs)
                 if rate == 5:
                     continue  # sixteen frames take 39 ms at 5 Mbit/s: the bound of the tests is the rule there
-                beside = start(pod, direction, "bulk", SECONDS)
-                finish(start(pod, direction, "rr", 0.5))
-                trips = sorted(finish(start(pod, direction, "rr", 1.5)))
-                finish(beside)
-                slowest_s = max(slowest_s, trips[int(len(trips) * 0.99)])
+                slowest_s = max(slowest_s, delay_s(pod, direction))
     # The least of three: whoever else is at work makes it more.
     bare, limited = (min(_cpu_per_gbit(rate) for _ in range(3)) for rate in ("", "2G"))
-    lowest = min(share for pair in shares.values() for share in pair)
-    each = ", ".join(f"{name} {100 * one:.1f} and {100 * mean:.1f}" for name, (one, mean) in shares.items())
+    lowest = min(share for pair in passed.values() for share in pair)
+    each = ", ".join(f"{name} {100 * one:.1f} and {100 * mean:.1f}" for name, (one, mean) in passed.items())
     what = f"best of {RUNS}: % of the limit in the first second, and in {SECONDS:.0f} s: {each}"
     return {
         "limit: least that passes": _figure(100 * lowest, "% of the limit", 90, what, least=True),
@@ -82,33 +70,9 @@ def _measure() -> dict[str, dict[str, object]]:
     }
 
 
-def _shares(pod: NodePod, direction: str, rate: int) -> tuple[float, float]:
-    """What passed the bucket in the first second and in all, of the limit, from the first packet on."""
-    from tests.integration.agent.test_agent_limits import finish, start
-
-    device = pod.host_device if direction == "ingress" else intermediate_name(NETWORK, pod.container)
-    index = socket.if_nametoindex(device)
-
-    def passed() -> int:
-        return asyncio.run(read_kernel_counts(())).buckets[index].sent_bytes
-
-    before = passed()
-    stream = start(pod, direction, "bulk", SECONDS + 0.5)
-    # It began between two readings; on a busy machine these may be far apart.
-    quiet_at = time.monotonic()
-    while passed() == before and stream.poll() is None:
-        quiet_at = time.monotonic()
-        time.sleep(0.001)
-    began, found = (quiet_at + time.monotonic()) / 2, []
-    for until_s in (1.0, SECONDS):
-        time.sleep(max(0.0, began + until_s - time.monotonic()))
-        found.append((passed() - before) * 8 / (time.monotonic() - began) / (rate * 1e6))
-    finish(stream)
-    return found[0], found[1]
-
-
 def _cpu_per_gbit(rate: str) -> float:
     """CPU seconds of the whole machine per Gbit that a pod sent; without traffic of its own the machine must be quiet."""
+    from tests.integration.agent.limit_figures import SECONDS
     from tests.integration.agent.pods_on_node import node_pod
     from tests.integration.agent.test_agent_limits import enforce, finish, serving, start
 

@@ -113,13 +113,13 @@ def real_nodes_turn() -> Iterator[None]:
 
 
 def await_room(programs: NodePrograms, folder: Path) -> None:
-    """Wait until four nodes have room; fail, and do not skip, when they never have."""
+    """Wait until five nodes have room; fail, and do not skip, when they never have."""
     nft = programs.debian.program("nft")
     assert nft is not None
     deadline = time.monotonic() + ROOM_PATIENCE_S
     while True:
         try:
-            require(programs.debian.environment(), nft, folder, nodes=4, dual_stack=True)
+            require(programs.debian.environment(), nft, folder, nodes=5, dual_stack=True)
         except NoRoomError as error:
             if time.monotonic() > deadline:
                 pytest.fail(str(error))

@@ -1,4 +1,4 @@
-"""What only pods that run can show, on real nodes: limits by three versions of the CNI bandwidth plugin as pods feel them, a pod
+"""What only pods that run can show, on real nodes: limits by five versions of the CNI bandwidth plugin as pods feel them, a pod
 that burns CPU and is moved, the default Prometheus queries over real kubelets, and calls by IPv6 through the emulated network.
 
 One dual-stack lab for all of them; the product is installed as it ships, but for names of images and the descheduler's settings.
@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -35,24 +36,41 @@ from lab.shipped import build_images
 from lab.topology import load
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
 
-PLUGINS = {"e2e-w1": "1.1.1", "e2e-w2": "1.5.0", "e2e-w3": "1.9.1"}
+# The bandwidth plugin of every kind that there has been, and what it is chained behind.
+PLUGINS = {
+    "e2e-w1": ("1.1.1", "bridge"),
+    "e2e-w2": ("1.5.0", "ptp"),
+    "e2e-w3": ("1.5.1", "bridge"),
+    "e2e-w4": ("1.6.2", "ptp"),
+    "e2e-w5": ("1.9.1", "bridge"),
+}
+HTB = ("1.5.0", "1.5.1")
+ZONES = {"z1": ["e2e-w1"], "z2": ["e2e-w2", "e2e-w4"], "z3": ["e2e-w3", "e2e-w5"]}
 FAR_MS = 12
+
+
+def zone(name: str, nodes: Iterable[str]) -> str:
+    """One line of the topology, in YAML's flow style, which is JSON."""
+    plugins = [(node, *PLUGINS[node]) for node in nodes]
+    found = [{"name": node, "cniPlugins": version, "cniMain": main} for node, version, main in plugins]
+    return json.dumps({"name": name, "nodes": found}) + "\n"
+
+
 TOPOLOGY = f"""\
 name: three
 ipFamilies: [IPv4, IPv6]
 regions:
   - name: r1
     zones:
-      - {{name: z1, nodes: [{{name: e2e-w1, cniPlugins: 1.1.1}}]}}
-      - {{name: z2, nodes: [{{name: e2e-w2, cniPlugins: 1.5.0}}]}}
-      - {{name: z3, nodes: [{{name: e2e-w3, cniPlugins: 1.9.1}}]}}
-links:
+{"".join(f"      - {zone(name, nodes)}" for name, nodes in ZONES.items())}links:
   - {{between: [z1, z2], rtt: {FAR_MS}ms}}
   - {{between: [z1, z3], rtt: 2ms}}
   - {{between: [z2, z3], rtt: 2ms}}
 nodeDefaults: {{kubelet: real, cpu: 1, memory: 4Gi}}
 """
 LIMIT_BPS, CHANGED_BPS, ANSWER_BYTES = 20_000_000, 5_000_000, 2_000_000
+MEASURED_BPS = (5_000_000, 50_000_000, 500_000_000)
+ROOT = Path(__file__).parents[2]
 CONTROLLER_CONFIG = {
     "apiVersion": "netaware.io/v1alpha1",
     "kind": "ControllerConfiguration",
@@ -108,9 +126,13 @@ class Stage:
             if name == "netaware_pod_bandwidth_verdict" and labels["pod"] == f"limited-{node}"
         }
 
+    def run(self, node: str, *command: str, timeout_s: float = 30.0) -> str:
+        """What a command of this machine prints in the node's network."""
+        argv = ["nsenter", f"--net=/run/netns/{self.lab.node(node).netns}", *command]
+        return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT).stdout
+
     def tc(self, node: str, *words: str) -> str:
-        argv = ["nsenter", f"--net=/run/netns/{self.lab.node(node).netns}", "tc", *words]
-        return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
+        return self.run(node, "tc", *words)
 
     def address(self, pod: str, family: int = 4) -> str:
         status = self.cluster.get("pod", pod, "-n", "limits")["status"]
@@ -228,31 +250,34 @@ async def test_limits_by_every_plugin_are_judged_repaired_and_felt_inside_pods(s
     cluster.run("-n", "limits", "wait", "--for=condition=Ready", "pods", "--all", "--timeout=120s", timeout_s=130)
     cluster.apply(stage.observing)
     # containerd asks for bursts of 512 MB: each plugin sets them up as asked, and the limit does not limit.
-    for node, plugin in PLUGINS.items():
+    for node, (plugins, main) in PLUGINS.items():
         wait_until(
             lambda node=node: {v for v, _ in stage.verdicts(node).values()} == {"burst-too-large"},  # type: ignore[misc]
-            f"the verdict of {plugin}",
+            f"the verdict of {plugins} behind {main}",
             lambda node=node: str(stage.verdicts(node)),  # type: ignore[misc]
         )
-        kinds = {
-            stage.tc(node, "qdisc", "show", "dev", device, "root").split()[1]
-            for _, device in stage.verdicts(node).values()
-        }
-        assert kinds == ({"htb"} if plugin == "1.5.0" else {"tbf"})
+        devices = {direction: device for direction, (_, device) in stage.verdicts(node).items()}
+        kinds = {stage.tc(node, "qdisc", "show", "dev", device, "root").split()[1] for device in devices.values()}
+        assert kinds == ({"htb"} if plugins in HTB else {"tbf"})
+        at_bridge = "master" in stage.run(node, "ip", "link", "show", devices["ingress"])
+        assert at_bridge == (main == "bridge")
         wait_until(lambda node=node: min(stage.rates_bps(node).values()) > 1.5 * LIMIT_BPS, "more than the limit")  # type: ignore[misc]
     cluster.apply(stage.enforcing)
     for node in PLUGINS:
         await_enforced(stage, node)
         # Answers are all payload: what headers take only makes them slower.
         assert max(stage.rates_bps(node).values()) <= 1.05 * LIMIT_BPS
-    for node in PLUGINS:
-        device = stage.verdicts(node)["ingress"][1]
+    devices = {node: stage.verdicts(node)["ingress"][1] for node in PLUGINS}
+    for node, device in devices.items():
         stage.tc(node, "qdisc", "del", "dev", device, "root")
         stage.tc(node, "qdisc", "del", "dev", device, "ingress")
+    for node, device in devices.items():
         wait_until(lambda node=node, device=device: is_limited(stage, node, device), "the repair")  # type: ignore[misc]
         assert max(stage.rates_bps(node).values()) <= 1.05 * LIMIT_BPS
+    for node in PLUGINS:
         changed = f"kubernetes.io/egress-bandwidth={CHANGED_BPS}"
         cluster.run("-n", "limits", "annotate", "--overwrite", "pod", f"limited-{node}", changed)
+    for node in PLUGINS:
         wait_until(lambda node=node: effective_bps(stage, node, "egress") == CHANGED_BPS, "the changed limit")  # type: ignore[misc]
         rates = stage.rates_bps(node)
         assert rates["egress"] <= 1.05 * CHANGED_BPS
@@ -285,8 +310,51 @@ def effective_bps(stage: Stage, node: str, direction: str) -> float:
     return rate * 8
 
 
+@pytest.mark.parametrize("rate", MEASURED_BPS, ids=lambda rate: f"{rate // 10**6}M")
+@pytest.mark.parametrize("main", ["bridge", "ptp"])
+async def test_limits_of_real_pods_hold_from_the_first_second(stage: Stage, main: str, rate: int) -> None:
+    """Of what the kernel counts at the bucket. How near a stream comes to its limit is up to the machine, and printed."""
+    cluster, node = stage.cluster, next(name for name, (_, found) in PLUGINS.items() if found == main)
+    wanted = [f"kubernetes.io/{way}-bandwidth={rate}" for way in ("ingress", "egress")]
+    cluster.run("-n", "limits", "annotate", "--overwrite", "pod", f"limited-{node}", *wanted)
+    for way in ("ingress", "egress"):
+        wait_until(lambda way=way: effective_bps(stage, node, way) == rate, f"{rate} bit/s, {way}")  # type: ignore[misc]
+    found = measure_limits(stage, node, rate)
+    for way, figures in found.items():
+        best = max(figures["shares"])
+        seen = f"{100 * best[0]:.1f} % in the first second, {100 * best[1]:.1f} % in 3 s"
+        print(
+            f"{' '.join(PLUGINS[node])}, {rate // 10**6} Mbit/s {way}: {seen}; delay {1000 * figures['delay_s']:.0f} ms"
+        )
+        assert all(0 < share <= 1.05 for run in figures["shares"] for share in run), found
+
+
+def measure_limits(stage: Stage, node: str, rate_bps: int) -> dict[str, Any]:
+    """By direction the shares of the limit that passed, by run, and the queueing delay, of the node's limited pod."""
+    pod = stage.cluster.get("pod", f"limited-{node}", "-n", "limits")
+    groups = [file for file in Path("/proc").glob("[0-9]*/cgroup") if is_of_pod(file, pod["metadata"]["uid"])]
+    namespace = f"e2e-limited-{os.getpid()}"
+    addresses = [f"--address={stage.address(f'limited-{node}')}", f"--host-address={stage.lab.node(node).address}"]
+    devices = [f"--device={way}={device}" for way, (_, device) in stage.verdicts(node).items()]
+    program = [sys.executable, "-m", "tests.integration.agent.limit_figures", f"--namespace={namespace}"]
+    program += [*addresses, *devices, f"--rate={rate_bps}", "--runs=3"]
+    subprocess.run(["ip", "netns", "attach", namespace, groups[0].parent.name], check=True, timeout=30)
+    try:
+        found: dict[str, Any] = json.loads(stage.run(node, *program, timeout_s=240))
+    finally:
+        subprocess.run(["ip", "netns", "del", namespace], check=True, timeout=30)
+    return found
+
+
+def is_of_pod(cgroup: Path, uid: str) -> bool:
+    try:
+        return f"pod{uid}/" in cgroup.read_text()
+    except OSError:
+        return False  # its process ended meanwhile
+
+
 async def test_pods_call_each_other_by_both_families_over_the_emulated_network(stage: Stage) -> None:
-    cluster, (near, far, _) = stage.cluster, PLUGINS
+    cluster, (near, far, *_) = stage.cluster, PLUGINS
     for node in cluster.get("nodes")["items"]:
         addresses = [a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP"]
         assert addresses == list(stage.lab.node(node["metadata"]["name"]).addresses)
