@@ -19,10 +19,13 @@ _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """The host as it was when the scheduler refused it."""
+    """The host as it was when the scheduler refused it: what bound pods used of it, and what others were promised there, for
+    the scheduler keeps nominated room as well. All but the refused pod, that is, by its key.
+    """
 
+    key: str
     host: Host | None
-    used: Amounts
+    taken: Amounts
 
 
 class Assumed:
@@ -80,10 +83,11 @@ class Assumed:
         return found
 
     def refuse(self, pod: GroupPod, node: str) -> None:
-        """The scheduler refused a pod a host: its class is not sent there again until the host changes."""
+        """The scheduler refused a pod a host: its class is not sent there again until the host changes, or room is let go."""
         hosts = self._refused.setdefault(class_of(pod), {})
         hosts.pop(node, None)
-        hosts[node] = _Refusal(self._fleet.hosts.get(node), dict(self._fleet.used.get(node, {})))
+        key = pod.metadata.key
+        hosts[node] = _Refusal(key, self._fleet.hosts.get(node), self._taken_on(node, key))
         if len(hosts) > _REFUSALS_PER_CLASS:
             hosts.pop(next(iter(hosts)))
         if len(self._refused) > _REMEMBERED_CLASSES:
@@ -103,6 +107,15 @@ class Assumed:
                 found[pod.metadata.key] = known[its_class]
         return found
 
+    def _taken_on(self, node: str, key: str) -> Amounts:
+        """What a host's pods use, and what all but this one were promised there beside them."""
+        found = dict(self._fleet.used.get(node, {}))
+        for other, (_, amounts) in self._on.get(node, {}).items():
+            if other != key and not self._fleet.seat_of(other):
+                for name, value in amounts.items():
+                    found[name] = found.get(name, 0) + value
+        return found
+
     def _standing(self, its_class: str) -> frozenset[str]:
         hosts = self._refused.get(its_class)
         if hosts is None:
@@ -114,8 +127,10 @@ class Assumed:
         return frozenset(hosts)
 
     def _changed(self, node: str, then: _Refusal) -> bool:
-        host, used = self._fleet.hosts.get(node), self._fleet.used.get(node, {})
-        return host != then.host or any(used.get(name, 0) < value for name, value in then.used.items())
+        taken = self._taken_on(node, then.key)
+        return self._fleet.hosts.get(node) != then.host or any(
+            taken.get(n, 0) < value for n, value in then.taken.items()
+        )
 
     def forget(self, group: str, key: str) -> None:
         """A pod is gone."""

@@ -126,6 +126,33 @@ async def test_room_on_a_host_that_refused_is_asked_for_again_when_a_pod_leaves_
     assert world.plans.assumed.refused([refused]) == {}
 
 
+async def test_room_on_a_host_that_refused_is_asked_for_again_when_its_promise_to_another_group_ends() -> None:
+    """The scheduler keeps what is nominated; that is no longer kept when the other group goes, though no pod left the host."""
+    world = World(1, 4)
+    world.add_group("d/g1", 1)
+    world.add_group("d/g2", 1)
+    world.add_pod("d/g2", "b", "P1", 3)
+    await world.plans.make("d/g2")
+    refused = world.add_pod("d/g1", "a", "P1", 2)
+    world.plans.assumed.refuse(refused, "n00")
+    assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
+    world.delete("d/g2", "d/b")
+    assert world.plans.assumed.refused([refused]) == {}
+
+
+async def test_a_refusal_outlasts_a_promise_that_becomes_a_pod() -> None:
+    world = World(1, 4)
+    world.add_group("d/g1", 1)
+    world.add_group("d/g2", 1)
+    world.add_pod("d/g2", "b", "P1", 3)
+    await world.plans.make("d/g2")
+    refused = world.add_pod("d/g1", "a", "P1", 2)
+    world.plans.assumed.refuse(refused, "n00")
+    world.bind("d/b", "n00")
+    world.seat("d/b")
+    assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
+
+
 @pytest.mark.parametrize("members", [3, 50_000_000])
 async def test_replicas_that_do_not_exist_count_up_to_what_the_group_says_it_has(members: int) -> None:
     """Two workloads that declare 50 million pods cost their owner nothing; nobody else is to pay."""
