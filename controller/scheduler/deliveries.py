@@ -186,22 +186,24 @@ class Deliveries:
 
     async def nominate(self, pods: Iterable[GroupPod], plan: Plan) -> bool:
         """Write the planned host of each gated pod to its status, where kube-scheduler keeps the room for it; tells whether any
-        was written.
+        was written. A pod that had a place and has none any more keeps no room, and an autoscaler is to see it.
 
         Raises:
             ApiError: of the first pod that could not be nominated.
         """
-        wanted = ((pod, plan.targets.get(pod.metadata.key)) for pod in pods)
-        work = [
-            self._nominate(pod, target)
-            for pod, target in wanted
-            if target is not None and pod.status.nominated_node_name != target.node
-        ]
+        without = frozenset(plan.unplaced)
+        work: list[Awaitable[None]] = []
+        for pod in pods:
+            key = pod.metadata.key
+            target = plan.targets.get(key)
+            node = "" if key in without else target.node if target is not None else None
+            if node is not None and pod.status.nominated_node_name != node:
+                work.append(self._nominate(pod, node))
         await all_of(work)
         return bool(work)
 
-    async def _nominate(self, pod: GroupPod, target: Target) -> None:
-        await self._writer.patch_status(pod, nomination_patch(pod, target.node))
+    async def _nominate(self, pod: GroupPod, node: str) -> None:
+        await self._writer.patch_status(pod, nomination_patch(pod, node))
 
     async def see_to(self, actions: Iterable[Action]) -> None:
         """Retry and replace stuck pods.

@@ -32,7 +32,7 @@ from controller.scheduler.planning import GroupPlans, Outlook
 from controller.scheduler.release import FORCED, GroupQueue, Turns, plan_release, settles_in_s
 from controller.scheduler.state import DeletedNodeError, State
 from controller.scheduler.unschedulable import StuckPods
-from controller.scheduler.waiting import WAITING, WaitingNews
+from controller.scheduler.waiting import PENDING, WAITING, WaitingNews
 from controller.scheduler.worker import PlanningProcess
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
@@ -44,7 +44,6 @@ from kubekit.workqueue import WorkQueue
 BURST_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are looked at once per this time."""
 WORKERS = 4
-PENDING = "the plan of its group is being made"
 
 
 class SchedulingController:
@@ -231,16 +230,14 @@ class SchedulingController:
         return min((s for s in (turns.again_s, again_s, stale_s, told_s) if s is not None), default=None)
 
     async def _with_plan(self, group: str, queue: GroupQueue, outlook: Outlook) -> GroupQueue:
-        """Nominate what has a place, and tell the queue what the plan says."""
+        """Nominate what has a place and nothing else, and tell the queue what the plan says."""
         plan = outlook.plan
         nominated = [
             p for p in queue.pods if p.gated and not p.over and mode_of(p, self._config, self.state) == "nominated"
         ]
-        if plan is not None and not outlook.pending:
-            placed = [pod for pod in nominated if pod.metadata.key not in plan.unplaced]
-            if await self._deliveries.nominate(placed, plan):
-                # Gates are opened on the pods as they are after that, or not at all.
-                queue = msgspec.structs.replace(queue, pods=self._pods.of(group))
+        if plan is not None and not outlook.pending and await self._deliveries.nominate(nominated, plan):
+            # Gates are opened on the pods as they are after that, or not at all.
+            queue = msgspec.structs.replace(queue, pods=self._pods.of(group))
         return told(queue, outlook, frozenset(pod.metadata.key for pod in nominated))
 
     def _tell_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:

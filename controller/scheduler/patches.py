@@ -110,7 +110,7 @@ def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> PodPatch:
 
 
 def nomination_patch(pod: GroupPod, node: str) -> PodPatch:
-    """For the subresource status: the host on which kube-scheduler is to keep room for the pod."""
+    """For the subresource status: the host on which kube-scheduler is to keep room for the pod; empty for none."""
     return {**_patch(pod, {}, {}), "status": {"nominatedNodeName": node}}
 
 

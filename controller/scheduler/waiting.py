@@ -11,6 +11,8 @@ WAITING = "WaitingForGroup"
 """Reason of the event."""
 PATIENCE_S, AGAIN_S = 5.0, 60.0
 """Before this nobody asks why; what a pod waits for may change with every pod that is bound, so it is told again this much later."""
+PENDING, PLAN_PATIENCE_S = "the plan of its group is being made", 30.0
+"""A plan comes by itself. Where many groups come at once, a write for each of their pods would only make it come later."""
 MOST_AT_ONCE = 20
 """Pods of one group that are told of in one look; the others' turn comes with the next."""
 
@@ -53,8 +55,8 @@ class WaitingNews:
         told = self._told.get(pod.metadata.key)
         if told is not None:
             return None if told[1] == reason else told[0] + AGAIN_S - now
-        created = pod.metadata.creation_timestamp
-        return parse_time(created) + PATIENCE_S - now if created else 0.0
+        created, patience_s = pod.metadata.creation_timestamp, PLAN_PATIENCE_S if reason == PENDING else PATIENCE_S
+        return parse_time(created) + patience_s - now if created else 0.0
 
     def forget(self, key: str) -> None:
         """A pod is gone."""

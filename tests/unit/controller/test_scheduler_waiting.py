@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.cluster.pods import GroupPod
-from controller.scheduler.waiting import AGAIN_S, MOST_AT_ONCE, PATIENCE_S, WaitingNews
+from controller.scheduler.waiting import AGAIN_S, MOST_AT_ONCE, PATIENCE_S, PENDING, PLAN_PATIENCE_S, WaitingNews
 from kubekit.wire import ObjectMeta, format_time
 
 NOW_S = 1_800_000_000.0
@@ -28,6 +28,16 @@ def test_a_pod_that_came_just_now_is_left_alone_until_somebody_would_ask() -> No
     told, again_s = news.of([pod("front", age_s=2)], {"web/front": CART}, NOW_S)
     assert (told, again_s) == ([], PATIENCE_S - 2)
     told, _ = news.of([pod("front", age_s=2)], {"web/front": CART}, NOW_S + 3)
+    assert len(told) == 1
+
+
+def test_a_plan_that_is_being_made_is_told_of_only_when_it_does_not_come() -> None:
+    news = WaitingNews()
+    told, again_s = news.of([pod("front")], {"web/front": PENDING}, NOW_S)
+    assert (told, again_s) == ([], PLAN_PATIENCE_S - 10)
+    told, _ = news.of([pod("front")], {"web/front": CART}, NOW_S + 1)
+    assert [text for _, text in told] == [f"it waits at its gate: {CART}"]
+    told, _ = news.of([pod("cart")], {"web/cart": PENDING}, NOW_S + PLAN_PATIENCE_S)
     assert len(told) == 1
 
 
