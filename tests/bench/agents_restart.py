@@ -194,8 +194,12 @@ def main() -> None:
     parser.add_argument(
         "--within", type=float, default=60.0, metavar="SECONDS", help="in which all nodes' agents would start"
     )
-    parser.add_argument("ways", nargs="*", default=[STREAM], choices=WAYS)
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument("ways", nargs="*", metavar="WAY", help=f"of {', '.join(WAYS)}; {STREAM} where none is named")
+    args = parser.parse_args()
+    if unknown := set(args.ways) - set(WAYS):
+        parser.error(f"no such way: {', '.join(sorted(unknown))}")
+    args.ways = args.ways or [STREAM]
+    asyncio.run(run(args))
 
 
 if __name__ == "__main__":

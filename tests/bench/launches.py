@@ -77,19 +77,32 @@ class Tally(msgspec.Struct):
     overcommitted: int = 0
     longest_half_s: float = 0.0
     launch_s: list[float] = msgspec.field(default_factory=list)
-    stalled: bool = False
+    stalled: list[str] = msgspec.field(default_factory=list)
+    crashes: list[str] = msgspec.field(default_factory=list)
 
 
 class Killable:
-    """A program that is killed now and then, and started again."""
+    """A program that is killed now and then, and started again, as it is when it ended by itself."""
 
     def __init__(self, plane: ControlPlane, name: str, running: Program) -> None:
         self._programs, self.name, self._running = plane.programs, name, running
+        self._turn = asyncio.Lock()
 
     async def kill(self) -> None:
         """As a node's crash would end it."""
-        os.kill(self._running.pid, signal.SIGKILL)
-        self._running = await self._programs.restart(self._running)
+        async with self._turn:
+            if not self._running.failed:
+                os.kill(self._running.pid, signal.SIGKILL)
+            self._running = await self._programs.restart(self._running)
+
+    async def revive(self) -> str:
+        """Start it again if it ended by itself, as a kubelet would; the end of its log then, else nothing."""
+        async with self._turn:
+            if not self._running.failed:
+                return ""
+            last_words = self._running.log_tail()
+            self._running = await self._programs.restart(self._running)
+            return last_words
 
     async def stop(self) -> None:
         """For good."""
@@ -163,7 +176,7 @@ class Launches:
 
     @property
     def over(self) -> bool:
-        return self.tally.stalled or (not self._left and not self._groups)
+        return bool(self.tally.stalled) or (not self._left and not self._groups)
 
     async def launch(self) -> None:
         """Keep as many groups wanting in as should."""
@@ -233,6 +246,15 @@ class Launches:
                 self.tally.kills[victim.name] += 1
                 await victim.kill()
 
+    async def revive(self, victims: Sequence[Killable]) -> None:
+        """What ends by itself is a defect, and is started again."""
+        while not self.over:
+            await asyncio.sleep(1.0)
+            for victim in victims:
+                if last_words := await victim.revive():
+                    self._last_kill = time.monotonic()
+                    self.tally.crashes.append(f"{victim.name}: {last_words[-300:]}")
+
     async def judge(self) -> None:
         """Count what is whole, and what is left half placed."""
         while not self.over:
@@ -244,7 +266,7 @@ class Launches:
             for group in list(self._groups.values()):
                 await self._judge_group(group, bound.get(group.name, Counter()), free, now, counts_s)
             if now - self._last_whole > STALLED_S:
-                self.tally.stalled = True
+                self.tally.stalled = [await self._describe(group, free) for group in self._groups.values()]
             elif now - max(self._last_whole, self._last_gave_up) > GIVES_UP_S and self._groups:
                 self._last_gave_up = now
                 self.tally.gave_up += 1
@@ -285,7 +307,31 @@ class Launches:
         before, group.half_s = group.half_s, group.half_s + counts_s
         self.tally.longest_half_s = max(self.tally.longest_half_s, group.half_s)
         if before <= PATIENCE_S < group.half_s:
-            self.tally.left_half.append(f"{group.name}: {pods['bound']} of {len(group.cpus)} are bound")
+            self.tally.left_half.append(await self._describe(group, free))
+
+    async def _describe(self, group: Group, free: dict[str, int]) -> str:
+        """What the rest of a group waits for: the words of its pods, and whether nominations of others hold the room."""
+        pods = json.loads(await self._client.request("GET", PODS.path(NAMESPACE)))["items"]
+        mine = [pod for pod in pods if pod["metadata"].get("labels", {}).get(APPGROUP_LABEL) == group.name]
+        rest = [pod for pod in mine if not pod["spec"].get("nodeName")]
+        left = dict(free)
+        for pod in pods:
+            host = pod["status"].get("nominatedNodeName")
+            if pod not in mine and host and not pod["spec"].get("nodeName"):
+                left[host] -= self._cpus[pod["metadata"]["name"]]
+        room = has_room([self._cpus[pod["metadata"]["name"]] for pod in rest], left)
+        lines = [
+            f"{group.name}, {time.monotonic() - group.launched_at:.0f} s old: {len(mine) - len(rest)} of {len(mine)} are bound;"
+        ]
+        lines.append(f"room {'beside' if room else 'only without'} nominations of others")
+        for pod in rest:
+            said = next(
+                (c.get("message", "") for c in pod["status"].get("conditions", ()) if c["type"] == "PodScheduled"), ""
+            )
+            state = "gated" if pod["spec"].get("schedulingGates") else f"open: {said[:200]}"
+            host = pod["status"].get("nominatedNodeName", "no host")
+            lines.append(f"{pod['metadata']['name']} ({self._cpus[pod['metadata']['name']]} cpu, for {host}) {state}")
+        return "; ".join(lines)
 
     async def _remove(self, group: Group) -> None:
         for pod in [p.metadata.name for p in self._mirror if p.metadata.label(APPGROUP_LABEL) == group.name]:
@@ -318,7 +364,7 @@ async def main() -> None:
         run = Launches(client, mirror, random.Random(args.seed), args.launches)
         try:
             async with asyncio.timeout(args.minutes * 60), asyncio.TaskGroup() as tasks:
-                for work in (run.launch(), run.mingle(), run.kill(victims), run.judge()):
+                for work in (run.launch(), run.mingle(), run.kill(victims), run.revive(victims), run.judge()):
                     tasks.create_task(work)
         except TimeoutError:
             print("the time is over", file=sys.stderr)
@@ -331,6 +377,7 @@ async def main() -> None:
         "gave up": tally.gave_up,
         "left half placed": tally.left_half,
         "stalled": tally.stalled,
+        "ended by themselves": tally.crashes,
         "kills": dict(tally.kills),
         "most hosts overcommitted at a time": tally.overcommitted,
         "longest half placed with room, s": round(tally.longest_half_s, 1),

@@ -273,6 +273,20 @@ def processor_s(plane: ControlPlane) -> dict[str, float]:
     return found
 
 
+async def asked(client: Client) -> dict[str, float]:
+    """Requests to the API server so far, but for watches, by verb and resource."""
+    found: dict[str, float] = {}
+    text = (await client.request("GET", "/metrics", timeout_s=60)).decode()
+    lines = "\n".join(line for line in text.splitlines() if line.startswith("apiserver_request_total{"))
+    for family in text_string_to_metric_families(lines + "\n"):
+        for sample in family.samples:
+            labels = sample.labels
+            name = f"{labels['verb']} {labels['resource']}/{labels['subresource']}".rstrip("/")
+            if labels["verb"] != "WATCH":
+                found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
 class Run(msgspec.Struct, frozen=True):
     """Pods per second, on the pods' way from Pending to bound, and what the leader wrote to them, if there was one."""
 
@@ -302,12 +316,18 @@ async def run_mode(
                 while all(p.spec.scheduling_gates for p in mirror):
                     await asyncio.sleep(0.01)
                 started, before = time.monotonic(), processor_s(plane)
+            requests = await asked(client)
             async with asyncio.timeout(LONGEST_S):
                 while (bound := sum(bool(p.spec.node_name) for p in mirror)) < pods:
                     await asyncio.sleep(0.1)
             took_s, after = time.monotonic() - started, processor_s(plane)
             spent = {name: round(value - before.get(name, 0.0), 1) for name, value in sorted(after.items())}
             print(f"processor seconds of {took_s:.1f} s: {spent}", file=sys.stderr, flush=True)
+            more = {name: int(count - requests.get(name, 0.0)) for name, count in (await asked(client)).items()}
+            often = {
+                name: count for name, count in sorted(more.items(), key=lambda item: -item[1]) if count >= pods / 20
+            }
+            print(f"requests: {often}", file=sys.stderr, flush=True)
             if leader:
                 print(f"the leader: {await leader_figures(leader)}", file=sys.stderr, flush=True)
             wrote = {
