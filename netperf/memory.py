@@ -107,7 +107,10 @@ def restore(
     for pair, cost in written.items():
         if cost < LEAST_ZONE_COST:
             continue
-        dead = cost >= policy.unreachable_cost or latencies.is_unreachable(*pair)
+        # A dead pair has no latency; where there is one, a long path costs as much as a dead one under this policy.
+        dead = latencies.is_unreachable(*pair) or (
+            cost >= policy.unreachable_cost and latencies.latency_us(*pair) is None
+        )
         us, error_us = latencies.latency_us(*pair), latencies.error_us(*pair) or 0
         unsure = us is not None and error_us >= INFERRED_ERROR * us
         state[pair] = PairState(
@@ -209,6 +212,8 @@ def _fold_one(
     if value_us is None or not set(sample.doubts) <= set(policy.accept_doubts):
         return before
     sighting = sight(before.sighting if before else None, sample, now_s, wall_s)
+    spread_us, loss_ratio = _spread_us(priced), priced.loss_ratio or 0.0
+    penalty_us = _penalty_us(spread_us, loss_ratio, policy)
     if priced.prober == "external":
         # No time in that format: a changed number is the only sign of a new run, and is taken as it is.
         if before is not None and value_us != before.estimate_us:
@@ -217,15 +222,15 @@ def _fold_one(
     elif before is not None and sighting == before.sighting:
         return before
     else:
-        level = follow(before.level if before else None, value_us, policy, expected_us)
+        level = follow(before.level if before else None, value_us, policy, _without(penalty_us, expected_us))
     return Stream(
         origin=sample.origin,
         destination=sample.destination,
         prober=priced.prober,
         test=sample.measurement.test,
         level=level,
-        spread_us=_spread_us(priced),
-        loss_ratio=priced.loss_ratio or 0.0,
+        spread_us=spread_us,
+        loss_ratio=loss_ratio,
         sighting=sighting,
     )
 
@@ -239,9 +244,16 @@ def _spread_us(measurement: Measurement) -> float:
 
 def priced_us(stream: Stream, policy: CostPolicy) -> float:
     """The level and its penalties, in microseconds."""
-    return (
-        stream.estimate_us + policy.jitter_weight * stream.spread_us + policy.loss_penalty_us * 100 * stream.loss_ratio
-    )
+    return stream.estimate_us + _penalty_us(stream.spread_us, stream.loss_ratio, policy)
+
+
+def _penalty_us(spread_us: float, loss_ratio: float, policy: CostPolicy) -> float:
+    return policy.jitter_weight * spread_us + policy.loss_penalty_us * 100 * loss_ratio
+
+
+def _without(penalty_us: float, worth_us: float | None) -> float | None:
+    """What the zones are worth has penalties in it, a run has none: with them, a new pair of nodes would pay them twice."""
+    return worth_us - penalty_us if worth_us is not None and worth_us > penalty_us else None
 
 
 def preference(stream: Stream) -> int:

@@ -339,3 +339,26 @@ def test_a_policy_is_read_over_the_defaults() -> None:
 def test_a_policy_that_makes_no_sense_is_refused_by_field(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_policy(fields)
+
+
+@pytest.mark.parametrize("policy", [CostPolicy(loss_penalty_us=1000.0), CostPolicy(jitter_weight=1.0)])
+def test_penalties_are_paid_once_also_after_a_restart_and_by_a_pair_of_nodes_that_is_new(policy: CostPolicy) -> None:
+    def lossy(sequence: int, node: str = "a1") -> Sample:
+        found = run("a", "b", 20_000.0, sequence, p99_us=30_000.0, loss_ratio=0.1)
+        return msgspec.structs.replace(found, origin=Place(node, "a", "r1"))
+
+    table, state = step([lossy(1)], policy=policy)
+    assert table.zones["a", "b"].cost == 30
+    state = restore({pair: entry.cost for pair, entry in table.zones.items()}, policy, 60.0, table.latencies())
+    for sequence, node in enumerate(["a1", "a1", "a2", "a2"], start=2):
+        table, state = step([lossy(sequence, node)], state, policy, 60.0 * sequence)
+        assert table.zones["a", "b"].latency_us == 30_000.0
+
+
+def test_a_long_path_that_costs_as_much_as_a_dead_one_is_not_dead_after_a_restart() -> None:
+    policy = CostPolicy(unreachable_cost=100)
+    table, _ = step([run("a", "b", 150_000.0)], policy=policy)
+    state = restore({pair: entry.cost for pair, entry in table.zones.items()}, policy, 10.0, table.latencies())
+    again, _ = step([], state, policy, 10.0)
+    entry = again.zones["a", "b"]
+    assert (entry.cost, entry.latency_us, entry.basis) == (150, 150_000.0, "stale")
