@@ -70,8 +70,9 @@ def listen(
         now_s: our clock.
         interval_s: length of a round.
     """
-    words: dict[NodePair, Sample | Failure] = {(s.origin.node, s.destination.node): s for s in samples}
-    words |= {(f.origin.node, f.destination.node): f for f in failures}
+    # One word for each pair, the newest: a pair has a sample of each test, and of extra tests a new one in ten rounds only.
+    told: list[Sample | Failure] = [*samples, *failures]
+    words = {(w.origin.node, w.destination.node): w for w in sorted(told, key=lambda word: word.sequence)}
     probes = [probe for plan in plans for probe in plan.probes]
     heard: dict[NodePair, Heard] = {}
     for pair in {(p.origin.node, p.destination.node) for p in probes}:

@@ -157,3 +157,19 @@ def test_a_zone_keeps_its_last_prober() -> None:
     facts = [f for f in FACTS if f.name != "z1b"]
     left = without_suspects(facts, {"z1a": 5.0, "z2a": 5.0})
     assert {f.name for f in left if f.agent_ready} == {"z1a", "z2b", "z3a", "z3b", "z4a", "z4b"}
+
+
+def test_of_a_pair_that_runs_several_tests_the_newest_word_counts() -> None:
+    world = World(FACTS)
+    probe = next(probe for found in world.plans.values() for probe in found.probes)
+    runs = (
+        (20, Measurement(prober="netperf", test="TCP_RR", p50_us=1.0)),
+        (10, Measurement(prober="netperf", test="TCP_STREAM")),
+    )
+    origin, destination = probe.origin.place, probe.destination.place
+    samples = [Sample(origin=origin, destination=destination, measurement=m, sequence=number) for number, m in runs]
+    for order in (samples, samples[::-1]):
+        found = listen(Listening(), world.plans.values(), order, (), now_s=0.0, interval_s=60.0)
+        heard = found.heard[probe.origin.node, probe.destination.node]
+        assert heard.mark is not None
+        assert heard.mark[0] == 20

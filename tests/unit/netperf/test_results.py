@@ -18,6 +18,7 @@ from netperf.results import (
     check_growth,
     check_size,
     decode_results,
+    encode_failure,
     encode_samples,
     merge_patch,
     planned_keys,
@@ -28,7 +29,7 @@ from netperf.results import (
     upstream_key,
     vanished_keys,
 )
-from netperf.sample import Measurement, Percentile, Place, Sample
+from netperf.sample import Failure, Measurement, Percentile, Place, Sample
 
 P90: tuple[Percentile, ...] = ("p90",)
 PLACES = {name: Place(name, f"z-{name[0]}", "r") for name in ("a1", "a2", "b1.example.com", "c1")}
@@ -302,3 +303,13 @@ def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_key
     assert check_growth("netperf-metrics", full, {"ours": "123456789"}) > OBJECT_LIMIT_BYTES
     assert check_growth("netperf-metrics", full, {"new": "1234567", "theirs": None}) == 19
     assert check_growth("netperf-metrics", {}, {"new": "1", "gone": None}) == 4
+
+
+@pytest.mark.parametrize(("sequence", "stands"), [(2, False), (3, True), (4, True)])
+def test_a_newer_success_of_any_test_overtakes_a_failure(sequence: int, stands: bool) -> None:
+    """The run of an extra test that failed last in an outage is repeated ten rounds later."""
+    failure = Failure(origin=PLACES["a1"], destination=PLACES["c1"], failure="timeout", in_a_row=3, sequence=sequence)
+    told = {key: value for key, value in encode_failure(failure, "TCP_STREAM").items() if value is not None}
+    found = decode_results(told | written(sample("a1", "c1")), PLACES)
+    assert len(found.samples) == 1
+    assert bool(found.failures) == stands
