@@ -162,8 +162,7 @@ def _odd_nodes(table: CostTable, faults: InputFaults, generation: int) -> Condit
     if faults.writers:
         found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(faults.writers)}"))
     if table.odd:
-        # Tenths of a millisecond, since a status is not written anew for every microsecond.
-        named = [f"{node} ({odd.offset_us / 1000:+.1f} ms)" for node, odd in table.odd.items()]
+        named = [f"{node} (reads {'more' if odd.offset_us > 0 else 'less'})" for node, odd in table.odd.items()]
         found.append(("NodesContradicted", f"set aside, because other nodes contradict them: {_some(named)}"))
     if table.disputed:
         found.append(("PairsDisputed", f"one reading stands against one: {_worst(sorted(table.disputed))}"))

@@ -16,6 +16,8 @@ from controller.cluster.zones import Map
 from controller.topology import status
 from controller.topology.reconciler import Decision, Snapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
+from netperf.belief import Odd
+from netperf.costs import CostTable
 from netperf.latencies import LATENCY_ANNOTATION
 from netperf.memory import CostState, ZonePair
 from netperf.policy import CostPolicy
@@ -329,3 +331,14 @@ def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
     held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
     assert (held[0].status, held[0].reason) == ("True", "NoPairs")
     assert [status.is_bad(c) for c in held] == [False] * 6
+
+
+def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None:
+    def told(offset_us: float) -> list[str]:
+        table = CostTable(zones={}, regions={}, absent=(), odd={"n2": Odd(offset_us, 6, 6)})
+        counts = status.tally(table, POLICY, 60.0)
+        return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
+
+    assert told(8049.0) == told(8051.0) == told(9800.0)
+    assert told(8049.0) != told(-8049.0)
+    assert any("n2 (reads more)" in message for message in told(8049.0))
