@@ -1,17 +1,19 @@
 """Our own programs in a lab, installed as an operator would: the shipped manifests, then agents, controller and extender.
 
 kwok plays the kubelet, so the DaemonSet's and Deployments' pods run nothing; the lab runs the real programs beside them, each
-agent in its node's namespace, with tokens bound to those pods. What works here works under the shipped RBAC and policies.
+agent in its node's namespace, with tokens bound to those pods. What works here works under the shipped RBAC and policies. A real
+kubelet would run what it has an image of: there the pods are given none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,7 @@ async def install(
     netperf = await asyncio.to_thread(find_or_fetch)
     installation = Installation(lab, netperf, secrets.token_hex(16))
     installation.python = python or installation.python
-    await _kubectl(lab, "apply", "--server-side", "-k", str(overlay))
+    await _kubectl(lab, "apply", "--server-side", *await _what(lab, overlay))
     manager_port, extender_port = free_ports(2)
     installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
     installation.extender_url = f"http://{LOOPBACK}:{extender_port}"
@@ -126,6 +128,30 @@ async def install(
     lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
+
+
+async def _what(lab: Lab, overlay: Path) -> Sequence[str]:
+    """Arguments of kubectl apply."""
+    if not lab.real.nodes:
+        return "-k", str(overlay)
+    rendered = await _kubectl(lab, "kustomize", str(overlay))
+    file = lab.place.state_dir / "installed.yaml"
+    file.write_text(yaml.safe_dump_all(that_run_nothing(yaml.safe_load_all(rendered))))
+    return "-f", str(file)
+
+
+def that_run_nothing(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same objects, whose pods have images that nobody has.
+
+    A second kube-scheduler of the same name, without an extender, would bind every other pod of the lab's elsewhere than planned.
+    """
+    found = copy.deepcopy(list(documents))
+    for document in found:
+        if document["kind"] in {"Deployment", "DaemonSet"}:
+            spec = document["spec"]["template"]["spec"]
+            for container in (*spec["containers"], *spec.get("initContainers", ())):
+                container |= {"image": "beside.invalid/none", "imagePullPolicy": "Never"}
+    return found
 
 
 async def _prepare(client: Client, installation: Installation) -> None:
@@ -231,9 +257,9 @@ async def _has_topology(client: Client) -> bool:
     return True
 
 
-async def _kubectl(lab: Lab, *arguments: str) -> None:
+async def _kubectl(lab: Lab, *arguments: str) -> bytes:
     command = [str(lab.control_plane.kubectl), f"--kubeconfig={lab.control_plane.kubeconfig}", *arguments]
-    await run_to_end(command, f"kubectl {' '.join(arguments)}", _DEADLINE_S)
+    return await run_to_end(command, f"kubectl {' '.join(arguments)}", _DEADLINE_S)
 
 
 async def _until(check: Callable[[], Awaitable[bool]], what: str, deadline_s: float = _DEADLINE_S) -> None:

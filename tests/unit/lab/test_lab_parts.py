@@ -17,6 +17,7 @@ from lab.apt import Source, read_sources, widen
 from lab.build import CONTROL_PLANE, find_or_build, go_version, module_hash
 from lab.commands.wan import _changes
 from lab.errors import BuildError, LabError
+from lab.installation import that_run_nothing
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
 from lab.places import cache_dir, labs_dir
@@ -200,3 +201,14 @@ def test_a_wrong_topology_is_one_line_exit_code_2_and_nothing_left(
     assert said.err == f"error: {file}: foo: is no field of this section (remove it, or check its spelling)\n"
     assert said.out == ""
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_pods_that_stand_for_programs_have_nothing_to_run() -> None:
+    """A real kubelet has the image of kube-scheduler, which bound pods by itself beside the lab's own."""
+    template = {"spec": {"containers": [{"name": "scheduler", "image": "registry.k8s.io/kube-scheduler:v1"}]}}
+    document = {"kind": "Deployment", "spec": {"template": template}}
+    (changed, kept) = that_run_nothing([document, {"kind": "ConfigMap", "data": {"image": "x"}}])
+    assert changed["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "Never"
+    assert changed["spec"]["template"]["spec"]["containers"][0]["image"] == "beside.invalid/none"
+    assert template["spec"]["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1"
+    assert kept == {"kind": "ConfigMap", "data": {"image": "x"}}
