@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from typing import get_args
 
@@ -17,15 +18,24 @@ from controller.cli.command import Command, Table
 from controller.cli.propose_gain import Gain, gain_of
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money, rate
+from controller.cli.templates import Controller
 from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
 from controller.scheduler.problem_builder import Spread
 from controller.traffic.graph import LeftOut
 from controller.traffic.proposals import Drift, Proposal, Wish, drift_of, propose
-from kubekit.errors import ConfigError
+from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import DEPLOYMENTS, Object, Resource
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": Resource("apps", "v1", "statefulsets", "StatefulSet")}
+
+
+_POLL_S, _PATIENCE_S = 1.0, 600.0
+"""The latter is how long a Deployment waits for progress itself, where nobody says otherwise."""
+
+
+class RolloutError(KubekitError):
+    """A workload does not get ready."""
 
 
 class Proposed(msgspec.Struct, frozen=True):
@@ -86,6 +96,14 @@ class Propose(Command):
             help="also make pod templates use this scheduler (default: leave theirs)",
         )
         parser.add_argument("--apply", action="store_true", help="show the difference, ask, and write")
+        parser.add_argument(
+            "--one-by-one",
+            action="store_true",
+            help=(
+                "roll one workload after the other, each once the one before is ready: needs room for a pod more, where all at once"
+                " need it for a second copy of the group, and stray without it"
+            ),
+        )
         parser.add_argument("-y", "--yes", action="store_true", help="with --apply: do not ask")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Proposed:
@@ -106,13 +124,16 @@ class Propose(Command):
             tuple(o for o in traffic.graph.left_out if session.namespace in {_space(o.client), _space(o.server)}),
         )
         standing = {group.metadata.name: group for group in mine}
-        gains = [await gain_of(session, p, traffic, prices, standing.get(p.name)) for p in found]
+        gains = [
+            await gain_of(session, p, traffic, prices, standing.get(p.name), one_by_one=options.one_by_one)
+            for p in found
+        ]
         answer = msgspec.structs.replace(answer, gains=tuple(gains))
         if not options.apply or not found:
             return answer
         if not options.yes:
             await asyncio.to_thread(_confirm, found)
-        await _write(session, found)
+        await write(session, found, one_by_one=options.one_by_one)
         return msgspec.structs.replace(answer, applied=True)
 
     def show(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -204,13 +225,21 @@ def _described(proposal: Proposal) -> list[RenderableType]:
 def _gained(gain: Gain | None) -> list[RenderableType]:
     if gain is None:
         return []
-    text = Text(f"placed by it: across zones {rate(gain.crossing_now * 8)} → {rate(gain.crossing_then * 8)}")
+    text = Text(f"rolled out: across zones {rate(gain.crossing_now * 8)} → {rate(gain.crossing_then * 8)}")
+    if gain.crossing_least < gain.crossing_most:
+        text.append(f" ({rate(gain.crossing_least * 8)} to {rate(gain.crossing_most * 8)}, by who comes first)")
     text.append(f", {gain.call_now_us:.0f} → {gain.call_then_us:.0f} µs a call")
     if gain.month_now is not None:
         text.append(f", {money(gain.month_now, gain.currency)} → {money(gain.month_then, gain.currency)} a month")
     if gain.unplaced:
         text.append(f"; no room for {counted(gain.unplaced, 'pod')}", style=BAD)
-    return [text]
+    parts: list[RenderableType] = [text]
+    if gain.crossing_anew < gain.crossing_then:
+        text = Text(f"with room beside the old pods it would be {rate(gain.crossing_anew * 8)}", style=FAINT)
+        if gain.month_anew is not None:
+            text.append(f" and {money(gain.month_anew, gain.currency)} a month")
+        parts.append(text.append(": see --one-by-one"))
+    return parts
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> str:
@@ -236,8 +265,12 @@ def _confirm(proposals: Sequence[Proposal]) -> None:
         raise ConfigError("--apply", "not confirmed, nothing was written")
 
 
-async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
-    """AppGroups first: a scheduler of upstream's ends when it meets a pod whose group does not exist."""
+async def write(session: Session, proposals: Sequence[Proposal], *, one_by_one: bool) -> None:
+    """AppGroups first: a scheduler of upstream's ends when it meets a pod whose group does not exist.
+
+    Raises:
+        RolloutError: one_by_one, and a workload does not get ready; those after it were left alone.
+    """
     for proposal in proposals:
         await session.client.apply(
             APPGROUPS,
@@ -251,4 +284,27 @@ async def _write(session: Session, proposals: Sequence[Proposal]) -> None:
     for proposal in proposals:
         for kind, name, patch in proposal.patches:
             if kind in _KINDS:
-                await session.client.patch(_KINDS[kind], name, patch, Object, namespace=proposal.namespace)
+                written = await session.client.patch(
+                    _KINDS[kind], name, patch, Controller, namespace=proposal.namespace
+                )
+                if one_by_one and written.rolls:
+                    await _until_ready(session, _KINDS[kind], written)
+
+
+async def _until_ready(session: Session, resource: Resource, rolled: Controller) -> None:
+    """Wait as long as the workload's controller sees a chance; what nobody looks at is nobody's to wait for."""
+    name, namespace, changed_at = rolled.metadata.name, rolled.metadata.namespace, time.monotonic()
+    sys.stderr.write(f"{resource.kind} {namespace}/{name} rolls\n")
+    last = rolled.status
+    while not rolled.rolled_out:
+        await asyncio.sleep(_POLL_S)
+        rolled = await session.client.get(resource, name, Controller, namespace=namespace)
+        if rolled.status != last:
+            last, changed_at = rolled.status, time.monotonic()
+        why = rolled.gave_up or (
+            f"no change for {_PATIENCE_S:.0f} s" if time.monotonic() - changed_at > _PATIENCE_S else ""
+        )
+        if why:
+            raise RolloutError(
+                f"{resource.kind} {namespace}/{name} does not get ready: {why}; the workloads after it were left alone"
+            )

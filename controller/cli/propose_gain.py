@@ -1,21 +1,32 @@
-"""What a proposed AppGroup would gain: the same pods placed anew by its plan, against where they are today."""
+"""What a proposed AppGroup would gain: where its rollout would end, against where the pods are today.
+
+Two things are told. *Then*: new pods come while old ones hold their room, as the proposal is to be applied. *Anew*: all of them
+placed by one plan on a cluster without the old ones, which is as good as it gets.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from controller.cli.session import Session
 from controller.cli.simulate import cost_table, simulate
+from controller.cli.templates import Controller
 from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location
+from controller.cluster.graph import build_graph
 from controller.cluster.hosts import Host, host_of
-from controller.cluster.resources import AppGroup
+from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
+from controller.scheduler.planner import GroupSnapshot
 from controller.scheduler.problem_builder import latency_us
+from controller.scheduler.rollout import OldPod, Rolled, roll_out
 from controller.traffic.placed import CROSSING, ONE, GroupTraffic, Priced, kept_near, month_of, weighed
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.proposals import Proposal
@@ -29,11 +40,14 @@ class Gain(msgspec.Struct, frozen=True):
     Attributes:
         group: name of the AppGroup.
         crossing_now, crossing_then: bytes per second that leave their zone.
+        crossing_least, crossing_most: over several rollouts, of which *then* is the median: who comes first is chance.
+        crossing_anew: of one plan of all pods.
         call_now_us, call_then_us: what a byte's call spends on the way, round trip, in the mean over all bytes between workloads
             that are placed; within a zone 100 µs where nobody measured it.
         month_now, month_then: money a month; null without prices.
-        unplaced: pods that the plan finds no room for; they count nowhere.
-        places_then: workload -> zone -> pods, as planned.
+        month_anew: of one plan of all pods.
+        unplaced: pods that find no room; they count nowhere.
+        places_now, places_then: workload -> zone -> pods.
     """
 
     group: str
@@ -46,12 +60,23 @@ class Gain(msgspec.Struct, frozen=True):
     currency: str = ""
     unplaced: int = 0
     places_then: Mapping[str, Mapping[str, int]] = {}
+    places_now: Mapping[str, Mapping[str, int]] = {}
+    crossing_least: float = 0.0
+    crossing_most: float = 0.0
+    crossing_anew: float = 0.0
+    month_anew: float | None = None
 
 
 async def gain_of(
-    session: Session, proposal: Proposal, traffic: Traffic, prices: PriceTable | None, existing: AppGroup | None = None
+    session: Session,
+    proposal: Proposal,
+    traffic: Traffic,
+    prices: PriceTable | None,
+    existing: AppGroup | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> Gain:
-    """Plan the group for the cluster as it is, its own pods taken away first; ``existing`` is the group as it stands.
+    """Plan the group for the cluster as it is; ``existing`` is the group as it stands, ``one_by_one`` how it is to be rolled out.
 
     What is now is told by the zones that were measured: connections stay with the replica that they found, so that two replicas need
     not get the same. Where a source tells no zones, and for what will be, calls go as the Services say.
@@ -75,7 +100,7 @@ async def gain_of(
         if name in templates
     }
     own = {f"{namespace}/{ref.kind}/{name}" for name, ref in named.items()}
-    used = await session.used_room(except_group=(namespace, proposal.name), except_workloads=own)
+    used, standing = await session.room_and_pods(except_group=(namespace, proposal.name), except_workloads=own)
     hosts = {node.metadata.name: host_of(node) for node in snapshot.nodes if node.ready}
     topology = choose_topology(snapshot, "", namespace=namespace)
     weights = choose_weights(topology, snapshot.rules, "")
@@ -99,7 +124,21 @@ async def gain_of(
         for end, places in traffic.workloads.places.items()
         if end.key in selectors and end.kind == named[end.name].kind
     }
-    then = _placed(planned.network_aware.nodes, hosts)
+    anew = _placed(planned.network_aware.nodes, hosts)
+    start = GroupSnapshot(
+        graph=build_graph(group.spec),
+        pods=(),
+        replicas={},
+        costs=costs,
+        hosts=hosts,
+        used=used,
+        group=group,
+        services=services,
+        prices=prices,
+    )
+    ends = await asyncio.to_thread(_ends, start, proposal, templates, named, standing, one_by_one=one_by_one)
+    ends.sort(key=lambda end: weighed(all_rates, end.placed, CROSSING))
+    then = ends[len(ends) // 2].placed
     ways = Ways(costs, measured=topology is not None)
 
     def of_today(priced: Priced) -> float:
@@ -119,9 +158,86 @@ async def gain_of(
         month_now=per_month(of_today(prices), 1.0) if prices else None,
         month_then=month_of(all_rates, then, prices) if prices else None,
         currency=prices.currency if prices else "",
-        unplaced=planned.network_aware.unplaced,
-        places_then={w: dict(Counter(zone for _, zone in places.elements())) for w, places in then.items()},
+        unplaced=ends[len(ends) // 2].unplaced,
+        places_then=_zones(then),
+        places_now=_zones(now),
+        crossing_least=weighed(all_rates, ends[0].placed, CROSSING),
+        crossing_most=weighed(all_rates, ends[-1].placed, CROSSING),
+        crossing_anew=weighed(all_rates, anew, CROSSING),
+        month_anew=month_of(all_rates, anew, prices) if prices else None,
     )
+
+
+class _End(NamedTuple):
+    """Of a rollout."""
+
+    placed: dict[str, Counter[Place]]
+    unplaced: int
+
+
+def _ends(
+    start: GroupSnapshot,
+    proposal: Proposal,
+    templates: Mapping[str, Controller],
+    named: Mapping[str, WorkloadRef],
+    standing: Sequence[PodInfo],
+    *,
+    one_by_one: bool,
+) -> list[_End]:
+    """Where the pods may be once the proposal's patches are rolled out; what it does not patch stays."""
+    namespace, replace = proposal.namespace, msgspec.structs.replace
+    patched = {name for _, name, _ in proposal.patches}
+    used = {node: dict(amounts) for node, amounts in start.used.items()}
+    old: dict[str, list[OldPod]] = defaultdict(list)
+    staying: list[GroupPod] = []
+    selectors = {f"{namespace}/{ref.kind}/{name}": (name, ref.selector) for name, ref in named.items()}
+    placed: dict[str, Counter[Place]] = defaultdict(Counter)
+    for pod in standing:
+        name, selector = selectors.get(pod.workload, ("", ""))
+        own = pod.wire if pod.labels.get(APPGROUP_LABEL) == proposal.name else None
+        if name in patched and name in templates and templates[name].rolls:
+            old[selector].append(OldPod(pod.node, pod.requests, own))
+            continue
+        amounts = used.setdefault(pod.node, {})
+        for resource, value in pod.requests.items():
+            amounts[resource] = amounts.get(resource, 0) + value
+        if own is not None:
+            staying.append(own)
+        if selector and pod.node in start.hosts:
+            placed[selector][_place(start.hosts[pod.node])] += 1
+    rolled = []
+    for _, name, _ in proposal.patches:
+        if name in templates and templates[name].rolls and templates[name].replicas:
+            template = templates[name]
+            labels = {
+                **(template.spec.template.metadata.labels or {}),
+                APPGROUP_LABEL: proposal.name,
+                WORKLOAD_LABEL: named[name].selector,
+            }
+            metadata = replace(template.spec.template.metadata, namespace=namespace, labels=labels)
+            pods = [
+                GroupPod(replace(metadata, name=f"{name}-{number:05d}"), template.spec.template.spec)
+                for number in range(template.replicas)
+            ]
+            rolled.append(Rolled(named[name].selector, pods, old[named[name].selector], *template.room))
+    replicas = {ref.selector: templates[name].replicas for name, ref in named.items() if name in templates}
+    question = replace(start, pods=staying, replicas=replicas, used=used)
+    workload_of = {pod.metadata.key: one.workload for one in rolled for pod in one.pods}
+    ends = []
+    for settled in roll_out(question, rolled, one_by_one=one_by_one):
+        found = {selector: Counter(places) for selector, places in placed.items()}
+        for key, node in settled.nodes.items():
+            found.setdefault(workload_of[key], Counter())[_place(start.hosts[node])] += 1
+        ends.append(_End(found, settled.unplaced))
+    return ends
+
+
+def _place(host: Host) -> Place:
+    return host.location.region, host.location.zone
+
+
+def _zones(placed: Mapping[str, Counter[Place]]) -> dict[str, dict[str, int]]:
+    return {workload: dict(Counter(zone for _, zone in places.elements())) for workload, places in placed.items()}
 
 
 def _zones_of(
@@ -155,7 +271,4 @@ class Ways:
 
 
 def _placed(nodes: Mapping[str, list[str]], hosts: Mapping[str, Host]) -> dict[str, Counter[Place]]:
-    return {
-        selector: Counter((hosts[n].location.region, hosts[n].location.zone) for n in found if n)
-        for selector, found in nodes.items()
-    }
+    return {selector: Counter(_place(hosts[n]) for n in found if n) for selector, found in nodes.items()}

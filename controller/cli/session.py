@@ -232,12 +232,21 @@ class Session:
         """Node -> requests of the pods on it, without those of one AppGroup (namespace, name), and of workloads
         (``namespace/Kind/name``).
         """
-        fleet = Fleet()
+        used, _ = await self.room_and_pods(except_group=except_group, except_workloads=except_workloads)
+        return used
+
+    async def room_and_pods(
+        self, *, except_group: tuple[str, str], except_workloads: Collection[str] = ()
+    ) -> tuple[dict[str, Amounts], list[PodInfo]]:
+        """The same, and the pods that are left out of it."""
+        fleet, left_out = Fleet(), []
         for pod in await self._pods(None, field_selector=BOUND_PODS):
             mine = (pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == except_group
-            if not mine and pod.workload not in except_workloads:
+            if mine or pod.workload in except_workloads:
+                left_out.append(pod)
+            else:
                 fleet.take_pod(pod.key, None, pod)
-        return fleet.used
+        return fleet.used, left_out
 
     async def _pods(
         self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", wanted: bool = True

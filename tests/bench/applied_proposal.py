@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from controller.cluster.pods import TARGET_ANNOTATION
 from lab import boutique
 from lab.cluster import Lab, find_node_programs
 from lab.demo import TOPOLOGY_NAME
@@ -56,7 +57,7 @@ RATE, WARM_UP_S, WINDOW_S = 4, 60, 120
 POD_CPU, REPLICAS = "100m", 2
 
 
-async def run(name: str, *, near: bool) -> dict[str, Any]:
+async def run(name: str, *, near: bool, one_by_one: bool) -> dict[str, Any]:
     """Both measurements, the prediction between them, and how far they are apart."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "topology.yaml"
@@ -93,12 +94,14 @@ async def run(name: str, *, near: bool) -> dict[str, Any]:
             (Path(folder) / "prices.yaml").write_text(real.PRICES)
             words = ["propose", "-n", real.NAMESPACE, f"--window={WINDOW_S // 60}m", "--spread=zone"]
             words += [f"--scheduler={SCHEDULER}", f"--prices={folder}/prices.yaml", "--apply", "--yes"]
-            proposed = await real.ask(lab, url, *words)
+            words += ["--one-by-one"] if one_by_one else []
+            proposed = await real.ask(lab, url, *words, timeout_s=1200)
             (gain,) = proposed["gains"]
             say(f"applied: {json.dumps(gain)}")
             await await_rollout(lab, real.NAMESPACE)
             await settled(lab, REPLICAS * len(application.deployments))
             after = await measure(lab, programs, address)
+            after["strayed"] = strayed(await pods_of(lab))
             say(f"after: {json.dumps(after)}")
     return judged(before, gain, after)
 
@@ -121,6 +124,16 @@ def say(text: str) -> None:
 async def pods_of(lab: Lab) -> list[dict[str, Any]]:
     listed = json.loads(await kubectl(lab, "-n", real.NAMESPACE, "get", "pods", "-o", "json"))["items"]
     return [pod for pod in listed if not pod["metadata"].get("deletionTimestamp")]
+
+
+def strayed(pods: list[dict[str, Any]]) -> list[str]:
+    """Pods that were bound elsewhere than their plan had them."""
+    found = []
+    for pod in pods:
+        planned = (pod["metadata"].get("annotations") or {}).get(TARGET_ANNOTATION)
+        if planned is None or json.loads(planned)["node"] != pod["spec"]["nodeName"]:
+            found.append(pod["metadata"]["name"])
+    return found
 
 
 async def settled(lab: Lab, wanted: int) -> None:
@@ -165,14 +178,17 @@ async def measure(lab: Lab, programs: Any, address: str) -> dict[str, Any]:
 def judged(before: Mapping[str, Any], gain: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Shares of today's bytes, since the rate of requests is not the same to the last one."""
     spared = 1 - after["crossing"] / after["bytes"] / (before["crossing"] / before["bytes"])
-    foreseen = 1 - gain["crossing_then"] / gain["crossing_now"]
+    foreseen, best, worst = (
+        round(1 - gain[f"crossing_{name}"] / gain["crossing_now"], 4) for name in ("then", "least", "most")
+    )
     return {
         "before": before,
         "foreseen": gain,
         "after": after,
         "crossing_now_off": round(gain["crossing_now"] / before["crossing"] - 1, 3),
         "crossing_spared": round(spared, 4),
-        "crossing_spared_foreseen": round(foreseen, 4),
+        "crossing_spared_foreseen": foreseen,
+        "crossing_spared_foreseen_between": [worst, best],
         "p50_spared_ms": round(before["p50_ms"] - after["p50_ms"], 1),
         "p99_spared_ms": round(before["p99_ms"] - after["p99_ms"], 1),
     }
@@ -183,8 +199,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="applied")
     parser.add_argument("--near", action="store_true", help="Services keep calls in their zone from the start")
+    parser.add_argument("--one-by-one", action="store_true", help="roll one workload after the other")
     options = parser.parse_args()
-    print(json.dumps(asyncio.run(run(options.name, near=options.near)), indent=1))
+    print(json.dumps(asyncio.run(run(options.name, near=options.near, one_by_one=options.one_by_one)), indent=1))
 
 
 if __name__ == "__main__":

@@ -158,11 +158,10 @@ def counted_by_kernel(lab: Lab, programs: NodePrograms) -> dict[tuple[str, str],
     return dict(found)
 
 
-async def ask(lab: Lab, url: str, *words: str) -> Any:
+async def ask(lab: Lab, url: str, *words: str, timeout_s: float = 60) -> Any:
     argv = [*words, f"--prometheus={url}", f"--kubeconfig={lab.control_plane.kubeconfig}", "-o", "json"]
-
     argv = [sys.executable, "-c", "import sys; from controller.cli import main; sys.exit(main())", *argv]
-    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=60, check=False)
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

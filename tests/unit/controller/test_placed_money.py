@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -67,6 +68,16 @@ def test_a_service_that_keeps_calls_near_saves_what_crosses_and_a_caller_without
     assert month_of(traffic, {**both, "WEB": Counter({Z1: 1, FAR: 1})}, PRICES) == pytest.approx(per_month(500, 0.05))
     pods = month_of_pod(traffic, "CART", Z1, both, PRICES) + month_of_pod(traffic, "CART", Z2, both, PRICES)
     assert pods == 0
+
+
+def test_two_replicas_in_two_zones_and_any_of_them_answering_leave_half_of_all_calls_between_zones() -> None:
+    """Whatever is planned: callers in zones by shares a, replicas by shares b; the sum of a*b is at most 1/2 where all are 0 or 1/2."""
+    zones = (Z1, Z2, ("r1", "z4"))
+    pairs = [Counter(pair) for pair in combinations(zones, 2)]
+    least = min(crossing_of(traffic_of(group()), {"WEB": a, "CART": b}) for a in pairs for b in pairs)
+    assert least == pytest.approx(1000.0 / 2)
+    near = msgspec.structs.replace(traffic_of(group()), near=frozenset({"CART"}))
+    assert min(crossing_of(near, {"WEB": a, "CART": b}) for a in pairs for b in pairs) == 0
 
 
 def test_a_simulation_follows_the_groups_annotations_and_the_services() -> None:
