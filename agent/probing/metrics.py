@@ -45,7 +45,10 @@ class _PairState:
 
 
 class ProbeMetrics:
-    """A collector over the newest sample of each pair; scrapes compute ages, so nothing runs between them."""
+    """A collector over the newest sample of each pair; scrapes compute ages, so nothing runs between them.
+
+    Metrics are collected in a thread: what outcomes change in place is copied before it is gone through.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
@@ -102,7 +105,8 @@ class ProbeMetrics:
 
     @property
     def _usual_test(self) -> Test:
-        return self._plan.settings.test if self._plan is not None else "TCP_RR"
+        plan = self._plan
+        return plan.settings.test if plan is not None else "TCP_RR"
 
     def _samples(self, test: Test) -> Iterable[tuple[Pair, Measurement, Sample]]:
         found = ((pair, state.samples.get(test)) for pair, state in self._pairs.items())
@@ -164,16 +168,16 @@ class ProbeMetrics:
             "netaware_probe_doubts", "Runs that were doubted, by reason.", labels=(*PAIR_LABELS, "test", "doubt")
         )
         for pair, state in self._pairs.items():
-            for key, count in state.outcomes.items():
+            for key, count in state.outcomes.copy().items():
                 runs.add_metric((*pair, *key), count)
-            for key, count in state.doubts.items():
+            for key, count in state.doubts.copy().items():
                 doubts.add_metric((*pair, *key), count)
         others = CounterMetricFamily(
             "netaware_probe_other_node_pairs",
             "Looks at pairs of nodes that only datagrams measure, by outcome.",
             labels=("outcome",),
         )
-        for result, count in self._others.items():
+        for result, count in self._others.copy().items():
             others.add_metric((result,), count)
         yield from (runs, doubts, others)
 
@@ -191,7 +195,7 @@ class ProbeMetrics:
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
         )
-        for reason, count in self._refusals.items():
+        for reason, count in self._refusals.copy().items():
             refusals.add_metric((reason,), count)
         yield refusals
         yield CounterMetricFamily(

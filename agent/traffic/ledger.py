@@ -112,11 +112,6 @@ class Ledger:
             self._gone.pop(address, None)
             self.pods[address] = end
 
-    @property
-    def gone(self) -> frozenset[bytes]:
-        """Addresses of pods that are no more."""
-        return frozenset(self._gone)
-
     def take_ended(self, entry: Entry) -> None:
         """A connection ended; counts from the next round on."""
         edge = self._edge(entry)
@@ -166,9 +161,19 @@ class Ledger:
             self._names.clear()
 
     def totals(self) -> Iterator[tuple[Edge, int, int]]:
-        """Bytes from client to server, and back, since the agent started or the edge appeared."""
-        for edge, state in self._states.items():
+        """Bytes from client to server, and back, since the agent started or the edge appeared.
+
+        Of a copy, as is `answering`: metrics are collected in a thread, while a round goes on.
+        """
+        for edge, state in self._states.copy().items():
             yield edge, state.request.shown, state.response.shown
+
+    def answering(self) -> Iterator[tuple[bytes, PodEnd]]:
+        """Addresses of this node that answered somebody, of pods that are still there."""
+        for address in self.servers.copy():
+            end = self.pods.get(address)
+            if end is not None and address not in self._gone:
+                yield address, end
 
     def _state(self, edge: Edge) -> _State:
         found = self._states.get(edge)

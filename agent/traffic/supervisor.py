@@ -166,8 +166,7 @@ class Counting:
             "Whose address of this node answers calls: joins netaware_traffic_bytes_total on `server`; always 1.",
             labels=("server", *_SERVER),
         )
-        for address in self.ledger.servers - self.ledger.gone:
-            end = self.ledger.pods[address]
+        for address, end in self.ledger.answering():
             info.add_metric((str(ipaddress.ip_address(address)), end.namespace, end.kind, end.name, zone), 1.0)
         yield info
         yield _gauge("netaware_traffic_edges", "Series of who calls whom on this node, at most 2,000.", edges)

@@ -233,12 +233,15 @@ class TrafficKeeper:
         age = GaugeMetricFamily(
             "netaware_traffic_read_timestamp_seconds", "When traffic was last read from Prometheus."
         )
-        if self._read_at is not None and self._seen is not None:
+        seen = (
+            self._seen
+        )  # Metrics are collected in a thread: meanwhile a leadership may end, and nothing is seen any more.
+        if self._read_at is not None and seen is not None:
             age.add_metric((), self._read_at)
-            for key, found in self._seen.drift.items():
+            for key, found in seen.drift.items():
                 for kind in KINDS:
                     drift.add_metric((*_split(key), kind), sum(one.kind == kind for one in found))
-            self._add_bills(self._seen.bill, moved, month, pairs)
+            self._add_bills(seen.bill, moved, month, pairs)
         yield from (drift, moved, month, pairs, age)
 
     def _add_bills(

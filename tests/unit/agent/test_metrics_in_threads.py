@@ -1,0 +1,99 @@
+"""Metrics are collected in a thread while the loop goes on counting: no scrape fails of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
+
+from agent.probing.metrics import ProbeMetrics
+from agent.probing.rounds import Outcome
+from agent.traffic.conntrack import Entry
+from agent.traffic.ledger import KEEP_GONE_S, PodEnd
+from agent.traffic.supervisor import Counting
+from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
+
+Step = Callable[[int], None]
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns far more often than they usually do."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@contextmanager
+def scraped(collector: Collector) -> Iterator[list[Exception]]:
+    """Scrape again and again; what went wrong is known at the end."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    errors: list[Exception] = []
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.is_set():
+            try:
+                generate_latest(registry)
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield errors
+    finally:
+        over.set()
+        thread.join()
+
+
+def counting() -> tuple[Collector, Step]:
+    found, end = Counting(lambda: "z1", Path("/proc")), PodEnd("shop", "Deployment", "cart")
+
+    def step(number: int) -> None:
+        now_s = number * 2 * KEEP_GONE_S
+        pods = {bytes([10, number % 256, 0, host]): end for host in range(1, 40)}
+        found.ledger.follow(pods, now_s)
+        found.ledger.begin_round(now_s)
+        for client in pods:
+            for server in pods:
+                found.ledger.take_live(Entry(client, server, 80, 1, 1))
+        found.ledger.end_round()
+
+    return found, step
+
+
+def probing() -> tuple[Collector, Step]:
+    here, there = Peer("n1", "10.0.0.1", "z1"), Peer("n2", "10.0.0.2", "z2")
+    probe = Probe(origin=here, destination=there, slot=0)
+    settings = ProbeSettings()
+    plan = ZonePlan(zone="z1", epoch=1, interval_s=60, slots=1, results="r", settings=settings, probes=(probe,))
+    metrics = ProbeMetrics()
+
+    def step(number: int) -> None:
+        metrics.follow(plan if number % 2 else None, "n1")
+        for kind in range(400):
+            told = f"outcome-{number}-{kind}"
+            metrics.refuse(told)
+            for rank in (0, 1):
+                metrics.take(Outcome(origin=here.place, destination=there.place, test="TCP_RR", result=told, rank=rank))
+
+    return metrics, step
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize("make", [counting, probing])
+def test_no_scrape_fails_while_the_loop_counts(make: Callable[[], tuple[Collector, Step]]) -> None:
+    collector, step = make()
+    with scraped(collector) as errors:
+        for number in range(30):
+            step(number)
+    assert errors == []
