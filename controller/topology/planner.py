@@ -252,7 +252,9 @@ class Planner:
         facts = without_suspects(known, listening.quarantine)
         options = self._config.probing
         plan = plan_pairs(facts, options, previous, wall_s, witnesses=listening.witnesses)
-        return previous, listening, plan, planned_keys(plan.zones.values()).keys(), oldest_forms(known)
+        # What stood until now as well: a new leader that plans anew at once has not asked for it, but somebody has.
+        keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
+        return previous, listening, plan, keys, oldest_forms(known)
 
     def _expect(self, keys: Collection[str]) -> None:
         """Keys of the plan before are still expected for two rounds: agents learn of a plan when it is written, not before."""

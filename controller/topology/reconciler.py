@@ -251,8 +251,9 @@ class TopologyController:
         self._soon(ALL)
 
     def _result_changed(self, name: ObjectName) -> None:
+        written_by_agents = name in self.planner.result_objects
         for key, topology in self._caches.topologies.items.items():
-            if name in self._objects_of(topology):
+            if written_by_agents or name in self._named_by(topology):
                 self._soon(key)
 
     async def run(self) -> None:
@@ -285,7 +286,8 @@ class TopologyController:
             self._forget(key)
             return None
         objects = self._objects_of(topology)
-        if not all(self._results.is_known(name) for name in objects):
+        # Before there is a plan nobody can tell who was asked: what anybody wrote would be believed for a moment.
+        if self.planner.expected_keys is None or not all(self._results.is_known(name) for name in objects):
             return NOT_YET_S
         snapshot = await self._read(topology, objects)
         # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
@@ -335,19 +337,19 @@ class TopologyController:
         wanted = set(self.planner.result_objects)
         for topology in self._caches.topologies:
             if self._is_ours(topology):
-                wanted |= set(self._objects_of(topology))
+                wanted.update(self._named_by(topology))
         self._results.want("topology", wanted)
 
-    def _objects_of(self, topology: NetworkTopology) -> list[ObjectName]:
-        """The results that a topology is priced from: what our agents write, then its own ConfigMap.
-
-        Only agents spread results over shards, and they write in netaware's namespace.
-        """
+    def _named_by(self, topology: NetworkTopology) -> list[ObjectName]:
+        """What the object itself names; only agents spread results over shards, and they write in netaware's namespace."""
         base, namespace = topology.spec.configmap_name, topology.metadata.namespace
         at_home = namespace == self._home
         names = shard_names(base, self.planner.zone_count) if base and at_home else [base] if base else []
-        own = [ObjectName(namespace, name) for name in names]
-        return list(dict.fromkeys([*self.planner.result_objects, *own]))
+        return [ObjectName(namespace, name) for name in names]
+
+    def _objects_of(self, topology: NetworkTopology) -> list[ObjectName]:
+        """The results that a topology is priced from: what our agents write, then its own ConfigMap."""
+        return list(dict.fromkeys([*self.planner.result_objects, *self._named_by(topology)]))
 
     async def _shape(self) -> Map:
         """Zones and places; drawn anew, in a thread, when nodes came, went or changed places."""

@@ -14,7 +14,7 @@ import pytest_asyncio
 import yaml
 
 from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.topology.status import INCOMPLETE
+from controller.topology.status import INCOMPLETE, ODD_NODES
 from controller.topology.weights import written_costs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.conditions import find
@@ -343,6 +343,35 @@ async def test_results_of_vanished_pairs_are_removed_and_other_keys_stay(world: 
     found = await world.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=world.namespace)
     assert "mine" in (found.data or {})
     await eventually(lambda: _is(world.costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
+
+
+async def test_a_new_leader_that_plans_anew_blames_nobody_for_the_pairs_of_the_plan_before(
+    world: World, start: StartReplica
+) -> None:
+    await world.create()
+    before = start()
+    await world.measured()
+    await before.stop()
+    written = await world.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=world.namespace)
+    node = f"{world.namespace}-z3b"
+    assert any(node in value for value in (written.data or {}).values())
+    await world.client.patch(NODES, node, {"spec": {"unschedulable": True}}, Node, kind=MERGE_PATCH)
+    start()
+
+    async def planned_without() -> bool:
+        probes = [p for plan in await plans(world.client, world.namespace) for p in plan.probes]
+        return all(node not in (p.origin.node, p.destination.node) for p in probes)
+
+    await eventually(planned_without)
+
+    async def blamed() -> str:
+        # Agents that have not read the new plan yet go on with the one before.
+        patch = {"data": written.data}
+        await world.client.patch(CONFIGMAPS, "netperf-metrics", patch, Object, namespace=world.namespace)
+        return await world.condition(ODD_NODES)
+
+    await holds_for(4.0, blamed)
+    assert await blamed() == "False"
 
 
 async def test_results_that_somebody_fills_are_told_before_they_are_full_and_costs_stay(
