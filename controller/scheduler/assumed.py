@@ -18,6 +18,14 @@ from controller.scheduler.unschedulable import class_of
 _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
 
 
+class _Promise(msgspec.Struct, frozen=True):
+    """Room on a host for a pod; of a gated one nobody makes use yet."""
+
+    group: str
+    amounts: Amounts
+    gated: bool
+
+
 class _Refusal(msgspec.Struct, frozen=True):
     """The host as it was when the scheduler refused it: what bound pods used of it, and what others were promised there, for
     the scheduler keeps nominated room as well. All but the refused pod, that is, by its key.
@@ -38,7 +46,9 @@ class Assumed:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._held: dict[str, dict[str, str]] = {}
-        self._on: dict[str, dict[str, tuple[str, Amounts]]] = {}
+        self._on: dict[str, dict[str, _Promise]] = {}
+        self._begun: set[str] = set()
+        self._idle: set[str] = set()
         self._refused: dict[str, dict[str, _Refusal]] = {}
         self._requests: dict[str, tuple[str, Amounts]] = {}
 
@@ -59,9 +69,26 @@ class Assumed:
         for pod, node in pods:
             key = pod.metadata.key
             held[key] = node
-            self._on.setdefault(node, {})[key] = (group, self.requests_of(pod))
+            self._on.setdefault(node, {})[key] = _Promise(group, self.requests_of(pod), pod.gated)
         if held:
             self._held[group] = held
+
+    def stands(self, group: str, *, begun: bool, whole: bool) -> None:
+        """How far a group is. One of which nothing is bound, and which cannot come up whole by its plan, keeps its room from
+        everybody but those that have begun: these would stand there in part for as long as it waits.
+
+        Args:
+            group: its key.
+            begun: whether any of its pods is bound.
+            whole: whether its plan has a place for each of them.
+        """
+        (self._begun.add if begun else self._begun.discard)(group)
+        (self._idle.discard if begun or whole else self._idle.add)(group)
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Groups that give way to those that have begun."""
+        return frozenset(self._idle)
 
     def _let_go(self, key: str, node: str) -> None:
         there = self._on.get(node, {})
@@ -76,11 +103,15 @@ class Assumed:
     def others_on(self, group: str, node: str) -> Amounts:
         """The same for one host."""
         found: Amounts = {}
-        for key, (owner, amounts) in self._on.get(node, {}).items():
-            if owner != group and not self._fleet.seat_of(key):
-                for name, value in amounts.items():
-                    found[name] = found.get(name, 0) + value
+        for key, promise in self._on.get(node, {}).items():
+            if promise.group == group or self._fleet.seat_of(key) or self._gives_way(promise, group):
+                continue
+            for name, value in promise.amounts.items():
+                found[name] = found.get(name, 0) + value
         return found
+
+    def _gives_way(self, promise: _Promise, group: str) -> bool:
+        return promise.gated and group in self._begun and promise.group in self._idle
 
     def refuse(self, pod: GroupPod, node: str) -> None:
         """The scheduler refused a pod a host: its class is not sent there again until the host changes, or room is let go."""
@@ -110,9 +141,9 @@ class Assumed:
     def _taken_on(self, node: str, key: str) -> Amounts:
         """What a host's pods use, and what all but this one were promised there beside them."""
         found = dict(self._fleet.used.get(node, {}))
-        for other, (_, amounts) in self._on.get(node, {}).items():
+        for other, promise in self._on.get(node, {}).items():
             if other != key and not self._fleet.seat_of(other):
-                for name, value in amounts.items():
+                for name, value in promise.amounts.items():
                     found[name] = found.get(name, 0) + value
         return found
 

@@ -157,6 +157,7 @@ class GroupPlans:
         if standing is None:
             return self._ask(group)
         now = self._clock()
+        self._stands(group, standing.plan, pods)
         verdict = judge(standing.plan, group, pods, self._fleet, self.assumed)
         same = standing.fits(
             self._state.graph(group),
@@ -190,6 +191,7 @@ class GroupPlans:
         self._standing.pop(group, None)
         self._slots.pop(group, None)
         self._failed.pop(group, None)
+        self.assumed.stands(group, begun=False, whole=True)
         bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._fleet.seat_of(p.metadata.key)]
         self.assumed.promise(group, bound)
 
@@ -205,6 +207,8 @@ class GroupPlans:
             return
         replicas, left_out = self.replicas(group, known, pods)
         began = self._clock()
+        before = self._standing.get(group)
+        self._stands(group, before.plan if before is not None else None, pods)
         try:
             self._check_limits(group, known, pods, replicas)
             snapshot = self._snapshot(group, known, pods, replicas)
@@ -222,6 +226,10 @@ class GroupPlans:
             await asyncio.sleep(0)
             self._promise(group, plan)
             self._tell(group, known, plan, left_out)
+            if any(pod.bound for pod in pods):
+                # It may have the room of some of these, which are nominated for it until they look again.
+                for idle in self.assumed.idle:
+                    self._wake(idle)
         self._wake(group)
 
     async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
@@ -306,8 +314,13 @@ class GroupPlans:
         return found
 
     def _promise(self, group: str, plan: Plan) -> None:
-        verdict = judge(plan, group, self._pods_of(group), self._fleet, self.assumed)
-        self.assumed.promise(group, verdict.uncounted)
+        pods = self._pods_of(group)
+        self._stands(group, plan, pods)
+        self.assumed.promise(group, judge(plan, group, pods, self._fleet, self.assumed).uncounted)
+
+    def _stands(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
+        begun = any(pod.bound for pod in pods)
+        self.assumed.stands(group, begun=begun, whole=plan is None or not plan.unplaced)
 
     def replicas(self, key: str, group: AppGroup, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
         """Replicas to plan for by workload, and how many are declared but neither there nor allowed for.
@@ -384,6 +397,7 @@ class GroupPlans:
         self._failed[group] = (self._clock(), times + 1)
         self._standing.pop(group, None)
         self.assumed.promise(group, ())
+        self.assumed.stands(group, begun=False, whole=True)
         self._metrics.plans.labels("refused").inc()
         log.change(f"plan/{group}", error.reason, "the group is not planned", group=group, error=str(error))
         self._report(group, known, error.reason, f"{error}; its pods are placed by the plain rule")

@@ -70,6 +70,10 @@ async def play(seed: int) -> int:
                 world.plans.drop(other, pods)
             elif world.plans.look(other, pods).pending:
                 await world.plans.make(other)
+        # Who gives way to a group that has begun looks again.
+        for idle in world.plans.assumed.idle:
+            if world.plans.look(idle, world.of(idle)).pending:
+                await world.plans.make(idle)
         assert world.overbooked() == []
     return placed
 
@@ -151,6 +155,42 @@ async def test_a_refusal_outlasts_a_promise_that_becomes_a_pod() -> None:
     world.bind("d/b", "n00")
     world.seat("d/b")
     assert world.plans.assumed.refused([refused]) == {"d/a": frozenset({"n00"})}
+
+
+async def test_a_group_that_stands_in_part_gets_the_room_of_one_that_cannot_come_up_whole() -> None:
+    """It is nominated for it, and would keep it for two minutes."""
+    world = World(2, 4)
+    for group in ("d/begun", "d/idle"):
+        world.add_group(group, 2)
+    world.add_pod("d/begun", "a", "P1", 4)
+    world.add_pod("d/begun", "b", "P2", 3)
+    world.bind("d/a", "n00")
+    world.seat("d/a")
+    world.add_pod("d/idle", "c", "P1", 2)
+    world.add_pod("d/idle", "e", "P2", 9)
+    await world.plans.make("d/idle")
+    assert world.plans._standing["d/idle"].plan.targets["d/c"].node == "n01"
+    await world.plans.make("d/begun")
+    assert world.plans._standing["d/begun"].plan.targets["d/b"].node == "n01"
+    assert "d/idle" in world.woken
+    assert world.plans.look("d/idle", world.of("d/idle")).pending
+    await world.plans.make("d/idle")
+    assert world.plans._standing["d/idle"].plan.targets == {}
+    assert not world.plans.look("d/begun", world.of("d/begun")).pending
+
+
+async def test_a_group_that_comes_up_whole_gives_no_room_to_one_that_stands_in_part() -> None:
+    world = World(2, 4)
+    for group in ("d/begun", "d/whole"):
+        world.add_group(group, 2)
+    world.add_pod("d/begun", "a", "P1", 4)
+    world.add_pod("d/begun", "b", "P2", 3)
+    world.bind("d/a", "n00")
+    world.seat("d/a")
+    world.add_pod("d/whole", "c", "P1", 2)
+    await world.plans.make("d/whole")
+    await world.plans.make("d/begun")
+    assert world.plans._standing["d/begun"].plan.unplaced == ("d/b",)
 
 
 @pytest.mark.parametrize("members", [3, 50_000_000])
