@@ -167,16 +167,23 @@ class Session:
             pods = await self._list(PODS, Object, self.home, CONTROLLER_SELECTOR)
         except UnreachableError:
             return  # what else the command reads will say so
-        for pod in pods:
-            path = PODS.path(self.home, f"{pod.metadata.name}:{CONTROLLER_PORT}", "proxy") + "/readyz"
-            try:
-                await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
-            except UnreachableError:
-                self.remarks.append(f"{pod.metadata.name}: no answer from /readyz")
-            except ApiError as error:
-                # The pod's own answer, not the API server's, which comes as a Status with a reason.
-                if error.status == 503 and not error.reason:
-                    self.complaints += [f"{pod.metadata.name}: {line}" for line in error.message.splitlines()]
+        # Together: each of those that hang would be waited for in turn.
+        for remark, complaints in await asyncio.gather(*(self._ask_controller(pod.metadata.name) for pod in pods)):
+            self.remarks += [remark] if remark else []
+            self.complaints += complaints
+
+    async def _ask_controller(self, name: str) -> tuple[str, list[str]]:
+        """A remark, empty for none, and what the replica complains of."""
+        path = PODS.path(self.home, f"{name}:{CONTROLLER_PORT}", "proxy") + "/readyz"
+        try:
+            await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
+        except UnreachableError:
+            return f"{name}: no answer from /readyz", []
+        except ApiError as error:
+            # The pod's own answer, not the API server's, which comes as a Status with a reason.
+            if error.status == 503 and not error.reason:
+                return "", [f"{name}: {line}" for line in error.message.splitlines()]
+        return "", []
 
     async def _around(self) -> Surroundings:
         lease, known = await self._lease()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 from aiohttp import web
 
 from controller.cli.session import Session
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PODS = "/api/v1/namespaces/netaware-system/pods"
 
 
@@ -23,9 +27,10 @@ async def answer(request: web.Request) -> web.Response:
     return web.json_response(status, status=503)
 
 
-async def test_an_old_mirror_is_told_by_the_replica_that_has_it() -> None:
+async def asked(handler: Handler) -> Session:
+    """A session that has asked the replicas, of an API server that answers like this."""
     app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
+    app.router.add_get("/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -35,5 +40,27 @@ async def test_an_old_mirror_is_told_by_the_replica_that_has_it() -> None:
             await session.ask_controllers()
     finally:
         await runner.cleanup()
+    return session
+
+
+async def test_an_old_mirror_is_told_by_the_replica_that_has_it() -> None:
+    session = await asked(answer)
     assert session.complaints == ["controller-old: age: mirror of nodes is 130 s old (503)"]
     assert session.notes == {}
+
+
+async def test_replicas_are_asked_at_once_since_each_that_hangs_is_waited_for() -> None:
+    """Here none answers before two are asked; more reads at a time the client does not make."""
+    seen: set[str] = set()
+    both_asked = asyncio.Event()
+
+    async def together(request: web.Request) -> web.StreamResponse:
+        if request.path != PODS:
+            seen.add(request.path)
+            if len(seen) == 2:
+                both_asked.set()
+            await both_asked.wait()
+        return await answer(request)
+
+    session = await asked(together)
+    assert (session.remarks, len(session.complaints)) == ([], 1)
