@@ -52,6 +52,8 @@ PAGE_ACCOUNT = "netaware-page"
 
 MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 """On an AppGroup, written where traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both ways."""
+PROPOSAL_ANNOTATION = "netaware.io/proposal"
+"""On an AppGroup, written by whoever applies a proposal: what it foretold (`controller.traffic.foretold`)."""
 
 
 PLAN_FORM = 2

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -22,10 +22,12 @@ from controller.cli.templates import Controller
 from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
 from controller.scheduler.problem_builder import Spread
+from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.graph import LeftOut
 from controller.traffic.proposals import Drift, Proposal, Wish, drift_of, propose
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import DEPLOYMENTS, Object, Resource
+from netperf.contract import PROPOSAL_ANNOTATION
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": Resource("apps", "v1", "statefulsets", "StatefulSet")}
 
@@ -133,7 +135,11 @@ class Propose(Command):
             return answer
         if not options.yes:
             await asyncio.to_thread(_confirm, found)
-        await write(session, found, one_by_one=options.one_by_one)
+        await write(
+            session,
+            [_foretelling(p, g, session.clock()) for p, g in zip(found, gains, strict=True)],
+            one_by_one=options.one_by_one,
+        )
         return msgspec.structs.replace(answer, applied=True)
 
     def show(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -263,6 +269,21 @@ def _confirm(proposals: Sequence[Proposal]) -> None:
     sys.stderr.write(f"write {what}? [y/N] ")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise ConfigError("--apply", "not confirmed, nothing was written")
+
+
+def _foretelling(proposal: Proposal, gain: Gain, now_s: float) -> Proposal:
+    """The same, with what it foretells beside the group: the page holds it against what comes of it."""
+    foretold = Foretold(
+        round(now_s, 1), _rounded(gain.zones_now), _rounded(gain.zones_then), gain.places_now, gain.places_then
+    )
+    metadata = proposal.manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), PROPOSAL_ANNOTATION: write_foretold(foretold)}
+    manifest = {**proposal.manifest, "metadata": {**metadata, "annotations": annotations}}
+    return msgspec.structs.replace(proposal, manifest=manifest)
+
+
+def _rounded(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {a: {b: round(rate, 1) for b, rate in row.items()} for a, row in table.items()}
 
 
 async def write(session: Session, proposals: Sequence[Proposal], *, one_by_one: bool) -> None:

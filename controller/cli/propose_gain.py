@@ -27,7 +27,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.scheduler.planner import GroupSnapshot
 from controller.scheduler.problem_builder import latency_us
 from controller.scheduler.rollout import OldPod, Rolled, roll_out
-from controller.traffic.placed import CROSSING, ONE, GroupTraffic, Priced, kept_near, month_of, weighed
+from controller.traffic.placed import CROSSING, ONE, GroupTraffic, Priced, by_zones, kept_near, month_of, weighed
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.proposals import Proposal
 from controller.traffic.workloads import Place
@@ -41,6 +41,7 @@ class Gain(msgspec.Struct, frozen=True):
         group: name of the AppGroup.
         crossing_now, crossing_then: bytes per second that leave their zone.
         crossing_least, crossing_most: over several rollouts, of which *then* is the median: who comes first is chance.
+        zones_now, zones_then: caller's zone -> called one's zone -> bytes per second.
         crossing_anew: of one plan of all pods.
         call_now_us, call_then_us: what a byte's call spends on the way, round trip, in the mean over all bytes between workloads
             that are placed; within a zone 100 µs where nobody measured it.
@@ -65,6 +66,8 @@ class Gain(msgspec.Struct, frozen=True):
     crossing_most: float = 0.0
     crossing_anew: float = 0.0
     month_anew: float | None = None
+    zones_now: Mapping[str, Mapping[str, float]] = {}
+    zones_then: Mapping[str, Mapping[str, float]] = {}
 
 
 async def gain_of(
@@ -165,7 +168,18 @@ async def gain_of(
         crossing_most=weighed(all_rates, ends[-1].placed, CROSSING),
         crossing_anew=weighed(all_rates, anew, CROSSING),
         month_anew=month_of(all_rates, anew, prices) if prices else None,
+        zones_now=_and_measured(by_zones(GroupTraffic(modelled, measured=True, near=near), now), measured),
+        zones_then=by_zones(all_rates, then),
     )
+
+
+def _and_measured(
+    table: dict[str, dict[str, float]], measured: Sequence[tuple[Place, Place, float]]
+) -> dict[str, dict[str, float]]:
+    for (_, origin), (_, destination), rate in measured:
+        row = table.setdefault(origin, {})
+        row[destination] = row.get(destination, 0.0) + rate
+    return table
 
 
 class _End(NamedTuple):

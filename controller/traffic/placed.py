@@ -7,7 +7,7 @@ at most. Every caller's replica is taken to call every replica alike, or where t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -95,6 +95,18 @@ def weighed(traffic: GroupTraffic, placed: Placed, price: Priced) -> float:
     )
 
 
+def by_zones(traffic: GroupTraffic, placed: Placed) -> dict[str, dict[str, float]]:
+    """Caller's zone -> called one's zone -> bytes per second of a whole group."""
+    found: dict[str, dict[str, float]] = {}
+    for (caller, called), rate in traffic.rates.items():
+        ends = placed.get(caller), placed.get(called)
+        if ends[0] and ends[1]:
+            for here, there, share in _ways(ends[0], ends[1], near=called in traffic.near):
+                row = found.setdefault(here[1], {})
+                row[there[1]] = row.get(there[1], 0.0) + rate * share
+    return found
+
+
 def month_of(traffic: GroupTraffic, placed: Placed, prices: PriceTable) -> float:
     """Money a month for a whole group."""
     return per_month(weighed(traffic, placed, prices), 1.0)
@@ -131,9 +143,14 @@ def _mean_price(
 ) -> float:
     if not callers or not called:
         return 0.0
-    total = 0.0
+    return sum(share * prices.per_gb(here, there) for here, there, share in _ways(callers, called, near=near))
+
+
+def _ways(callers: Counter[Place], called: Counter[Place], *, near: bool) -> Iterator[tuple[Place, Place, float]]:
+    """From where to where calls go, and their share of all; neither side is empty."""
+    total = callers.total()
     for here, calling in callers.items():
         answering = {here: called[here]} if near and here[1] and called.get(here) else called
         everybody = sum(answering.values())
-        total += calling * sum(prices.per_gb(here, there) * n for there, n in answering.items()) / everybody
-    return total / callers.total()
+        for there, n in answering.items():
+            yield here, there, calling * n / everybody / total

@@ -27,7 +27,7 @@ function edgeDetail(group) {
   const edge = group.edges.find((each) => edgeName(group, each) === state.edge);
   if (!edge) return null;
   const [sign, style, text] = VERDICTS[edge.verdict];
-  const pods = (selector) => { const workload = group.workloads.find((each) => each.selector === selector); return workload ? placement(workload) : "not in the group"; };
+  const pods = (selector) => placementOf(group, selector);
   const k = cellIndex(state.index.get(edge.origin) ?? -1, state.index.get(edge.destination) ?? -1);
   const facts = [
     ["Cost", edge.cost === null ? "none" : edge.cost], ["At most", edge.maxCost],
@@ -67,10 +67,34 @@ function groupBox(group, open) {
     h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
+    proposalBox(group, open),
     withDetail(group.workloads.length <= LARGEST_DRAWN ? dag(group) : null, edgeDetail(group)),
     group.workloads.length <= LARGEST_DRAWN ? h("p", { class: "note" }, dagLegend(group)) : null,
     h("details", { "data-group": key, open: open.has(key) || group.workloads.length > LARGEST_DRAWN }, h("summary", {}, counted(group.edges.length, "dependency", "dependencies")), edgeTable(group)));
 }
+
+// The last proposal that was applied: bytes between zones before it, as it foretold them, and as they are; and who was to move.
+function proposalBox(group, open) {
+  const proposal = group.proposal;
+  if (!proposal) return null;
+  const key = `proposal ${group.namespace}/${group.name}`;
+  const sum = (name) => proposal.zones.filter((pair) => pair.origin !== pair.destination).reduce((total, pair) => (total === null || pair[name] === null ? null : total + pair[name]), 0);
+  const head = ["From", "To"].map((name) => h("th", {}, name)), columns = ["Before", "Foretold", "Now"].map((name) => h("th", { class: "n" }, name));
+  const row = (names, values) => h("tr", {}, ...names.map((name) => h("td", {}, name)), ...values.map((value) => h("td", { class: "n" }, rate(value))));
+  const bytes = h("table", {}, h("thead", {}, h("tr", {}, ...head, ...columns)), h("tbody", {},
+    ...proposal.zones.map((pair) => row([pair.origin || "no zone", pair.destination || "no zone"], [pair.beforeBps, pair.foretoldBps, pair.nowBps])),
+    row(["Across zones", ""], [sum("beforeBps"), sum("foretoldBps"), sum("nowBps")])));
+  const places = proposal.moved.length ? h("table", {}, h("thead", {}, h("tr", {}, ...["Workload", "Before", "Foretold", "Now"].map((name) => h("th", {}, name)))), h("tbody", {},
+    ...proposal.moved.map((selector) => h("tr", {}, ...[selector, zonesOf(proposal.placesBefore[selector]), zonesOf(proposal.placesForetold[selector]), placementOf(group, selector)].map((text) => h("td", {}, text)))))) : null;
+  return h("details", { class: "proposal", "data-group": key, open: open.has(key) },
+    h("summary", {}, `Proposal applied ${age(since(proposal.at))} ago: across zones ${rate(sum("beforeBps"))} → ${rate(sum("foretoldBps"))} foretold${sum("nowBps") === null ? "" : `, ${rate(sum("nowBps"))} now`}; ${counted(proposal.moved.length, "workload")} to move`),
+    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Bytes between zones of ${group.name} by its proposal` }, bytes),
+    places ? h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Workloads of ${group.name} that its proposal moves` }, places) : null);
+}
+
+function zonesOf(counts) { return Object.entries(counts || {}).map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ") || "nowhere"; }
+
+function placementOf(group, selector) { const workload = group.workloads.find((each) => each.selector === selector); return workload ? placement(workload) : "not in the group"; }
 
 function withDetail(graph, detail) { return detail ? h("div", { class: "split" }, h("div", { class: "pane" }, graph), detail) : graph; }
 
@@ -139,11 +163,12 @@ function dag(group) {
     costs.push(s("text", { class: `cost ${edge.verdict}`, x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" },
       leading.length > 3 && edge.verdict !== "violated" ? "" : `${edge.verdict === "violated" ? "✗ " : ""}${edge.cost} ≤ ${edge.maxCost}`.replace("≤", edge.verdict === "violated" ? ">" : "≤")));
   });
+  const moved = new Set(group.proposal ? group.proposal.moved : []);
   const boxes = group.workloads.map((workload) => {
     const { x, y } = at.get(workload.selector);
-    const where = placement(workload);
+    const where = `${placement(workload)}${moved.has(workload.selector) ? `; was ${zonesOf(group.proposal.placesBefore[workload.selector])}, foretold ${zonesOf(group.proposal.placesForetold[workload.selector])}` : ""}`;
     return s("g", {},
-      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: workload.pods.some((pod) => pod.node) ? "" : "unplaced" }),
+      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: `${workload.pods.some((pod) => pod.node) ? "" : "unplaced"}${moved.has(workload.selector) ? " moved" : ""}` }),
       s("text", { x: x + 10, y: y + 20 }, cut(workload.name && workload.name !== workload.selector ? `${workload.selector} ${workload.name}` : workload.selector, 25)),
       s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, workload.index === null ? "" : `#${workload.index}`),
       s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 30)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
@@ -154,8 +179,9 @@ function dag(group) {
 function dagLegend(group) {
   const times = group.edges.map((edge) => edge.p50Us).filter((us) => us !== null);
   const colour = times.length ? `Colour: time between zones, ${ms(Math.min(...times))}${Math.min(...times) < Math.max(...times) ? ` to ${ms(Math.max(...times))}` : ""}, darker or brighter is longer; grey within a zone. ` : "";
-  const width = group.edges.some((edge) => edge.trafficBps) ? "Width: measured traffic, a step for a factor of ten." : "";
-  return `${colour}${width}`;
+  const width = group.edges.some((edge) => edge.trafficBps) ? "Width: measured traffic, a step for a factor of ten. " : "";
+  const moved = group.proposal && group.proposal.moved.length ? "Heavy frame: what the last proposal moves." : "";
+  return `${colour}${width}${moved}`.trim();
 }
 
 function monthOf(group) {

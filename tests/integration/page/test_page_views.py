@@ -19,12 +19,13 @@ from aiohttp import web
 from controller.diagnosis.facts import LeaseFact, ProgramPod, Surroundings
 from controller.page.document import document, security_policy
 from controller.page.model import PageData, encode, plain
+from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.prices import PriceTable
 from controller.views.overview import build
 from controller.views.snapshot import Readings, Snapshot
 from lab.browser import Tab, open_tab
 from lab.chromium_install import Chromium
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PROPOSAL_ANNOTATION
 from tests.unit.controller.made_up import NOW_S, make_snapshot
 
 VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
@@ -99,11 +100,19 @@ def with_traffic() -> Snapshot:
     """Two dependencies of the boutique's frontend are measured, one a hundred times the other; between zones there is traffic one way."""
     healthy = make_snapshot(6)
     weights = {MEASURED_WEIGHTS_ANNOTATION: msgspec.json.encode({"P1": {"P2": 125_000.0, "P3": 1250.0}}).decode()}
+    names = [zone.name for zone in build(healthy).network.zones]
+    foretold = Foretold(
+        NOW_S - 3600,
+        zones_before={names[0]: {names[1]: 100_000.0}},
+        zones_then={names[0]: {names[0]: 100_000.0}},
+        places_before={"P1": {names[0]: 1}, "P2": {names[1]: 1}},
+        places_then={"P1": {names[0]: 1}, "P2": {names[0]: 1}},
+    )
+    weights[PROPOSAL_ANNOTATION] = write_foretold(foretold)
     groups = tuple(
         msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=weights))
         for group in healthy.groups
     )
-    names = [zone.name for zone in build(healthy).network.zones]
     readings = Readings(source="http://prometheus", traffic={(names[0], names[1]): 8e6, (names[0], names[2]): 8e4})
     prices = PriceTable(currency="EUR", between_zones=0.01, between_regions=0.05)
     return msgspec.structs.replace(healthy, groups=groups, around=WELL, readings=readings, prices=prices)
@@ -337,6 +346,32 @@ async def test_measured_traffic_is_the_width_of_a_dependency(chromium: Chromium)
         assert " of it across zones" in about
         assert " EUR a month" in about
         assert "no traffic was measured" in by_edge["P1 → P4"][0]
+        assert not tab.problems
+
+
+async def test_an_applied_proposal_shows_bytes_between_zones_before_as_foretold_and_now_and_whom_it_moves(
+    chromium: Chromium,
+) -> None:
+    names = [zone["name"] for zone in PAGES["traffic"].network["zones"]]
+    async with serving() as url, open_tab(chromium) as tab:
+        await show(tab, url, "traffic")
+        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
+        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('details.proposal') !== null")
+        about = await tab.evaluate("document.querySelector('details.proposal summary').textContent")
+        assert "across zones 800 kbit/s → 0 bit/s foretold" in about
+        assert "1 workload to move" in about
+        await tab.evaluate("document.querySelector('details.proposal').open = true")
+        rows = await tab.evaluate(
+            "[...document.querySelectorAll('details.proposal tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        assert [names[0], names[1], "800 kbit/s", "0 bit/s"] in [row[:4] for row in rows]
+        assert [names[0], names[0], "0 bit/s", "800 kbit/s"] in [row[:4] for row in rows]
+        assert ["P2", names[1], names[0]] in [row[:3] for row in rows]
+        moved = await tab.evaluate(
+            "[...document.querySelectorAll('.dag rect.moved')].map((box) => box.parentNode.querySelector('title').textContent)"
+        )
+        assert len(moved) == 1
+        assert f"was {names[1]}, foretold {names[0]}" in moved[0]
         assert not tab.problems
 
 

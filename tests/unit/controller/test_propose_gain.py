@@ -116,6 +116,9 @@ async def test_with_room_beside_the_old_pods_the_rollout_ends_where_one_plan_wou
     assert gain.crossing_then == gain.crossing_most == gain.crossing_anew == 0
     assert {len(zones) for zones in gain.places_then.values()} == {2}
     assert gain.places_now.keys() == gain.places_then.keys()
+    crossing = sum(rate for a, row in gain.zones_now.items() for b, rate in row.items() if a != b)
+    assert crossing == pytest.approx(gain.crossing_now)
+    assert sum(sum(row.values()) for row in gain.zones_then.values()) == pytest.approx(1000.0 * len(CALLS))
 
 
 async def test_without_room_it_is_foretold_where_pods_stray_and_that_one_by_one_they_do_not() -> None:
