@@ -83,6 +83,7 @@ def _imports() -> list[tuple[str, float]]:
     """Resident memory by import in MB: once for bytecode to be there, then counted."""
     program = """
 import importlib, sys
+sys.modules["psutil"] = None  # as the agent has it, too
 before = 0
 for names in sys.argv[1:]:
     for name in names.split(","):

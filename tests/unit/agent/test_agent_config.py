@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,20 @@ def test_the_file_names_capacities_by_label_and_instance_type(tmp_path: Path) ->
 def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, body: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read_file(write(tmp_path, body + "\n"))
+
+
+def test_an_agent_loads_nothing_large_that_it_does_not_use() -> None:
+    """Each of these is a megabyte or more of every node; psutil is there when somebody asks for it."""
+    program = """
+import sys
+from agent import __main__ as agent
+agent.run_program = lambda start: print(*sys.modules) or 0
+agent.main(["capacity"])
+from agent.capacity.sysfs import psutil_speeds
+assert "lo" in psutil_speeds()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "pyroute2.iproute" in loaded
+    assert not loaded & {"psutil", "sqlite3", "pyroute2.ndb", "pyroute2.plan9", "yaml"}
