@@ -554,11 +554,40 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
 )
 BORNE = GroupPodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
+ENDED: Mapping[str, str] = {
+    "one agent is dead": "24 s, 34 s",
+    "both agents of a zone are frozen": "26 s, 44 s",
+    "no agent runs anywhere": "20 s, 45 s",
+    "the controller is frozen": "29 s, 20 s",
+    "the controller is gone": "5 s, 36 s",
+    "the controller's image cannot be pulled": "3 s, 6 s",
+    "the scheduler crashes": "6 s, 8 s",
+    "the extender does not answer": "39 s, 30 s",
+    "the scheduler has no node to run on": "3 s, 30 s",
+    "the NetworkTopology was deleted": "10 s, 12 s",
+    "nobody is told what to measure": "8 s, 30 s",
+    "the controller does not reach the API server": "what stands between is outside of the cluster",
+    "a pair was never measured": "a firewall from the start is told as a dead path",
+    "results that nobody asked for": "needs an agent that lies",
+    "one node behind a wrong route": "the line is a look at the node",
+    "old measurements": "takes half an hour",
+    "two workloads with one selector": "refused by our definitions",
+    "a bandwidth that is no quantity": "refused by our definitions",
+    "an algorithm that nobody knows": "refused by our definitions",
+    "agents of two versions": "needs images of two releases",
+}
+"""By a situation's name: when it was named and, from then on, when its lines had ended it; or why no lab shows that."""
 BEGIN, END = "<!-- begin: broken situations -->", "<!-- end: broken situations -->"
 
 
 def table() -> str:
     """The table of the documentation."""
-    rows = ["| what is broken | what `kubectl netaware why` says first | made by, or seen in |", "|---|---|---|"]
-    rows += [f"| {each.name} | `{each.code}` | {each.made_by} |" for each in SITUATIONS]
+    rows = [
+        "| what is broken | what `kubectl netaware why` says first | made by, or seen in | named after, ended by its line after |",
+        "|---|---|---|---|",
+    ]
+    rows += [
+        f"| {each.name} | `{each.code}` | {each.made_by} | {ENDED.get(each.name, 'not shown yet')} |"
+        for each in SITUATIONS
+    ]
     return "\n".join(rows) + "\n"

@@ -66,7 +66,7 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
 def test_the_last_line_of_the_first_finding_changes_something(situation: Situation) -> None:
-    """Logs and descriptions end nothing; tests/e2e/test_lines_end_situations.py shows for each that its lines do."""
+    """Logs and descriptions end nothing; tests/e2e/test_lines_end_programs.py shows that these do."""
     last = diagnose(situation.facts)[0].do[-1]
     words = [word for word in last.split() if not word.startswith("-")]
     verb = words[0] if words[0] != "kubectl" else next(word for word in words if word in CHANGE or word in LOOK)

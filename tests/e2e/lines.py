@@ -1,0 +1,95 @@
+"""A finding's lines, carried out as somebody at a terminal does: pasted into a shell, what they mark as a choice chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LINE_S, LOOK_S = 180.0, 60.0
+CHOICE = re.compile(r"\b(?:ZONE|NODE|OVERLAY|SPEED|REGION)\b")
+FIGURES = "NETAWARE_WRITE_FIGURES"
+"""Names a file to which each situation's figures are appended, for the table of docs/troubleshooting.md."""
+
+
+class Terminal:
+    """A shell with this cluster's kubectl and the plugin.
+
+    Args:
+        kubectl, kubeconfig: of the cluster.
+    """
+
+    def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
+        self.python = sys.executable
+        path = f"{kubectl.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": path, "NO_COLOR": "1"}
+
+    def paste(self, line: str, editor: str = "true", timeout_s: float = LINE_S) -> tuple[int, str]:
+        """Exit code and what was said; a line that does not end by itself is ended, as by Ctrl-C."""
+        environment = {**self._environment, "KUBE_EDITOR": editor}
+        argv = ["timeout", f"{timeout_s:.0f}", "bash", "-c", line]
+        done = subprocess.run(
+            argv, check=False, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return done.returncode, done.stdout
+
+    def findings(self, command: str = "why") -> list[dict[str, Any]]:
+        """What a command finds, by its own JSON; none while the cluster does not answer it."""
+        argv = ["kubectl", "netaware", command, "-o", "json"]
+        done = subprocess.run(
+            argv,
+            check=False,
+            env=self._environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_S,
+        )
+        assert done.stdout.startswith("{"), f"{command}: {done.returncode} {done.stderr}"
+        found: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+        return found
+
+    def until(
+        self, check: Callable[[list[dict[str, Any]]], bool], deadline_s: float
+    ) -> tuple[float, list[dict[str, Any]]]:
+        """Seconds until findings are as wanted, and these findings."""
+        begun = time.monotonic()
+        while not check(found := self.findings()):
+            assert time.monotonic() - begun < deadline_s, f"after {deadline_s:.0f} s still {brief(found)}"
+            time.sleep(1)
+        return time.monotonic() - begun, found
+
+    def follow(self, lines: Sequence[str], choices: Mapping[str, str], timeout_s: float = LINE_S) -> list[str]:
+        """Paste the commands among a finding's lines, first to last; what failed."""
+        failed = []
+        for line in lines:
+            if command := self.command_in(line, choices):
+                code, said = self.paste(command, timeout_s=timeout_s)
+                if code != 0:
+                    failed.append(f"{command}: {code} {said[-300:]}")
+        return failed
+
+    @staticmethod
+    def command_in(line: str, choices: Mapping[str, str]) -> str:
+        """What of a line is pasted, with what it leaves to somebody put in; empty for words alone."""
+        _, _, command = f" {line}".partition(" kubectl ")
+        return CHOICE.sub(lambda found: choices[found[0]], f"kubectl {command}") if command else ""
+
+
+def brief(found: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    """Findings, for an assertion's message."""
+    return [(f["code"], f["what"], f["because"]) for f in found]
+
+
+def note(situation: str, named_s: float, ended_s: float) -> None:
+    """Keep a situation's figures where somebody asked for them."""
+    if file := os.environ.get(FIGURES):
+        with Path(file).open("a") as stream:
+            stream.write(f"{situation}\t{named_s:.0f}\t{ended_s:.0f}\n")
