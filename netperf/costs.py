@@ -17,7 +17,6 @@ import msgspec
 from netperf.belief import Link, Odd, Reading, Verdict, link_of, weigh_readings
 from netperf.latencies import Latencies, two_figures
 from netperf.memory import (
-    EXTERNAL,
     INFERRED_ERROR,
     CostState,
     PairState,
@@ -220,7 +219,7 @@ def _weigh(
 ) -> Verdict:
     by_link: dict[Link, list[Stream]] = defaultdict(list)
     for pair, streams in fresh.items():
-        by_link[link_of(*pair)] += [s for s in streams if preference(s) != EXTERNAL]
+        by_link[link_of(*pair)] += [s for s in streams if s.prober != "external"]
     readings: list[Reading] = []
     for link, found in by_link.items():
         if link in dead or not found:

@@ -29,8 +29,6 @@ _PREFERENCE: dict[tuple[ProberName, Test], int] = {
     ("echo", "UDP_RR"): 3,
     ("external", "TCP_RR"): 4,
 }
-EXTERNAL = 4
-"""The preference of numbers that other components wrote."""
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):

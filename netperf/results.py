@@ -261,17 +261,25 @@ def _decode_own(key: str, value: str) -> Sample | Refusal:
         return refuse(key, "bad-field", str(error))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         return refuse(key, "half-written", str(error))
-    measurement = sample.measurement
-    if key != sample_key(sample.origin, sample.destination, measurement.test):
+    if key != sample_key(sample.origin, sample.destination, sample.measurement.test):
         return refuse(key, "wrong-key", f"holds {sample.origin.node} to {sample.destination.node}")
-    known = [v for v in (measurement.p50_us, measurement.p90_us, measurement.p99_us) if v is not None]
+    fault = _fault_of(sample)
+    return sample if fault is None else refuse(key, *fault)
+
+
+def _fault_of(sample: Sample) -> tuple[str, str] | None:
+    """Why figures of well-formed fields cannot be."""
+    measurement = sample.measurement
     for figures in (measurement, *([sample.datagrams] if sample.datagrams else [])):
+        if figures.prober == "external":
+            return "bad-field", "no agent's prober is called external: that is a bare number by somebody else"
         ascending = [v for v in (figures.p50_us, figures.p90_us, figures.p99_us) if v is not None]
         if ascending != sorted(ascending):
-            return refuse(key, "bad-field", "percentiles do not ascend")
+            return "bad-field", "percentiles do not ascend"
+    known = [v for v in (measurement.p50_us, measurement.p90_us, measurement.p99_us) if v is not None]
     if not known and measurement.throughput_bps is None:
-        return refuse(key, "no-value", "neither a percentile nor a throughput")
-    return sample
+        return "no-value", "neither a percentile nor a throughput"
+    return None
 
 
 def _decode_failure(key: str, value: str) -> Failure | Refusal:

@@ -362,3 +362,11 @@ def test_a_long_path_that_costs_as_much_as_a_dead_one_is_not_dead_after_a_restar
     again, _ = step([], state, policy, 10.0)
     entry = again.zones["a", "b"]
     assert (entry.cost, entry.latency_us, entry.basis) == (150, 150_000.0, "stale")
+
+
+@pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
+def test_numbers_of_others_are_no_readings_whatever_test_they_claim(test: str) -> None:
+    table, _ = step([run("a", "b", 9_000.0, prober="external", test=test)])
+    assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (9, "measured")
+    assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (9, "mirrored")
+    assert table.disputed == frozenset()

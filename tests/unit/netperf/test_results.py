@@ -313,3 +313,12 @@ def test_a_newer_success_of_any_test_overtakes_a_failure(sequence: int, stands: 
     found = decode_results(told | written(sample("a1", "c1")), PLACES)
     assert len(found.samples) == 1
     assert bool(found.failures) == stands
+
+
+def test_no_key_of_ours_passes_for_a_bare_number_by_somebody_else() -> None:
+    """These have no time and never age."""
+    one, other = sample(prober="external"), sample("a2", prober="external", test="UDP_RR")
+    beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, prices="datagrams")
+    found = decode_results(written(one, other, beside), PLACES)
+    assert found.samples == {}
+    assert found.refused == {"bad-field": 3}
