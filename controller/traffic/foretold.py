@@ -30,6 +30,9 @@ class Foretold(msgspec.Struct, frozen=True, rename="camel"):
     places_then: Mapping[str, Mapping[str, int]] = {}
 
 
+_decode_foretold = msgspec.json.Decoder(Foretold).decode
+
+
 def write_foretold(foretold: Foretold) -> str:
     """The annotation's value; without places where it would be too large, and empty where it still is."""
     for found in (foretold, msgspec.structs.replace(foretold, places_before={}, places_then={})):
@@ -45,7 +48,7 @@ def read_foretold(group: AppGroup) -> Foretold | None:
     if not text or len(text) > LARGEST:
         return None
     try:
-        found = msgspec.json.decode(text, type=Foretold)
+        found = _decode_foretold(text)
     except (msgspec.MsgspecError, RecursionError):
         return None
     rates = [
