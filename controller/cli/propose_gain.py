@@ -26,7 +26,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
 from controller.scheduler.planner import GroupSnapshot
 from controller.scheduler.problem_builder import latency_us
-from controller.scheduler.rollout import OldPod, Rolled, roll_out
+from controller.scheduler.rollout import LONGEST_S, OldPod, Rolled, roll_out
 from controller.traffic.placed import CROSSING, ONE, GroupTraffic, Priced, by_zones, kept_near, month_of, weighed
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.proposals import Proposal
@@ -78,8 +78,10 @@ async def gain_of(
     existing: AppGroup | None = None,
     *,
     one_by_one: bool = False,
+    longest_s: float = LONGEST_S,
 ) -> Gain:
-    """Plan the group for the cluster as it is; ``existing`` is the group as it stands, ``one_by_one`` how it is to be rolled out.
+    """Plan the group for the cluster as it is; ``existing`` is the group as it stands, ``one_by_one`` how it is to be rolled out, and
+    rollouts are drawn for ``longest_s`` seconds.
 
     What is now is told by the zones that were measured: connections stay with the replica that they found, so that two replicas need
     not get the same. Where a source tells no zones, and for what will be, calls go as the Services say.
@@ -139,7 +141,9 @@ async def gain_of(
         services=services,
         prices=prices,
     )
-    ends = await asyncio.to_thread(_ends, start, proposal, templates, named, standing, one_by_one=one_by_one)
+    ends = await asyncio.to_thread(
+        _ends, start, proposal, templates, named, standing, one_by_one=one_by_one, longest_s=longest_s
+    )
     ends.sort(key=lambda end: weighed(all_rates, end.placed, CROSSING))
     then = ends[len(ends) // 2].placed
     ways = Ways(costs, measured=topology is not None)
@@ -197,6 +201,7 @@ def _ends(
     standing: Sequence[PodInfo],
     *,
     one_by_one: bool,
+    longest_s: float,
 ) -> list[_End]:
     """Where the pods may be once the proposal's patches are rolled out; what it does not patch stays."""
     namespace, replace = proposal.namespace, msgspec.structs.replace
@@ -238,7 +243,7 @@ def _ends(
     question = replace(start, pods=staying, replicas=replicas, used=used)
     workload_of = {pod.metadata.key: one.workload for one in rolled for pod in one.pods}
     ends = []
-    for settled in roll_out(question, rolled, one_by_one=one_by_one):
+    for settled in roll_out(question, rolled, one_by_one=one_by_one, longest_s=longest_s):
         found = {selector: Counter(places) for selector, places in placed.items()}
         for key, node in settled.nodes.items():
             found.setdefault(workload_of[key], Counter())[_place(start.hosts[node])] += 1

@@ -21,7 +21,7 @@ from controller.scheduler.worker import HURRIED
 
 DRAWS = 5
 LONGEST_S = 10.0
-"""For all draws; the first is always finished, with what is left planned at once."""
+"""For all draws; what is left of one by then is planned at once, as though the old pods were gone."""
 _BEGUN, _BOUND = 0.5, 0.7
 """Chance in a step that a workload's controller takes up its new template, and that a pod with a place is bound."""
 _STARTS = (2, 6)
@@ -127,8 +127,23 @@ class _Timeline:
             while not all(self._is_over(r) for r in turn):
                 if self._step - self._changed_at > _STUCK:
                     return self._settled()
+                if time.monotonic() > self._ends_at:
+                    self._finish()
+                    return self._settled()
                 self._advance(turn)
         return self._settled()
+
+    def _finish(self) -> None:
+        for old in (*(old for pods in self._old.values() for old in pods), *(old for *_, old in self._leaving)):
+            self._take(old.node, old.requests, -1)
+        self._old = {workload: [] for workload in self._old}
+        self._leaving = []
+        self._made = Counter({rolled.workload: len(rolled.pods) for rolled in self._rolled})
+        targets = plan_group(self._snapshot(), effort=HURRIED).targets
+        for rolled in self._rolled:
+            for pod in rolled.pods:
+                if pod.metadata.key not in self._nodes and (target := targets.get(pod.metadata.key)) is not None:
+                    self._nodes[pod.metadata.key] = target.node
 
     def _settled(self) -> Settled:
         wanted = sum(len(r.pods) for r in self._rolled)
@@ -147,13 +162,12 @@ class _Timeline:
             self._leaving.remove(entry)
             self._take(entry[2].node, entry[2].requests, -1)
             self._changed_at = self._step
-        hurried = time.monotonic() > self._ends_at
         for rolled in turn:
-            if rolled.workload not in self._begun and not hurried and self._chance.random() > _BEGUN:
+            if rolled.workload not in self._begun and self._chance.random() > _BEGUN:
                 continue
             self._begun.add(rolled.workload)
             self._scale(rolled)
-        self._place(turn, hurried=hurried)
+        self._place(turn)
 
     def _scale(self, rolled: Rolled) -> None:
         """What its controller does: as many old ones go as there are ready ones to spare, as many new ones come as may be there."""
@@ -171,7 +185,7 @@ class _Timeline:
             self._made[rolled.workload] += more
             self._changed_at = self._step
 
-    def _place(self, turn: Sequence[Rolled], *, hurried: bool) -> None:
+    def _place(self, turn: Sequence[Rolled]) -> None:
         """Plan those that wait, as the leader would now, and bind some of those that have a place."""
         waiting = [
             pod
@@ -184,7 +198,7 @@ class _Timeline:
         targets = self._targets(waiting)
         for pod in waiting:
             target = targets.get(pod.metadata.key)
-            if target is None or (not hurried and self._chance.random() > _BOUND):
+            if target is None or self._chance.random() > _BOUND:
                 continue
             self._nodes[pod.metadata.key] = target.node
             self._take(target.node, asks_of(pod.spec), 1)

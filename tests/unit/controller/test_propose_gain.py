@@ -106,7 +106,9 @@ class Cluster:
     async def gain(self, *, one_by_one: bool = False) -> tuple[Proposal, Gain]:
         traffic = self.traffic()
         (proposal,) = propose(traffic.graph, traffic.workloads, (), "shop", lambda *_: None, wish=Wish(spread="zone"))
-        return proposal, await gain_of(cast("Session", self), proposal, traffic, None, one_by_one=one_by_one)
+        return proposal, await gain_of(
+            cast("Session", self), proposal, traffic, None, one_by_one=one_by_one, longest_s=600.0
+        )
 
 
 async def test_with_room_beside_the_old_pods_the_rollout_ends_where_one_plan_would_have_it() -> None:

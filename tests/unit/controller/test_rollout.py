@@ -155,6 +155,7 @@ def test_a_workload_that_is_not_rolled_stays_and_others_come_to_it() -> None:
 
 
 def test_what_takes_too_long_is_planned_at_once() -> None:
-    found = roll_out(start(0), rolled(), one_by_one=False, longest_s=0.0)
+    found = roll_out(start(400), rolled(), one_by_one=False, longest_s=0.0)
     assert len(found) == 1
     assert found[0].unplaced == 0
+    assert crossing(found[0]) == 0, "as though the old pods were gone"
