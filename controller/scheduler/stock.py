@@ -32,6 +32,7 @@ FLOOR = {"cpu": 100, "memory": 200 << 20}
 DEFAULT_SPREAD = ((HOSTNAME_LABEL, 3), (ZONE_LABEL, 5))
 """Keys and skews by which replicas of a workload are spread when their pods say nothing."""
 _LEAST_SAMPLE, _SURE = 100, 0.99
+_MOST_KEPT = 100
 _MOST = 50
 _SPREAD, _AFFINITY, _TAINTS = 2, 2, 3
 
@@ -58,6 +59,9 @@ class Stock:
                 asked[number][i] += amount
                 floored[number][i] += amount or floor
         self._domains: dict[str, tuple[Ints, dict[str, int]]] = {}
+        # A round of the descheduler asks for thousands of pods, most of them with the same requests and constraints as others.
+        self._by_requests: dict[tuple[int, ...], Ints] = {}
+        self._sizes: dict[tuple[str, int], tuple[Bools, int]] = {}
         self._unloved = any(host.unloved for host in hosts)
         self._asked, self._floored = (_bounded(table).reshape(-1, 2) for table in (asked, floored))
 
@@ -68,12 +72,14 @@ class Stock:
             amounts = [bounded(pod.requests.get(resource, 0)) for resource in FLOOR]
             for table, more in ((self._asked, amounts), (self._floored, _floored(amounts))):
                 table[number] = np.clip(table[number] + sign * np.array(more, np.int64), -MOST, MOST)
+            self._by_requests.clear()
 
     def use(self, number: int, amounts: Mapping[str, int]) -> None:
         """A host has pods beside those that were given, of which only their requests together are known."""
         asked = np.array([bounded(amounts.get(resource, 0)) for resource in FLOOR], np.int64)
         for table in (self._asked, self._floored):
             table[number] = np.clip(table[number] + asked, -MOST, MOST)
+        self._by_requests.clear()
 
     def scores(
         self, pod: PodInfo, siblings: Iterable[PodInfo], around: Iterable[PodInfo], among: Bools | None = None
@@ -85,21 +91,28 @@ class Stock:
             siblings: other pods of its workload.
             around: other pods of its namespace.
             among: [host] those that may take it, whose best and worst the scheduler sets the scale by; scores of others mean
-                nothing. All by default.
+                nothing. All by default. An array that was given once is not to be written to.
         """
         if among is None:
             among = np.ones(len(self._hosts), np.bool_)
         spec = pod.constraints.spec
-        amounts = [bounded(pod.requests.get(resource, 0)) for resource in FLOOR]
-        total = self._least(np.array(_floored(amounts), np.int64))
-        if any(amounts):
-            total = total + self._balance(np.array(amounts, np.int64))
         around = list(around)
+        total = self._by_resources(tuple(bounded(pod.requests.get(resource, 0)) for resource in FLOOR))
         total = total + _SPREAD * self._spread(spec, siblings, around, among)
         if self._unloved:
             unborne = np.array([_unborne(host, spec) for host in self._hosts], np.int64)
             total = total + _TAINTS * (100 - _share(unborne, among))
         return total + _AFFINITY * (_share(self._liked(spec), among) + self._company(spec, around, among))
+
+    def _by_resources(self, amounts: tuple[int, ...]) -> Ints:
+        """[host] LeastAllocated and BalancedAllocation; not to be written to."""
+        found = self._by_requests.get(amounts)
+        if found is None:
+            found = self._least(np.array(_floored(amounts), np.int64))
+            if any(amounts):
+                found = found + self._balance(np.array(amounts, np.int64))
+            self._by_requests[amounts] = found
+        return found
 
     def _least(self, wanted: Ints) -> Ints:
         used = self._floored + wanted
@@ -127,9 +140,7 @@ class Stock:
             wishes = [(key, skew, siblings) for key, skew in DEFAULT_SPREAD]
         raw = np.zeros(len(self._hosts))
         for key, skew, pods in wishes:
-            counts, domains = self._counts(key, pods, among)
-            size = int(among.sum()) if key == HOSTNAME_LABEL else domains
-            raw += counts * math.log(size + 2) + (skew - 1)
+            raw += self._counts(key, pods, among) * math.log(self._size(key, among) + 2) + (skew - 1)
         rounded = np.round(raw).astype(np.int64)
         scale = rounded[among]
         most, least = (int(scale.max()), int(scale.min())) if len(scale) else (0, 0)
@@ -138,17 +149,32 @@ class Stock:
         spread: Ints = 100 * (most + least - rounded) // most
         return spread
 
-    def _counts(self, key: str, pods: Iterable[PodInfo], among: Bools) -> tuple[Floats, int]:
-        """[host] pods in its domain, on hosts that may take the pod, and how many domains these make."""
+    def _counts(self, key: str, pods: Iterable[PodInfo], among: Bools) -> Floats:
+        """[host] pods in its domain, of those on hosts that may take the pod."""
         codes, known = self._domains_of(key)
-        here = np.unique(codes[among & (codes >= 0)]).size
         found = np.zeros(len(known) + 1)
         for pod in pods:
             number = self._number_of.get(pod.node)
             if number is not None and not pod.going and among[number]:
                 found[codes[number]] += 1
         found[-1] = 0.0  # hosts without the label are in no domain
-        return found[codes], here
+        return found[codes]
+
+    def _size(self, key: str, among: Bools) -> int:
+        """How many domains the hosts make that may take the pod; of hosts it is they that count, labelled or not."""
+        # Kept beside the array itself: an array that is gone gives its id to another.
+        kept = self._sizes.get((key, id(among)))
+        if kept is not None:
+            return kept[1]
+        if key == HOSTNAME_LABEL:
+            size = int(among.sum())
+        else:
+            codes, _ = self._domains_of(key)
+            size = np.unique(codes[among & (codes >= 0)]).size
+        if len(self._sizes) >= _MOST_KEPT:
+            self._sizes.clear()
+        self._sizes[key, id(among)] = among, size
+        return size
 
     def _domains_of(self, key: str) -> tuple[Ints, dict[str, int]]:
         """[host] number of its domain, -1 without one, and the domains by name."""
@@ -182,7 +208,7 @@ class Stock:
         ):
             for wish in wishes or ():
                 term = wish.pod_affinity_term
-                counts, _ = self._counts(term.topology_key, _matching(selector_of(term.label_selector), around), among)
+                counts = self._counts(term.topology_key, _matching(selector_of(term.label_selector), around), among)
                 raw += sign * wish.weight * counts
         scale = raw[among]
         if not len(scale) or scale.max() == scale.min():
