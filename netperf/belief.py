@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -19,6 +19,8 @@ Link = tuple[str, str]
 
 DOUBT_RATIO = 0.12
 DOUBT_US = 300.0
+SETTLED_SHARE = 0.6
+"""Of that; a dispute is over once readings are so near again, lest two that lie at the edge are in and out of it all day."""
 OFFSET_READINGS, OFFSET_SPREADS = 3, 6.0
 """A node that is off by the same way in at least so many readings, by so many times what readings differ as a rule."""
 LEAST_CONTRADICTIONS = 2
@@ -72,14 +74,18 @@ class Verdict(msgspec.Struct, frozen=True):
     odd: dict[str, Odd]
 
 
-def weigh_readings(readings: Iterable[Reading], believed_us: Mapping[Link, float]) -> Verdict:
+def weigh_readings(
+    readings: Iterable[Reading], believed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
+) -> Verdict:
     """Find the values that most witnesses agree on, and who stands against them.
 
     Args:
         readings: fresh ones, at most one per directed pair of nodes.
         believed_us: what was believed so far, by link, as far as known.
+        disputed_before: links that were disputed so far.
     """
-    everything = tuple(readings)
+    # In an order of their own: what is believed must not hang on whose key comes first.
+    everything = sorted(readings, key=lambda r: (r.link, r.origin, r.destination))
     by_link: dict[Link, list[Reading]] = defaultdict(list)
     for reading in everything:
         by_link[reading.link].append(reading)
@@ -91,15 +97,15 @@ def weigh_readings(readings: Iterable[Reading], believed_us: Mapping[Link, float
         for reading in suspect:
             by_link[reading.link].remove(reading)
             aside.add(reading)
-    disputed = _settle(by_link, aside, believed_us)
+    disputed = _settle(by_link, aside, believed_us, disputed_before)
     values_us = {link: statistics.median(r.value_us for r in found) for link, found in by_link.items() if found}
     spread_us = {link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()}
     return Verdict(values_us, spread_us, frozenset(aside), disputed, _name(everything, aside, values_us))
 
 
-def contradicts(value_us: float, others_us: float) -> bool:
-    """Whether a reading cannot be of the same path as the others."""
-    return abs(value_us - others_us) > max(DOUBT_RATIO * max(value_us, others_us), DOUBT_US)
+def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
+    """Whether a reading cannot be of the same path as the others; by a ``share`` of the usual distance."""
+    return abs(value_us - others_us) > share * max(DOUBT_RATIO * max(value_us, others_us), DOUBT_US)
 
 
 def _contradictions(by_link: Mapping[Link, list[Reading]]) -> tuple[dict[str, list[Reading]], dict[str, int]]:
@@ -174,19 +180,25 @@ def _weight(against: Mapping[str, list[Reading]], count: Mapping[str, int], node
 
 
 def _settle(
-    by_link: dict[Link, list[Reading]], aside: set[Reading], believed_us: Mapping[Link, float]
+    by_link: dict[Link, list[Reading]],
+    aside: set[Reading],
+    believed_us: Mapping[Link, float],
+    disputed_before: Collection[Link],
 ) -> frozenset[Link]:
     """Where one stands against one: believe what is nearer to what was believed, else the one that the triangle allows."""
-    disputed: set[Link] = set()
+    disputed = {
+        link
+        for link, found in by_link.items()
+        if len(found) == 2
+        and contradicts(*(r.value_us for r in found), share=SETTLED_SHARE if link in disputed_before else 1.0)
+    }
     settled_us = {
         link: statistics.median(r.value_us for r in found)
         for link, found in by_link.items()
-        if found and not (len(found) == 2 and contradicts(found[0].value_us, found[1].value_us))
+        if found and link not in disputed
     }
-    for link, found in by_link.items():
-        if len(found) != 2 or not contradicts(found[0].value_us, found[1].value_us):
-            continue
-        disputed.add(link)
+    for link in sorted(disputed):
+        found = by_link[link]
         low, high = sorted(found, key=lambda r: r.value_us)
         before_us = believed_us.get(link)
         if before_us is not None:

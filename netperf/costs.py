@@ -122,7 +122,9 @@ def price(
     good = {p: found for p in pairs if (found := _measured(p, fresh, verdict, policy)) is not None}
     alive = [p for p in pairs if link_of(*p) not in dead]
     known = {
-        p: found for p in alive if (found := good.get(p) or _last_good(p, state, policy, now_s - expire_s)) is not None
+        p: found
+        for p in alive
+        if (found := good.get(p) or _last_good(p, state, policy, fresh, now_s - expire_s)) is not None
     }
     if policy.infer and len(known) < len(alive):
         inferred = infer_us(names, {pair: entry.latency_us for pair, entry in known.items()})
@@ -131,7 +133,7 @@ def price(
             for pair, us in inferred.items()
             if link_of(*pair) not in dead
         }
-    weak = {p: _last_good(p, state, policy, now_s - expire_s, weak=True) for p in alive if p not in known}
+    weak = {p: _last_good(p, state, policy, fresh, now_s - expire_s, weak=True) for p in alive if p not in known}
     known |= {p: found for p, found in weak.items() if found is not None}
     table: dict[ZonePair, ZoneCost] = {}
     after: CostState = {}
@@ -163,6 +165,7 @@ def price(
             last_good_s=old.last_good_s if own is None else own.seen_s,
             error_us=old.error_us if own is None else own.error_us,
             unreachable=is_dead,
+            disputed=link_of(*pair) in verdict.disputed,
             weak=old.weak and own is None,
             guessed=entry is not None and (entry.basis == "inferred" or (old.guessed and own is None)),
         )
@@ -232,7 +235,7 @@ def _weigh(
             if preference(s) // 2 == best
         ]
     believed = {link: us for link in by_link if (us := worth_us(state.get(link, PairState()), state.get(link[::-1])))}
-    return weigh_readings(readings, believed)
+    return weigh_readings(readings, believed, {link for link in by_link if state.get(link, PairState()).disputed})
 
 
 def _measured(
@@ -264,25 +267,33 @@ def _measured(
 
 
 def _last_good(
-    pair: ZonePair, state: CostState, policy: CostPolicy, not_before_s: float, *, weak: bool = False
+    pair: ZonePair,
+    state: CostState,
+    policy: CostPolicy,
+    fresh: Mapping[ZonePair, tuple[Stream, ...]],
+    not_before_s: float,
+    *,
+    weak: bool = False,
 ) -> _Known | None:
     """The last good value of the pair or of the way back, whichever is newer, unless it has expired.
 
-    Weak ones, which may have been inferred, are better than nothing only.
+    Weak ones, which may have been inferred, are better than nothing only; so are fresh readings, which were set aside.
     """
     known: list[_Known] = []
-    for there in (state.get(pair), state.get((pair[1], pair[0]))):
+    for direction in (pair, (pair[1], pair[0])):
+        there = state.get(direction)
         if there is None:
             continue
         if there.last_good_us is not None and there.weak == weak:
             us = there.last_good_us
             known.append(_Known(us, 0.0, "stale", there.last_good_s, max(there.error_us, STALE_ERROR * us)))
-        if not weak:  # a reader that just started may find samples that are old already
-            known += [
-                _Known(us := priced_us(s, policy), 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
-                for s in there.streams
-            ]
-    newest = max(known, key=lambda k: k.seen_s, default=None)
+        # A reader that just started may find samples that are old already.
+        known += [
+            _Known(us := priced_us(s, policy), 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
+            for s in there.streams
+            if (s in fresh.get(direction, ())) == weak
+        ]
+    newest = max(known, key=lambda k: (k.seen_s, k.latency_us), default=None)
     return newest if newest is not None and newest.seen_s >= not_before_s else None
 
 

@@ -78,6 +78,7 @@ class PairState(msgspec.Struct, frozen=True, kw_only=True):
         unreachable: its path is known to be dead.
         weak: the last good value is only what was written last, and may have been inferred.
         guessed: the cost in force is that of a path over other zones; the first measurement replaces it, however near it is.
+        disputed: one reading stood against one.
     """
 
     streams: tuple[Stream, ...] = ()
@@ -89,6 +90,7 @@ class PairState(msgspec.Struct, frozen=True, kw_only=True):
     unreachable: bool = False
     weak: bool = False
     guessed: bool = False
+    disputed: bool = False
 
 
 CostState = dict[ZonePair, PairState]

@@ -370,3 +370,27 @@ def test_numbers_of_others_are_no_readings_whatever_test_they_claim(test: str) -
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (9, "measured")
     assert (table.zones["b", "a"].cost, table.zones["b", "a"].basis) == (9, "mirrored")
     assert table.disputed == frozenset()
+
+
+def test_readings_that_are_set_aside_are_no_last_good_value() -> None:
+    def says(to_b1_us: float, to_b2_us: float, sequence: int) -> list[Sample]:
+        found = run("a", "b", to_b1_us, sequence)
+        other = run("a", "b", to_b2_us, sequence)
+        return [found, msgspec.structs.replace(other, destination=Place("b2", "b", "r1"))]
+
+    _, state = step(says(20_000.0, 20_000.0, 1))
+    _, state = step(says(1_000.0, 5_600.0, 2), state, now_s=60.0)
+    for order in (1, -1):
+        table, _ = step(says(1_000.0, 5_600.0, 3)[::order], state, now_s=120.0)
+        entry = table.zones["a", "b"]
+        assert (entry.cost, entry.latency_us, entry.basis) == (20, 20_000.0, "stale")
+        assert set(table.odd) == {"a1"}
+
+
+def test_a_dispute_is_over_once_readings_are_clearly_nearer_than_what_began_it() -> None:
+    policy, state, told = CostPolicy(smoothing=1), None, []
+    for sequence, back_us in enumerate([11_200.0, 11_500.0, 11_200.0, 10_900.0, 10_400.0, 11_200.0], start=1):
+        samples = [run("a", "b", 10_000.0, sequence), run("b", "a", back_us, sequence)]
+        table, state = step(samples, state, policy, 60.0 * sequence)
+        told.append(bool(table.disputed))
+    assert told == [False, True, True, True, False, False]
