@@ -309,7 +309,9 @@ class Client:
 
         Yields an iterator of events; it raises SilentWatchError when nothing came for ``silence_s``, since bookmarks arrive
         every minute or so. With ``initial`` the events begin with all objects there are, ended by a bookmark with the
-        annotation ``k8s.io/initial-events-end`` (WatchList); a server that does not serve this answers 422.
+        annotation ``k8s.io/initial-events-end`` (WatchList); a server that does not serve this answers 422. Its answer may take
+        as long as that of a list, which it is: whom a server that thousands ask at once has not come to in 15 s would throw away
+        its place in the queue, and what the server has done for it already, only to queue anew.
         """
         asked_s = int(lifetime_s * random.uniform(1, 2))
         params = {
@@ -324,7 +326,7 @@ class Client:
         path = resource.path(namespace)
         with _translated("WATCH", path):
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(LIST_TIMEOUT_S if initial else self._timeout_s):
                     answer = await stack.enter_async_context(self._send(Lane.WATCH, "GET", path, params=params))
                     if answer.status >= 400:
                         raise _error_of(answer, await answer.read())
