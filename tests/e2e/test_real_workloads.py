@@ -94,7 +94,7 @@ CONTROLLER_CONFIG = {
 OWN_QUERIES = ("node_cpu", "node_memory", "node_bandwidth", "pod_cpu", "pod_memory", "pod_bandwidth")
 
 pytestmark = [
-    pytest.mark.timeout(600, func_only=True),
+    pytest.mark.timeout(1200, func_only=True),
     pytest.mark.alone,  # other tests' use of the machine's two processors would be no pod's
     pytest.mark.asyncio(loop_scope="module"),
 ]
