@@ -1,0 +1,469 @@
+"""In the lab: pods and groups are broken as people break them, and each time the lines of the first finding end it.
+
+Commands are pasted. Where a line says in words what somebody has to decide, `Case.by_hand` does just that; where it opens an
+editor, `Case.edit` is what is typed there. Situations of our own programs are in test_lines_end_programs.py, on nodes with kubelets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from controller.cli.looking import look_around
+from controller.cli.session import Session
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import Finding
+from controller.diagnosis.pods import judge_pod
+from controller.diagnosis.rules import diagnose
+from kubekit.client import Client
+from kubekit.errors import KubekitError
+from lab.cluster import Lab
+from lab.demo import COMPONENTS
+from lab.installation import install
+from lab.topology import load
+from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
+from tests.e2e.lines import Terminal, note
+from tests.unit.controller.situations import FOREIGN, SITUATIONS
+
+DEADLINE_S = 420.0
+OURS = "network-aware-scheduler"
+AFTER_A_WHILE_S = 700.0
+"""What only long waiting shows is looked at with a clock that is so far ahead."""
+PROBING = {"intervalS": 6, "slotS": 2, "durationS": 0.8}
+EDITOR = """\
+import sys, yaml
+path = sys.argv[2]
+spec = (whole := yaml.safe_load(open(path)))["spec"]
+exec(sys.argv[1])
+open(path, "w").write(yaml.safe_dump(whole))
+"""
+CODES = {situation.name: situation.code for situation in SITUATIONS}
+
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.alone]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One situation.
+
+    Attributes:
+        name: as in tests/unit/controller/situations.py.
+        objects: what makes it; ``NS`` in them is a namespace of its own.
+        edit: what is done in an editor that a line opens, to ``spec``, in Python.
+        by_hand: what a line's words ask for, as commands.
+        ahead_s: how far the clock is set forward.
+        choices: for the words in capitals.
+    """
+
+    name: str
+    objects: Sequence[dict[str, Any]] = ()
+    edit: str = ""
+    by_hand: Sequence[str] = ()
+    ahead_s: float = 0.0
+    choices: dict[str, str] = field(default_factory=dict)
+
+
+def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> dict[str, Any]:
+    needs = [{"workload": {"kind": "Deployment", "name": c, "selector": c}, "maxNetworkCost": limit} for c in calls]
+    return {"workload": {"kind": "Deployment", "name": name, "selector": name, **more}, "dependencies": needs}
+
+
+def group(*workloads: dict[str, Any], members: int = 1) -> dict[str, Any]:
+    spec = {"numMembers": members, "topologySortingAlgorithm": "ReverseKahn", "workloads": list(workloads)}
+    return {
+        "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
+        "kind": "AppGroup",
+        "metadata": {"name": "shop"},
+        "spec": spec,
+    }
+
+
+def deployment(
+    name: str, *, replicas: int = 1, of: str = "shop", selector: str = "", request: str = "", **spec: Any
+) -> dict[str, Any]:
+    labels = {"app": name, APPGROUP_LABEL: of, WORKLOAD_LABEL: selector or name}
+    container: dict[str, Any] = {"name": "main", "image": "none"}
+    if request:
+        resource, _, amount = request.partition("=")
+        container["resources"] = {"requests": {resource: amount}, "limits": {resource: amount}}
+    if port := spec.pop("host_port", 0):
+        container["ports"] = [{"containerPort": port, "hostPort": port}]
+    known = {"schedulerName": OURS, "automountServiceAccountToken": False, "containers": [container]}
+    template = {"metadata": {"labels": labels}, "spec": {**known, **spec}}
+    body = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": body}
+
+
+def pod(name: str, node: str) -> dict[str, Any]:
+    """One that is placed already, by hand."""
+    made = deployment(name, nodeName=node)["spec"]["template"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **made["metadata"]}, "spec": made["spec"]}
+
+
+def volume(zone_or_node: str = "") -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "",
+        "hostPath": {"path": "/nowhere"},
+        "claimRef": {"namespace": "NS", "name": "data"},
+    }
+    if zone_or_node:
+        term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [zone_or_node]}]}
+        spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [term]}}
+    return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "NS"}, "spec": spec}
+
+
+CLAIM = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "data"},
+    "spec": {
+        "storageClassName": "",
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+    },
+}
+WITH_CLAIM: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+FRONT = group(workload("front"))
+APART: dict[str, Any] = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": {"matchLabels": {"app": "front"}}, "topologyKey": "kubernetes.io/hostname"}
+        ]
+    }
+}
+
+
+def template(name: str, **spec: Any) -> str:
+    """A command that changes a Deployment's template."""
+    return patch(name, {"spec": {"template": {"spec": spec}}})
+
+
+def patch(name: str, body: dict[str, Any], kind: str = "deployment") -> str:
+    return f"kubectl -n NS patch {kind} {name} -p '{json.dumps(body)}'"
+
+
+def requests(amount: str) -> str:
+    resource, _, value = amount.partition("=")
+    resources = {"requests": {resource: value}, "limits": {resource: value}}
+    return template("front", containers=[{"name": "main", "resources": resources}])
+
+
+QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+FIRST_GATE = json.dumps([{"op": "remove", "path": "/spec/schedulingGates/0"}])
+OPENED = f"kubectl -n NS patch $(kubectl -n NS get pods -o name) --type=json -p '{FIRST_GATE}'"
+SIDE_BY_SIDE: tuple[Case, ...] = (
+    Case(
+        "a dependency on a workload that is not there",
+        [group(workload("front", "lost"), workload("cart"))],
+        edit="spec['workloads'][0]['dependencies'][0]['workload'].update(name='cart', selector='cart')",
+    ),
+    Case(
+        "dependencies in a circle",
+        [group(workload("a", "b"), workload("b", "a"))],
+        edit="spec['workloads'][1].pop('dependencies')",
+    ),
+    Case("more pods than members", [FRONT, deployment("front", replicas=2)]),
+    Case(
+        "a quota keeps pods from being made",
+        [QUOTA, group(workload("front"), members=3), deployment("front", replicas=3)],
+        by_hand=[patch("few", {"spec": {"hard": {"pods": "10"}}}, "quota")],
+        ahead_s=AFTER_A_WHILE_S,
+    ),
+    Case(
+        "dependencies that cost too much",
+        [group(workload("front", "cart", limit=1), workload("cart"), members=2), pod("front", "n1"), pod("cart", "n5")],
+        edit="spec['workloads'][0]['dependencies'][0]['maxNetworkCost'] = 10000",
+    ),
+    Case(
+        "some pods of a group name another scheduler",
+        [
+            group(workload("front"), workload("cart"), members=2),
+            deployment("front"),
+            deployment("cart", schedulerName="default-scheduler"),
+        ],
+        by_hand=[template("cart", schedulerName=OURS)],
+    ),
+    Case(
+        "a scheduler's name that nobody answers to",
+        [FRONT, deployment("front", schedulerName="network-aware-schedular")],
+        by_hand=[template("front", schedulerName=OURS)],
+    ),
+    Case(
+        "a gate that somebody else opens",
+        [FRONT, deployment("front", schedulingGates=[{"name": FOREIGN}])],
+        by_hand=[OPENED],
+    ),
+    Case("no node has room", [FRONT, deployment("front", request="cpu=100")], by_hand=[requests("cpu=100m")]),
+    Case(
+        "a node selector that fits nothing",
+        [FRONT, deployment("front", nodeSelector={"zone": "mars"})],
+        by_hand=[template("front", nodeSelector=None)],
+    ),
+    Case(
+        "a volume in another zone",
+        [
+            FRONT,
+            {
+                **pod("hog", "n8"),
+                "spec": deployment("hog", request="cpu=3900m", nodeName="n8")["spec"]["template"]["spec"],
+            },
+            volume("n8"),
+            CLAIM,
+            deployment("front", request="cpu=500m", **WITH_CLAIM),
+        ],
+        by_hand=["kubectl -n NS delete pod hog --grace-period=0 --force"],
+    ),
+    Case(
+        "a claim that is not bound",
+        [FRONT, CLAIM, deployment("front", **WITH_CLAIM)],
+        by_hand=[f"echo '{json.dumps(volume())}' | kubectl create -f -"],
+    ),
+    Case(
+        "limits that the network cannot keep",
+        [
+            group(workload("front", "cart", limit=1), workload("cart"), members=2),
+            pod("cart", "n1"),
+            deployment("front", nodeSelector={ZONE_LABEL: "z3"}),
+        ],
+        edit="spec['workloads'][0]['dependencies'][0]['maxNetworkCost'] = 10000",
+    ),
+    Case(
+        "no bandwidth left",
+        [FRONT, deployment("front", request="network.aware.com/bandwidth=100T")],
+        by_hand=[requests("network.aware.com/bandwidth=1M")],
+        choices={"NODE": "n1", "SPEED": "1G"},
+    ),
+    Case(
+        "host ports that are taken",
+        [group(workload("front"), members=9), deployment("front", replicas=9, host_port=31999)],
+        by_hand=["kubectl -n NS scale deployment/front --replicas=8"],
+    ),
+    Case(
+        "anti-affinity with more replicas than nodes",
+        [group(workload("front"), members=9), deployment("front", replicas=9, affinity=APART)],
+        by_hand=["kubectl -n NS scale deployment/front --replicas=8"],
+    ),
+    Case(
+        "a namespace that does not let the group in",
+        [
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "NS-other"}},
+            group(workload("front"), workload("cart", namespace="NS-other"), members=2),
+            deployment("front"),
+            {**deployment("cart"), "metadata": {"name": "cart", "namespace": "NS-other"}},
+        ],
+    ),
+)
+REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("two workloads with one selector", group(workload("front"), workload("other", selector="front"))),
+    (
+        "a bandwidth that is no quantity",
+        group(
+            {
+                **workload("front"),
+                "dependencies": [{"workload": {"kind": "Deployment", "name": "cart"}, "minBandwidth": "much"}],
+            }
+        ),
+    ),
+    (
+        "an algorithm that nobody knows",
+        {**FRONT, "spec": {**FRONT["spec"], "topologySortingAlgorithm": "Bogo"}},
+    ),
+)
+"""What our definitions do not let in."""
+
+
+class Look:
+    """The cluster's facts, read again and again by one task for all cases."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._facts: Facts | None = None
+        self._count = 0
+
+    async def run(self) -> None:
+        """Read for ever."""
+        while True:
+            # Somebody at a terminal would ask again.
+            with contextlib.suppress(KubekitError):
+                _, self._facts = await look_around(Session(self._client, None, None, HOME_NAMESPACE))
+                self._count += 1
+            await asyncio.sleep(1)
+
+    @property
+    def facts(self) -> Facts:
+        """Of the last look."""
+        assert self._facts is not None
+        return self._facts
+
+    def findings(self, ahead_s: float = 0.0) -> tuple[Finding, ...]:
+        """Of the last look, with the clock set forward; somebody leads then as now."""
+        facts = self.facts
+        lease = facts.around.lease
+        if lease is not None and lease.renewed is not None:
+            lease = msgspec.structs.replace(lease, renewed=lease.renewed + ahead_s)
+        around = msgspec.structs.replace(facts.around, lease=lease)
+        return diagnose(msgspec.structs.replace(facts, now=facts.now + ahead_s, around=around))
+
+    async def until(self, check: Callable[[], bool], say: Callable[[], str]) -> float:
+        """Seconds until a look that began after this call is as wanted."""
+        begun, seen = time.monotonic(), self._count + 1
+        while not (self._count > seen and check()):
+            if time.monotonic() - begun > DEADLINE_S:
+                pytest.fail(say())
+            await asyncio.sleep(0.2)
+        return time.monotonic() - begun
+
+
+class Bench:
+    """A lab without our programs yet, and what is done in it."""
+
+    def __init__(self, lab: Lab, client: Client, folder: Path) -> None:
+        self.lab, self.look = lab, Look(client)
+        self.terminal = Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig)
+        self.page = ""
+        self._editor = folder / "editor.py"
+        self._editor.write_text(EDITOR)
+        # A machine of two processors runs few commands at once.
+        self._few = asyncio.Semaphore(3)
+
+    async def paste(self, line: str, editor: str = "true") -> str:
+        async with self._few:
+            code, said = await asyncio.to_thread(self.terminal.paste, line, editor)
+        # The plugin ends with 1 where what it shows is bad.
+        assert code == 0 or line.startswith("kubectl netaware "), f"{line}: {said}"
+        return said
+
+    async def apply(self, objects: Sequence[dict[str, Any]], namespace: str) -> None:
+        for body in objects:
+            text = json.dumps(body).replace("NS", namespace).replace("'", "'\\''")
+            where = "" if '"namespace"' in json.dumps(body["metadata"]) else f"-n {namespace}"
+            await self.paste(f"echo '{text}' | kubectl {where} create -f -")
+
+    async def end(self, case: Case, namespace: str) -> None:
+        """Wait for the finding, follow its lines, and wait until it is gone.
+
+        Args:
+            case: made already.
+            namespace: its own.
+        """
+        code = CODES[case.name]
+
+        def mine() -> list[Finding]:
+            return [
+                finding
+                for finding in self.look.findings(case.ahead_s)
+                if any(hurt.startswith(f"{namespace}/") for hurt in finding.hurts)
+            ]
+
+        def state() -> str:
+            return f"{case.name}: {[(f.code, f.what, f.because) for f in mine() or self.look.findings(case.ahead_s)]}"
+
+        named_s = await self.look.until(lambda: any(f.code == code for f in mine()), lambda: f"not named: {state()}")
+        first = mine()[0]
+        assert first.code == code, state()
+        await self.all_tell(first, ahead=bool(case.ahead_s))
+        begun = time.monotonic()
+        editor = f'{self.terminal.python} {self._editor} "{case.edit}"' if case.edit else "true"
+        for line in first.do:
+            command = self.terminal.command_in(line, case.choices)
+            if command:
+                await self.paste(command, editor if " edit " in command else "true")
+        for line in case.by_hand:
+            await self.paste(line.replace("NS", namespace))
+        await self.look.until(
+            lambda: all(f.code != code for f in mine()), lambda: f"not ended by {first.do}: {state()}"
+        )
+        note(case.name, named_s, time.monotonic() - begun)
+
+    async def all_tell(self, finding: Finding, *, ahead: bool) -> None:
+        """`explain` of a pod says the same as `why`; so do `status` and the page, whose clocks nobody sets."""
+        facts = self.look.facts
+        for known in facts.pods:
+            stuck = finding.code.startswith("no-node-") and known.found_no_node
+            if known.key in finding.hurts and stuck:
+                verdict = judge_pod(known, facts)
+                assert verdict.do[-1] == finding.do[-1], (finding, verdict)
+        if ahead:
+            return
+
+        def among(found: list[dict[str, Any]]) -> bool:
+            return any(f["code"] == finding.code and {*f["hurts"]} & {*finding.hurts} for f in found)
+
+        async with self._few:
+            told = await asyncio.to_thread(self.terminal.findings, "status")
+        assert among(told), f"status does not tell {finding}: {told}"
+        deadline = time.monotonic() + DEADLINE_S
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"{self.page}/api/v1/overview") as answer:
+                    shown = await answer.json()
+                if among(shown["findings"]):
+                    return
+                assert time.monotonic() < deadline, f"the page does not tell {finding}: {shown['findings']}"
+                await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def a_bench() -> AsyncIterator[Bench]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with Lab.start(load("four-zones"), name="e2e-lines", components=COMPONENTS, folder=Path(folder)) as lab:
+            lab.publish()
+            async with Client(lab.client_config) as client:
+                bench = Bench(lab, client, Path(folder))
+                looking = asyncio.ensure_future(bench.look.run())
+                try:
+                    yield bench
+                finally:
+                    looking.cancel()
+                    await asyncio.gather(looking, return_exceptions=True)
+
+
+async def side_by_side(bench: Bench, cases: Sequence[Case]) -> None:
+    """Each in a namespace of its own, all at the same time; all failures are told."""
+
+    async def one(number: int, case: Case) -> None:
+        namespace = f"s{number}-{len(cases)}"
+        await bench.paste(f"kubectl create namespace {namespace}")
+        await bench.apply(case.objects, namespace)
+        await bench.end(case, namespace)
+
+    done = await asyncio.gather(*(one(i, case) for i, case in enumerate(cases)), return_exceptions=True)
+    failed = [f"{case.name}: {result}" for case, result in zip(cases, done, strict=True) if result is not None]
+    assert failed == [], "\n".join(failed)
+
+
+@pytest.mark.usefixtures("privileges")
+async def test_the_lines_of_the_first_finding_end_it() -> None:
+    async with a_bench() as bench:
+        # Its hurt is nobody's: everything waits for it.
+        await bench.look.until(lambda: True, lambda: "no look")
+        (missing,) = bench.look.findings()
+        assert missing.code == "not-installed"
+        begun = time.monotonic()
+        for line in missing.do:
+            await bench.paste(line)
+        await bench.look.until(
+            lambda: all(f.code != "not-installed" for f in bench.look.findings()), lambda: "still not installed"
+        )
+        note("a cluster without netaware", 0, time.monotonic() - begun)
+        bench.page = (await install(bench.lab, controller_config={"topology": {"probing": PROBING}})).controller_url
+        await bench.look.until(lambda: not bench.look.findings(), lambda: str(bench.look.findings()))
+        for _, body in REFUSED:
+            with pytest.raises(AssertionError, match=r"invalid|Invalid|Unsupported"):
+                await bench.apply([body], "default")
+        await side_by_side(bench, SIDE_BY_SIDE)
