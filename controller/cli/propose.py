@@ -20,7 +20,9 @@ from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money, rate
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
-from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
+from controller.cluster.graph import build_graph
+from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
+from controller.groups.order import order
 from controller.scheduler.problem_builder import Spread
 from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.graph import LeftOut
@@ -116,6 +118,8 @@ class Propose(Command):
         traffic = await read_traffic(session, options)
         wish = Wish(options.spread, options.scheduler)
         found = propose(traffic.graph, traffic.workloads, traffic.groups, session.namespace, traffic.cost_of, wish=wish)
+        if options.one_by_one:
+            found = [in_turns(proposal) for proposal in found]
         mine = [g for g in traffic.groups if g.metadata.namespace == session.namespace]
         answer = Proposed(
             session.namespace,
@@ -269,6 +273,18 @@ def _confirm(proposals: Sequence[Proposal]) -> None:
     sys.stderr.write(f"write {what}? [y/N] ")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise ConfigError("--apply", "not confirmed, nothing was written")
+
+
+def in_turns(proposal: Proposal) -> Proposal:
+    """The same with its patches in the group's order: a pod waits at its gate for workloads that come first and are not there yet."""
+    spec = msgspec.convert(proposal.manifest, AppGroup).spec
+    graph = build_graph(spec)
+    names = [
+        graph.workloads[position].name for position in order(graph.children, spec.topology_sorting_algorithm).sequence
+    ]
+    turn = {name: number for number, name in enumerate(names)}
+    patches = sorted(proposal.patches, key=lambda patch: turn.get(patch[1], len(turn)))
+    return msgspec.structs.replace(proposal, patches=tuple(patches))
 
 
 def _foretelling(proposal: Proposal, gain: Gain, now_s: float) -> Proposal:

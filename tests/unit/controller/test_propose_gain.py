@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from controller.cli.propose import in_turns
 from controller.cli.propose_gain import Gain, gain_of
 from controller.cli.session import Session
 from controller.cli.templates import Controller
@@ -131,6 +132,14 @@ async def test_without_room_it_is_foretold_where_pods_stray_and_that_one_by_one_
     assert gain.unplaced == 0
     _, in_turns = await short.gain(one_by_one=True)
     assert in_turns.crossing_most < gain.crossing_most
+
+
+async def test_one_by_one_goes_by_the_groups_order() -> None:
+    proposal, _ = await Cluster("16").gain()
+    shuffled = msgspec.structs.replace(proposal, patches=proposal.patches[::-1])
+    turns = [name for _, name, _ in in_turns(shuffled).patches]
+    assert turns[0] == "w0", "who calls all others comes first, by KahnSort"
+    assert sorted(turns) == WORKLOADS
 
 
 async def test_workloads_that_nothing_rolls_stay_where_they_are() -> None:
