@@ -9,7 +9,7 @@ another, what was believed so far decides, then the triangle: zones that a third
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
@@ -116,12 +116,19 @@ def _contradictions(by_link: Mapping[Link, list[Reading]]) -> tuple[dict[str, li
         if len(found) < 2:
             continue
         for reading in found:
-            others_us = statistics.median(r.value_us for r in found if r is not reading)
+            others_us = _others_us(reading, found)
             for node in (reading.origin, reading.destination):
                 count[node] += 1
-                if contradicts(reading.value_us, others_us):
+                if others_us is not None and contradicts(reading.value_us, others_us):
                     against[node].append(reading)
     return against, count
+
+
+def _others_us(reading: Reading, found: Iterable[Reading]) -> float | None:
+    """What the others of a link agree on, in the middle; None where the middle two do not agree: nobody read what lies between."""
+    values_us = sorted(r.value_us for r in found if r is not reading)
+    low_us, high_us = values_us[(len(values_us) - 1) // 2], values_us[len(values_us) // 2]
+    return None if contradicts(low_us, high_us) else (low_us + high_us) / 2
 
 
 def _most_contradicted(by_link: Mapping[Link, list[Reading]]) -> list[Reading] | None:
@@ -157,8 +164,9 @@ def _offsets(by_link: Mapping[Link, list[Reading]]) -> dict[str, list[Reading]]:
     residuals_us: dict[Reading, float] = {}
     for found in by_link.values():
         for reading in found if len(found) > 2 else ():
-            others_us = statistics.median(r.value_us for r in found if r is not reading)
-            residuals_us[reading] = reading.value_us - others_us
+            others_us = _others_us(reading, found)
+            if others_us is not None:
+                residuals_us[reading] = reading.value_us - others_us
     if not residuals_us:
         return {}
     bound_us = max(DOUBT_US, OFFSET_SPREADS * statistics.median(abs(us) for us in residuals_us.values()))
@@ -238,8 +246,12 @@ def _spread_us(found: list[Reading], value_us: float) -> float | None:
     return statistics.median(abs(r.value_us - value_us) for r in found)
 
 
-def _name(readings: Iterable[Reading], aside: set[Reading], values_us: Mapping[Link, float]) -> dict[str, Odd]:
-    """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's."""
+def _name(readings: Collection[Reading], aside: set[Reading], values_us: Mapping[Link, float]) -> dict[str, Odd]:
+    """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's.
+
+    A node is named for at least half of its readings, or for most of those that it wrote: who lies may be measured by honest nodes.
+    """
+    wrote = Counter(reading.origin for reading in readings)
     count: dict[str, int] = defaultdict(int)
     bad: dict[str, list[Reading]] = defaultdict(list)
     for reading in readings:
@@ -257,4 +269,5 @@ def _name(readings: Iterable[Reading], aside: set[Reading], values_us: Mapping[L
         )
         for node, found in sorted(blamed.items())
         if 2 * len(found) >= count[node]
+        or (len(own := [r for r in found if r.origin == node]) >= LEAST_CONTRADICTIONS and 2 * len(own) > wrote[node])
     }

@@ -394,3 +394,17 @@ def test_a_dispute_is_over_once_readings_are_clearly_nearer_than_what_began_it()
         table, state = step(samples, state, policy, 60.0 * sequence)
         told.append(bool(table.disputed))
     assert told == [False, True, True, True, False, False]
+
+
+def test_the_middle_of_two_that_disagree_contradicts_no_honest_reading() -> None:
+    """Two nodes in each zone, three readings of each link: a1 lies in two of them, a2 is there in the four that are true."""
+    forged = [("a1", "b1", 1_400.0), ("a1", "c1", 1_500.0)]
+    honest = [("a2", "b2", 21_100.0), ("a2", "c2", 21_900.0), ("b2", "a2", 20_800.0), ("c2", "a2", 21_800.0)]
+    samples = [
+        msgspec.structs.replace(run(a[0], b[0], us), origin=Place(a, a[0], ""), destination=Place(b, b[0], ""))
+        for a, b, us in (*forged, *honest)
+    ]
+    table, _ = step(samples)
+    assert set(table.odd) == {"a1"}
+    assert table.zones["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
+    assert table.zones["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)
