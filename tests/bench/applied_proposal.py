@@ -53,7 +53,7 @@ nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 COMPONENTS = ("controller-manager", "kwok")
 SCHEDULER = "network-aware-scheduler"
 NEAR = {"spec": {"trafficDistribution": "PreferSameZone"}}
-RATE, WARM_UP_S, WINDOW_S = 4, 60, 120
+RATE, WARM_UP_S, WINDOW_S = 4, 30, 120
 POD_CPU, REPLICAS = "100m", 2
 
 
