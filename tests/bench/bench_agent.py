@@ -128,7 +128,7 @@ async def _quiet() -> dict[str, dict[str, object]]:
     what = f"{PODS_ON_NODE} annotated pods, both directions enforced"
     return {
         "agent: resident memory": _figure(
-            memory_mb, "MB", 58, f"{what}; with PyYAML for the kubeconfig, which a pod does without (1 MB)"
+            memory_mb, "MB", 55, f"{what}; with PyYAML for the kubeconfig, which a pod does without (1 MB)"
         ),
         "agent: CPU when idle": _figure(
             100 * idle,
