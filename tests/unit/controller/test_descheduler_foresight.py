@@ -416,3 +416,23 @@ def test_the_dry_run_from_outside_stops_where_the_live_loop_stops() -> None:
     live = decide(snapshot(*HOT), memory, Watched(), settings(), NOW_S)
     outside = decide(snapshot(*HOT), memory, Watched(), settings(), NOW_S, confirmed=True)
     assert live.plan.moves == outside.plan.moves == ()
+
+
+def test_a_round_looks_at_so_many_pods_and_every_hot_node_has_its_turn() -> None:
+    """40 hot nodes of 30 pods each; for every one of them kube-scheduler would choose a busy node."""
+    hot = [f"hot-{i:02}" for i in range(40)]
+    there = [pod(f"{name}-{k}", name, cpu="10m", memory="1Mi") for name in hot for k in range(30)]
+    full = pod("hoarder", "promised", cpu="3", memory="12Gi", owner="ReplicaSet/hoarder")
+    usage = {name: amounts(3.5, 1) for name in hot} | {"promised": amounts(0.1, 1), "chosen": amounts(2.6, 1)}
+    nodes = [node(name) for name in usage]
+    found = snapshot(nodes, [*there, full], usage, {p.name: amounts(0.2, 0.01) for p in there})
+    rules = settings(limits=ASKS)
+    looked: set[str] = set()
+    rounds = [once(found, rules, now=NOW_S + k * rules.interval_s) for k in range(3)]
+    for decision in rounds:
+        waiting = {s.node: s for s in decision.plan.nodes if s.why.startswith("its turn comes: 500 pods")}
+        assert decision.plan.skipped["scheduler"] < 500 + 30
+        assert 0 < len(waiting) < len(hot)
+        assert not any(state.stuck for state in waiting.values())
+        looked |= set(hot) - set(waiting)
+    assert looked == set(hot)
