@@ -1,6 +1,7 @@
 """On real nodes: our programs are broken as they break in clusters, and each time the lines of the first finding end it.
 
-Nothing but the finding says what to paste.
+Nothing but the finding says what to paste. All eleven take a quarter of an hour; a run of all tests tries one for each kind of line,
+and ``NETAWARE_LINES=all`` the others too.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ links:
 nodeDefaults: {kubelet: real, cpu: 2, memory: 4Gi}
 """
 DEADLINE_S = 240.0
+ALWAYS = ("one agent is dead", "the controller is frozen", "the scheduler crashes", "nobody is told what to measure")
 CHOICES = {"OVERLAY": "default"}
 
 
@@ -189,7 +191,10 @@ def test_the_lines_of_the_first_finding_end_it(cluster: Cluster) -> None:
     terminal.until(lambda found: not found, DEADLINE_S)
     codes = {situation.name: situation.code for situation in SITUATIONS}
     failed = []
+    everything = os.environ.get("NETAWARE_LINES") == "all"
     for broken in broken_ones(cluster.lab["nodes"]):
+        if not everything and broken.name not in ALWAYS:
+            continue
         try:
             end(terminal, cluster, broken, codes[broken.name])
         except AssertionError as error:
