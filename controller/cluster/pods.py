@@ -255,7 +255,7 @@ class GroupPod(Object, frozen=True):
     @property
     def found_no_node(self) -> bool:
         """Whether the scheduler tried it in vain: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
-        return _found_no_node(self.status)
+        return found_no_node(_condition(self.status, "PodScheduled"))
 
 
 class AskedPodSpec(Wire, frozen=True):
@@ -275,16 +275,16 @@ class AskedPod(Wire, frozen=True):
     @property
     def found_no_node(self) -> bool:
         """Whether the scheduler tried it before, in vain for whatever reason."""
-        return _found_no_node(self.status)
+        return found_no_node(_condition(self.status, "PodScheduled"))
 
 
 def _condition(status: GroupPodStatus, type_: str) -> Condition | None:
     return next((c for c in status.conditions or () if c.type == type_), None)
 
 
-def _found_no_node(status: GroupPodStatus) -> bool:
-    found = _condition(status, "PodScheduled")
-    return found is not None and found.status == "False" and found.reason != SCHEDULING_GATED
+def found_no_node(scheduled: Condition | None) -> bool:
+    """Whether a condition PodScheduled says that the scheduler tried in vain; what it says of gates outlives them for a moment."""
+    return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
 
 
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:

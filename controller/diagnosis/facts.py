@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.pods import GATE, GroupPodSpec
+from controller.cluster.pods import GATE, GroupPodSpec, found_no_node
 from controller.cluster.resources import AppGroup
 from kubekit.wire import Condition, Taint
 from netperf.contract import HOME_NAMESPACE
@@ -98,8 +98,7 @@ class PodFact(msgspec.Struct, frozen=True):
     @property
     def found_no_node(self) -> bool:
         """The scheduler tried it in vain."""
-        found = self.scheduled
-        return self.waits and not self.gates and found is not None and found.status == "False"
+        return self.waits and not self.gates and found_no_node(self.scheduled)
 
 
 class NodeFact(msgspec.Struct, frozen=True):

@@ -240,7 +240,7 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
     by_name: dict[str, list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
         old = pod.created is not None and facts.now - pod.created > PATIENCE_S
-        if pod.waits and not pod.gates and pod.scheduled is None and old:
+        if pod.waits and not pod.gates and not pod.found_no_node and old:
             by_name[pod.scheduler or "default-scheduler"].append(pod)
     for name, pods in sorted(by_name.items()):
         what = f"{_counted(pods)}: no scheduler named {name} has answered"

@@ -18,6 +18,7 @@ from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
 from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_programs
 from controller.diagnosis.rules import diagnose, leads
+from kubekit.wire import Condition
 from netperf.contract import AGENT_POD_SELECTOR
 from tests.unit.controller.situations import (
     AROUND,
@@ -263,3 +264,15 @@ def test_pods_of_our_scheduler_that_it_has_not_seen_for_a_minute_are_told() -> N
     (finding,) = diagnose(facts(pods=(pod(created=NOW_S - 300),)))
     assert (finding.code, finding.alert) == ("nobody-schedules", "NetawareSchedulerDown")
     assert SCHEDULER in finding.what
+
+
+def test_what_the_condition_says_of_gates_that_are_open_is_no_answer_of_the_scheduler() -> None:
+    """The API server writes it at creation, and it stays until the scheduler's first attempt."""
+    gated = Condition(
+        "PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"
+    )
+    fresh = pod(scheduled=gated)
+    assert diagnose(facts(pods=(fresh,))) == ()
+    assert judge_pod(fresh, facts()).kind == "waiting"
+    (finding,) = diagnose(facts(pods=(msgspec.structs.replace(fresh, created=NOW_S - 300),)))
+    assert finding.code == "nobody-schedules"
