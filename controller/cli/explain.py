@@ -107,7 +107,8 @@ class Explain(Command):
         now = answer.now
         parts: list[RenderableType] = [_headline(now)]
         verdict = answer.verdict
-        if verdict is not None and verdict.kind not in {"placed", "finished"}:
+        # Of a pod that is where it should be, and of one that has ended, the headline says enough.
+        if verdict is not None and verdict.kind != "finished" and (verdict.kind != "placed" or verdict.do):
             parts += describe_verdict(verdict, answer.at)
         # Where the rule would put a pod says nothing about one that the rule is not asked about.
         if verdict is None or verdict.kind in {"placed", "waiting"}:

@@ -29,7 +29,7 @@ def find_groups(facts: Facts, places: Collection[str]) -> Iterator[Finding]:
     members: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     for pod in facts.pods:
-        if pod.group and not pod.leaving and pod.phase not in {"Succeeded", "Failed"}:
+        if pod.group and pod.stays:
             members[f"{pod.namespace}/{pod.group}"] += 1
             waiting[f"{pod.namespace}/{pod.group}"] += pod.waits
     for group in facts.groups:

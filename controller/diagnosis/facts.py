@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.pods import GATE, GroupPodSpec, found_no_node
+from controller.cluster.pods import FINISHED, GATE, GroupPodSpec, found_no_node
 from controller.cluster.resources import AppGroup
 from kubekit.wire import Condition, Taint
 from netperf.contract import HOME_NAMESPACE
@@ -69,6 +69,7 @@ class PodFact(msgspec.Struct, frozen=True):
         spec: what may hold it back.
         leaving: being deleted.
         created: unix seconds.
+        owner: kind and name of what made it, a Deployment rather than its ReplicaSet; None for a bare pod.
     """
 
     namespace: str
@@ -84,6 +85,7 @@ class PodFact(msgspec.Struct, frozen=True):
     spec: GroupPodSpec = GroupPodSpec()
     leaving: bool = False
     created: float | None = None
+    owner: tuple[str, str] | None = None
 
     @property
     def key(self) -> str:
@@ -91,9 +93,14 @@ class PodFact(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
     @property
+    def stays(self) -> bool:
+        """Neither over nor being deleted."""
+        return not self.leaving and self.phase not in FINISHED
+
+    @property
     def waits(self) -> bool:
         """Not bound, and not over."""
-        return not self.node and not self.leaving and self.phase not in {"Succeeded", "Failed"}
+        return not self.node and self.stays
 
     @property
     def found_no_node(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import msgspec
 
 from controller.cluster.eligibility import first_unborne, is_choosy, may_run_on
+from controller.cluster.pods import FINISHED
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact
 from controller.diagnosis.findings import MOST_HURT, Finding
 from controller.diagnosis.reading import seconds
@@ -28,6 +30,10 @@ Kind = Literal[
 ]
 PATIENCE_S, LONG_S = 60.0, 600.0
 """What scheduling takes at most while all is well; what no configuration of gates means to take."""
+_ALONE = "placed as if it were of no AppGroup"
+_TAKEN_FOR_STRANGERS = "placed as pods of no AppGroup: what they call, and who calls them, counts for nothing"
+_ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
+"""Kinds whose template may be changed, and then makes its pods anew."""
 _OPEN = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
 
 
@@ -58,7 +64,7 @@ def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> Verdict:
     """
     describe = f"kubectl -n {pod.namespace} describe pod {pod.name}"
     if not pod.waits:
-        return _settled(pod, describe)
+        return _settled(pod, facts, describe)
     if pod.gates:
         return _gated(pod, facts, describe, leads=leads)
     by = pod.scheduler or "default-scheduler"
@@ -75,11 +81,14 @@ def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> Verdict:
     return Verdict("waiting", f"{by} has not answered yet", pod.created, do=(describe,))
 
 
-def _settled(pod: PodFact, describe: str) -> Verdict:
-    if pod.phase in {"Succeeded", "Failed"}:
+def _settled(pod: PodFact, facts: Facts, describe: str) -> Verdict:
+    if pod.phase in FINISHED:
         return Verdict("finished", f"it has ended ({pod.phase})", do=(describe,))
     if pod.leaving:
         return Verdict("leaving", "it is being deleted", do=(describe,))
+    wrong = unknown_workload(pod, _by_name(facts)) if pod.group else ""
+    if wrong:
+        return Verdict("placed", f"it is on {pod.node}, {_ALONE}: {wrong}", do=_fix_label(pod, facts))
     return Verdict("placed", f"it is on {pod.node}")
 
 
@@ -96,7 +105,7 @@ def _gated(pod: PodFact, facts: Facts, describe: str, *, leads: bool) -> Verdict
         what = "it waits at its gate, and no controller leads that would open it"
         return Verdict("gated", what, pod.created, do=("kubectl netaware why",))
     until = None if pod.created is None else pod.created + facts.max_wait_s
-    wrong = unknown_workload(pod, facts)
+    wrong = unknown_workload(pod, _by_name(facts))
     if wrong:
         return Verdict("gated", f"it waits at its gate: {wrong}", pod.created, until, _fix_label(pod, facts))
     held = held_by(pod, facts)
@@ -112,11 +121,23 @@ def _foreign_gates(pod: PodFact, facts: Facts) -> tuple[str, ...]:
     return tuple(gate for gate in pod.gates if gate != facts.our_gate)
 
 
-def unknown_workload(pod: PodFact, facts: Facts) -> str:
-    """What is wrong with the pod's labels; empty when they name a workload of a group that exists."""
+def _by_name(facts: Facts) -> dict[str, list[AppGroup]]:
+    found: dict[str, list[AppGroup]] = defaultdict(list)
+    for group in facts.groups:
+        found[group.metadata.name].append(group)
+    return found
+
+
+def unknown_workload(pod: PodFact, named: Mapping[str, list[AppGroup]]) -> str:
+    """What is wrong with the pod's labels; empty when they name a workload of a group that exists.
+
+    Args:
+        pod: which.
+        named: the AppGroups by name.
+    """
     if not pod.group:
         return "it has no AppGroup label, so that no plan will ever name it"
-    groups = [g for g in facts.groups if g.metadata.name == pod.group]
+    groups = named.get(pod.group, [])
     mine = [g for g in groups if g.metadata.namespace == pod.namespace] or groups
     if not mine:
         return f"there is no AppGroup {pod.group}"
@@ -130,7 +151,10 @@ def unknown_workload(pod: PodFact, facts: Facts) -> str:
 def _fix_label(pod: PodFact, facts: Facts) -> tuple[str, ...]:
     there = any(g.metadata.name == pod.group and g.metadata.namespace == pod.namespace for g in facts.groups)
     look = f"kubectl -n {pod.namespace} get appgroup {pod.group} -o yaml" if there else "kubectl get appgroups -A"
-    return look, "correct the labels appgroup.diktyo.x-k8s.io and appgroup.diktyo.x-k8s.io.workload in its template"
+    correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in its template"
+    if pod.owner is None or pod.owner[0] not in _ROLLED_OUT:
+        return look, correct
+    return look, f"{correct}: kubectl -n {pod.namespace} edit {pod.owner[0].lower()} {pod.owner[1]}"
 
 
 def held_by(pod: PodFact, facts: Facts) -> tuple[str, ...]:
@@ -180,16 +204,32 @@ def _counted(pods: list[PodFact]) -> str:
 
 
 def _lost(facts: Facts) -> Iterator[Finding]:
-    """Pods whose labels lead nowhere."""
-    by_label: dict[str, list[PodFact]] = defaultdict(list)
+    """Pods whose labels lead nowhere, waiting or placed."""
+    named, newest = _by_name(facts), _newest(facts)
+    by_label: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        if pod.waits and (pod.group or facts.our_gate in pod.gates) and (wrong := unknown_workload(pod, facts)):
-            by_label[f"{pod.namespace}: {wrong}"].append(pod)
-    for text, pods in sorted(by_label.items()):
-        what = f"{_counted(pods)}: {text.partition(': ')[2]}"
-        yield Finding(
-            "pod-lost", "warning", what, since=_oldest(pods), hurts=_names(pods), do=_fix_label(pods[0], facts)
-        )
+        asks = pod.stays and (pod.group or (pod.waits and facts.our_gate in pod.gates))
+        if not asks or not (wrong := unknown_workload(pod, named)):
+            continue
+        # What a template with other labels made before goes with its rollout.
+        latest = newest.get((pod.namespace, pod.owner), pod)
+        if not unknown_workload(latest, named):
+            continue
+        by_label[pod.namespace, wrong].append(pod)
+    for (_, wrong), pods in sorted(by_label.items()):
+        because = (_TAKEN_FOR_STRANGERS,) if any(pod.node for pod in pods) else ()
+        what, do = f"{_counted(pods)}: {wrong}", _fix_label(pods[0], facts)
+        yield Finding("pod-lost", "warning", what, because, _oldest(pods), _names(pods), do)
+
+
+def _newest(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
+    """By namespace and owner, of those that have one, the pod that was made last."""
+    found: dict[tuple[str, tuple[str, str] | None], PodFact] = {}
+    for pod in facts.pods:
+        known = found.get((pod.namespace, pod.owner))
+        if pod.owner is not None and pod.stays and (known is None or (pod.created or 0) > (known.created or 0)):
+            found[pod.namespace, pod.owner] = pod
+    return found
 
 
 def _not_ours(facts: Facts) -> Iterator[Finding]:
@@ -256,6 +296,7 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
 
 def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:
     """Pods that wait at our gate for longer than any configuration means to, and for nothing that is known."""
+    named = _by_name(facts)
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
         old = pod.created is not None and facts.now - pod.created > LONG_S
@@ -264,7 +305,7 @@ def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:
             and pod.gates == (facts.our_gate,)
             and old
             and pod.key not in blamed
-            and not unknown_workload(pod, facts)
+            and not unknown_workload(pod, named)
         ):
             by_group[pod.namespace, pod.group].append(pod)
     for (namespace, name), pods in sorted(by_group.items()):

@@ -10,6 +10,7 @@ from controller.cluster.pods import TARGET_ANNOTATION, GroupPod, Target
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
 from kubekit.lease import Lease
+from kubekit.owners import owner_of
 from kubekit.wire import Condition, Object, Wire, parse_time
 from netperf.contract import CONTROLLER
 
@@ -106,6 +107,7 @@ def read_pod(pod: GroupPod) -> PodFact:
         spec=spec,
         leaving=meta.deletion_timestamp is not None,
         created=seconds(meta.creation_timestamp),
+        owner=owner_of(meta),
     )
 
 

@@ -145,6 +145,7 @@ BAD = {
     "workload": {"name": "front", "selector": "front"},
     "dependencies": [{"workload": {"selector": "cart"}, "minBandwidth": "much"}],
 }
+FRONT = ("Deployment", "front")
 FOREIGN = "kueue.x-k8s.io/admission"
 TAINT = Taint("gpu", "NoSchedule", "only")
 CORDONED = {f"n{i}": NodeFact({}, (UNSCHEDULABLE,), f"z{i % 2}") for i in range(4)}
@@ -421,6 +422,22 @@ SITUATIONS: tuple[Situation, ...] = (
         "there is no AppGroup nope",
         "kubectl get appgroups -A",
         "scheduler-plugins #648",
+    ),
+    Situation(
+        "running pods whose workload label is wrong",
+        facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=FRONT) for i in range(3))),
+        "pod-lost",
+        "what they call, and who calls them, counts for nothing",
+        "edit deployment front",
+        "a Deployment with a typo, or a selector that was renamed",
+    ),
+    Situation(
+        "running pods whose AppGroup is gone",
+        facts(groups=(), pods=(pod(node="n1", owner=FRONT),)),
+        "pod-lost",
+        "there is no AppGroup shop",
+        "edit deployment front",
+        "`kubectl delete appgroup`; a label with a typo",
     ),
     Situation(
         "some pods of a group name another scheduler",

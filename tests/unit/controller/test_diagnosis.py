@@ -27,6 +27,7 @@ from tests.unit.controller.situations import (
     CORDONED,
     END,
     FOREIGN,
+    FRONT,
     GATE,
     NOW_S,
     READY,
@@ -138,6 +139,17 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     assert diagnose(facts(pods=(pod(node="n1", phase="Running"), pod("new", created=NOW_S - 2)))) == ()
 
 
+def test_running_pods_that_a_rollout_replaces_or_that_go_are_not_told_as_lost() -> None:
+    old = {"node": "n1", "owner": FRONT, "workload": "renamed", "created": NOW_S - 900}
+    fresh = pod("new", owner=FRONT, created=NOW_S - 5)
+    assert diagnose(facts(pods=(pod("old", **old), fresh))) == ()
+    assert diagnose(facts(pods=(pod("gone", leaving=True, **old), pod("over", phase="Succeeded", **old)))) == ()
+    (finding,) = diagnose(facts(pods=(pod("old", **old), msgspec.structs.replace(fresh, workload="renamed"))))
+    assert (finding.code, len(finding.hurts)) == ("pod-lost", 2)
+    bare = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
+    assert [(f.code, f.hurts, "edit" in f.do[-1]) for f in bare] == [("pod-lost", ("web/bare",), False)]
+
+
 def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> None:
     rules = yaml.safe_load((ROOT / "manifests" / "prometheus" / "alerts.rules.yaml").read_text())
     alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
@@ -217,6 +229,8 @@ REFUSED = unscheduled(
     ("fields", "kind", "words"),
     [
         ({"node": "n1"}, "placed", "it is on n1"),
+        ({"node": "n1", "workload": "wrong"}, "placed", "as if it were of no AppGroup: AppGroup shop has no workload"),
+        ({"node": "n1", "group": "", "workload": ""}, "placed", "it is on n1"),
         ({"phase": "Failed"}, "finished", "Failed"),
         ({"leaving": True, "gates": (GATE,)}, "leaving", "being deleted"),
         ({"gates": (GATE,)}, "gated", "waits for the plan of AppGroup shop"),
