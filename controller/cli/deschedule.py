@@ -13,11 +13,11 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command, Row, Table
 from controller.cli.live_config import live_configuration
 from controller.cli.placed_money import PlacedMoney
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, STRONG, grid, money
+from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money
 from controller.cli.traffic_reading import add_price_arguments, read_prices
 from controller.config import load_config
 from controller.descheduler.config import DeschedulerConfig
@@ -30,11 +30,16 @@ SHOWN_SKIPS = 20
 
 
 class MoveMoney(msgspec.Struct, frozen=True, rename="camel"):
-    """What a moved pod's calls cost a month, before and after; known from ``basis``."""
+    """What a moved pod's calls cost a month, before and after; known from ``basis``.
+
+    Moves are priced one after the other, each with those before it done. ``saved`` is of its whole group: where Services keep
+    calls near, a move also changes who answers others.
+    """
 
     pod: str
     before: float
     after: float
+    saved: float
     currency: str
     basis: str
 
@@ -94,7 +99,11 @@ class Deschedule(Command):
         for i, note in enumerate(answer.notes):
             session.notes[f"plan {i + 1}" if i else "plan"] = note
         prices = read_prices(options.prices)
-        return Previewed(**_fields(answer), money=await _money(session, answer.plan.moves, prices) if prices else ())
+        found = await _money(session, answer.plan.moves, prices) if prices else ()
+        unknown = len(answer.plan.moves) - len(found)
+        if prices and unknown:
+            session.notes["money"] = f"no traffic, or no place to go, is known of {counted(unknown, 'move')}"
+        return Previewed(**_fields(answer), money=found)
 
     def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Moves, then hot nodes, then who stays and why."""
@@ -111,9 +120,12 @@ class Deschedule(Command):
 
     def rows(self, answer: Preview, options: argparse.Namespace) -> Table:  # noqa: ARG002
         """The moves."""
-        header = ("pod", "node", "target", "strategy", "reason", "cost_before", "cost_after")
-        moves = answer.plan.moves
-        return header, [(m.pod, m.node, m.target, m.strategy, m.reason, *_known_costs(m)) for m in moves]
+        header = ("pod", "node", "target", "strategy", "reason", "cost_before", "cost_after", *_MONEY)
+        priced = {one.pod: one for one in answer.money} if isinstance(answer, Previewed) else {}
+        return header, [
+            (m.pod, m.node, m.target, m.strategy, m.reason, *_known_costs(m), *_known_months(priced.get(m.pod)))
+            for m in answer.plan.moves
+        ]
 
     def is_bad(self, answer: Preview) -> bool:
         """A hot node cannot be relieved."""
@@ -133,8 +145,9 @@ async def _money(session: Session, moves: Iterable[Move], prices: PriceTable) ->
         if traffic is None or here is None or there is None:
             continue
         before, after = known.month(move.pod, here), known.month(move.pod, there)
-        if before is not None and after is not None:
-            found.append(MoveMoney(move.pod, before, after, prices.currency, traffic.basis))
+        saved = known.saved_by(move.pod, there)
+        if before is not None and after is not None and saved is not None:
+            found.append(MoveMoney(move.pod, before, after, saved, prices.currency, traffic.basis))
     return tuple(found)
 
 
@@ -143,7 +156,7 @@ def _priced(found: Sequence[MoveMoney]) -> Iterable[RenderableType]:
     for one in found:
         table.add_row(one.pod, money(one.before, one.currency), money(one.after, one.currency), one.basis)
     yield table
-    saved = sum(one.before - one.after for one in found)
+    saved = sum(one.saved for one in found)
     yield Text(f"{'saves' if saved >= 0 else 'costs'} {money(abs(saved), found[0].currency)} a month in all")
 
 
@@ -208,6 +221,15 @@ def _summary(answer: Preview) -> str:
 
 
 _KINDS = (("over", "hot"), ("normal", "normal"), ("under", "with low load"), ("unknown", "of unknown load"))
+
+
+_MONEY = ("month_before", "month_after", "month_saved", "currency", "money_by")
+
+
+def _known_months(found: MoveMoney | None) -> Row:
+    if found is None:
+        return (None,) * len(_MONEY)
+    return found.before, found.after, found.saved, found.currency, found.basis
 
 
 def _known_costs(move: Move) -> tuple[int | None, int | None]:

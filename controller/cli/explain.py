@@ -84,7 +84,11 @@ class Explain(Command):
     async def ask(self, session: Session, options: argparse.Namespace) -> Explained | ExplainedGroup:
         """Read the pod, its group, and everything that the rules look at."""
         if options.kind == "group":
-            return await explain_group(session, options.name, read_prices(options.prices))
+            prices = read_prices(options.prices)
+            of_group = await explain_group(session, options.name, prices)
+            if prices and of_group.money is None:
+                session.notes["money"] = "no traffic is known of this group"
+            return of_group
         config = await live_configuration(session)
         pod = await session.pod(options.name)
         session.namespace = None
@@ -98,6 +102,8 @@ class Explain(Command):
         survival = standing_survival(as_it_stands(state, now.group)) if now.group else None
         prices = read_prices(options.prices)
         months = _months(PlacedMoney(snapshot, prices), now) if prices else None
+        if prices and months is None:
+            session.notes["money"] = "no traffic is known of this pod's group"
         return Explained(now, decision_of(pod), verdict, snapshot.now_s, survival, months)
 
     def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -133,8 +139,20 @@ class Explain(Command):
         if isinstance(answer, ExplainedGroup):
             return group_rows(answer)
         names = _columns(answer.now)
-        header = ("region", "zone", "node", "nodes", "passes", "satisfied", "violated", "cost", "score", *names)
-        return header, [_row(line) for line in answer.now.candidates]
+        header = (
+            "region",
+            "zone",
+            "node",
+            "nodes",
+            "passes",
+            "satisfied",
+            "violated",
+            "cost",
+            "score",
+            "month",
+            *names,
+        )
+        return header, [_row(line, answer.money) for line in answer.now.candidates]
 
     def is_bad(self, answer: Explained | ExplainedGroup) -> bool:
         """The pod violates a dependency where it is, or no place would take it; a group would lose a workload with a zone."""
@@ -159,10 +177,11 @@ def _money_by_zone(found: Months) -> Text:
     return Text.assemble(f"its calls cost a month: {amounts}", (f"  by {found.basis}", FAINT))
 
 
-def _row(line: CandidateLine) -> Row:
+def _row(line: CandidateLine, found: Months | None) -> Row:
     costs = [cell.cost for cell in line.cells]
     counts = (line.nodes, line.passes, line.satisfied, line.violated, line.cost, line.score)
-    return (line.region, line.zone, line.node, *counts, *costs)
+    month = found.by_zone.get(line.zone) if found is not None else None
+    return (line.region, line.zone, line.node, *counts, month, *costs)
 
 
 def _columns(explanation: Explanation) -> Sequence[str]:

@@ -36,10 +36,12 @@ class PlacedMoney:
             for key, group in ((group.metadata.key, group) for group in snapshot.groups)
         }
         self._placed: dict[str, dict[str, Counter[Place]]] = defaultdict(lambda: defaultdict(Counter))
+        self._at: dict[str, Place] = {}
         for pod in snapshot.pods:
             if pod.spec.node_name in self.places and not pod.finished and not pod.metadata.deletion_timestamp:
                 workload = pod.metadata.label(WORKLOAD_LABEL)
-                self._placed[self._group(pod)][workload][self.places[pod.spec.node_name]] += 1
+                self._at[pod.metadata.key] = place = self.places[pod.spec.node_name]
+                self._placed[self._group(pod)][workload][place] += 1
 
     def traffic(self, key: str) -> GroupTraffic | None:
         """Of the group that a pod belongs to; None where nothing is known."""
@@ -63,6 +65,22 @@ class PlacedMoney:
             return None
         workload = pod.metadata.label(WORKLOAD_LABEL)
         return month_of_pod(traffic, workload, place, self._placed[self._group(pod)], self.prices)
+
+    def saved_by(self, key: str, place: Place) -> float | None:
+        """What its group costs less a month once a pod is at a place, which it is taken to be from now on: of two pods that call
+        each other and move together, the second pays nothing. None where its traffic, or where it is, is not known.
+        """
+        pod = self._pods.get(key)
+        here = self._at.get(key)
+        before = None if pod is None else self.month_of_group(self._group(pod))
+        if pod is None or here is None or before is None:
+            return None
+        counts = self._placed[self._group(pod)][pod.metadata.label(WORKLOAD_LABEL)]
+        counts[here] -= 1
+        counts += Counter({place: 1})  # forgets places without pods
+        self._at[key] = place
+        after = self.month_of_group(self._group(pod))
+        return None if after is None else before - after
 
     def _group(self, pod: GroupPod) -> str:
         return self._membership.group_of(pod.metadata.namespace, pod.group)

@@ -35,7 +35,7 @@ from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_
 from controller.scheduler.preferences import OBJECTIVES
 from controller.scheduler.problem_builder import PRICED, Spread
 from controller.scheduler.stock import place
-from controller.traffic.placed import GroupTraffic, kept_near, month_of, traffic_of
+from controller.traffic.placed import GroupTraffic, Placed, kept_near, month_of, traffic_of
 from controller.traffic.prices import PriceTable
 from controller.views.model import View
 from controller.views.network import choose_topology, choose_weights
@@ -75,13 +75,15 @@ class Outcome(View, frozen=True):
 
 
 class Compared(View, frozen=True):
-    """A dependency both ways: the dearest pair of its pods, null when one side is not placed."""
+    """A dependency both ways: the dearest pair of its pods, null when one side is not placed; with prices, money a month."""
 
     dependant: str
     dependency: str
     max_cost: int
     default_cost: int | None
     network_aware_cost: int | None
+    default_month: float | None = None
+    network_aware_month: float | None = None
 
 
 class Simulation(View, frozen=True):
@@ -336,17 +338,30 @@ def cost_table(topology: NetworkTopology | None, weights: str | None) -> CostTab
 def priced(answer: Simulation, traffic: GroupTraffic, hosts: Mapping[str, Host], prices: PriceTable) -> Simulation:
     """The same with what either placement's traffic costs a month."""
 
-    def price(outcome: Outcome) -> Outcome:
-        placed = {
+    def placed(outcome: Outcome) -> Placed:
+        return {
             workload: Counter((hosts[n].location.region, hosts[n].location.zone) for n in nodes if n)
             for workload, nodes in outcome.nodes.items()
         }
-        return msgspec.structs.replace(outcome, month=month_of(traffic, placed, prices))
 
-    return msgspec.structs.replace(
+    replace, default, ours = msgspec.structs.replace, placed(answer.default), placed(answer.network_aware)
+
+    def compared(row: Compared) -> Compared:
+        edge = (row.dependant, row.dependency)
+        if edge not in traffic.rates:
+            return row
+        only = replace(traffic, rates={edge: traffic.rates[edge]})
+        return replace(
+            row,
+            default_month=month_of(only, default, prices),
+            network_aware_month=month_of(only, ours, prices),
+        )
+
+    return replace(
         answer,
-        default=price(answer.default),
-        network_aware=price(answer.network_aware),
+        default=replace(answer.default, month=month_of(traffic, default, prices)),
+        network_aware=replace(answer.network_aware, month=month_of(traffic, ours, prices)),
+        dependencies=tuple(compared(row) for row in answer.dependencies),
         currency=prices.currency,
         money_by=traffic.basis if traffic.rates else "no traffic is known",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from itertools import combinations
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cli.explain import Explain, Explained, Months
 from controller.cli.placed_money import PlacedMoney
 from controller.cli.simulate import priced, simulate
 from controller.cluster.costs import CostTable
@@ -16,6 +18,7 @@ from controller.cluster.hosts import host_of
 from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import Service
+from controller.scheduler.explain import CandidateLine, Explanation
 from controller.traffic.placed import crossing_of, month_of, month_of_pod, traffic_of
 from controller.traffic.prices import PriceTable, per_month
 from controller.views.snapshot import Snapshot
@@ -169,6 +172,41 @@ def test_a_move_is_priced_by_who_answers_a_call() -> None:
     assert any_replica.month("shop/web-1", Z1) == pytest.approx(per_month(500, 0.02))
 
 
+def test_of_two_pods_that_call_each_other_and_move_together_only_the_first_costs() -> None:
+    pods = (pod("web-1", "WEB", "n1"), pod("cart-1", "CART", "n1"))
+    known = PlacedMoney(Snapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
+    assert known.month("shop/web-1", Z2) == pytest.approx(per_month(1000, 0.02))
+    assert known.saved_by("shop/web-1", Z2) == pytest.approx(-per_month(1000, 0.02))
+    assert known.month("shop/cart-1", Z1) == pytest.approx(per_month(1000, 0.02)), "the other one is gone"
+    assert known.saved_by("shop/cart-1", Z2) == pytest.approx(per_month(1000, 0.02))
+    assert known.month_of_group("shop/shop") == 0
+    assert known.saved_by("shop/unknown", Z2) is None
+
+
+def test_a_candidates_row_has_the_money_of_its_zone() -> None:
+    lines = tuple(
+        CandidateLine(
+            "r1",
+            zone,
+            "",
+            1,
+            passes=True,
+            satisfied=1,
+            violated=0,
+            cost=1,
+            score=1,
+            cells=(),
+            planned=False,
+            chosen=False,
+        )
+        for zone in ("z1", "z2")
+    )
+    months = Months({"z1": 2.5}, "EUR", "measured traffic")
+    now = Explanation("shop/web-1", "", "shop/shop", "WEB", "", "", "", (), lines, None, "")
+    header, rows = Explain().rows(Explained(now, None, money=months), argparse.Namespace())
+    assert [row[header.index("month")] for row in rows] == [2.5, None]
+
+
 def test_a_simulation_says_what_either_placement_costs_a_month() -> None:
     hosts = {one.metadata.name: host_of(one) for one in NODES}
     replicas = {"WEB": [GroupPodSpec()], "CART": [GroupPodSpec()]}
@@ -178,4 +216,9 @@ def test_a_simulation_says_what_either_placement_costs_a_month() -> None:
         (web,), (cart,) = ends["WEB"], ends["CART"]
         price = PRICES.per_gb((web.region, web.zone), (cart.region, cart.zone))
         assert outcome.month == pytest.approx(per_month(1000, price))
+    (dependency,) = answer.dependencies
+    assert (dependency.default_month, dependency.network_aware_month) == (
+        answer.default.month,
+        answer.network_aware.month,
+    )
     assert (answer.currency, answer.money_by) == ("EUR", "minBandwidth, since no traffic was measured")
