@@ -19,6 +19,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
 
 from controller.bootstrap import Bootstrap
+from controller.cli.proposing import Proposer
 from controller.cluster.caches import Caches
 from controller.cluster.status_writing import Capabilities
 from controller.config import ControllerConfiguration
@@ -44,8 +45,8 @@ from netperf.contract import CONTROLLER
 log = logs.get("controller.manager")
 
 
-async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -> None:
-    """Run until cancelled.
+async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration, kubeconfig: str | None = None) -> None:
+    """Run until cancelled; ``kubeconfig`` is the file that ``cluster`` was loaded from, where one was named.
 
     Raises:
         ConfigError: the listen address cannot be bound.
@@ -54,7 +55,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
     async with Client(cluster, user_agent=f"{CONTROLLER}/{_version()}") as client:
-        manager = Manager(client, config, registry)
+        manager = Manager(client, config, registry, kubeconfig)
         await manager.run()
 
 
@@ -67,7 +68,13 @@ class Manager:
         elector: this replica's part in the election.
     """
 
-    def __init__(self, client: Client, config: ControllerConfiguration, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        client: Client,
+        config: ControllerConfiguration,
+        registry: CollectorRegistry,
+        kubeconfig: str | None = None,
+    ) -> None:
         self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.caches = Caches(client, config.namespace)
         self._config, self._registry = config, registry
@@ -147,6 +154,12 @@ class Manager:
             scheduler=config.scheduler,
             client=client,
             prices=config.traffic.prices.table(),
+            propose=Proposer(
+                config.traffic,
+                config.traffic.prometheus_url or config.page.prometheus_url,
+                home=config.namespace,
+                kubeconfig=kubeconfig,
+            ).ask,
         )
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))

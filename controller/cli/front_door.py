@@ -19,7 +19,7 @@ from controller.cli.connecting import Way
 from kubekit.errors import ConfigError, KubekitError
 from netperf.contract import PAGE_TOKEN_HEADER
 
-PATHS = ("/", "/api/v1/overview", "/api/v1/events")
+PATHS = ("/", "/api/v1/overview", "/api/v1/events", "/api/v1/proposal")
 ANSWER_TIMEOUT_S, SEND_TIMEOUT_S = 30.0, 10.0
 _ASKED = (hdrs.ACCEPT, "Last-Event-ID")
 _TOLD = (

@@ -49,7 +49,7 @@ class MoneyOf(Command):
     async def ask(self, session: Session, options: argparse.Namespace) -> MoneyView:
         """Read traffic and prices."""
         prices = read_prices(options.prices)
-        traffic = await read_traffic(session, options)
+        traffic = await read_traffic(session, options.source, options.window)
         graph = traffic.graph
         if options.namespace:
             mine = tuple(d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace})

@@ -24,8 +24,10 @@ from controller.cluster.graph import build_graph
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.groups.order import order
 from controller.scheduler.problem_builder import Spread
+from controller.scheduler.rollout import LONGEST_S
 from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.graph import LeftOut
+from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Drift, Proposal, Wish, drift_of, propose
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import DEPLOYMENTS, Object, Resource
@@ -114,34 +116,23 @@ class Propose(Command):
         """Read, think, and with --apply write."""
         if session.namespace is None:
             raise ConfigError("--all-namespaces", "an AppGroup belongs to one namespace", "name it with -n")
-        prices = read_prices(options.prices)
-        traffic = await read_traffic(session, options)
-        wish = Wish(options.spread, options.scheduler)
-        found = propose(traffic.graph, traffic.workloads, traffic.groups, session.namespace, traffic.cost_of, wish=wish)
-        if options.one_by_one:
-            found = [in_turns(proposal) for proposal in found]
-        mine = [g for g in traffic.groups if g.metadata.namespace == session.namespace]
-        answer = Proposed(
+        answer = await make_proposals(
+            session,
             session.namespace,
-            traffic.source.name,
-            traffic.window_s,
-            tuple(found),
-            tuple(drift for group in mine for drift in drift_of(group, traffic.graph)),
-            tuple(o for o in traffic.graph.left_out if session.namespace in {_space(o.client), _space(o.server)}),
+            source=options.source,
+            window_s=options.window,
+            prices=read_prices(options.prices),
+            wish=Wish(options.spread, options.scheduler),
+            one_by_one=options.one_by_one,
         )
-        standing = {group.metadata.name: group for group in mine}
-        gains = [
-            await gain_of(session, p, traffic, prices, standing.get(p.name), one_by_one=options.one_by_one)
-            for p in found
-        ]
-        answer = msgspec.structs.replace(answer, gains=tuple(gains))
+        found = answer.proposals
         if not options.apply or not found:
             return answer
         if not options.yes:
             await asyncio.to_thread(_confirm, found)
         await write(
             session,
-            [_foretelling(p, g, session.clock()) for p, g in zip(found, gains, strict=True)],
+            [_foretelling(p, g, session.clock()) for p, g in zip(found, answer.gains, strict=True)],
             one_by_one=options.one_by_one,
         )
         return msgspec.structs.replace(answer, applied=True)
@@ -199,6 +190,53 @@ class Propose(Command):
     def is_bad(self, answer: Proposed) -> bool:
         """An AppGroup differs from real traffic."""
         return bool(answer.drift)
+
+
+async def make_proposals(
+    session: Session,
+    namespace: str,
+    *,
+    source: str,
+    window_s: int,
+    prices: PriceTable | None,
+    wish: Wish,
+    one_by_one: bool = False,
+    longest_s: float = LONGEST_S,
+) -> Proposed:
+    """Read traffic and the cluster, propose, and foretell what each proposal would gain; nothing is written.
+
+    Args:
+        session: what could not be read ends up in its notes and remarks.
+        namespace: whose workloads.
+        source: where traffic is known from; empty for what Prometheus has.
+        window_s: over how long, or as much of it as there is.
+        prices: None for none.
+        wish: what else the user wants.
+        one_by_one: how it would be rolled out.
+        longest_s: for the rollouts that are drawn of each group.
+
+    Raises:
+        ConfigError: no Prometheus was named, or it has no traffic.
+        KubekitError: no answer.
+    """
+    traffic = await read_traffic(session, source, window_s)
+    found = propose(traffic.graph, traffic.workloads, traffic.groups, namespace, traffic.cost_of, wish=wish)
+    if one_by_one:
+        found = [in_turns(proposal) for proposal in found]
+    mine = {g.metadata.name: g for g in traffic.groups if g.metadata.namespace == namespace}
+    gains = [
+        await gain_of(session, p, traffic, prices, mine.get(p.name), one_by_one=one_by_one, longest_s=longest_s)
+        for p in found
+    ]
+    return Proposed(
+        namespace,
+        traffic.source.name,
+        traffic.window_s,
+        tuple(found),
+        tuple(drift for group in mine.values() for drift in drift_of(group, traffic.graph)),
+        tuple(o for o in traffic.graph.left_out if namespace in {_space(o.client), _space(o.server)}),
+        gains=tuple(gains),
+    )
 
 
 def _space(key: str) -> str:

@@ -96,8 +96,9 @@ def read_prices(text: str) -> PriceTable | None:
     return price_table("", table)
 
 
-async def read_traffic(session: Session, options: argparse.Namespace) -> Traffic:
-    """Read traffic and the cluster.
+async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
+    """Read traffic of the last ``asked_s`` seconds, or as much of it as there is, and the cluster; ``chosen`` is the source's name, empty
+    for what Prometheus has.
 
     Raises:
         ConfigError: no Prometheus was named, or it has no traffic.
@@ -106,7 +107,7 @@ async def read_traffic(session: Session, options: argparse.Namespace) -> Traffic
     if session.prometheus is None:
         fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
-    source, *others = await choose_among(session.prometheus, options.source)
+    source, *others = await choose_among(session.prometheus, chosen)
     nodes, pods, services, groups, topologies = await asyncio.gather(
         session.client.list(NODES, Node),
         session.list_all(PODS, RunningPod),
@@ -116,7 +117,7 @@ async def read_traffic(session: Session, options: argparse.Namespace) -> Traffic
     )
     places = {name: (p.region, p.zone) for name, p in draw_map(nodes).places.items()}
     workloads = Workloads.among(pods, places, services)
-    window_s = await known_window(session.prometheus, source, options.window)
+    window_s = await known_window(session.prometheus, source, asked_s)
     flows = await read_flows(session.prometheus, source, window_s, workloads.served)
     known, unknown = workloads.resolve(flows)
     if unknown:
@@ -125,9 +126,9 @@ async def read_traffic(session: Session, options: argparse.Namespace) -> Traffic
             f"left out {len(unknown)} ends that the cluster does not have (any more): {', '.join(first)}"
             + (", ..." if len(unknown) > len(first) else "")
         )
-    if window_s < options.window:
+    if window_s < asked_s:
         session.remarks.append(
-            f"Prometheus knows this traffic for the last {window_s // 60} min only, not the {options.window // 60} asked for"
+            f"Prometheus knows this traffic for the last {window_s // 60} min only, not the {asked_s // 60} asked for"
         )
     if others:
         names = ", ".join(f"--source {other.name}" for other in others)

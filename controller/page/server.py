@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -37,6 +38,8 @@ HEARTBEAT_S = 5.0
 """Browsers say that there are no data when they have heard nothing for three of these (assets/app.js)."""
 SEND_TIMEOUT_S = 10.0
 FIRST_PAGE_TIMEOUT_S = 15.0
+PROPOSAL_WAIT_S = 5.0
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LEAST_REST = 4.0
 """Rest after a page, as a multiple of what it took: at 100 zones it takes seconds, which the leader has not to give all the time."""
 
@@ -55,6 +58,8 @@ class Page:
         client: reads how our own programs fare, and asks who may see the page where the configuration says that somebody must.
         clock: wall clock, unix seconds.
         prices: of bytes between zones; None where nobody configured any.
+        propose: what would be proposed for a namespace, as JSON, or who makes it, or None where too many others wait; without it the
+            page has no proposals.
     """
 
     def __init__(
@@ -70,8 +75,9 @@ class Page:
         client: Client,
         clock: Callable[[], float] = time.time,
         prices: PriceTable | None = None,
+        propose: Callable[[str], asyncio.Task[bytes] | bytes | None] | None = None,
     ) -> None:
-        self._config, self._clock = config, clock
+        self._config, self._clock, self._propose = config, clock, propose
         self._access = Access(client, namespace) if config.auth == "token" else None
         self._audience = Audience(config.max_viewers)
         self._changed = asyncio.Event()
@@ -93,9 +99,16 @@ class Page:
         self._slow = Counter("netaware_page_dropped_viewers", "Viewers that did not keep up.", registry=registry)
 
     def add_routes(self, app: web.Application) -> None:
-        """``/`` the document, ``/api/v1/overview`` everything as JSON, ``/api/v1/events`` what changes."""
+        """``/`` the document, ``/api/v1/overview`` everything as JSON, ``/api/v1/events`` what changes, ``/api/v1/proposal`` what
+        would be proposed now.
+        """
         if self._config.enabled:
-            doors = {"/": self._document, "/api/v1/overview": self._overview, "/api/v1/events": self._events}
+            doors = {
+                "/": self._document,
+                "/api/v1/overview": self._overview,
+                "/api/v1/events": self._events,
+                "/api/v1/proposal": self._proposal,
+            }
             for path, handler in doors.items():
                 app.router.add_get(path, handler if self._access is None else self._access.behind(handler))
 
@@ -159,6 +172,29 @@ class Page:
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
             answer.enable_compression(web.ContentCoding.gzip)
         return answer
+
+    async def _proposal(self, request: web.Request) -> web.StreamResponse:
+        """202 while it is made: what stands between a browser and us may let no answer take long."""
+        namespace = request.query.get("namespace", "")
+        if not _NAMESPACE.fullmatch(namespace):
+            return web.Response(status=400, text="name a namespace\n", headers=_guarded())
+        if self._propose is None:
+            return web.Response(status=404, text="no proposals here\n", headers=_guarded())
+        if self._audience.full:
+            return _no_seat()
+        with self._audience.seat():
+            found = self._propose(namespace)
+            if found is None:
+                return _no_seat()
+            if isinstance(found, asyncio.Task):
+                # Others may wait for it, too.
+                done, _ = await asyncio.wait([found], timeout=PROPOSAL_WAIT_S)
+                if not done:
+                    return web.Response(
+                        status=202, text="it is being made\n", headers={**_guarded(), "Retry-After": "1"}
+                    )
+                found = await found
+        return web.Response(body=found, content_type="application/json", headers=_guarded())
 
     async def _newest(self) -> PageData:
         """The page as it is; the first viewer waits until there is one."""

@@ -258,7 +258,7 @@ class Planner:
 
 def main() -> None:
     """Answer questions from standard input until it ends."""
-    _die_with_parent()
+    die_with_parent()
     os.nice(NICENESS)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     # What somebody prints must not get among the answers.
@@ -279,7 +279,7 @@ def main() -> None:
         sink.flush()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A plan that is being made is of no use to anybody once the manager is gone (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

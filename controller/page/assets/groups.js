@@ -3,8 +3,9 @@
 const LARGEST_DRAWN = 60;
 
 function drawGroups() {
-  const panel = byId("panel-groups");
+  const panel = byId("grouplist");
   const groups = state.page.groups;
+  drawNamespaces();
   if (!groups.length) {
     panel.replaceChildren(h("p", { class: "note" }, "There are no AppGroups."));
     return;
@@ -20,6 +21,7 @@ function edgeName(group, edge) { return [group.namespace, group.name, edge.depen
 function chooseEdge(name) {
   state.edge = name;
   drawGroups();
+  drawProposed();
 }
 
 // A dependency that is chosen stands beside its graph: what it costs, against what, between whose pods, and what that rests on.
@@ -166,7 +168,7 @@ function dag(group) {
   const moved = new Set(group.proposal ? group.proposal.moved : []);
   const boxes = group.workloads.map((workload) => {
     const { x, y } = at.get(workload.selector);
-    const where = `${placement(workload)}${moved.has(workload.selector) ? `; was ${zonesOf(group.proposal.placesBefore[workload.selector])}, foretold ${zonesOf(group.proposal.placesForetold[workload.selector])}` : ""}`;
+    const where = `${placement(workload)}${moved.has(workload.selector) ? movedText(group.proposal, workload.selector) : ""}`;
     return s("g", {},
       s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: `${workload.pods.some((pod) => pod.node) ? "" : "unplaced"}${moved.has(workload.selector) ? " moved" : ""}` }),
       s("text", { x: x + 10, y: y + 20 }, cut(workload.name && workload.name !== workload.selector ? `${workload.selector} ${workload.name}` : workload.selector, 25)),
@@ -176,11 +178,17 @@ function dag(group) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `Dependencies of ${group.name}; choose one with Tab and Enter; the table below has the same as text` }, ...lines, ...boxes, ...costs, ...handles));
 }
 
+// Of one that was applied, or of one that is not yet.
+function movedText(proposal, selector) {
+  const then = zonesOf(proposal.placesForetold[selector]);
+  return proposal.at === undefined ? ` → ${then}` : `; was ${zonesOf(proposal.placesBefore[selector])}, foretold ${then}`;
+}
+
 function dagLegend(group) {
   const times = group.edges.map((edge) => edge.p50Us).filter((us) => us !== null);
   const colour = times.length ? `Colour: time between zones, ${ms(Math.min(...times))}${Math.min(...times) < Math.max(...times) ? ` to ${ms(Math.max(...times))}` : ""}, darker or brighter is longer; grey within a zone. ` : "";
   const width = group.edges.some((edge) => edge.trafficBps) ? "Width: measured traffic, a step for a factor of ten. " : "";
-  const moved = group.proposal && group.proposal.moved.length ? "Heavy frame: what the last proposal moves." : "";
+  const moved = group.proposal && group.proposal.moved.length ? `Heavy frame: what the ${group.proposal.at === undefined ? "" : "last "}proposal moves.` : "";
   return `${colour}${width}${moved}`.trim();
 }
 
@@ -221,7 +229,7 @@ function placement(workload) {
   return [...zones].map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ");
 }
 
-const VERDICTS = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
+const VERDICTS = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"], proposed: ["·", "soft", "proposed"] };
 
 // A pair leads to what its cost rests on.
 function worstPair(edge) {

@@ -19,17 +19,28 @@ from kubekit.http import Server
 from netperf.policy import CostPolicy
 
 ServePage = Callable[..., Awaitable[str]]
+Propose = Callable[[str], asyncio.Task[bytes] | bytes | None]
 
 
 @asynccontextmanager
-async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
+async def serving(
+    client: Client, namespace: str, config: PageConfig, propose: Propose = lambda _: b"{}"
+) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
     registry = CollectorRegistry()
     caches = Caches(client, namespace)
     results = ResultsMirror(client, namespace)
     policy, scheduler = CostPolicy(), SchedulerConfig()
     page = Page(
-        caches, results, config, registry, namespace=namespace, policy=policy, scheduler=scheduler, client=client
+        caches,
+        results,
+        config,
+        registry,
+        namespace=namespace,
+        policy=policy,
+        scheduler=scheduler,
+        client=client,
+        propose=propose,
     )
     server = Server("127.0.0.1:0", registry=registry)
     page.add_routes(server.app)
@@ -50,7 +61,7 @@ async def serve_page(client: Client, namespace: str, crds: list[str]) -> AsyncIt
     assert crds
     async with AsyncExitStack() as stack:
 
-        async def serve(config: PageConfig | None = None) -> str:
-            return await stack.enter_async_context(serving(client, namespace, config or PageConfig()))
+        async def serve(config: PageConfig | None = None, **more: Propose) -> str:
+            return await stack.enter_async_context(serving(client, namespace, config or PageConfig(), **more))
 
         yield serve

@@ -34,7 +34,7 @@ from tests.integration.page.test_page_behind_the_proxy import own_address, relay
 from tests.integration.page.test_page_command import controller_pod, options
 
 COMPONENT = Path(__file__).parents[3] / "manifests" / "components" / "page-auth" / "rbac.yaml"
-DOORS = ("", "api/v1/overview", "api/v1/events")
+DOORS = ("", "api/v1/overview", "api/v1/events", "api/v1/proposal?namespace=shop")
 RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
 LOCKED = PageConfig(auth="token", refresh_s=0.1, resync_s=1.0)
 

@@ -1,0 +1,210 @@
+"""What `propose` would propose now, for the page: by the command's own function, in a process of its own.
+
+Drawing rollouts takes a processor for seconds, and a listing of all pods takes memory that is not the leader's to lose: the process
+is nice, has a deadline and a bound of memory, and goes with its parent. What it told is kept for as long as traffic is taken to stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from controller.prometheus import PrometheusClient
+from controller.scheduler.worker import NICENESS, die_with_parent
+from controller.traffic.config import TrafficConfig
+from controller.traffic.prices import PriceTable
+from controller.traffic.proposals import Wish
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.config import load_cluster
+from kubekit.errors import KubekitError
+
+log = logs.get("controller.proposing")
+
+DEADLINE_S, DRAWN_S = 120.0, 5.0
+"""For the process, and for the rollouts that are drawn of each group."""
+MOST_MEMORY = 256 << 20
+FAILED_FRESH_S = 10.0
+MOST_KEPT, MOST_WAITING = 16, 8
+NO_SOURCE = (
+    "no Prometheus is named: set traffic.prometheusUrl (or page.prometheusUrl) in the controller's configuration"
+)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the process is asked."""
+
+    namespace: str
+    prometheus: str
+    source: str
+    window_s: int
+    prices: PriceTable | None
+    home: str
+    kubeconfig: str | None
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What the page is told.
+
+    Attributes:
+        at: unix seconds.
+        proposed: what ``propose -o json`` prints, without what it left out; None where it failed.
+        error: why it did; empty where it did not.
+        notes: what could not be read, where traffic is known from, and what that does not know.
+        command: that writes it.
+    """
+
+    namespace: str
+    at: float
+    proposed: Any = None
+    error: str = ""
+    notes: tuple[str, ...] = ()
+    command: str = ""
+
+
+class Proposer:
+    """The event loop's end: one process at a time, an answer for everybody who asks the same meanwhile.
+
+    Args:
+        traffic: where traffic is known from; answers are kept for its period.
+        prometheus: its address; empty for none.
+        home: netaware's namespace.
+        kubeconfig: as the manager was given it.
+        clock: unix seconds.
+    """
+
+    def __init__(
+        self,
+        traffic: TrafficConfig,
+        prometheus: str,
+        *,
+        home: str,
+        kubeconfig: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._traffic, self._prometheus, self._home, self._kubeconfig = traffic, prometheus, home, kubeconfig
+        self._clock, self._turn = clock, asyncio.Lock()
+        self._kept: dict[str, tuple[float, bytes]] = {}
+        self._making: dict[str, asyncio.Task[bytes]] = {}
+
+    def ask(self, namespace: str) -> asyncio.Task[bytes] | bytes | None:
+        """The answer as JSON (see `Told`), or who makes it, or None where too many others wait."""
+        until, kept = self._kept.get(namespace, (0.0, b""))
+        if self._clock() < until:
+            return kept
+        making = self._making.get(namespace)
+        if making is None:
+            if len(self._making) >= MOST_WAITING:
+                return None
+            making = self._making[namespace] = asyncio.ensure_future(self._make(namespace))
+            making.add_done_callback(lambda _: self._making.pop(namespace, None))
+        return making
+
+    async def _make(self, namespace: str) -> bytes:
+        question = Question(
+            namespace,
+            self._prometheus,
+            self._traffic.source,
+            self._traffic.window_s,
+            self._traffic.prices.table(),
+            self._home,
+            self._kubeconfig,
+        )
+        failed, text = "", b""
+        if not self._prometheus:
+            failed = NO_SOURCE
+        else:
+            async with self._turn:
+                text, failed = await _run(question)
+        answer = Told(namespace, self._clock(), error=failed) if failed else msgspec.json.decode(text, type=Told)
+        text = msgspec.json.encode(msgspec.structs.replace(answer, command=self._command(namespace)))
+        fresh_s = FAILED_FRESH_S if answer.error else self._traffic.period_s
+        self._kept.pop(namespace, None)
+        self._kept[namespace] = self._clock() + fresh_s, text
+        while len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return text
+
+    def _command(self, namespace: str) -> str:
+        words = f"kubectl netaware propose -n {namespace} --prometheus http://HOST:PORT --window {self._traffic.window_s // 60}m"
+        words += f" --source {self._traffic.source}" if self._traffic.source else ""
+        words += f" --prices {self._traffic.prices.preset}" if self._traffic.prices.preset else ""
+        return f"{words} --apply"
+
+
+async def _run(question: Question) -> tuple[bytes, str]:
+    """The process's answer, or why there is none."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "controller.cli.proposing", stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            text, said = await process.communicate(msgspec.json.encode(question))
+    except TimeoutError:
+        return b"", f"not made within {DEADLINE_S:.0f} s; ask kubectl netaware propose"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+    if process.returncode == 0:
+        return text, ""
+    last = (said.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1][:300]
+    log.warning("a proposal for the page failed", namespace=question.namespace, error=last)
+    if "MemoryError" in last:
+        return (
+            b"",
+            f"it takes more than the {MOST_MEMORY >> 20} MiB that the page gives it; ask kubectl netaware propose",
+        )
+    return b"", f"it failed: {last}"
+
+
+async def answer(question: Question) -> Told:
+    """Make it; what a person has to know of failures is in the answer."""
+    # Here and not above: the leader, which imports this module, shall not hold what only the command needs.
+    from controller.cli.propose import make_proposals
+    from controller.cli.session import Session
+
+    async with (
+        Client(load_cluster(question.kubeconfig), user_agent="netaware-page") as client,
+        PrometheusClient(question.prometheus) as prometheus,
+    ):
+        session = Session(client, prometheus, question.namespace, question.home)
+        try:
+            proposed = await make_proposals(
+                session,
+                question.namespace,
+                source=question.source,
+                window_s=question.window_s,
+                prices=question.prices,
+                wish=Wish(),
+                longest_s=DRAWN_S,
+            )
+        except KubekitError as error:
+            # The address may hold a password, which viewers have no right to.
+            return Told(question.namespace, time.time(), error=str(error).replace(prometheus.url, "Prometheus"))
+    notes = (*(f"{what}: {why}" for what, why in session.notes.items()), *session.remarks)
+    return Told(question.namespace, time.time(), msgspec.structs.replace(proposed, left_out=()), notes=notes)
+
+
+def main() -> None:
+    """Answer the one question on standard input."""
+    die_with_parent()
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    logs.set_up(level="error")
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(answer(question))))
+
+
+if __name__ == "__main__":
+    main()
