@@ -6,6 +6,7 @@ is optional to its callers: no Prometheus means no answer, never a guess.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from types import TracebackType
@@ -125,7 +126,7 @@ class PrometheusClient:
         except (aiohttp.ClientError, OSError) as error:
             msg = f"{self.url}: {str(error) or type(error).__name__}"
             raise PrometheusError(msg) from error
-        return _read(body, status, self.url, finite=finite)
+        return await asyncio.to_thread(_read, body, status, self.url, finite=finite)
 
 
 def check_url(url: str, field: str) -> None:

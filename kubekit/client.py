@@ -171,10 +171,13 @@ class Client:
     ) -> list[T]:
         """Read all objects that match. For caches use a Reflector, which survives malformed objects."""
         found: list[T] = []
+        breath = Breath()
         async for page in self.pages(
             resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
         ):
-            found += [_decode(item, type_) for item in page.items]
+            for item in page.items:
+                found.append(_decode(item, type_))
+                await breath()
         return found
 
     async def create(self, resource: Resource, body: object, type_: type[T], *, namespace: str | None = None) -> T:

@@ -188,6 +188,12 @@ class CostIndex:
         self._made.pop(key, None)
         return True
 
+    def copy(self) -> CostIndex:
+        """As it is now, for a thread: nothing that is taken later changes it."""
+        made = CostIndex(self._rules, self._home)
+        made._topologies, made._made = self._topologies.copy(), self._made.copy()
+        return made
+
     def of(self, namespace: str) -> Costs:
         """The costs that count for the groups of a namespace; one table for all namespaces of one NetworkTopology."""
         topology = topology_for(self._topologies, self._rules, home=self._home, namespace=namespace)

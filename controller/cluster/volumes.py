@@ -87,6 +87,13 @@ class Volumes:
             made.take_claim(claim.metadata.key, None, claim)
         return made
 
+    def copy(self) -> Volumes:
+        """As they are now, for a thread: nothing that is taken later changes them."""
+        made = Volumes()
+        made.version, made._reach = self.version, self._reach.copy()
+        made._bound_by_claim, made._bound_by_volume = self._bound_by_claim.copy(), self._bound_by_volume.copy()
+        return made
+
     def follow(self, volumes: Mirror[PersistentVolume], claims: Mirror[PersistentVolumeClaim]) -> None:
         """Take everything that these mirrors hold, and every change to come."""
         volumes.subscribe(self.take_volume)

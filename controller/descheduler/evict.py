@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from controller.descheduler.decision import Move
 from controller.descheduler.limits import Ledger
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import Snapshot, World
 from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
@@ -36,6 +36,19 @@ class Result(NamedTuple):
     def refused(self) -> bool:
         """Whether this pod alone was refused, by rights or by a webhook; asking again soon would bring the same answer."""
         return self.kind in {"forbidden", "refused"}
+
+
+def outdated(world: World, move: Move) -> str:
+    """Why a move is none any more: what was planned was seen some time ago; empty when it stands.
+
+    Usage is read once a round; disruption budgets are kept by the API server, and uids too, of pods that changed in this moment.
+    """
+    pod, target = world.pods.by_key.get(move.pod), world.nodes.get(move.target)
+    if pod is None or pod.uid != move.uid or pod.going or pod.node != move.node:
+        return "the pod is gone, or about to be"
+    if move.target and (target is None or not target.schedulable or target.closing):
+        return f"node {move.target}, where it was to go, takes no pods any more"
+    return ""
 
 
 class Evictor(Protocol):

@@ -24,7 +24,7 @@ UNRESERVED_WEIGHT = 2
 """What an eviction without nodeFit costs of the hourly budget: on a stock cluster nothing is reserved for the pod."""
 MOST_LOOKS = 500
 """Pods that a round asks for where kube-scheduler would put them, before the other hot nodes wait for their turn. One takes 2 ms on 5,000
-nodes, and the leader's Lease shares the loop with the round."""
+nodes, of a processor that the leader's other work shares with the round."""
 
 
 class LoadRound:

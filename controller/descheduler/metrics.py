@@ -99,11 +99,10 @@ class DeschedulerMetrics:
         for scope in SCOPES:
             self._stopped.labels(scope).set(len(trust.stopped(scope)))
 
-    def count_usage(self, refused: Mapping[Refusal, int], faults: int) -> None:
-        """Count what was wrong with usage."""
+    def count_refused(self, refused: Mapping[Refusal, int]) -> None:
+        """Count readings that were not believed."""
         for reason, count in refused.items():
             self.refused.labels(reason).inc(count)
-        self.faults.inc(faults)
 
     def count_end(self, ended: Ended) -> None:
         """Count a move that ended."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from controller.descheduler.config import Settings
 from controller.descheduler.decision import Decision, Declined, Move, Plan, Watched
+from controller.descheduler.followup import Ended, follow
 from controller.descheduler.load import LoadRound
 from controller.descheduler.memory import Memory
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.round import Round
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import Snapshot, World
+from controller.descheduler.usage import Batch, Refusal, UsageBook
 
 
 class Deliberation:
@@ -124,3 +128,49 @@ def deliberate(
     )
     decision = Decision(plan, Watched(detectors, better_since, declined), tuple(base.follows))
     return Deliberation(decision, base, load, misplacement)
+
+
+class Thought(NamedTuple):
+    """What a round comes to before anybody is asked or evicted.
+
+    Attributes:
+        refused: readings that were not believed, by reason.
+        memory: after the look at the moves underway.
+        ended: those of them whose end is known now.
+    """
+
+    snapshot: Snapshot
+    refused: Counter[Refusal]
+    memory: Memory
+    ended: list[Ended]
+    deliberation: Deliberation
+
+
+def think(
+    world: World,
+    book: UsageBook,
+    batch: Batch,
+    memory: Memory,
+    watched: Watched,
+    *,
+    settings: Settings,
+    now: float,
+    confirmed: bool = False,
+) -> Thought:
+    """Take usage in, follow moves up, and decide; waits for nothing, and takes seconds with thousands of nodes.
+
+    Args:
+        world: the cluster, and nobody changes it meanwhile.
+        book: usage of before; takes the batch in.
+        batch: usage that was read now.
+        memory: as the last round left it.
+        watched: detectors and since when gains have lasted, as the last round left them.
+        settings: checked configuration.
+        now: unix seconds.
+        confirmed: see `deliberate`.
+    """
+    refused = book.fold(batch, world.nodes, world.pods.by_key, now)
+    snapshot = world.snapshot(book.view(now))
+    memory, ended = follow(snapshot, memory, settings.limits, now)
+    deliberation = deliberate(snapshot, memory, watched, settings, now, confirmed=confirmed)
+    return Thought(snapshot, refused, memory, ended, deliberation)

@@ -19,9 +19,8 @@ from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, Persis
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.confirm import confirm, questions
 from controller.descheduler.decision import Answer, Decision, Plan, Watched
-from controller.descheduler.followup import follow
 from controller.descheduler.memory import Memory, MemoryStore
-from controller.descheduler.plan import deliberate
+from controller.descheduler.plan import think
 from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageSource, source_of
 from controller.descheduler.usage import UsageBook
@@ -96,15 +95,13 @@ async def preview(
     world = World(State(scheduler or SchedulerConfig(), namespace), reached)
     world.take_lists(nodes, map(PodReader().read, pods), budgets, groups, topologies)
     book = UsageBook(0, settings.load.expiry_s if settings.load else 180.0)
-    refused = book.fold(batch, world.nodes, world.pods.by_key, moment)
-    snapshot = world.snapshot(book.view(moment))
-    memory, _ = follow(snapshot, memory, settings.limits, moment)
-    deliberation = deliberate(snapshot, memory, Watched(), settings, moment, confirmed=True)
-    asked = questions(snapshot, deliberation.decision.plan.moves)
-    planner = _Planner(world, services, reached, deliberation.decision)
-    decision = (await confirm(deliberation, asked, planner.place_anew)).decision
+    thought = think(world, book, batch, memory, Watched(), settings=settings, now=moment, confirmed=True)
+    decision = thought.deliberation.decision
+    asked = questions(thought.snapshot, decision.plan.moves)
+    planner = _Planner(world, services, reached, decision)
+    decision = (await confirm(thought.deliberation, asked, planner.place_anew)).decision
     notes.append("hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted")
-    counts = {str(reason): count for reason, count in sorted(refused.items())}
+    counts = {str(reason): count for reason, count in sorted(thought.refused.items())}
     return Preview(decision.plan, batch.faults, counts, tuple(notes))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,16 +19,16 @@ from controller.cluster.volumes import Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.confirm import Confirmed, MovePlanner, confirm, questions
 from controller.descheduler.decision import Decision, Move, Watched
-from controller.descheduler.evict import ApiEvictor, DryRunEvictor, Evictor, Result
-from controller.descheduler.followup import follow, rest_refused
+from controller.descheduler.evict import ApiEvictor, DryRunEvictor, Evictor, Result, outdated
+from controller.descheduler.followup import rest_refused
 from controller.descheduler.load import shunned_by
 from controller.descheduler.memory import Followed, Memory, MemoryStore, add_moves, take_back
 from controller.descheduler.metrics import DeschedulerMetrics
-from controller.descheduler.plan import deliberate
+from controller.descheduler.plan import Thought, think
 from controller.descheduler.reporting import Teller, conditions_of, plan_conditions, taint_patches, write_conditions
 from controller.descheduler.snapshot import BUDGETS, Budget, Snapshot, World
 from controller.descheduler.sources import UsageSource, source_of
-from controller.descheduler.usage import UsageBook
+from controller.descheduler.usage import Batch, Refusal, UsageBook
 from controller.scheduler.state import State
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
@@ -89,6 +90,7 @@ class Descheduler:
         self._metrics = DeschedulerMetrics(registry)
         self._teller = Teller(recorder)
         self._memory, self._watched = Memory(), Watched()
+        self._thread = ThreadPoolExecutor(1, "descheduler")
         self.world = World(network, volumes, feeds_network=False)
         self._budgets: Reflector[Budget] = Reflector(client, BUDGETS, Budget)
         self._budgets.subscribe(self.world.take_budget)
@@ -134,31 +136,43 @@ class Descheduler:
             KubekitError: the API server is out of reach, or this replica leads no more; nothing was evicted that is not
                 remembered.
         """
-        usage_complete = await self._read_usage()
+        batch = await self._read_usage()
         now = self._wall()
-        snapshot = self.world.snapshot(self._usage.view(now))
-        self._memory, ended = follow(snapshot, self._memory, self._settings.limits, now)
-        for end in ended:
+        thought = await self._think(batch, now)
+        self._memory = thought.memory
+        self._tell_refused(thought.refused)
+        for end in thought.ended:
             self._metrics.count_end(end)
             self._teller.tell_end(end)
-        with self._metrics.plan_seconds.time():
-            deliberation = deliberate(snapshot, self._memory, self._watched, self._settings, now)
-        self._watched = deliberation.decision.watched
+        self._watched = thought.deliberation.decision.watched
         self._tell_heat(frozenset(n for n, detector in self._watched.detectors.items() if detector.warm))
-        asked = questions(snapshot, deliberation.decision.plan.moves)
-        confirmed = await confirm(deliberation, asked, self._planner.place_anew)
+        asked = questions(thought.snapshot, thought.deliberation.decision.plan.moves)
+        confirmed = await confirm(thought.deliberation, asked, self._planner.place_anew)
         decision = confirmed.decision
         self._watched = decision.watched
         self._metrics.show_round(decision)
         self._teller.tell_plan(decision.plan)
         await self._taint(decision)
         self._promise(confirmed)
-        await self._execute(decision, snapshot)
+        await self._execute(decision, thought.snapshot)
         self._metrics.show_memory(self._memory, self._settings, now)
         if self._config.node_conditions:
             await self._write_conditions(decision, now)
-        self._metrics.rounds.labels("finished" if usage_complete else "usage-missing").inc()
+        self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
+
+    async def _think(self, batch: Batch, now: float) -> Thought:
+        """In a thread, of a copy of the world: seconds on thousands of nodes, in which the Lease is renewed and pods are placed.
+
+        The rounds of one process have one thread: one that a lost leadership left behind ends before the next begins.
+        """
+        world = self.world.copy()
+
+        def work() -> Thought:
+            with self._metrics.plan_seconds.time():
+                return think(world, self._usage, batch, self._memory, self._watched, settings=self._settings, now=now)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _taint(self, decision: Decision) -> None:
         """Before anybody is evicted: the forecast counts on it.
@@ -180,7 +194,7 @@ class Descheduler:
     def _promise(self, confirmed: Confirmed) -> None:
         """Before the eviction: the replacement may be there before its answer."""
         for move in confirmed.decision.plan.moves:
-            if move.uid in confirmed.promises and not self._is_dry(move):
+            if move.uid in confirmed.promises and not self._is_dry(move) and not outdated(self.world, move):
                 question, target = confirmed.promises[move.uid]
                 known = self.world.pods.of_workload(question.pod.workload).keys() - {move.pod}
                 self._planner.expect(
@@ -192,21 +206,22 @@ class Descheduler:
                     requests=question.pod.requests,
                 )
 
-    async def _read_usage(self) -> bool:
-        """Take new usage in; tells whether all of it was there."""
+    async def _read_usage(self) -> Batch:
         if self._source is None:
             self._source = source_of(self._config.usage, self._client)
         batch = await self._source.read()
-        refused = self._usage.fold(batch, self.world.nodes, self.world.pods.by_key, self._wall())
-        self._metrics.count_usage(refused, len(batch.faults))
+        self._metrics.faults.inc(len(batch.faults))
         first = batch.faults[0] if batch.faults else ""
         what = "usage not read, nodes without it are left alone" if first else "usage is read again"
         log.change("usage", first.partition(":")[0], what, error=first)
+        return batch
+
+    def _tell_refused(self, refused: Mapping[Refusal, int]) -> None:
+        self._metrics.count_refused(refused)
         # Pods come and go between a source's rounds and ours; that alone is no news.
         kinds = ",".join(sorted(kind for kind in refused if kind != "unknown-pod"))
         what = "usage readings ignored" if kinds else "all usage readings are good again"
         log.change("usage-refused", kinds, what, count=sum(refused.values()))
-        return not first
 
     async def _execute(self, decision: Decision, snapshot: Snapshot) -> None:
         pairs = list(zip(decision.plan.moves, decision.follows, strict=True))
@@ -220,10 +235,11 @@ class Descheduler:
                 self._memory = take_back(self._memory, followed)
                 continue
             evictor: Evictor = rehearsal if self._is_dry(move) else real
-            result = await evictor.evict(move)
+            why = outdated(self.world, move)
+            result = Result("gone", why) if why else await evictor.evict(move)
             self._record(move, followed, result)
             refusals += result.refused
-            others += not result.refused
+            others += not result.refused and not why
             everybody = refusals >= REFUSALS_IN_A_ROW and not others
             stopped_by = result if result.ends_round or everybody else None
         if stopped_by is not None and stopped_by.kind == "throttled":

@@ -33,6 +33,19 @@ class PodIndex:
         for pod in pods:
             self.put(pod)
 
+    def copy(self) -> PodIndex:
+        """As it is now, for a thread: nothing that is put or dropped later changes it."""
+        made = PodIndex()
+        made.by_key = self.by_key.copy()
+        for index, ours in (
+            (made._by_node, self._by_node),
+            (made._by_workload, self._by_workload),
+            (made._by_group, self._by_group),
+            (made._by_namespace, self._by_namespace),
+        ):
+            index.update({name: pods.copy() for name, pods in ours.items()})
+        return made
+
     def put(self, pod: PodInfo) -> None:
         """Add or replace one pod."""
         self.drop(pod.key)
@@ -225,7 +238,13 @@ class World:
         for topology in topologies:
             self.network.take_topology(topology.metadata.key, None, topology)
 
+    def copy(self) -> World:
+        """As it is now, for a thread: nothing that is taken later changes it."""
+        made = World(self.network.copy(), self._volumes.copy(), feeds_network=self._feeds_network)
+        made.nodes, made.pods, made._guards = self.nodes.copy(), self.pods.copy(), self._guards.copy()
+        return made
+
     def snapshot(self, usage: UsageView) -> Snapshot:
-        """Now. Shares the indexes with this object, so it must be used before the next await."""
+        """Now. Shares the indexes with this object: of one that goes on taking changes it is good until the next await."""
         guards: Mapping[str, tuple[Guard, ...]] = by_namespace(self._guards.values())
         return Snapshot(self.nodes, self.pods, usage, guards, self.network, self._volumes)

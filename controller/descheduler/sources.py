@@ -60,16 +60,20 @@ class MetricsApi:
             if isinstance(error, ApiError) and error.not_found:
                 return Batch(faults=("metrics.k8s.io: is not served; install metrics-server, or use Prometheus",))
             return Batch(faults=(f"metrics.k8s.io: {str(error) or 'no answer in time'}",))
-        faults: list[str] = []
-        return Batch(
-            tuple(r for n in nodes for r in _readings(n.metadata.name, n.timestamp, [n.usage], faults)),
-            tuple(
-                r
-                for p in pods
-                for r in _readings(p.metadata.key, p.timestamp, [c.usage for c in p.containers or ()], faults)
-            ),
-            tuple(faults[:1]),
-        )
+        return await asyncio.to_thread(_batch, nodes, pods)
+
+
+def _batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> Batch:
+    faults: list[str] = []
+    return Batch(
+        tuple(r for n in nodes for r in _readings(n.metadata.name, n.timestamp, [n.usage], faults)),
+        tuple(
+            r
+            for p in pods
+            for r in _readings(p.metadata.key, p.timestamp, [c.usage for c in p.containers or ()], faults)
+        ),
+        tuple(faults[:1]),
+    )
 
 
 def _readings(

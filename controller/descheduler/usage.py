@@ -47,8 +47,8 @@ MOST_AHEAD_S = 60.0
 """Clocks differ; a reading further ahead than this is refused."""
 
 
-class Reading(NamedTuple):
-    """One value as a source gave it.
+class Reading(msgspec.Struct, frozen=True, gc=False):
+    """One value as a source gave it. There are 200,000 of them in a big cluster, which the collector need not walk through.
 
     Attributes:
         name: of a node, or ``namespace/name`` of a pod.
@@ -74,7 +74,7 @@ class Batch(msgspec.Struct, frozen=True):
     faults: tuple[str, ...] = ()
 
 
-class Smoothed(NamedTuple):
+class Smoothed(msgspec.Struct, frozen=True, gc=False):
     """A smoothed value and the time of the newest reading in it."""
 
     value: float

@@ -6,6 +6,7 @@ costs are compiled when first asked for after a change.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -86,6 +87,26 @@ class State:
         self._services = ServiceIndex()
         self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
         self._by_answer = config.parity != "upstream"
+
+    def copy(self) -> State:
+        """As it is now, for a thread: nothing that is taken later changes it."""
+        made = copy.copy(self)
+        vars(made).update(
+            places=self.places.copy(),
+            place_of=self.place_of.copy(),
+            nodes=self.nodes.copy(),
+            population=self.population.copy(),
+            _place_ids=self._place_ids.copy(),
+            _membership=self._membership.copy(),
+            _placements=self._placements.copy(),
+            _costs=self._costs.copy(),
+            _pods=defaultdict(dict, {group: _copied(pods) for group, pods in self._pods.items()}),
+            _placed=self._placed.copy(),
+            _weighed=self._weighed.copy(),
+            _services=self._services.copy(),
+            _models=defaultdict(dict, {key: models.copy() for key, models in self._models.items()}),
+        )
+        return made
 
     def follow(
         self,
@@ -340,3 +361,7 @@ class State:
         if complain and self._rules.deleted_nodes_block:
             raise DeletedNodeError(f'getting pod hostname "{gone[0]}" from Snapshot: node not found')
         return {node: count for node, count in pods.items() if node in self.place_of}
+
+
+def _copied(pods: Mapping[str, Members]) -> dict[str, dict[str, Counter[str]]]:
+    return {name: {workload: nodes.copy() for workload, nodes in members.items()} for name, members in pods.items()}
