@@ -91,7 +91,41 @@ class Mirror(Protocol[Held_co]):
     def __len__(self) -> int: ...
 
 
-class Reflector(Generic[T]):
+class _Held(Generic[T]):
+    """Objects by key, and who wants to know of changes."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, T] = {}
+        self._handlers: list[Handler[T]] = []
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        """The mirrored objects by key (``namespace/name`` or ``name``). Changes under the caller's feet at every await."""
+        return self._items
+
+    def get(self, key: str) -> T | None:
+        """Return one object, or None."""
+        return self._items.get(key)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def subscribe(self, handler: Handler[T]) -> None:
+        """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
+
+        A handler must be quick and must not raise: it only notes the key, typically in a work queue.
+        """
+        self._handlers.append(handler)
+
+    def _notify(self, key: str, old: T | None, new: T | None) -> None:
+        for handler in self._handlers:
+            handler(key, old, new)
+
+
+class Reflector(_Held[T]):
     """Mirror the objects of one resource, optionally of one namespace and selector.
 
     With a ``transform`` only what it returns is held, so that an object is kept in the form in which it is read, once; objects
@@ -143,6 +177,7 @@ class Reflector(Generic[T]):
         field_selector: str = "",
         transform: Callable[[Any], T | None] | None = None,
     ) -> None:
+        super().__init__()
         self.resource, self.synced, self.settled = resource, asyncio.Event(), asyncio.Event()
         self.malformed: dict[str, str] = {}
         self.failure = ""
@@ -151,31 +186,7 @@ class Reflector(Generic[T]):
         self._label_selector, self._field_selector = label_selector, field_selector
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
         self._transform = transform
-        self._items: dict[str, T] = {}
-        self._handlers: list[Handler[T]] = []
         self._streams = True
-
-    def subscribe(self, handler: Handler[T]) -> None:
-        """Call ``handler(key, old, new)`` after each change; ``new`` is None for a deletion, ``old`` for an addition.
-
-        A handler must be quick and must not raise: it only notes the key, typically in a work queue.
-        """
-        self._handlers.append(handler)
-
-    @property
-    def items(self) -> Mapping[str, T]:
-        """The mirrored objects by key (``namespace/name`` or ``name``). Changes under the caller's feet at every await."""
-        return self._items
-
-    def get(self, key: str) -> T | None:
-        """Return one object, or None."""
-        return self._items.get(key)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items.values())
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     async def run(self) -> None:
         """Mirror until cancelled."""
@@ -428,17 +439,13 @@ class Reflector(Generic[T]):
     def _report_malformed(self, key: str, error: str) -> None:
         log.change(f"{self.resource.plural}/{key}", error, "object ignored: malformed", key=key, error=error)
 
-    def _notify(self, key: str, old: T | None, new: T | None) -> None:
-        for handler in self._handlers:
-            handler(key, old, new)
-
 
 def _selects_few(field_selector: str) -> bool:
     """Whether objects of one name or of one node are asked for."""
     return "=" in field_selector and "!=" not in field_selector
 
 
-class Selected(Generic[T]):
+class Selected(_Held[T]):
     """A part of a mirror's objects, or what of them matters to somebody, as a mirror of its own that needs no watch.
 
     Args:
@@ -447,10 +454,9 @@ class Selected(Generic[T]):
     """
 
     def __init__(self, whole: Mirror[Whole], select: Callable[[Whole], T | None]) -> None:
+        super().__init__()
         self._whole: Mirror[Any] = whole
         self._select: Callable[[Any], T | None] = select
-        self._items: dict[str, T] = {}
-        self._handlers: list[Handler[T]] = []
         whole.subscribe(self._take)
 
     @property
@@ -468,25 +474,6 @@ class Selected(Generic[T]):
         """None: the whole mirror counts them."""
         return {}
 
-    @property
-    def items(self) -> Mapping[str, T]:
-        """The objects by key. Changes under the caller's feet at every await."""
-        return self._items
-
-    def get(self, key: str) -> T | None:
-        """Return one object, or None."""
-        return self._items.get(key)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._items.values())
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def subscribe(self, handler: Handler[T]) -> None:
-        """Call ``handler(key, old, new)`` after each change of a part."""
-        self._handlers.append(handler)
-
     def _take(self, key: str, _: object, new: object | None) -> None:
         old, item = self._items.get(key), None if new is None else self._select(new)
         if item is None:
@@ -494,8 +481,7 @@ class Selected(Generic[T]):
         else:
             self._items[key] = item
         if old is not None or item is not None:
-            for handler in self._handlers:
-                handler(key, old, item)
+            self._notify(key, old, item)
 
 
 class _WatchEndedError(Exception):
