@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.cluster.resources import AppGroupStatus, NetworkTopologyStatus
+from controller.cluster.resources import FIELD_MANAGER, AppGroupStatus, NetworkTopologyStatus
 from kubekit.client import Client
 from kubekit.events import EventRecorder, Reference
-from kubekit.wire import Condition, ObjectMeta, Resource, Wire
+from kubekit.wire import Condition, Object, Resource, Wire
 
 StatusType = TypeVar("StatusType", AppGroupStatus, NetworkTopologyStatus)
+Written = TypeVar("Written", bound=Object)
 
 
 def stored(wanted: StatusType, *, kept: bool) -> StatusType:
@@ -25,21 +26,36 @@ def stored(wanted: StatusType, *, kept: bool) -> StatusType:
     return wanted if kept else msgspec.structs.replace(wanted, conditions=None, observed_generation=0)
 
 
-def status_body(resource: Resource, metadata: ObjectMeta, wanted: StatusType, *, count: str) -> dict[str, object]:
-    """What to apply.
+async def write_status(
+    client: Client, resource: Resource, read: Written, wanted: StatusType, before: StatusType, *, kept: bool, count: str
+) -> Written | None:
+    """Write a status, if what the definition keeps of it is not what stands there; the object after that, else None.
 
     Args:
+        client: fenced by the leadership.
         resource: of the object.
-        metadata: of the object as it was read; with its version the API server refuses a write that comes late.
+        read: the object as it was read; with its version the API server refuses a write that comes late.
         wanted: the status.
+        before: what stands there.
+        kept: see `stored`.
         count: the field that upstream's definition requires even where it is 0.
+
+    Raises:
+        KubekitError: it was not written.
     """
-    names = {"name": metadata.name, "namespace": metadata.namespace, "resourceVersion": metadata.resource_version}
-    return {
-        **resource.type_meta,
-        "metadata": names,
-        "status": {count: 0, **msgspec.to_builtins(wanted)},
-    }
+    found, meta = stored(wanted, kept=kept), read.metadata
+    if found == stored(before, kept=kept):
+        return None
+    names = {"name": meta.name, "namespace": meta.namespace, "resourceVersion": meta.resource_version}
+    return await client.apply(
+        resource,
+        meta.name,
+        {**resource.type_meta, "metadata": names, "status": {count: 0, **msgspec.to_builtins(found)}},
+        type(read),
+        field_manager=FIELD_MANAGER,
+        namespace=meta.namespace,
+        subresource="status" if kept else None,
+    )
 
 
 def announce(

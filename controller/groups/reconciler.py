@@ -17,9 +17,9 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, FIELD_MANAGER, AppGroup, NetworkTopology
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, AppGroup, NetworkTopology
 from controller.cluster.services import Service, ServiceIndex
-from controller.cluster.status_writing import Capabilities, announce, status_body, stored
+from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import same_place
 from controller.groups.config import AppGroupConfig
 from controller.groups.status import COMPLETE, ROUTED_NEAR, Facts, admitted, gather, plan_status
@@ -178,16 +178,10 @@ class AppGroupController:
         more = [*([let_in] if let_in is not None else ()), *(await self._more(key) if self._more is not None else ())]
         wanted = plan_status(group, facts, self._wall(), more=more)
         changed = news(group.status.conditions, wanted.conditions)
-        if stored(wanted, kept=kept) != stored(group.status, kept=kept):
-            after = await self._client.apply(
-                APPGROUPS,
-                group.metadata.name,
-                status_body(APPGROUPS, group.metadata, stored(wanted, kept=kept), count="runningWorkloads"),
-                AppGroup,
-                field_manager=FIELD_MANAGER,
-                namespace=group.metadata.namespace,
-                subresource="status" if kept else None,
-            )
+        after = await write_status(
+            self._client, APPGROUPS, group, wanted, group.status, kept=kept, count="runningWorkloads"
+        )
+        if after is not None:
             self._own.note(key, group, after)
             self._metrics.writes.inc()
         first = group.status.conditions is None

@@ -18,7 +18,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETPERF_COSTS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
-from controller.cluster.status_writing import Capabilities, announce, status_body, stored
+from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import Map, draw_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
@@ -437,16 +437,10 @@ class TopologyController:
             now=self._wall(),
         )
         news = status.transitions(before.conditions, wanted.conditions)
-        if stored(wanted, kept=kept) != stored(before, kept=kept):
-            after = await self._client.apply(
-                NETWORK_TOPOLOGIES,
-                topology.metadata.name,
-                status_body(NETWORK_TOPOLOGIES, topology.metadata, stored(wanted, kept=kept), count="nodeCount"),
-                NetworkTopology,
-                field_manager=FIELD_MANAGER,
-                namespace=topology.metadata.namespace,
-                subresource="status" if kept else None,
-            )
+        after = await write_status(
+            self._client, NETWORK_TOPOLOGIES, topology, wanted, before, kept=kept, count="nodeCount"
+        )
+        if after is not None:
             self._own.note(key, topology, after)
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
