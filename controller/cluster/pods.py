@@ -313,3 +313,15 @@ class Target(Wire, frozen=True):
     region: str = ""
     node: str = ""
     cost: int = 0
+
+
+_decode_target = msgspec.json.Decoder(Target).decode
+
+
+def target_of(pod: GroupPod | AskedPod) -> Target | None:
+    """Where the plan wants a pod, if it says so and can be read."""
+    text = pod.metadata.annotation(TARGET_ANNOTATION)
+    try:
+        return _decode_target(text) if text else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None

@@ -16,9 +16,9 @@ import numpy as np
 from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import target_of
 from controller.descheduler.fit import Fit
 from controller.descheduler.snapshot import Snapshot
-from controller.scheduler.explain import target_of
 from controller.scheduler.plan.problem import Bools, Ints
 from controller.scheduler.stock import NAMES, Stock, landing
 from kubekit.wire import Taint

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from controller.cluster.pods import TARGET_ANNOTATION, GroupPod, Target
+from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
 from kubekit.lease import Lease
 from kubekit.owners import owner_of
 from kubekit.wire import Condition, Object, Wire, parse_time
 from netperf.contract import CONTROLLER
-
-_decode_target = msgspec.json.Decoder(Target).decode
 
 NAME_LABEL = "app.kubernetes.io/name"
 PROGRAMS: dict[str, Sequence[Program]] = {
@@ -88,11 +84,7 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
 
 def read_pod(pod: GroupPod) -> PodFact:
     """A pod of an AppGroup, or one that somebody asked about."""
-    meta, spec = pod.metadata, pod.spec
-    try:
-        target = _decode_target(meta.annotation(TARGET_ANNOTATION) or "{}").node
-    except (msgspec.MsgspecError, RecursionError):
-        target = ""
+    meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
         namespace=meta.namespace,
         name=meta.name,
@@ -103,7 +95,7 @@ def read_pod(pod: GroupPod) -> PodFact:
         scheduler=spec.scheduler_name,
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         scheduled=pod.condition("PodScheduled"),
-        target=target,
+        target=target.node if target is not None else "",
         spec=spec,
         leaving=meta.deletion_timestamp is not None,
         created=seconds(meta.creation_timestamp),

@@ -7,23 +7,19 @@ a row of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
-from controller.cluster.pods import TARGET_ANNOTATION, GroupPod, Target
+from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import Bond, Tally, Weighing, normalise
 from controller.scheduler.state import State
 from kubekit.wire import format_time
 
-T = TypeVar("T")
-
 DECISION_ANNOTATION = "netaware.io/decision"
 """On a pod: the `Decision` it was released with, as JSON."""
 SHOWN = 5
-_decode_target = msgspec.json.Decoder(Target).decode
 
 
 class Struct(msgspec.Struct, frozen=True, rename="camel"):
@@ -229,20 +225,11 @@ class _Table:
         return Cell(cost, verdicts["satisfied"], verdicts["violated"], verdicts["unknown"])
 
 
-def target_of(pod: GroupPod) -> Target | None:
-    """Where the plan wants a pod, if it says so and can be read."""
-    return _read(pod, TARGET_ANNOTATION, _decode_target)
-
-
 def decision_of(pod: GroupPod) -> Decision | None:
     """What was decided when the pod was released, if it says so and can be read."""
-    return _read(pod, DECISION_ANNOTATION, _decode_decision)
-
-
-def _read(pod: GroupPod, annotation: str, decode: Callable[[str], T]) -> T | None:
-    text = pod.metadata.annotation(annotation)
+    text = pod.metadata.annotation(DECISION_ANNOTATION)
     try:
-        return decode(text) if text else None
+        return _decode_decision(text) if text else None
     except (msgspec.MsgspecError, RecursionError):
         return None
 

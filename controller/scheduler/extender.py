@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from controller.cluster.pods import TARGET_ANNOTATION, AskedPod, Target
+from controller.cluster.pods import AskedPod, Target, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender_wire import Answers, Filtered
@@ -57,7 +57,6 @@ class _GoQuestion(msgspec.Struct, frozen=True, rename="pascal"):
 
 _decode_question = msgspec.json.Decoder(Question).decode
 _decode_go_question = msgspec.json.Decoder(_GoQuestion).decode
-_decode_target = msgspec.json.Decoder(Target).decode
 _decode_asked_pod = msgspec.json.Decoder(AskedPod).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -224,13 +223,7 @@ class Extender:
             return error
 
     def _target(self, pod: AskedPod) -> Target | None:
-        text = pod.metadata.annotation(TARGET_ANNOTATION)
-        if not text or not self._config.plans:
-            return None
-        try:
-            return _decode_target(text)
-        except (msgspec.MsgspecError, RecursionError):
-            return None
+        return target_of(pod) if self._config.plans else None
 
 
 def _question(body: bytes) -> Question:

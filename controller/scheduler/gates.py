@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
 from controller.cluster.hosts import Fleet
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.replicas import Declared
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
@@ -23,7 +23,7 @@ from controller.groups.order import order
 from controller.scheduler.balance import as_it_stands, balanced, routed_near
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.deliveries import Deliveries, PodWriter
-from controller.scheduler.explain import decide, decision_of, explain, target_of
+from controller.scheduler.explain import decide, decision_of, explain
 from controller.scheduler.index import GroupPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.patches import decision_patch, mode_of

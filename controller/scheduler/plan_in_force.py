@@ -12,10 +12,9 @@ import msgspec
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Fleet
-from controller.cluster.pods import GroupPod, NodeSelector, Target
+from controller.cluster.pods import GroupPod, NodeSelector, Target, target_of
 from controller.cluster.requests import Amounts
 from controller.scheduler.assumed import Assumed
-from controller.scheduler.explain import target_of
 from controller.scheduler.planner import GroupSnapshot, Plan
 
 UNPLACED_FOR_S = 5.0

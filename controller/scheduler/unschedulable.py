@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from controller.cluster.pods import GroupPod, Target
+from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable, owner_of
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.explain import target_of
 from controller.scheduler.patches import PodPatch, mode_of, retry_patch
 from controller.scheduler.planner import Plan
 from controller.scheduler.state import DeletedNodeError, State

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 import yaml
 
-from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.pods import GATE, GroupPod, target_of
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.scheduler.config import GatesConfig, SchedulerConfig
-from controller.scheduler.explain import decision_of, target_of
+from controller.scheduler.explain import decision_of
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector

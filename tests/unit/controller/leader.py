@@ -11,11 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.hosts import Fleet
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import PlanningConfig, SchedulerConfig
-from controller.scheduler.explain import target_of
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import GroupPlans, PlanningError

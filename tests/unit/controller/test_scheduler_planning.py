@@ -9,9 +9,8 @@ import random
 import msgspec
 import pytest
 
-from controller.cluster.pods import GATE, Target
+from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
-from controller.scheduler.explain import target_of
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import FIRST_PAUSE_S, PlanningError
 from controller.scheduler.worker import PlanningProcess
