@@ -66,7 +66,8 @@ function groupBox(group, open) {
     remarks.push(h("p", { class: "soft" }, "No workload would stop with any one zone."));
   }
   return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },
-    h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
+    h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm),
+      h("button", { type: "button", class: "propose", "data-edge": `propose ${key}`, "aria-label": `Propose for ${key}`, onclick: () => proposeFor(group.namespace) }, "Propose")),
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
     proposalBox(group, open),

@@ -21,6 +21,12 @@ function drawNamespaces() {
   if (!byId("propose-in").value && names.length) byId("propose-in").value = state.page.groups.length ? state.page.groups[0].namespace : names[0];
 }
 
+function proposeFor(namespace) {
+  byId("propose-in").value = namespace;
+  byId("propose-in").focus();
+  askProposal(namespace);
+}
+
 async function askProposal(namespace) {
   const mine = state.proposing = { namespace, told: null, text: `A proposal for ${namespace} is being made; rollouts are drawn, which takes seconds.` };
   drawProposed();

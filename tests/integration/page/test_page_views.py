@@ -455,6 +455,8 @@ async def test_a_proposal_is_shown_before_it_is_applied_by_the_keyboard_alone(ch
                 assert await tab.evaluate(NAMELESS) == [], at
                 assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, at
                 assert await tab.evaluate(SERIOUS) == [], at
+        await tab.evaluate("document.querySelector('#grouplist button.propose').click()")
+        await tab.wait_for("byId('propose-status').textContent.startsWith('✗ No proposal for default')")
         await tab.evaluate("askProposal('bare')")
         await tab.wait_for("byId('propose-status').textContent.includes('no Prometheus is named')")
         assert await tab.evaluate("document.querySelector('.proposed')") is None
