@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Protocol
 
 from controller.descheduler.decision import Move
-from controller.descheduler.limits import Ledger
+from controller.descheduler.round import Ledger
 from controller.descheduler.snapshot import Snapshot, World
 from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError

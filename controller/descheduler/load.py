@@ -9,15 +9,25 @@ import msgspec
 
 from controller.cluster.hosts import Host
 from controller.descheduler.args import LowNodeLoad, Pool
-from controller.descheduler.classify import Detector, Load, classify, describe_overload, forget_unseen, mark, miss
+from controller.descheduler.classify import (
+    Detector,
+    Load,
+    Victim,
+    classify,
+    describe_overload,
+    forget_unseen,
+    mark,
+    miss,
+    next_victim,
+    usage_of,
+    victim_refusal,
+)
 from controller.descheduler.decision import Move, NodeState
 from controller.descheduler.fit import Room, Target
 from controller.descheduler.foresight import Outlook
-from controller.descheduler.limits import group_key, workload_of
 from controller.descheduler.memory import Followed, mark_of
-from controller.descheduler.round import Round
+from controller.descheduler.round import Round, group_key, workload_of
 from controller.descheduler.usage import percents
-from controller.descheduler.victims import Victim, next_victim, usage_of, victim_refusal
 from netperf.contract import HOT_TAINT
 
 UNRESERVED_WEIGHT = 2

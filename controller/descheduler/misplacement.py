@@ -1,7 +1,11 @@
 """Network misplacement: pods of AppGroups that have moved away from their peers, or whose peers have, by the scheduler's own score.
 
-The extender and this rule ask the same object for the same tallies, so a pod is never moved to where the scheduler would not
+The extender and this rule tally by the same code, so a pod is never moved to where the scheduler would not
 put it. One pod of a group at a time, only while the group is whole, and only for a gain that has lasted.
+
+Workloads that are to survive a zone and are wholly in one are misplaced as well: one replica goes to another zone once there is one.
+So it is after an outage: what ran in the zone that was lost has found its place in the others, and nothing but this rule would bring
+any of it back.
 """
 
 from __future__ import annotations
@@ -15,15 +19,54 @@ import msgspec
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from controller.descheduler.classify import Load
+from controller.descheduler.classify import Load, protection_of, usage_of
 from controller.descheduler.decision import Move
-from controller.descheduler.limits import MISPLACEMENT, group_key, workload_of
 from controller.descheduler.memory import Followed, Strategy
-from controller.descheduler.one_zone import OneZone, describe, keeps_limits
-from controller.descheduler.round import Round
-from controller.descheduler.victims import protection_of, usage_of
+from controller.descheduler.round import MISPLACEMENT, Round, group_key, workload_of
+from controller.scheduler.balance import as_it_stands, in_one_zone
 from controller.scheduler.rules import Tally, Weighing
 from controller.scheduler.state import DeletedNodeError, State
+
+
+class OneZone:
+    """The workloads of one round, by group.
+
+    Args:
+        network: the scheduler's view.
+    """
+
+    def __init__(self, network: State) -> None:
+        self._network = network
+        self._known: dict[str, Mapping[str, str]] = {}
+
+    def of(self, pod: PodInfo) -> str:
+        """The zone that holds all replicas of a pod's workload though it is to survive one; else empty."""
+        group = self._network.group_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, ""))
+        if not group:
+            return ""
+        if group not in self._known:
+            stands = as_it_stands(self._network, group)
+            self._known[group] = {stands.graph.selectors[w]: zone for w, zone in in_one_zone(stands)}
+        return self._known[group].get(pod.labels.get(WORKLOAD_LABEL, ""), "")
+
+    def places(self, zone: str) -> frozenset[int]:
+        """Where such a pod is not to go: its zone, and nodes without one."""
+        return frozenset(place for place, location in enumerate(self._network.places) if location.zone in {zone, ""})
+
+    def weigh(self, weighing: Weighing) -> Weighing:
+        """The same, with every place as good as another where the pod talks to nobody."""
+        return Weighing("", [Tally()] * len(self._network.places)) if weighing.neutral else weighing
+
+
+def keeps_limits(now: Tally, there: Tally) -> bool:
+    """Whether no more dependencies would be beyond their maxNetworkCost: survival is worth the way, and not more."""
+    return there.passes and there.violated <= now.violated
+
+
+def describe_one_zone(zone: str) -> str:
+    """Why, for people."""
+    return f"all replicas of its workload are in zone {zone}, and it is to survive one"
+
 
 IsGain = Callable[[Tally, Tally], bool]
 """Tells whether the second tally is enough of a gain over the first."""
@@ -219,7 +262,7 @@ class MisplacementRound:
 
     def _take(self, candidate: Candidate, target: Host, there: Tally) -> None:
         base, pod, now = self._base, candidate.pod, candidate.now
-        reason = describe(candidate.alone) if candidate.alone else describe_misplacement(now, there)
+        reason = describe_one_zone(candidate.alone) if candidate.alone else describe_misplacement(now, there)
         strategy: Strategy = "ZoneSurvival" if candidate.alone else "NetworkMisplacement"
         requested = {resource: float(amount) for resource, amount in pod.requests.items()}
         used = requested | usage_of(pod, base.snapshot, pod.requests)

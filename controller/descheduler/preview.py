@@ -17,10 +17,9 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, PersistentVolumeClaim, Volumes
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.confirm import confirm, questions
 from controller.descheduler.decision import Answer, Decision, Plan, Watched
 from controller.descheduler.memory import Memory, MemoryStore
-from controller.descheduler.plan import think
+from controller.descheduler.plan import confirm, questions, think
 from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageSource, source_of
 from controller.descheduler.usage import UsageBook

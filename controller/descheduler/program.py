@@ -17,15 +17,20 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.volumes import Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.confirm import Confirmed, MovePlanner, confirm, questions
 from controller.descheduler.decision import Decision, Move, Watched
 from controller.descheduler.evict import ApiEvictor, DryRunEvictor, Evictor, Result, outdated
 from controller.descheduler.followup import rest_refused
 from controller.descheduler.load import shunned_by
 from controller.descheduler.memory import Followed, Memory, MemoryStore, add_moves, take_back
-from controller.descheduler.metrics import DeschedulerMetrics
-from controller.descheduler.plan import Thought, think
-from controller.descheduler.reporting import Teller, conditions_of, plan_conditions, taint_patches, write_conditions
+from controller.descheduler.plan import Confirmed, MovePlanner, Thought, confirm, questions, think
+from controller.descheduler.reporting import (
+    DeschedulerMetrics,
+    Teller,
+    conditions_of,
+    plan_conditions,
+    taint_patches,
+    write_conditions,
+)
 from controller.descheduler.snapshot import BUDGETS, Budget, Snapshot, World
 from controller.descheduler.sources import UsageSource, source_of
 from controller.descheduler.usage import Batch, Refusal, UsageBook

@@ -16,8 +16,8 @@ from aiohttp import web
 from controller.cluster.pods import GATE
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.descheduler.config import LimitsConfig
-from controller.descheduler.limits import MISPLACEMENT
 from controller.descheduler.memory import KEY, NAME, Memory, Tried
+from controller.descheduler.round import MISPLACEMENT
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object

@@ -13,11 +13,11 @@ from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.classify import Detector
 from controller.descheduler.decision import Decision, NodeState, Watched
 from controller.descheduler.followup import follow
-from controller.descheduler.limits import Trust
 from controller.descheduler.load import shunned_by
 from controller.descheduler.memory import Memory, Tried, mark_of
 from controller.descheduler.plan import decide
 from controller.descheduler.reporting import STOPPED, plan_conditions, taint_patches
+from controller.descheduler.round import Trust
 from controller.descheduler.snapshot import Snapshot
 from controller.scheduler.stock import place
 from kubekit.wire import Condition, Node

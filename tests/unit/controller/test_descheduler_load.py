@@ -13,10 +13,9 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target
 from controller.descheduler.args import Anomaly
 from controller.descheduler.classify import Detector, classify, forget_unseen, mark
-from controller.descheduler.confirm import Question, confirm
 from controller.descheduler.decision import Decision, Watched
 from controller.descheduler.memory import Followed, Memory
-from controller.descheduler.plan import decide, deliberate
+from controller.descheduler.plan import Question, confirm, decide, deliberate
 from controller.descheduler.reporting import describe_eviction
 from controller.descheduler.snapshot import Snapshot
 from tests.unit.controller.descheduling import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from controller.descheduler.metrics import DeschedulerMetrics
+from controller.descheduler.reporting import DeschedulerMetrics
 
 
 def test_rare_things_are_counted_from_zero_so_that_increase_sees_the_first_once_the_descheduler_runs() -> None:

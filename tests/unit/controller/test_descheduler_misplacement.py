@@ -12,12 +12,11 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import TARGET_ANNOTATION, Target
 from controller.cluster.resources import AppGroup, NetworkTopology
-from controller.descheduler.confirm import confirm, questions
 from controller.descheduler.decision import Decision, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.misplacement import describe_misplacement
-from controller.descheduler.plan import decide, deliberate
+from controller.descheduler.plan import confirm, decide, deliberate, questions
 from controller.descheduler.snapshot import Snapshot, World
 from controller.descheduler.usage import UsageView
 from controller.scheduler.affinity import NARROWED_ANNOTATION
