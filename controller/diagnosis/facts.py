@@ -21,6 +21,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
     Attributes:
         why: what its containers say while they do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``, ``Error``; the scheduler's words while it
             has no node; empty otherwise.
+        template: the hash of the template that its Deployment made it from; empty where nobody says.
     """
 
     program: Program
@@ -30,6 +31,7 @@ class ProgramPod(msgspec.Struct, frozen=True):
     ready: bool = False
     why: str = ""
     since: float | None = None
+    template: str = ""
 
 
 class LeaseFact(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     complaints: tuple[str, ...] = ()
 
 
-class PodFact(msgspec.Struct, frozen=True):
+class PodFact(msgspec.Struct, frozen=True, gc=False):
     """A pod that waits, or that belongs to an AppGroup.
 
     Attributes:
@@ -108,7 +110,7 @@ class PodFact(msgspec.Struct, frozen=True):
         return self.waits and not self.gates and found_no_node(self.scheduled)
 
 
-class NodeFact(msgspec.Struct, frozen=True):
+class NodeFact(msgspec.Struct, frozen=True, gc=False):
     """A node as far as pods may go there: its labels, and the taints that keep pods away (a cordon is one)."""
 
     labels: Mapping[str, str] = {}
@@ -116,7 +118,7 @@ class NodeFact(msgspec.Struct, frozen=True):
     zone: str = ""
 
 
-class AgentFact(msgspec.Struct, frozen=True):
+class AgentFact(msgspec.Struct, frozen=True, gc=False):
     """A node as far as its agent is concerned. ``heard`` is when a sample last named it, unix seconds."""
 
     node: str

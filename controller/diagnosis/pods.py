@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from controller.cluster.eligibility import first_unborne, is_choosy, may_run_on
+from controller.cluster.eligibility import is_choosy
 from controller.cluster.pods import FINISHED
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact
 from controller.diagnosis.findings import MOST_HURT, Finding
 from controller.diagnosis.reading import seconds
-from controller.diagnosis.unschedulable import obstacle_of
+from controller.diagnosis.unschedulable import ROLLED_OUT, Surveys, obstacle_of, said_of, spot
 
 Kind = Literal[
     "placed",
@@ -32,8 +32,6 @@ PATIENCE_S, LONG_S = 60.0, 600.0
 """What scheduling takes at most while all is well; what no configuration of gates means to take."""
 _ALONE = "placed as if it were of no AppGroup"
 _TAKEN_FOR_STRANGERS = "placed as pods of no AppGroup: what they call, and who calls them, counts for nothing"
-_ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
-"""Kinds whose template may be changed, and then makes its pods anew."""
 _OPEN = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
 
 
@@ -69,11 +67,12 @@ def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> Verdict:
         return _gated(pod, facts, describe, leads=leads)
     by = pod.scheduler or "default-scheduler"
     if pod.found_no_node and pod.scheduled is not None:
-        obstacle = obstacle_of(pod, facts.nodes)
+        surveys = Surveys(facts.nodes)
+        obstacle = obstacle_of(pod, surveys)
         said = pod.scheduled.message or pod.scheduled.reason
         kind: Kind = "refused" if obstacle.code in {"max-cost", "pair-bandwidth"} else "unschedulable"
         since = seconds(pod.scheduled.last_transition_time) or pod.created
-        what = "; ".join((f"{by} finds no node for it: {obstacle.says} ({said})", *held_by(pod, facts)))
+        what = "; ".join((f"{by} finds no node for it: {obstacle.says} ({said})", *held_by(pod, surveys)))
         return Verdict(kind, what, since, do=obstacle.do)
     if pod.group and pod.scheduler not in facts.our_schedulers:
         what = f"it carries the label of AppGroup {pod.group}, but schedulerName {by} hands it to a scheduler that does not ask us"
@@ -108,7 +107,7 @@ def _gated(pod: PodFact, facts: Facts, describe: str, *, leads: bool) -> Verdict
     wrong = unknown_workload(pod, _by_name(facts))
     if wrong:
         return Verdict("gated", f"it waits at its gate: {wrong}", pod.created, until, _fix_label(pod, facts))
-    held = held_by(pod, facts)
+    held = held_by(pod, Surveys(facts.nodes))
     tail = f"; {held[0]}" if held else ""
     do = (f"kubectl -n {pod.namespace} describe appgroup {pod.group}",)
     if pod.target:
@@ -152,27 +151,25 @@ def _fix_label(pod: PodFact, facts: Facts) -> tuple[str, ...]:
     there = any(g.metadata.name == pod.group and g.metadata.namespace == pod.namespace for g in facts.groups)
     look = f"kubectl -n {pod.namespace} get appgroup {pod.group} -o yaml" if there else "kubectl get appgroups -A"
     correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in its template"
-    if pod.owner is None or pod.owner[0] not in _ROLLED_OUT:
+    if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
         return look, correct
     return look, f"{correct}: kubectl -n {pod.namespace} edit {pod.owner[0].lower()} {pod.owner[1]}"
 
 
-def held_by(pod: PodFact, facts: Facts) -> tuple[str, ...]:
+def held_by(pod: PodFact, surveys: Surveys) -> tuple[str, ...]:
     """What of the pod's own spec leaves it few nodes, or none."""
-    spec = pod.spec
-    fits = {name: node for name, node in facts.nodes.items() if may_run_on(spec, name, node.labels)}
-    open_ = [node for node in fits.values() if first_unborne(node.taints, spec.tolerations) is None]
+    spec, ground = pod.spec, surveys.of(pod.spec)
     found = []
     if is_choosy(spec):
         words = ",".join(f"{key}={value}" for key, value in sorted((spec.node_selector or {}).items()))
         what = f"its nodeSelector {words}" if words else "its node affinity"
-        found.append(f"{what} leaves {_where([node.zone for node in fits.values()])}")
-    if fits and not open_:
-        found.append(f"it tolerates the taints of none of {len(fits)} nodes")
+        found.append(f"{what} leaves {_where(ground.zones)}")
+    if ground.zones and not ground.open:
+        found.append(f"it tolerates the taints of none of {len(ground.zones)} nodes")
     return tuple(found)
 
 
-def _where(zones: list[str]) -> str:
+def _where(zones: Sequence[str]) -> str:
     if not zones:
         return "no node"
     named = sorted(set(zones) - {""})
@@ -261,17 +258,20 @@ def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
 def _unschedulable(facts: Facts) -> Iterator[Finding]:
     """By what stands before them; pods of their groups that wait behind them are hurt as well."""
     by_cause: dict[tuple[str, str, str], list[PodFact]] = defaultdict(list)
+    gated: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    surveys = Surveys(facts.nodes)
     for pod in facts.pods:
         if pod.found_no_node:
-            by_cause[pod.namespace, pod.group, obstacle_of(pod, facts.nodes).code].append(pod)
+            by_cause[pod.namespace, pod.group, spot(said_of(pod)).code].append(pod)
+        elif facts.our_gate in pod.gates:
+            gated[pod.namespace, pod.group].append(pod)
     for (namespace, group, code), pods in sorted(by_cause.items()):
-        first, obstacle = pods[0], obstacle_of(pods[0], facts.nodes)
-        said = first.scheduled.message if first.scheduled is not None else ""
-        behind = [p for p in facts.pods if (p.namespace, p.group) == (namespace, group) and facts.our_gate in p.gates]
+        first, obstacle, said = pods[0], obstacle_of(pods[0], surveys), said_of(pods[0])
+        behind = gated[namespace, group]
         what = f"{_counted(pods)}: {first.scheduler or 'default-scheduler'} finds no node, {obstacle.says}"
         begun = [seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
         since = min((at for at in begun if at is not None), default=_oldest(pods))
-        because = (*((said,) if said else ()), *held_by(first, facts))
+        because = (*((said,) if said else ()), *held_by(first, surveys))
         yield Finding(f"no-node-{code}", "warning", what, because, since, _names((*pods, *behind)), obstacle.do)
 
 

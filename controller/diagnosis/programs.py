@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import Facts, LeaseFact, Program, ProgramPod
 from controller.diagnosis.findings import MOST_HURT, Finding
-from controller.diagnosis.unschedulable import obstacle_in
+from controller.diagnosis.unschedulable import Surveys, obstacle_in
 from netperf.contract import CONTROLLER
 
 LEASE_SLACK_S = 5.0
 LEADERLESS = frozenset({"controller-down", "no-leader"})
 """Findings that say that nobody leads."""
+_BEING_MADE = frozenset({"ContainerCreating", "PodInitializing"})
+"""What a container says that has not begun."""
+# Without a revision kubectl goes back to the one before, which after an undo is the broken one: pasted twice it would bring that back.
+_LATEST_REVISION = (
+    "kubectl -n {home} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
+    r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
+)
 _EFFECTS: dict[Program, str] = {
     "controller": "no costs, no plans, and gates stay shut",
     "extender": "pods are placed without regard to the network",
@@ -88,7 +96,10 @@ def _program_down(
     name = CONTROLLER if program == "controller" else "netaware-scheduler"
     do: tuple[str, ...]
     if pods:
-        do = (f"kubectl -n {facts.home} describe pod {pods[0].name}", *_ends(facts, pods[0], name))
+        # Beside one that says what is wrong, another that is only being made says nothing.
+        worst = min(pods, key=lambda pod: pod.why in _BEING_MADE)
+        templates = sorted({pod.template for pod in pods if pod.template and pod.why and pod.why not in _BEING_MADE})
+        do = (f"kubectl -n {facts.home} describe pod {worst.name}", *_ends(facts, worst, name, templates))
     else:
         do = (
             f"kubectl -n {facts.home} describe deployment/{name}",
@@ -99,14 +110,26 @@ def _program_down(
     return Finding(f"{program}-down", "critical", what, because, since, hurts[:MOST_HURT], do, alert)
 
 
-def _ends(facts: Facts, pod: ProgramPod, name: str) -> tuple[str, ...]:
-    """What ends it, by what the pod says of itself; a pod that never ran has no logs."""
+def _ends(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) -> tuple[str, ...]:
+    """What ends it, by what the pod says of itself; a pod that never ran has no logs.
+
+    Args:
+        facts: the moment.
+        pod: of the program.
+        name: of its Deployment.
+        templates: hashes of those whose pods do not run.
+    """
     if not pod.node:
-        return obstacle_in(pod.why, pod.name, facts.home, "", facts.nodes).do
+        return obstacle_in(pod.why, pod.name, facts.home, "", Surveys(facts.nodes).of(GroupPodSpec())).do
     logs = f"kubectl -n {facts.home} logs {pod.name} --all-containers --tail=50"
     if not pod.why:
         return logs, f"kubectl -n {facts.home} rollout restart deployment/{name}"
+    if pod.why in _BEING_MADE:
+        wait = f"kubectl -n {facts.home} rollout status deployment/{name} --timeout=60s"
+        return wait, "correct what its events name, where it does not start"
     undo = f"kubectl -n {facts.home} rollout undo deployment/{name}"
+    if templates:
+        undo += f" --to-revision=$({_LATEST_REVISION.format(home=facts.home, name=name, not_in=','.join(templates))})"
     correct = "correct your overlay and apply it, where no earlier version ran"
     return (undo, correct) if "Image" in pod.why else (logs, undo, correct)
 

@@ -8,7 +8,7 @@ from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
 from kubekit.lease import Lease
-from kubekit.owners import owner_of
+from kubekit.owners import HASH_LABEL, owner_of
 from kubekit.wire import Condition, Object, Wire, parse_time
 from netperf.contract import CONTROLLER
 
@@ -76,9 +76,9 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             since = next(
                 (seconds(c.last_transition_time) for c in pod.status.conditions or () if c.type == "Ready"), None
             )
-            found.append(
-                ProgramPod(program, pod.metadata.name, pod.spec.node_name, pod.status.phase, ready, why, since)
-            )
+            made_from = pod.metadata.label(HASH_LABEL)
+            name, node = pod.metadata.name, pod.spec.node_name
+            found.append(ProgramPod(program, name, node, pod.status.phase, ready, why, since, made_from))
     return tuple(found) or None
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
-from controller.cluster.eligibility import UNSCHEDULABLE
+from controller.cluster.eligibility import UNSCHEDULABLE, first_unborne, may_run_on
+from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
+from kubekit.wire import Taint
 from netperf.contract import CAPACITY_ANNOTATION
 
 NAMED_NODES = 5
+ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
+"""Kinds whose template may be changed, and then makes its pods anew."""
+_BY_KUBERNETES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Taints that say how a node fares."""
 
 
 class Obstacle(msgspec.Struct, frozen=True):
@@ -143,14 +151,79 @@ _BY_CHOICE = next(place for place, (_, obstacle) in enumerate(_TABLE) if obstacl
 _UNKNOWN = Obstacle("unschedulable", "it says no more", ("kubectl -n {namespace} describe pod {pod}",))
 
 
-def obstacle_of(pod: PodFact, nodes: Mapping[str, NodeFact]) -> Obstacle:
-    """What stands before most of ``nodes``, by the condition PodScheduled of a pod that found none."""
-    said = pod.scheduled.message if pod.scheduled is not None else ""
-    return obstacle_in(said, pod.name, pod.namespace, pod.group, nodes)
+class Ground(msgspec.Struct, frozen=True):
+    """What a pod's own spec makes of the nodes.
+
+    Attributes:
+        zones: of each node that its selector and affinity fit, empty for none.
+        open: how many of these have no taint that it does not tolerate.
+        cordoned: names of those that are cordoned, sorted.
+        taint: the taint that closes most of the others; None where none does.
+    """
+
+    zones: tuple[str, ...] = ()
+    open: int = 0
+    cordoned: tuple[str, ...] = ()
+    taint: Taint | None = None
 
 
-def obstacle_in(said: str, pod: str, namespace: str, group: str, nodes: Mapping[str, NodeFact]) -> Obstacle:
-    """The same by the scheduler's words; ``group`` is the pod's AppGroup, empty for none."""
+class Surveys:
+    """The ground of every spec, each looked at once: pods of one template have one, and there may be 10,000 nodes."""
+
+    def __init__(self, nodes: Mapping[str, NodeFact]) -> None:
+        self._nodes = nodes
+        self._known: dict[bytes, Ground] = {}
+
+    def of(self, spec: GroupPodSpec) -> Ground:
+        """The ground of one spec."""
+        key = msgspec.json.encode((spec.node_selector, spec.affinity, spec.tolerations))
+        if key not in self._known:
+            self._known[key] = self._survey(spec)
+        return self._known[key]
+
+    def _survey(self, spec: GroupPodSpec) -> Ground:
+        fits = {name: node for name, node in self._nodes.items() if may_run_on(spec, name, node.labels)}
+        closed = {name: t for name, node in fits.items() if (t := first_unborne(node.taints, spec.tolerations))}
+        kinds = Counter(taint for taint in closed.values() if taint.key != UNSCHEDULABLE.key)
+        return Ground(
+            tuple(node.zone for node in fits.values()),
+            len(fits) - len(closed),
+            tuple(sorted(name for name, taint in closed.items() if taint.key == UNSCHEDULABLE.key)),
+            kinds.most_common(1)[0][0] if kinds else None,
+        )
+
+
+def obstacle_of(pod: PodFact, surveys: Surveys) -> Obstacle:
+    """What stands before most nodes, by the condition PodScheduled of a pod that found none."""
+    ground = surveys.of(pod.spec)
+    found = obstacle_in(said_of(pod), pod.name, pod.namespace, pod.group, ground)
+    if found.code == "taint" and ground.taint is not None:
+        return msgspec.structs.replace(found, do=(*found.do[:-1], *_past(ground.taint, pod)))
+    return found
+
+
+def said_of(pod: PodFact) -> str:
+    """The scheduler's words; empty for none."""
+    return pod.scheduled.message if pod.scheduled is not None else ""
+
+
+def _past(taint: Taint, pod: PodFact) -> tuple[str, ...]:
+    """What gets a pod past a taint: a toleration where somebody set it, and what ends its cause where Kubernetes did."""
+    if taint.key.startswith(_BY_KUBERNETES):
+        return (f"correct what {taint.key} stands for on its nodes, or add others",)
+    if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
+        return (f"add a toleration of {taint.key} to its template",)
+    wanted = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
+    # The list is replaced as a whole; what Kubernetes added to the pod by itself, it adds again.
+    kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_BY_KUBERNETES)]
+    body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, wanted]}]
+    kind, name = pod.owner
+    return (f"kubectl -n {pod.namespace} patch {kind.lower()} {name} --type=json -p '{json.dumps(body)}'",)
+
+
+@lru_cache(maxsize=1024)
+def spot(said: str) -> Obstacle:
+    """What the scheduler's words name before most nodes; its lines are not filled in."""
     counts: Counter[int] = Counter()
     # What preemption would do repeats the reasons.
     for part in said.partition("preemption:")[0].split(", "):
@@ -162,8 +235,12 @@ def obstacle_in(said: str, pod: str, namespace: str, group: str, nodes: Mapping[
     if len(counts) > 1:
         # Nodes that its own selector leaves out are meant to be; what the others say is why it waits.
         counts.pop(_BY_CHOICE, None)
-    found = _TABLE[min(counts, key=lambda place: (-counts[place], place))][1] if counts else _UNKNOWN
-    cordoned = [name for name, node in sorted(nodes.items()) if any(t.key == UNSCHEDULABLE.key for t in node.taints)]
-    named = " ".join(cordoned[:NAMED_NODES]) or "NODE"
+    return _TABLE[min(counts, key=lambda place: (-counts[place], place))][1] if counts else _UNKNOWN
+
+
+def obstacle_in(said: str, pod: str, namespace: str, group: str, ground: Ground) -> Obstacle:
+    """The obstacle by the scheduler's words; ``group`` is the pod's AppGroup, empty for none."""
+    found = spot(said)
+    named = " ".join(ground.cordoned[:NAMED_NODES]) or "NODE"
     filled = tuple(line.format(pod=pod, namespace=namespace, group=group, cordoned=named) for line in found.do)
     return msgspec.structs.replace(found, do=filled)

@@ -33,7 +33,7 @@ CHANGES = ("patch", "scale", "label", "uncordon", "apply", "delete", "annotate")
 PROSE = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let) ")
 """What somebody has to decide or to do elsewhere is said in words."""
 ONLY_KUBELETS_KNOW = re.compile(
-    r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history"
+    r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history|for .--to-revision. flag"
 )
 pytestmark = pytest.mark.timeout(300)
 
@@ -100,7 +100,7 @@ def as_here(line: str, namespace: str) -> str:
     line = line.replace("namespace other ", f"namespace {namespace} ")
     if " rollout status " in line:
         # It waits until all pods are new, which without nodes that run them is never.
-        return f"{line} --timeout=1s"
+        return f"{line.partition(' --timeout')[0]} --timeout=1s"
     verb = line.removeprefix("kubectl ").removeprefix(f"-n {namespace} ").split()[0]
     return f"{line} --dry-run=server" if verb in CHANGES else line
 

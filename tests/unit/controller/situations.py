@@ -194,7 +194,7 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         "the scheduler crashes",
-        facts(around=without("scheduler", why="CrashLoopBackOff"), pods=(pod(),)),
+        facts(around=without("scheduler", why="CrashLoopBackOff", template="abc"), pods=(pod(),)),
         "scheduler-down",
         "CrashLoopBackOff",
         "rollout undo deployment/netaware-scheduler",

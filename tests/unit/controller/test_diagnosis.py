@@ -13,7 +13,7 @@ import yaml
 
 from agent.probing.results import GATHER_S, REFRESH_S
 from controller.cluster.pods import GroupPodSpec
-from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, Program
+from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, Program, ProgramPod
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
 from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_programs
@@ -81,6 +81,18 @@ def test_an_image_that_cannot_be_had_is_undone_and_what_hangs_is_started_anew() 
         undone = diagnose(facts(around=without(program, why="ErrImagePull")))[0].do
         assert f"kubectl -n netaware-system rollout undo deployment/{name}" in undone
         assert f"rollout restart deployment/{name}" in diagnose(facts(around=without(program)))[0].do[-1]
+
+
+def test_an_undo_goes_to_the_last_template_that_is_not_broken_however_often_it_is_pasted() -> None:
+    crashing = ProgramPod("scheduler", "a", "n1", "Running", why="CrashLoopBackOff", template="bad")
+    fresh = ProgramPod("scheduler", "b", "n2", "Pending", why="ContainerCreating", template="good")
+    both = diagnose(facts(around=around(programs=(*READY[:2], fresh, crashing))))[0].do
+    (undo,) = [line for line in both if " rollout undo " in line]
+    assert "--to-revision=$(" in undo
+    assert "pod-template-hash notin (bad)" in undo
+    alone = diagnose(facts(around=around(programs=(*READY[:2], fresh))))[0].do
+    assert [line for line in alone if " undo " in line or " restart " in line] == []
+    assert "rollout status deployment/netaware-scheduler" in alone[1]
 
 
 def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> None:
