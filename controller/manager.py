@@ -30,6 +30,7 @@ from controller.scheduler.gates import SchedulingController
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
 from controller.traffic.keeper import TrafficKeeper
+from controller.views.announcing import Announcer
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -161,6 +162,7 @@ class Manager:
                 kubeconfig=kubeconfig,
             ).ask,
         )
+        self._announcer = Announcer(lambda: self._page.sources.look(time.time()), client, self._recorder)
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
@@ -212,6 +214,7 @@ class Manager:
                 "scheduling": self._scheduling.run(),
                 "bootstrap": self._bootstrap.run(),
                 "traffic": self._traffic.run(),
+                "announcer": self._announcer.run(),
             }
         )
 

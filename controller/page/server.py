@@ -60,6 +60,9 @@ class Page:
         prices: of bytes between zones; None where nobody configured any.
         propose: what would be proposed for a namespace, as JSON, or who makes it, or None where too many others wait; without it the
             page has no proposals.
+
+    Attributes:
+        sources: what the page is made from, for whoever else wants to know.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Page:
         self._access = Access(client, namespace) if config.auth == "token" else None
         self._audience = Audience(config.max_viewers)
         self._changed = asyncio.Event()
-        self._sources = Sources(
+        self.sources = Sources(
             caches,
             results,
             client,
@@ -121,9 +124,9 @@ class Page:
             while True:
                 await self._audience.arrived.wait()
                 async with asyncio.TaskGroup() as group:
-                    mirroring = group.create_task(self._sources.run(prometheus))
+                    mirroring = group.create_task(self.sources.run(prometheus))
                     # A page of what has not been listed yet would be wrong for a moment.
-                    await self._sources.settle()
+                    await self.sources.settle()
                     await self._refresh_until_idle()
                     mirroring.cancel()
                 self._page = self._whole = None
@@ -147,7 +150,7 @@ class Page:
     async def _compute(self) -> None:
         """Compute the page and tell the audience what changed."""
         self._changed.clear()
-        snapshot = await self._sources.snapshot(self._clock())
+        snapshot = await self.sources.snapshot(self._clock())
         before = self._page
         version = before.version + 1 if before is not None else int(self._clock() * 1000)
         # At 100 zones this takes a fifth of a second: in a thread the loop goes on answering health checks.

@@ -128,13 +128,18 @@ class Sources:
 
     async def _look_around(self) -> None:
         while True:
-            before, self._around = self._around, await self._read_around()
+            before, self._around = self._around, await self.read_around()
             # A Lease that is renewed is no news; one that is not is seen at the next regular refresh.
             if before is None or _without_times(before) != _without_times(self._around):
                 self._changed()
             await asyncio.sleep(AROUND_INTERVAL_S)
 
-    async def _read_around(self) -> Surroundings:
+    async def look(self, now_s: float) -> Snapshot:
+        """The same as `snapshot`, with how our programs fare at this moment, also while nobody looks at the page."""
+        around = await self.read_around()
+        return msgspec.structs.replace(await self.snapshot(now_s), around=around)
+
+    async def read_around(self) -> Surroundings:
         """What cannot be read is not known, and nothing is concluded from it."""
         lease, known, programs = None, False, None
         with contextlib.suppress(KubekitError):

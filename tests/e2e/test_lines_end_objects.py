@@ -26,6 +26,7 @@ from controller.cli.session import Session
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
+from controller.diagnosis.news import has_event, reason_of
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.rules import diagnose
 from kubekit.client import Client
@@ -50,6 +51,7 @@ spec = (whole := yaml.safe_load(open(path)))["spec"]
 exec(sys.argv[1])
 open(path, "w").write(yaml.safe_dump(whole))
 """
+REGARDING = '{range .items[*]}{.involvedObject.namespace}/{.involvedObject.name}{"\\n"}{end}'
 CODES = {situation.name: situation.code for situation in SITUATIONS}
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.alone]
@@ -408,6 +410,9 @@ class Bench:
             told = await asyncio.to_thread(self.terminal.findings, "status")
         assert among(told), f"status does not tell {finding}: {told}"
         deadline = time.monotonic() + DEADLINE_S
+        while has_event(finding) and finding.hurts[0] not in await self.regarding(reason_of(finding.code)):
+            assert time.monotonic() < deadline, f"no event tells {finding}"
+            await asyncio.sleep(1)
         async with aiohttp.ClientSession() as session:
             while True:
                 async with session.get(f"{self.page}/api/v1/overview") as answer:
@@ -416,6 +421,12 @@ class Bench:
                     return
                 assert time.monotonic() < deadline, f"the page does not tell {finding}: {shown['findings']}"
                 await asyncio.sleep(1)
+
+    async def regarding(self, reason: str) -> set[str]:
+        """Whom events with this reason are about, as ``namespace/name``."""
+        of_all = f"get events -A --field-selector reason={reason}"
+        said = await self.paste(f"kubectl {of_all} -o jsonpath='{REGARDING}'")
+        return set(said.split())
 
 
 @asynccontextmanager
