@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -25,7 +26,7 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "BadCostPolicy": (
         "warning",
         "its costPolicy makes no sense",
-        ("kubectl -n {namespace} edit networktopology {name}",),
+        (_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p '{defaults}'"),
         "",
     ),
     "ResultsMissing": ("warning", "a ConfigMap of results is missing", (_TOPOLOGY,), "NetawareMeasurementsStale"),
@@ -76,6 +77,9 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     ),
 }
 _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
+_POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
+_AGREE = {"expireAfterS": ("expireAfterS", "staleAfterS")}
+"""Which of two that do not agree is the wrong one, nobody knows."""
 _BAD = {("InputValid", "False"), ("OddNodes", "True"), ("Stale", "True")}
 
 
@@ -196,6 +200,13 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
         yield Finding("pairs-unmeasured", "warning", what, (), None, names[:MOST_HURT], see, alert)
 
 
+def _defaults(message: str) -> str:
+    """A merge patch that gives up the field of costPolicy that a message names, or all of them where it names none."""
+    named = _POLICY_FIELD.search(message)
+    fields = dict.fromkeys(_AGREE.get(named[1], (named[1],))) if named else None
+    return json.dumps({"spec": {"costPolicy": fields}}, separators=(",", ":"))
+
+
 def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
     """What NetworkTopologies say of themselves; not that values are old where it is known why."""
     for key, conditions in sorted(facts.topologies.items()):
@@ -207,10 +218,8 @@ def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
             severity, words, do, alert = known
             # The message names them; where it does not, as a stranger's may, somebody has to choose.
             named = [word for word in _WORDS.findall(found.message) if word in facts.nodes] or ["NODE"]
-            lines = tuple(
-                line.format(namespace=namespace, name=name, home=facts.home, node=named[0], nodes=" ".join(named))
-                for line in do
-            )
+            words_of = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(found.message)}
+            lines = tuple(line.format(node=named[0], nodes=" ".join(named), **words_of) for line in do)
             yield Finding(
                 f"topology-{found.reason}",
                 severity,

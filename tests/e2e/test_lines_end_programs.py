@@ -233,3 +233,5 @@ def end(terminal: Terminal, cluster: Cluster, broken: Broken, code: str) -> None
             assert time.monotonic() - begun < DEADLINE_S, f"not ended: {brief(found)} {said}"
             found = terminal.findings() or found
     note(broken.name, looked_s + named_s, time.monotonic() - begun)
+    # Somebody who is not sure pastes it once more; the caller waits until there is no finding.
+    terminal.follow([line for line in found[0]["do"] if " rollout undo " in line], CHOICES)

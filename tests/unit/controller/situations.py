@@ -291,7 +291,7 @@ SITUATIONS: tuple[Situation, ...] = (
         topology("InputValid", "False", "BadCostPolicy", "costPolicy.expireAfterS: is below staleAfterS"),
         "topology-BadCostPolicy",
         "is below staleAfterS",
-        "edit networktopology nt-default",
+        '"costPolicy":{"expireAfterS":null,"staleAfterS":null}',
         "`spec.costPolicy.expireAfterS: 1`",
     ),
     Situation(
@@ -485,11 +485,16 @@ SITUATIONS: tuple[Situation, ...] = (
         "every node has a taint",
         facts(
             nodes=TAINTED,
-            pods=(pod(scheduled=unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}.")),),
+            pods=(
+                pod(
+                    owner=FRONT,
+                    scheduled=unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."),
+                ),
+            ),
         ),
         "no-node-taint",
         "tolerates the taints of none of 4 nodes",
-        "add a toleration",
+        '"op": "add", "path": "/spec/template/spec/tolerations"',
         "a pool for GPUs alone",
     ),
     Situation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -12,13 +13,13 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S, REFRESH_S
-from controller.cluster.pods import GroupPodSpec
-from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, Program, ProgramPod
+from controller.cluster.pods import GroupPodSpec, Toleration
+from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, NodeFact, Program, ProgramPod
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
 from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_programs
 from controller.diagnosis.rules import diagnose, leads
-from kubekit.wire import Condition
+from kubekit.wire import Condition, Taint
 from netperf.contract import AGENT_POD_SELECTOR
 from tests.unit.controller.situations import (
     AROUND,
@@ -43,6 +44,7 @@ from tests.unit.controller.situations import (
     no_pods,
     pod,
     table,
+    topology,
     unscheduled,
     waiting,
     without,
@@ -129,6 +131,40 @@ def test_a_program_without_a_node_is_ended_by_what_keeps_it_from_nodes() -> None
     kept = "0/4 nodes are available: 4 node(s) were unschedulable."
     found = diagnose(facts(around=without("scheduler", node="", why=kept), nodes=CORDONED))[0]
     assert found.do[-1] == "kubectl uncordon n0 n1 n2 n3"
+
+
+def test_of_cordoned_nodes_those_are_named_that_the_pod_may_run_on() -> None:
+    nodes = {name: msgspec.structs.replace(node, labels={"name": name}) for name, node in CORDONED.items()}
+    said = "0/4 nodes are available: 1 node(s) were unschedulable, 3 node(s) didn't match Pod's node affinity/selector."
+    stuck = pod(scheduled=unscheduled(said), spec=GroupPodSpec(node_selector={"name": "n2"}))
+    assert diagnose(facts(nodes=nodes, pods=(stuck,)))[0].do[-1] == "kubectl uncordon n2"
+
+
+def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill() -> None:
+    said = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
+    kept = Toleration(key="spot", operator="Exists")
+    own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
+    stuck = pod(owner=FRONT, scheduled=said, spec=GroupPodSpec(tolerations=[own, kept]))
+    line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].do[-1]
+    assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
+    (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
+    assert change["value"] == [
+        {"key": "spot", "operator": "Exists"},
+        {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
+    ]
+    bare = msgspec.structs.replace(stuck, owner=None)
+    assert diagnose(facts(nodes=TAINTED, pods=(bare,)))[0].do[-1] == "add a toleration of gpu to its template"
+    full = {
+        f"n{i}": NodeFact({}, (Taint("node.kubernetes.io/disk-pressure", "NoSchedule", ""),), "z") for i in range(4)
+    }
+    assert "toler" not in diagnose(facts(nodes=full, pods=(stuck,)))[0].do[-1]
+
+
+def test_a_cost_policy_without_a_field_to_blame_is_given_up_as_a_whole() -> None:
+    bad = diagnose(topology("InputValid", "False", "BadCostPolicy", "costPolicy is not an object"))[0]
+    assert bad.do[-1].endswith("""-p '{"spec":{"costPolicy":null}}'""")
+    bad = diagnose(topology("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"))[0]
+    assert bad.do[-1].endswith("""-p '{"spec":{"costPolicy":{"unitUs":null}}}'""")
 
 
 def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
