@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from typing import Any
@@ -12,7 +13,10 @@ from controller.cli.session import Session
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.rules import diagnose
+from controller.views.announcing import Announcer
+from controller.views.snapshot import Snapshot
 from kubekit.client import Client
+from kubekit.events import EventRecorder
 from kubekit.wire import LEASES, PODS, Object, format_time
 from lab.controlplane import ControlPlane
 from netperf.contract import CONTROLLER
@@ -132,3 +136,42 @@ async def test_a_dependency_on_nothing_and_a_pod_of_another_scheduler(
     assert found.keys() == {"spec-UnknownDependency", "not-ours"}
     assert "gone" in found["spec-UnknownDependency"].what
     assert found["not-ours"].hurts == (f"{namespace}/theirs",)
+
+
+async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(
+    client: Client, namespace: str, crds: list[str]
+) -> None:
+    assert crds
+    await an_installation(client, namespace)
+    await a_group(client, namespace, workload("web"))
+    await a_pod(client, namespace, "wrong", "wbe", nodeName="nowhere")
+    (finding,) = await of(client, namespace)
+    assert (finding.code, finding.hurts) == ("pod-lost", (f"{namespace}/wrong",))
+    recorder = EventRecorder(client, component=CONTROLLER, instance="test")
+    sending = asyncio.ensure_future(recorder.run())
+
+    async def look() -> Snapshot:
+        return await Session(client, None, None, namespace).snapshot(groups=True, agents=True, around=True)
+
+    announcer = Announcer(look, client, recorder)
+    try:
+        async with asyncio.timeout(30):
+            # Others share the control plane, and a look tells of a few objects only.
+            while not (found := await events_of(client, namespace)):
+                await announcer.tell()
+        for _ in range(3):
+            await announcer.tell()
+        found = await events_of(client, namespace)
+    finally:
+        sending.cancel()
+    pod = await client.get(PODS, "wrong", Object, namespace=namespace)
+    (event,) = found
+    assert (event["reason"], event["regarding"]["uid"], event["type"]) == ("PodLost", pod.metadata.uid, "Warning")
+    assert "series" not in event
+    assert "no workload with selector wbe" in event["note"]
+
+
+async def events_of(client: Client, namespace: str) -> list[dict[str, Any]]:
+    listed = await client.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
+    found: list[dict[str, Any]] = json.loads(listed)["items"]
+    return [event for event in found if event["reportingController"] == CONTROLLER]
