@@ -84,7 +84,7 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
             "taint",
             "it does not tolerate their taints",
             (
-                "kubectl get nodes -o custom-columns=NODE:.metadata.name,TAINTS:.spec.taints",
+                "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
                 "add a toleration to its template",
             ),
         ),

@@ -56,7 +56,12 @@ async def make(client: Client, resource: Resource, name: str, namespace: str | N
 
 async def the_world(client: Client, namespace: str) -> None:
     """Everything that a line of any situation names."""
-    for resource, name in ((DEPLOYMENTS, CONTROLLER), (DEPLOYMENTS, SCHEDULER), (DAEMON_SETS, AGENT)):
+    for resource, name in (
+        (DEPLOYMENTS, CONTROLLER),
+        (DEPLOYMENTS, SCHEDULER),
+        (DEPLOYMENTS, "front"),
+        (DAEMON_SETS, AGENT),
+    ):
         selector = {"matchLabels": template(name)["metadata"]["labels"]}
         await make(client, resource, name, namespace, spec={"selector": selector, "template": template(name)})
     front = {"workload": {"kind": "Deployment", "name": "front", "selector": "front"}}
