@@ -51,6 +51,7 @@ class Authority:
         )
         built = (
             self._draft(self._name, self._key.public_key())
+            .not_valid_after(datetime.now(UTC) + _LIFETIME)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .sign(self._key, hashes.SHA256())
@@ -58,7 +59,13 @@ class Authority:
         self.certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
 
     def issue(
-        self, file_name: str, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = ()
+        self,
+        file_name: str,
+        common_name: str,
+        *,
+        organization: str = "",
+        hosts: tuple[str, ...] = (),
+        lifetime: timedelta = _LIFETIME,
     ) -> KeyPair:
         """Sign a certificate that serves as client and as server.
 
@@ -67,6 +74,7 @@ class Authority:
             common_name: the user's name to Kubernetes.
             organization: the user's group to Kubernetes, if any.
             hosts: DNS names and IP addresses that a server answers to.
+            lifetime: from now on; one that is over makes a certificate that has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
@@ -77,7 +85,7 @@ class Authority:
         draft = draft.add_extension(x509.ExtendedKeyUsage(both), critical=False)
         if hosts:
             draft = draft.add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False)
-        certificate = draft.sign(self._key, hashes.SHA256())
+        certificate = draft.not_valid_after(datetime.now(UTC) + lifetime).sign(self._key, hashes.SHA256())
         pair = KeyPair(self.folder / f"{file_name}.crt", self.folder / f"{file_name}.key")
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         write_private_key(pair.key, key)
@@ -93,7 +101,6 @@ class Authority:
             .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _BACKDATE)
-            .not_valid_after(now + _LIFETIME)
             # Python 3.13 asks for both by default: without them only programs that clear that flag would connect.
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)

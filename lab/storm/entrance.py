@@ -61,6 +61,7 @@ class Entrance:
             "api-cut": self._spoil,
             "api-late": self._spoil,
             "api-stale": self._spoil,
+            "certificate-expired": self._spoil,
             "etcd-full": self._fill_etcd,
             "clock": self._turn_clock,
         }
@@ -113,7 +114,7 @@ class Entrance:
         self._after(fault, end)
 
     async def _spoil(self, fault: Fault) -> None:
-        kind = fault.target or fault.kind.removeprefix("api-")
+        kind = fault.target or fault.kind.removeprefix("api-").removeprefix("certificate-")
         self._proxy.begin(fault, kind, fault.amount)
 
         async def end() -> None:

@@ -47,6 +47,7 @@ KINDS: dict[str, Kind] = {
     "api-late": Kind(1.0, "a share of requests waits for up to 4 s", lasts=True),
     "clock": Kind(2.0, "a program's wall clock jumps by up to a minute, and back", lasts=True),
     "api-stale": Kind(1.0, "watches that stay open and tell nothing", lasts=True),
+    "certificate-expired": Kind(1.0, "the API server's certificate has expired, and is renewed", lasts=True),
     "etcd-full": Kind(1.0, "etcd has no space left, and takes no write", lasts=True),
 }
 MEAN_GAP_S, SHORTEST_GAP_S = 2.0, 0.3

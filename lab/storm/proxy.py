@@ -10,11 +10,13 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from random import Random
 
 import aiohttp
 from aiohttp import web
 
+from lab.certificates import KeyPair
 from lab.controlplane import ControlPlane
 
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "host", "content-length", "upgrade"})
@@ -32,35 +34,44 @@ class Proxy:
 
     Args:
         session: goes to the API server.
+        context: of its own server.
+        pair, expired: a certificate for it, and one whose time is over.
     """
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(
+        self, session: aiohttp.ClientSession, context: ssl.SSLContext, pair: KeyPair, expired: KeyPair
+    ) -> None:
+        self._session, self._context, self._pair, self._expired = session, context, pair, expired
         self._faults: dict[object, tuple[str, float]] = {}
         self._refused: set[str] = set()
         self._telling = asyncio.Event()
         self._telling.set()
         self._chance = Random(0)
         self._open: dict[int, web.Request] = {}
+        self._runner: web.AppRunner | None = None
         self.url = ""
+        self._show(pair)
 
     @classmethod
     @asynccontextmanager
     async def serve(cls, plane: ControlPlane) -> AsyncIterator[Proxy]:
         """Serve at the API server's address, where nodes reach it too."""
-        pair = plane.authority.issue("proxy", "proxy", hosts=(plane.address,))
+        pair, expired = (
+            plane.authority.issue(name, "proxy", hosts=(plane.address,), lifetime=timedelta(days=days))
+            for name, days in (("proxy", 365), ("proxy-expired", 0))
+        )
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(str(pair.certificate), str(pair.key))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=str(plane.ca_file)))
         async with aiohttp.ClientSession(
             plane.server, timeout=timeout, connector=connector, auto_decompress=False
         ) as session:
-            proxy = cls(session)
+            proxy = cls(session, context, pair, expired)
             app = web.Application(client_max_size=_LARGEST_BODY)
             app.router.add_route("*", "/{path:.*}", proxy.answer)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
             await runner.setup()
+            proxy._runner = runner
             try:
                 site = web.TCPSite(runner, plane.address, 0, ssl_context=context)
                 await site.start()
@@ -72,10 +83,14 @@ class Proxy:
     def begin(self, key: object, kind: str, share: float) -> None:
         """Put a fault on a share of the requests: a status, ``cut``, or ``late``. Watches that are open are cut as well.
 
-        ``stale`` is for all watches, those that are open and those to come, and for nothing else.
+        ``stale`` is for all watches, those that are open and those to come, and for nothing else. ``expired`` ends every
+        connection, and shows a certificate whose time is over to whoever comes.
         """
-        self._faults[key] = (kind, 0.0 if kind == "stale" else share)
+        self._faults[key] = (kind, 0.0 if kind in {"stale", "expired"} else share)
         self._tell()
+        if kind == "expired":
+            self._show(self._expired)
+            self._disconnect()
         if kind == "cut":
             for request in tuple(self._open.values()):
                 _abort(request)
@@ -84,12 +99,24 @@ class Proxy:
         """Take it away."""
         self._faults.pop(key, None)
         self._tell()
+        if all(kind != "expired" for kind, _ in self._faults.values()):
+            self._show(self._pair)
 
     def _tell(self) -> None:
         if any(kind == "stale" for kind, _ in self._faults.values()):
             self._telling.clear()
         else:
             self._telling.set()
+
+    def _show(self, pair: KeyPair) -> None:
+        self._context.load_cert_chain(str(pair.certificate), str(pair.key))
+
+    def _disconnect(self) -> None:
+        """End every connection, those on which nothing is asked just now as well."""
+        server = self._runner.server if self._runner is not None else None
+        for connection in tuple(server.connections) if server is not None else ():
+            if connection.transport is not None:
+                connection.transport.abort()
 
     def refuse(self, token: str) -> None:
         """Answer as the API server answers an expired token, and end what it has open."""

@@ -117,6 +117,24 @@ async def test_a_stale_watch_stays_open_and_tells_later_and_all_else_is_answered
             assert await told == b"first\n"
 
 
+async def test_an_expired_certificate_ends_connections_and_lets_nobody_in_until_it_is_renewed(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, session):
+        async with session.get("/api") as answer:
+            assert answer.status == 200
+        async with session.get("/api?watch=true") as watch:
+            assert await watch.content.readline() == b"first\n"
+            proxy.begin("one", "expired", 1.0)
+            proxy.begin("other", "expired", 1.0)
+            with pytest.raises(aiohttp.ClientError):
+                await watch.content.read()
+        proxy.end("one")
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="certificate has expired"):
+            await session.get("/api")
+        proxy.end("other")
+        async with session.get("/api") as answer:
+            assert answer.status == 200
+
+
 async def test_a_cut_leaves_half_an_answer_and_ends_open_watches(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, session):
         async with session.get("/api?watch=true") as watch:
