@@ -97,7 +97,7 @@ async def gain_of(
         group = msgspec.structs.replace(group, metadata=metadata)
     namespace = proposal.namespace
     named = {item.workload.name: item.workload for item in group.spec.workloads or ()}
-    snapshot = await session.snapshot()
+    snapshot = await session.snapshot(measurements=False)
     templates = {(c.metadata.name): c for c in await session.controllers(namespace)}
     replicas = {
         ref.selector: [templates[name].spec.template.spec] * (1 if (n := templates[name].spec.replicas) is None else n)

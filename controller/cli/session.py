@@ -99,6 +99,7 @@ class Session:
         agents: bool = False,
         readings: bool = False,
         around: bool = False,
+        measurements: bool = True,
     ) -> Snapshot:
         """Read nodes, topologies, results and plans, and on request more.
 
@@ -108,6 +109,7 @@ class Session:
             agents: pods of the agent's DaemonSet.
             readings: what Prometheus knows; empty without one.
             around: how our own programs fare, so that it can be said what is wrong.
+            measurements: results and plans; those who need costs alone spare asking for what the controller itself may not get.
 
         Raises:
             KubekitError: the nodes cannot be read; nothing can be shown without them.
@@ -115,7 +117,7 @@ class Session:
         nodes, topologies, plans, services = await asyncio.gather(
             self.client.list(NODES, Node),
             self._list(NETWORK_TOPOLOGIES, NetworkTopology, None),
-            self._plans(),
+            self._plans(wanted=measurements),
             self._list(SERVICES, Service, None, wanted=groups),
         )
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
@@ -123,7 +125,7 @@ class Session:
             self._list(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
             self._pods(self.namespace, wanted=bandwidth),
             self._pods(self.home, AGENT_POD_SELECTOR, wanted=agents),
-            self._results(topologies, plans),
+            self._results(topologies, plans, wanted=measurements),
             self._readings(wanted=readings),
         )
         return Snapshot(
@@ -297,9 +299,9 @@ class Session:
             self.notes[resource.plural] = why
         return found
 
-    async def _plans(self) -> list[ZonePlan]:
+    async def _plans(self, *, wanted: bool) -> list[ZonePlan]:
         plans = []
-        for found in await self._list(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR):
+        for found in await self._list(CONFIGMAPS, ConfigMap, self.home, PLAN_SELECTOR, wanted=wanted):
             try:
                 plans.append(decode_plan(found.data).plan)
             except PlanRefusedError as error:
@@ -307,12 +309,14 @@ class Session:
         return plans
 
     async def _results(
-        self, topologies: Sequence[NetworkTopology], plans: Sequence[ZonePlan]
+        self, topologies: Sequence[NetworkTopology], plans: Sequence[ZonePlan], *, wanted: bool
     ) -> dict[str, dict[str, str]]:
         """The results ConfigMaps, read by name, since listing ConfigMaps may well not be allowed.
 
         Agents write where their plan says, in netaware's namespace; other tools where a NetworkTopology says.
         """
+        if not wanted:
+            return {}
         bases = {(t.metadata.namespace, t.spec.configmap_name) for t in topologies if t.spec.configmap_name}
         bases.add((self.home, RESULTS_NAME))
         bases |= {(self.home, plan.results) for plan in plans if shard_index(RESULTS_NAME, plan.results) is None}

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+import yaml
 
 from controller.cli import proposing
 from controller.cli.proposing import NO_SOURCE, Proposer
@@ -17,12 +18,13 @@ from controller.page import server
 from controller.page.config import PageConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
 from kubekit.client import Client
-from kubekit.wire import DEPLOYMENTS, PODS, Object
+from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from lab.controlplane import LOOPBACK, ControlPlane, free_ports
 from tests.integration.conftest import MakeNode
 from tests.integration.page.conftest import ServePage
 from tests.support.prometheus_past import Made, prometheus
 
+RBAC = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "rbac.yaml"
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -46,6 +48,24 @@ async def deploy(client: Client, namespace: str, name: str, node: str) -> None:
     metadata = {"name": f"{name}-5d9f-x", "labels": labels, "ownerReferences": [owner]}
     pod = {"metadata": metadata, "spec": {**template["spec"], "nodeName": node}}
     await client.create(PODS, pod, Object, namespace=namespace)
+
+
+async def as_controller(client: Client, namespace: str, control_plane: ControlPlane, folder: Path) -> Path:
+    """A kubeconfig that acts as the controller's account, with the rights that it is shipped with."""
+    for document in yaml.safe_load_all(RBAC.read_text().replace("netaware-system", namespace)):
+        kind = document["kind"]
+        if kind.startswith("Cluster"):
+            document["metadata"]["name"] += f"-{namespace}"
+        if kind == "ClusterRoleBinding":
+            document["roleRef"]["name"] += f"-{namespace}"
+        wide = kind.startswith("Cluster")
+        resource = Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind, namespaced=not wide)
+        await client.create(resource, document, Object, namespace=None if wide else namespace)
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    config["users"][0]["user"]["as"] = f"system:serviceaccount:{namespace}:netaware-controller"
+    file = folder / "controller.kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    return file
 
 
 def called(namespace: str, zones: tuple[str, str]) -> list[Made]:
@@ -77,9 +97,10 @@ async def test_what_the_command_would_propose_now_is_told_with_its_gain_money_an
     for name, zone in zip(("web", "cart"), zones, strict=True):
         await make_node(f"n-{zone}", zone=zone, region="r")
         await deploy(client, namespace, name, f"n-{zone}")
+    kubeconfig = await as_controller(client, namespace, control_plane, tmp_path)
     config = TrafficConfig(window_s=3600, prices=PricesConfig(preset="aws"))
     async with prometheus(prometheus_programs, tmp_path, called(namespace, zones)) as past:
-        proposer = Proposer(config, past.url, home=namespace, kubeconfig=str(control_plane.kubeconfig))
+        proposer = Proposer(config, past.url, home=namespace, kubeconfig=str(kubeconfig))
         first, second = await asyncio.gather(told(proposer, namespace), told(proposer, namespace))
     assert first == second
     assert first["error"] == ""
@@ -89,6 +110,7 @@ async def test_what_the_command_would_propose_now_is_told_with_its_gain_money_an
     assert gain["crossing_now"] == pytest.approx(10_000, rel=0.05)
     assert gain["zones_now"][zones[0]][zones[1]] == pytest.approx(10_000, rel=0.05)
     assert gain["month_now"] == pytest.approx(10_000 * 3600 * 730 / 1e9 * 0.02, rel=0.05)
+    assert not [note for note in first["notes"] if "not allowed" in note], "the shipped rights suffice"
     assert any("OpenTelemetry" in note for note in first["notes"])
     assert f"propose -n {namespace} " in first["command"]
     assert first["command"].endswith("--window 60m --prices aws --apply")

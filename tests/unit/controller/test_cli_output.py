@@ -67,6 +67,7 @@ class MadeUpSession(Session):
         agents: bool = False,
         readings: bool = False,
         around: bool = False,
+        measurements: bool = True,
     ) -> Snapshot:
         unknown = Surroundings(lease_known=False)
         return msgspec.structs.replace(self.made_up, around=unknown if around else None)

@@ -76,7 +76,7 @@ class Cluster:
         self.pods = [old_pod(name, i, spots.pop(), labels[name]) for name in WORKLOADS for i in range(2)]
         self.labels = labels
 
-    async def snapshot(self) -> Snapshot:
+    async def snapshot(self, **_: bool) -> Snapshot:
         return Snapshot(now_s=0, nodes=self.nodes)
 
     async def controllers(self, _: str) -> list[Controller]:
