@@ -13,12 +13,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from netperf.errors import Refusal, TooLargeError, refuse
 from netperf.plans import OBJECT_LIMIT_BYTES, Probe, ZonePlan
-from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
+from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Count, Failure, Measurement, Percentile, Place, Sample, Test
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
 _parse_failure = msgspec.json.Decoder(Failure).decode
@@ -90,6 +91,28 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
     """The key that a writer sets for a failure, and removes with a later success."""
     value = msgspec.structs.replace(failure, taken_at=round(failure.taken_at, 3))
     return {failure_key(failure.origin, failure.destination, test): msgspec.json.encode(value).decode()}
+
+
+class _Numbered(msgspec.Struct):
+    origin: Place
+    sequence: Count = 0
+
+
+_parse_numbered = msgspec.json.Decoder(_Numbered).decode
+_MOST_SEQUENCE = 2**53
+"""No clock starts a sequence there; whoever wrote a higher one shall not be counted on from."""
+
+
+def last_sequence(data: Mapping[str, str], node: str) -> int:
+    """The highest sequence that a node's samples and failures carry in a results ConfigMap; 0 without any. Never raises."""
+    last = 0
+    for key, value in data.items():
+        if key.startswith(OWN_PREFIX):
+            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+                found = _parse_numbered(value)
+                if found.origin.node == node and found.sequence < _MOST_SEQUENCE:
+                    last = max(last, found.sequence)
+    return last
 
 
 def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:

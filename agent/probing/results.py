@@ -12,6 +12,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from kubekit import logs
@@ -21,7 +22,15 @@ from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.contract import PART_OF
 from netperf.errors import TooLargeError
-from netperf.results import FAILED_SUFFIX, check_growth, encode_failure, encode_samples, merge_patch, sample_key
+from netperf.results import (
+    FAILED_SUFFIX,
+    check_growth,
+    encode_failure,
+    encode_samples,
+    last_sequence,
+    merge_patch,
+    sample_key,
+)
 from netperf.sample import Failure, Percentile, Place, Sample, Test
 
 log = logs.get("agent.probing")
@@ -100,6 +109,7 @@ class ResultsWriter:
         self._failures: dict[str, tuple[Failure, Test]] = {}
         self._failed_at_s: dict[str, float] = {}
         self._over: set[str] = set()
+        self._lift, self._caught_up = 0, False
         self._interval_s = 0.0
         self._name: str | None = None
         self._due = asyncio.Event()
@@ -118,7 +128,7 @@ class ResultsWriter:
         self._interval_s = interval_s
         if name != self._name:
             self._written.clear()
-            self._there = None
+            self._there, self._caught_up = None, False
         self._name, self._test = name, test
         if self._pending:
             self._due.set()
@@ -179,13 +189,8 @@ class ResultsWriter:
             over = self._over - failures.keys()
             if not (self._pending or failures or over) or name is None:
                 continue
-            data = self._encode(batch.values()) | {
-                key + FAILED_SUFFIX: None for key in over | self._perhaps_failed(batch)
-            }
-            for failure, test in failures.values():
-                data |= encode_failure(failure, test)
             try:
-                self._there = await self._write(name, data)
+                self._there = await self._write(name, batch, failures, over)
             except KubekitError as error:
                 self._there = None
                 reason = "too-large" if isinstance(error, TooLargeError) else "failed"
@@ -196,6 +201,7 @@ class ResultsWriter:
                 self._due.set()
                 continue
             backoff.reset()
+            self._caught_up = self._caught_up or bool(batch or failures)
             self._writes.labels("ok").inc()
             log.change("results", "", "results are written again", name=name)
             self._over -= over
@@ -223,13 +229,32 @@ class ResultsWriter:
                 if waiting.get(key) is sample:
                     del waiting[key]
 
+    def _data(
+        self, batch: Mapping[str, Sample], failures: Mapping[str, tuple[Failure, Test]], over: set[str]
+    ) -> dict[str, str | None]:
+        lifted = [msgspec.structs.replace(s, sequence=s.sequence + self._lift) for s in batch.values()]
+        data = self._encode(lifted) | {key + FAILED_SUFFIX: None for key in over | self._perhaps_failed(batch)}
+        for failure, test in failures.values():
+            data |= encode_failure(msgspec.structs.replace(failure, sequence=failure.sequence + self._lift), test)
+        return data
+
+    def _catch_up(self, batch: Mapping[str, Sample], failures: Mapping[str, tuple[Failure, Test]]) -> None:
+        """Sequences begin with the clock: if that went back, what is told now would pass for older than what an earlier life told."""
+        words: list[Sample | Failure] = [*batch.values(), *(failure for failure, _ in failures.values())]
+        if words and self._there and not self._caught_up:
+            first = min(word.sequence for word in words)
+            last = last_sequence(self._there, words[0].origin.node)
+            self._lift = max(self._lift, last + 1 - first)
+
     def _encode(self, samples: Collection[Sample]) -> dict[str, str | None]:
         """Upstream's format has no room for a test, so only the usual one is written in it."""
         usual = [s for s in samples if s.measurement.test == self._test]
         others = [s for s in samples if s.measurement.test != self._test]
         return encode_samples(usual, upstream=self._upstream) | encode_samples(others)
 
-    async def _write(self, name: str, data: dict[str, str | None]) -> Mapping[str, str]:
+    async def _write(
+        self, name: str, batch: Mapping[str, Sample], failures: Mapping[str, tuple[Failure, Test]], over: set[str]
+    ) -> Mapping[str, str]:
         """Patch; what the object holds afterwards.
 
         The controller makes the object before it sends a plan that names it. One of the version before does not, and its
@@ -239,12 +264,14 @@ class ResultsWriter:
             if self._there is None:
                 found = await self._client.get(CONFIGMAPS, name, ConfigMap, namespace=self._namespace)
                 self._there = found.data or {}
+                self._catch_up(batch, failures)
+            data = self._data(batch, failures, over)
             check_growth(name, self._there, data)
             return await self._patch(name, data)
         except ApiError as error:
             if not error.not_found:
                 raise
-            return await self._create(name, data)
+            return await self._create(name, self._data(batch, failures, over))
 
     async def _patch(self, name: str, data: dict[str, str | None]) -> Mapping[str, str]:
         after = await self._client.patch(

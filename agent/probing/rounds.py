@@ -130,6 +130,7 @@ class Rounds:
         self._in_a_row: dict[NodePair, int] = {}
         self._spent: tuple[Spending, ...] = ()
         # Starting from the clock keeps sequence numbers growing over restarts; readers compare them with the last seen.
+        # Where the clock went back meanwhile, `ResultsWriter` lifts them.
         self._sequence = int(wall_clock())
         self._taken_s = wall_clock()
         self._changed = asyncio.Event()

@@ -168,6 +168,37 @@ async def test_a_pair_that_stays_dead_is_told_as_seldom_as_a_value_that_stays_an
     assert store.data == {}
 
 
+async def test_an_agent_whose_clock_went_back_is_believed_what_it_says_now() -> None:
+    """Its sequences begin with the clock, and what an earlier life of it wrote carries higher ones."""
+    store = Store()
+    async with writing(store) as (writer, _):
+        writer.take(sample("n1", 5000))
+        writer.take(sample("n2", 5001))
+        await asyncio.sleep(5)
+    async with writing(store) as (writer, _):
+        writer.take_failure(failed("n1", 1), "TCP_RR")
+        writer.take(sample("n2", 12, p50_us=9000.0))
+        await asyncio.sleep(5)
+        found = decode_results(store.data or {}, PLACES)
+        assert [f.destination.node for f in found.failures.values()] == ["n1"]
+        assert store.sequences()["n2"] > 5001
+        writer.take(sample("n1", 13))
+        await asyncio.sleep(5)
+        assert decode_results(store.data or {}, PLACES).failures == {}
+        assert store.sequences()["n1"] > store.sequences()["n2"]
+
+
+async def test_a_number_that_no_clock_begins_with_is_not_counted_on_from() -> None:
+    store = Store()
+    async with writing(store) as (writer, _):
+        writer.take(sample("n1", 2**60))
+        await asyncio.sleep(5)
+    async with writing(store) as (writer, _):
+        writer.take(sample("n2", 12))
+        await asyncio.sleep(5)
+    assert store.sequences()["n2"] == 12
+
+
 async def test_a_failure_that_an_earlier_life_of_the_agent_left_goes_with_the_first_success() -> None:
     store = Store({key: value for key, value in encode_failure(failed("n1", 9), "TCP_RR").items() if value is not None})
     async with writing(store) as (writer, _):
