@@ -26,7 +26,7 @@ from controller.cli.session import Session
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
-from controller.diagnosis.news import has_event, reason_of
+from controller.diagnosis.news import abouts, has_event, reason_of
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.rules import diagnose
 from kubekit.client import Client
@@ -68,6 +68,10 @@ class Case:
         by_hand: what a line's words ask for, as commands.
         ahead_s: how far the clock is set forward.
         choices: for the words in capitals.
+        made: commands that break what is no object of the namespace's own.
+        undone: commands after it.
+        cut: zones between which every packet is lost; somebody connects them again.
+        shared: it hurts nobody in the namespace.
     """
 
     name: str
@@ -76,6 +80,10 @@ class Case:
     by_hand: Sequence[str] = ()
     ahead_s: float = 0.0
     choices: dict[str, str] = field(default_factory=dict)
+    made: Sequence[str] = ()
+    undone: Sequence[str] = ()
+    cut: tuple[str, str] | None = None
+    shared: bool = False
 
 
 def workload(name: str, *calls: str, limit: int = 100, **more: Any) -> dict[str, Any]:
@@ -192,6 +200,16 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
         edit="spec['workloads'][0]['dependencies'][0]['maxNetworkCost'] = 10000",
     ),
     Case(
+        "running pods whose workload label is wrong",
+        [FRONT, deployment("front", selector="frnt", nodeName="n2")],
+        edit=f"spec['template']['metadata']['labels'].update({{'{WORKLOAD_LABEL}': 'front'}})",
+    ),
+    Case(
+        "running pods whose AppGroup is gone",
+        [deployment("front", of="nope", nodeName="n3")],
+        edit=f"spec['template']['metadata']['labels'].pop('{APPGROUP_LABEL}')",
+    ),
+    Case(
         "some pods of a group name another scheduler",
         [
             group(workload("front"), workload("cart"), members=2),
@@ -270,6 +288,35 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
         ],
     ),
 )
+TOPOLOGY = "kubectl -n netaware-system patch networktopology nt-default --type=merge -p"
+PINNED: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": "n5"}}
+ONE_AFTER_ANOTHER: tuple[Case, ...] = (
+    Case(
+        "every node has a taint",
+        [FRONT, deployment("front", nodeSelector={ZONE_LABEL: "z3"})],
+        made=["kubectl taint nodes n5 n6 n7 gpu=only:NoSchedule"],
+        undone=["kubectl taint nodes n5 n6 n7 gpu-"],
+    ),
+    Case(
+        "every node is cordoned",
+        [FRONT, deployment("front", **PINNED)],
+        made=["kubectl cordon n1 n5"],
+        undone=["kubectl uncordon n1"],
+    ),
+    Case(
+        "nodes without a zone label",
+        made=[f"kubectl label node n8 {ZONE_LABEL}-"],
+        choices={"ZONE": "z4"},
+        shared=True,
+    ),
+    Case(
+        "a costPolicy that makes no sense",
+        made=[f"""{TOPOLOGY} '{{"spec":{{"costPolicy":{{"expireAfterS":1}}}}}}'"""],
+        shared=True,
+    ),
+    Case("the path between two zones is cut", cut=("z1", "z3"), shared=True),
+)
+"""What others would feel."""
 REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("two workloads with one selector", group(workload("front"), workload("other", selector="front"))),
     (
@@ -369,7 +416,7 @@ class Bench:
             return [
                 finding
                 for finding in self.look.findings(case.ahead_s)
-                if any(hurt.startswith(f"{namespace}/") for hurt in finding.hurts)
+                if case.shared or any(hurt.startswith(f"{namespace}/") for hurt in finding.hurts)
             ]
 
         def state() -> str:
@@ -387,6 +434,8 @@ class Bench:
                 await self.paste(command, editor if " edit " in command else "true")
         for line in case.by_hand:
             await self.paste(line.replace("NS", namespace))
+        if case.cut:
+            self.lab.wan.change_link(*case.cut, loss=0.0)
         await self.look.until(
             lambda: all(f.code != code for f in mine()), lambda: f"not ended by {first.do}: {state()}"
         )
@@ -410,7 +459,9 @@ class Bench:
             told = await asyncio.to_thread(self.terminal.findings, "status")
         assert among(told), f"status does not tell {finding}: {told}"
         deadline = time.monotonic() + DEADLINE_S
-        while has_event(finding) and finding.hurts[0] not in await self.regarding(reason_of(finding.code)):
+        about = abouts(finding, facts)[0]
+        name, reason = f"{about.namespace}/{about.name}", reason_of(finding.code)
+        while has_event(finding) and name not in await self.regarding(reason):
             assert time.monotonic() < deadline, f"no event tells {finding}"
             await asyncio.sleep(1)
         async with aiohttp.ClientSession() as session:
@@ -444,16 +495,22 @@ async def a_bench() -> AsyncIterator[Bench]:
                     await asyncio.gather(looking, return_exceptions=True)
 
 
+async def one(bench: Bench, case: Case, namespace: str) -> None:
+    await bench.paste(f"kubectl create namespace {namespace}")
+    for line in case.made:
+        await bench.paste(line)
+    if case.cut:
+        bench.lab.wan.change_link(*case.cut, loss=1.0)
+    await bench.apply(case.objects, namespace)
+    await bench.end(case, namespace)
+    for line in case.undone:
+        await bench.paste(line)
+
+
 async def side_by_side(bench: Bench, cases: Sequence[Case]) -> None:
     """Each in a namespace of its own, all at the same time; all failures are told."""
-
-    async def one(number: int, case: Case) -> None:
-        namespace = f"s{number}-{len(cases)}"
-        await bench.paste(f"kubectl create namespace {namespace}")
-        await bench.apply(case.objects, namespace)
-        await bench.end(case, namespace)
-
-    done = await asyncio.gather(*(one(i, case) for i, case in enumerate(cases)), return_exceptions=True)
+    each = (one(bench, case, f"s{i}-{len(cases)}") for i, case in enumerate(cases))
+    done = await asyncio.gather(*each, return_exceptions=True)
     failed = [f"{case.name}: {result}" for case, result in zip(cases, done, strict=True) if result is not None]
     assert failed == [], "\n".join(failed)
 
@@ -478,3 +535,6 @@ async def test_the_lines_of_the_first_finding_end_it() -> None:
             with pytest.raises(AssertionError, match=r"invalid|Invalid|Unsupported"):
                 await bench.apply([body], "default")
         await side_by_side(bench, SIDE_BY_SIDE)
+        for i, case in enumerate(ONE_AFTER_ANOTHER):
+            await bench.look.until(lambda: not bench.look.findings(), lambda: str(bench.look.findings()))
+            await one(bench, case, f"alone{i}")
