@@ -26,6 +26,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import KubekitError
+from netperf.contract import PAGE_ACCOUNT
 
 log = logs.get("controller.proposing")
 
@@ -68,6 +69,10 @@ class Told(msgspec.Struct, frozen=True):
     error: str = ""
     notes: tuple[str, ...] = ()
     command: str = ""
+
+
+_decode_question = msgspec.json.Decoder(Question).decode
+_decode_told = msgspec.json.Decoder(Told).decode
 
 
 class Proposer:
@@ -124,7 +129,7 @@ class Proposer:
         else:
             async with self._turn:
                 text, failed = await _run(question)
-        answer = Told(namespace, self._clock(), error=failed) if failed else msgspec.json.decode(text, type=Told)
+        answer = Told(namespace, self._clock(), error=failed) if failed else _decode_told(text)
         text = msgspec.json.encode(msgspec.structs.replace(answer, command=self._command(namespace)))
         fresh_s = FAILED_FRESH_S if answer.error else self._traffic.period_s
         self._kept.pop(namespace, None)
@@ -175,7 +180,7 @@ async def answer(question: Question) -> Told:
     from controller.cli.session import Session
 
     async with (
-        Client(load_cluster(question.kubeconfig), user_agent="netaware-page") as client,
+        Client(load_cluster(question.kubeconfig), user_agent=PAGE_ACCOUNT) as client,
         PrometheusClient(question.prometheus) as prometheus,
     ):
         session = Session(client, prometheus, question.namespace, question.home)
@@ -202,7 +207,7 @@ def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     logs.set_up(level="error")
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    question = _decode_question(sys.stdin.buffer.read())
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(answer(question))))
 
 
