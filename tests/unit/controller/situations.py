@@ -583,7 +583,7 @@ ENDED: Mapping[str, str] = {
     "the controller is frozen": "29 s, 20 s",
     "the controller is gone": "5 s, 36 s",
     "the controller's image cannot be pulled": "3 s, 6 s",
-    "the scheduler crashes": "6 s, 8 s",
+    "the scheduler crashes": "9 s, 12 s",
     "the extender does not answer": "39 s, 30 s",
     "the scheduler has no node to run on": "3 s, 30 s",
     "the NetworkTopology was deleted": "10 s, 12 s",
