@@ -67,6 +67,10 @@ class PrometheusClient:
         token: bearer token, if the server wants one.
         field: how an error about the address names it: a flag or a field of the configuration.
 
+    Attributes:
+        address: as it was given; it may hold a password.
+        url: the same without user and password, for people to see.
+
     Raises:
         ConfigError: the address is no http(s) URL.
     """
@@ -75,9 +79,15 @@ class PrometheusClient:
         self, url: str, *, token: str = "", timeout_s: float = QUERY_TIMEOUT_S, field: str = "--prometheus"
     ) -> None:
         check_url(url, field)
-        self.url = url.rstrip("/")
+        self.address = url.rstrip("/")
         self._token, self._timeout_s = token, timeout_s
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        scheme, _, rest = self.address.partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
     async def __aenter__(self) -> Self:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -117,14 +127,15 @@ class PrometheusClient:
             raise RuntimeError(msg)
         try:
             # POST, since expressions may be longer than a URL should be.
-            async with self._session.post(self.url + path, data=params) as answer:
+            async with self._session.post(self.address + path, data=params) as answer:
                 body = await answer.read()
                 status = answer.status
         except TimeoutError as error:
             msg = f"{self.url}: no answer in {self._timeout_s:g} s"
             raise PrometheusError(msg) from error
         except (aiohttp.ClientError, OSError) as error:
-            msg = f"{self.url}: {str(error) or type(error).__name__}"
+            said = str(error).replace(self.address, self.url) or type(error).__name__
+            msg = f"{self.url}: {said}"
             raise PrometheusError(msg) from error
         return await asyncio.to_thread(_read, body, status, self.url, finite=finite)
 

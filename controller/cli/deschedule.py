@@ -88,7 +88,7 @@ class Deschedule(Command):
                 raise ConfigError("--policy", f"there is no file {options.policy}")
             section = msgspec.structs.replace(section, policy=None, policy_file=options.policy)
         if session.prometheus is not None:
-            section = _with_prometheus(section, session.prometheus.url)
+            section = _with_prometheus(section, session.prometheus.address)
         answer = await preview(
             session.client, section, namespace=session.home, scheduler=config.scheduler, now=session.clock()
         )

@@ -195,7 +195,7 @@ async def answer(question: Question) -> Told:
                 longest_s=DRAWN_S,
             )
         except KubekitError as error:
-            # The address may hold a password, which viewers have no right to.
+            # Where Prometheus is concerns no viewer.
             return Told(question.namespace, time.time(), error=str(error).replace(prometheus.url, "Prometheus"))
     notes = (*(f"{what}: {why}" for what, why in session.notes.items()), *session.remarks)
     return Told(question.namespace, time.time(), msgspec.structs.replace(proposed, left_out=()), notes=notes)

@@ -1,0 +1,38 @@
+"""What is told of a Prometheus that cannot be asked."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import encode_basic_auth, web
+
+from controller.prometheus import PrometheusClient, PrometheusError
+from lab.controlplane import LOOPBACK
+
+
+async def test_the_password_in_the_address_is_sent_and_never_told() -> None:
+    """Viewers of the page see the address, in the readings' source and in errors."""
+    sent = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        sent.append(request.headers["Authorization"])
+        return web.json_response({"status": "error", "error": "no"}, status=400)
+
+    app = web.Application()
+    app.router.add_post("/base/api/v1/query", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, LOOPBACK, 0).start()
+        host = f"{LOOPBACK}:{runner.addresses[0][1]}"
+        async with PrometheusClient(f"http://who:secret@{host}/base/") as prometheus:
+            assert prometheus.url == f"http://{host}/base"
+            with pytest.raises(PrometheusError) as refused:
+                await prometheus.query("up")
+        async with PrometheusClient(f"http://who:secret@{LOOPBACK}:9") as away:
+            with pytest.raises(PrometheusError) as missed:
+                await away.query("up")
+    finally:
+        await runner.cleanup()
+    assert sent == [encode_basic_auth("who", "secret")]
+    assert str(refused.value) == f"http://{host}/base: no"
+    assert "secret" not in str(missed.value)
