@@ -270,9 +270,10 @@ class Launches:
             elif now - max(self._last_whole, self._last_gave_up) > GIVES_UP_S and self._groups:
                 self._last_gave_up = now
                 self.tally.gave_up += 1
-                youngest = max(self._groups.values(), key=lambda group: group.launched_at)
-                del self._groups[youngest.name]
-                await self._remove(youngest)
+                # Whose patience ends first: the last one to come holds nothing that would help another.
+                eldest = min(self._groups.values(), key=lambda group: group.launched_at)
+                del self._groups[eldest.name]
+                await self._remove(eldest)
 
     def _bound_by_group(self) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {}
