@@ -14,8 +14,13 @@ from controller.cluster.hosts import Fleet, Room
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import Container, GroupPod, GroupPodSpec, NodeSelector, Target
 from controller.cluster.requests import requests_of
+from controller.cluster.resources import WORKLOAD_LABEL
+from controller.cluster.services import Service
 from controller.scheduler.affinity import NARROWED_ANNOTATION
+from controller.scheduler.plan.solve import solve
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost, without
+from controller.scheduler.survival import price_us
+from controller.traffic.prices import PriceTable
 from kubekit.wire import Node, ResourceRequirements
 from tests.unit.controller import groups
 
@@ -135,10 +140,93 @@ def test_a_released_pod_whose_host_is_gone_is_planned_anew() -> None:
 
 
 def test_replicas_that_are_declared_but_not_there_yet_get_their_room() -> None:
-    """Two w0 pods are on their way: the zone that holds all is taken, and not the one that holds what is there."""
-    nodes = [node("a", "z0", "3"), node("c", "z2", "5")]
-    plan = plan_group(snapshot(line(), nodes, replicas={"w0": 3, "w1": 1, "w2": 1}))
-    assert set(zones_of(plan).values()) == {"z2"}
+    """Two more of w0 are on their way: two of the four call from the other zone, wherever what is there goes."""
+    asked = snapshot(line((1, 1)), [node("a", "z0", "2"), node("b", "z1", "2")])
+    assert plan_group(asked).cost == 0
+    plan = plan_group(msgspec.structs.replace(asked, replicas={"w0": 3, "w1": 1}))
+    assert plan.cost == 10
+    assert set(plan.targets) == {"default/w0-0", "default/w1-0"}, "and no target for what does not exist"
+    assert plan.unplaced == ()
+
+
+def test_replicas_to_come_are_like_the_first_of_their_workload_by_name() -> None:
+    case, nodes = groups.Case((2,), (), ((0, 5), (5, 0)), (9, 9)), [node("a", "z0", "4"), node("b", "z1", "2")]
+    pods = [groups.waiting_pod("w0-0", "w0", "1"), groups.waiting_pod("w0-1", "w0", "3")]
+    asked = snapshot(case, nodes, pods=pods, replicas={"w0": 4})
+    plan = plan_group(asked)
+    assert plan.unplaced == ()
+    assert plan_group(msgspec.structs.replace(asked, pods=pods[::-1])) == plan
+
+
+def test_a_dependency_weighs_as_much_as_it_has_callers() -> None:
+    """w1 is called by three of w0, which are 5 or 15 away, and by one of w2, which is 30 or 5 away."""
+    cost = ((0, 30, 5, 15), (30, 0, 30, 5), (5, 30, 0, 20), (15, 5, 20, 0))
+    case = groups.Case((3, 1, 1), ((0, 1, 100), (2, 1, 100)), cost, (9, 9, 9, 9))
+    full = {"a": {"cpu": 8000}, "b": {"cpu": 8000}}
+    nodes = [node("a", "z0"), node("b", "z1"), node("c", "z2"), node("d", "z3")]
+
+    def placed(callers: int) -> dict[str, str]:
+        pods = [bound_pod(f"w0-{i}", "w0", "a") for i in range(callers)] + [bound_pod("w2-0", "w2", "b")]
+        pods.append(groups.waiting_pod("w1-0", "w1"))
+        return zones_of(plan_group(snapshot(case, nodes, used=full, pods=pods, objective="time")))
+
+    assert placed(3) == {"w1-0": "z2"}
+    assert placed(2) == {"w1-0": "z3"}
+
+
+def bound_pod(name: str, workload: str, host: str) -> GroupPod:
+    pod = groups.waiting_pod(name, workload)
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=host, scheduling_gates=None))
+
+
+def test_the_service_that_selects_a_workload_tells_who_answers() -> None:
+    case, nodes = line((2, 2, 0)), [node("a", "z0", "2"), node("b", "z1", "2")]
+    full = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
+    pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(case)[2:]]
+    near = msgspec.convert(
+        {
+            "metadata": {"name": "w1", "namespace": "default"},
+            "spec": {"selector": {WORKLOAD_LABEL: "w1"}, "trafficDistribution": "PreferSameZone"},
+        },
+        Service,
+    )
+    asked = snapshot(case, nodes, used=full, pods=pods, objective="time")
+    assert plan_group(asked).latency_us > 2000.0
+    assert plan_group(msgspec.structs.replace(asked, services=[near])).latency_us < 1000.0
+
+
+def test_money_is_weighed_where_there_are_prices_and_said_where_there_are_none() -> None:
+    asked = snapshot(line((1, 1)), [node("a", "z0"), node("b", "z1")], objective="money")
+    assert any("there are no prices" in problem for problem in plan_group(asked).problems)
+    priced = msgspec.structs.replace(asked, prices=PriceTable(between_zones=0.01))
+    assert plan_group(priced).problems == ()
+
+
+def test_a_search_has_what_is_left_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[float] = []
+
+    def noting(original: Any) -> Any:
+        def call(*args: Any, deadline_s: float, **more: Any) -> Any:
+            left.append(deadline_s)
+            return original(*args, deadline_s=deadline_s, **more)
+
+        return call
+
+    monkeypatch.setattr("controller.scheduler.planner.solve", noting(solve))
+    monkeypatch.setattr("controller.scheduler.planner.price_us", noting(price_us))
+    asked = snapshot(line((2, 2)), [node("a", "z0"), node("b", "z1")], objective="time", spread="zone")
+    plan_group(asked, deadline_s=500.0, priced=True)
+    assert len(left) == 2
+    assert all(0 < seconds <= 500 for seconds in left)
+
+
+def test_a_hot_host_is_not_taken_where_it_would_help_nobody() -> None:
+    nodes = [node("a", "z0"), node("b", "z1")]
+    nowhere = groups.waiting_pod("w1-0", "w1", nodeSelector={"disk": "none"})
+    previous = {"default/w0-0": Target("z0", "r", "a")}
+    asked = snapshot(line((1, 1)), nodes, hot=frozenset({"a"}), previous=previous)
+    plan = plan_group(msgspec.structs.replace(asked, pods=[asked.pods[0], nowhere]))
+    assert (zones_of(plan), plan.unplaced) == ({"w0-0": "z1"}, ("default/w1-0",))
 
 
 @pytest.mark.parametrize(
@@ -405,6 +493,14 @@ def test_of_pods_alike_the_oldest_take_zones_in_turn_and_the_youngest_go_without
     assert plan.why["default/a"].startswith("0/2 nodes are available: 2 no room left")
 
 
+def test_zones_take_turns_however_many_hosts_each_has() -> None:
+    case = groups.Case((4,), (), ((0, 5), (5, 0)), (3, 1))
+    pods = [aged("d", "w0", 1), aged("c", "w0", 2), aged("b", "w0", 3), aged("a", "w0", 4)]
+    nodes = [node("a", "z0", "2"), node("a2", "z0", "1"), node("b", "z1", "1")]
+    zones = zones_of(plan_group(snapshot(case, nodes, pods=pods)))
+    assert {zones["d"], zones["c"]} == {"z0", "z1"}, "the two eldest"
+
+
 def test_of_pods_alike_each_keeps_the_host_it_was_planned_for() -> None:
     case = groups.Case((3,), (), ((0, 5), (5, 0)), (1, 2))
     nodes = [node("a", "z0", "1"), node("b", "z1", "2")]
@@ -450,6 +546,7 @@ def test_what_surviving_costs_is_worked_out_where_it_is_asked_for() -> None:
     asked = snapshot(line((2, 2)), [node("a", "z0"), node("b", "z1")], objective="time", spread="zone")
     assert plan_group(asked).survival_us is None
     assert plan_group(asked, priced=True).survival_us is not None
+    assert plan_group(msgspec.structs.replace(asked, spread="none"), priced=True).survival_us is None
 
 
 def test_a_way_that_was_not_measured_is_dear_while_others_are() -> None:
@@ -546,7 +643,11 @@ def test_annotations_that_cannot_be_read_are_told_once_and_the_default_counts() 
     group = groups.group_of(case)
     odd = {"netaware.io/spread": "everywhere", "netaware.io/objective": "speed", "netaware.io/weights": "{"}
     group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=odd))
-    plan = plan_group(snapshot(case, [node("a", "z0")], group=group))
+    noted = [
+        msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=odd))
+        for pod in groups.pods_of(case)
+    ]
+    plan = plan_group(snapshot(case, [node("a", "z0")], group=group, pods=noted))
     assert len(plan.problems) == len(set(plan.problems)) == 3
     assert plan.problems[0].startswith("annotation netaware.io/spread: 'everywhere' is none of")
     assert {t.node for t in plan.targets.values()} == {"a"}
