@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
@@ -69,7 +70,7 @@ class PrometheusClient:
 
     Attributes:
         address: as it was given; it may hold a password.
-        url: the same without user and password, for people to see.
+        url: scheme, host and path of it, for people to see.
 
     Raises:
         ConfigError: the address is no http(s) URL.
@@ -85,9 +86,8 @@ class PrometheusClient:
 
     @property
     def url(self) -> str:
-        scheme, _, rest = self.address.partition("://")
-        host, slash, path = rest.partition("/")
-        return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+        parts = urlsplit(self.address)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     async def __aenter__(self) -> Self:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}

@@ -59,6 +59,11 @@ class _Written(msgspec.Struct):
     written_at: float
 
 
+def cut(text: str, limit: int) -> str:
+    """What of a text the API server takes, which counts bytes; nothing of a character that does not fit."""
+    return text.encode()[:limit].decode(errors="ignore")
+
+
 class EventRecorder:
     """Send events in the background; ``run`` must be running for anything to be sent."""
 
@@ -82,11 +87,11 @@ class EventRecorder:
 
     def normal(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
         """Something happened as it should."""
-        self._put(_Pending(about, "Normal", reason, action or reason, note[:NOTE_LIMIT], self._clock()))
+        self._put(_Pending(about, "Normal", reason, action or reason, cut(note, NOTE_LIMIT), self._clock()))
 
     def warning(self, about: Reference, reason: str, note: str, *, action: str = "") -> None:
         """Something that the object's owner should look at."""
-        self._put(_Pending(about, "Warning", reason, action or reason, note[:NOTE_LIMIT], self._clock()))
+        self._put(_Pending(about, "Warning", reason, action or reason, cut(note, NOTE_LIMIT), self._clock()))
 
     def _put(self, event: _Pending) -> None:
         if self._pending.full():

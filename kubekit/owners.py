@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from kubekit.wire import ObjectMeta
 
 HASH_LABEL = "pod-template-hash"
 """A ReplicaSet that a Deployment made is named after it and the template's hash, which the pod carries as a label."""
+_NAME, _KIND = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?"), re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
 def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
-    """Kind and name of a pod's workload; None when no controller owns it."""
+    """Kind and name of a pod's workload; None when no controller owns it, or one that no object can be called.
+
+    The API server takes any text for both, and people paste lines with them into a shell.
+    """
     owner = next((o for o in metadata.owner_references or () if o.controller), None)
-    if owner is None:
+    if owner is None or not _NAME.fullmatch(owner.name) or not _KIND.fullmatch(owner.kind):
         return None
     suffix = f"-{metadata.label(HASH_LABEL)}"
     if owner.kind == "ReplicaSet" and len(suffix) > 1 and owner.name.endswith(suffix):

@@ -40,8 +40,21 @@ class Finding(msgspec.Struct, frozen=True):
     alert: str = ""
 
 
+def printable(text: str) -> str:
+    """Without control characters: parts of it are anybody's words, and a terminal would obey them."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Worst first; of equals our own central programs, since without them nothing else mends, then those that hurt most."""
     return tuple(
-        sorted(findings, key=lambda f: (_RANK[f.severity], f.code not in _CENTRAL, -len(f.hurts), f.code, f.what))
+        sorted(
+            map(_plain, findings),
+            key=lambda f: (_RANK[f.severity], f.code not in _CENTRAL, -len(f.hurts), f.code, f.what),
+        )
     )
+
+
+def _plain(finding: Finding) -> Finding:
+    because, do = (tuple(map(printable, texts)) for texts in (finding.because, finding.do))
+    return msgspec.structs.replace(finding, what=printable(finding.what), because=because, do=do)

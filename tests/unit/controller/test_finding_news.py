@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import Finding
 from controller.diagnosis.news import MOST_AT_ONCE, About, FindingNews, News
 from controller.diagnosis.rules import diagnose
+from kubekit.events import NOTE_LIMIT
 from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node, pod
 
 HEALTHY = facts()
@@ -45,6 +47,33 @@ def test_no_look_tells_of_more_than_a_few_objects_and_none_is_left_out() -> None
     looks = told(*[many] * 5)
     assert [len(found) for found in looks] == [0, MOST_AT_ONCE, MOST_AT_ONCE, 14, 0]
     assert len({news.about for found in looks for news in found}) == 54
+
+
+def test_of_many_findings_about_one_object_each_has_its_turn_and_hides_no_other() -> None:
+    """Unreachable zones are told of at the NetworkTopology: all of them, old and new, and what ranks below as well."""
+
+    def cuts(number: int) -> list[Finding]:
+        pairs = [("z0", f"z{i:02}") for i in range(number)]
+        paths = [Finding("zones-unreachable", "warning", f"{a} and {b} are cut", hurts=(a, b)) for a, b in pairs]
+        return [*paths, Finding("pod-lost", "warning", "a pod is lost", hurts=("web/front-1",))]
+
+    now, news = facts(topologies=("netaware-system/nt-default",)), FindingNews()
+    looks = [news.of(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
+    assert [len(found) for found in looks] == [0, MOST_AT_ONCE, 11, 0, 0, 1]
+    assert looks[2][-1].reason == "PodLost"
+
+
+def test_a_command_is_in_the_event_as_a_whole_or_not_at_all() -> None:
+    """The API server takes 1,024 bytes, and half a command may do something else than the whole."""
+    now, delete = STUCK, "kubectl delete pods -l a=b --field-selector status.phase=Failed"
+    for because, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
+        finding = Finding("pod-lost", "warning", "what", (because,), hurts=("web/front-1",), do=(last,))
+        news = FindingNews()
+        news.of([finding], now)
+        (told_now,) = news.of([finding], now)
+        assert len(told_now.note.encode()) <= NOTE_LIMIT
+        assert told_now.note.endswith(f"Do: {last}") == (len(last) < 100)
+        assert "Do:" not in told_now.note or told_now.note.endswith(last)
 
 
 def test_remarks_and_what_a_condition_has_said_already_are_no_events() -> None:
