@@ -13,13 +13,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 
 import msgspec
 
+from kubekit.settings import YEAR_S
 from netperf.errors import Refusal, TooLargeError, refuse
 from netperf.plans import OBJECT_LIMIT_BYTES, Probe, ZonePlan
-from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Count, Failure, Measurement, Percentile, Place, Sample, Test
+from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
 _parse_failure = msgspec.json.Decoder(Failure).decode
@@ -44,6 +44,8 @@ _FOREIGN = re.compile(
     r"\.origin\.(?P<nodes>.+)",
     re.DOTALL,
 )
+_NO_EARLIER_S = 1_795_000_000
+"""November 2026: a clock that shows less was never set."""
 _NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 _UNIT_US = {"milliseconds": 1000.0, "microseconds": 1.0}
 
@@ -93,26 +95,33 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
     return {failure_key(failure.origin, failure.destination, test): msgspec.json.encode(value).decode()}
 
 
-class _Numbered(msgspec.Struct):
-    origin: Place
-    sequence: Count = 0
+def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int, set[str]]:
+    """What a node counts on from, by its own entries in a results ConfigMap. Never raises.
 
+    Own is only what stands under the very key of its pair: whoever may write here may name any node in a value.
 
-_parse_numbered = msgspec.json.Decoder(_Numbered).decode
-_MOST_SEQUENCE = 2**53
-"""No clock starts a sequence there; whoever wrote a higher one shall not be counted on from."""
+    Args:
+        data: of one results ConfigMap, by whomever.
+        node: whose entries count.
+        now_s: wall clock, seconds since 1970.
 
-
-def last_sequence(data: Mapping[str, str], node: str) -> int:
-    """The highest sequence that a node's samples and failures carry in a results ConfigMap; 0 without any. Never raises."""
-    last = 0
+    Returns:
+        The highest sequence, 0 without any; and the keys, to be removed, of those whose sequence no clock gives.
+    """
+    last, beyond = 0, set[str]()
     for key, value in data.items():
-        if key.startswith(OWN_PREFIX):
-            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-                found = _parse_numbered(value)
-                if found.origin.node == node and found.sequence < _MOST_SEQUENCE:
-                    last = max(last, found.sequence)
-    return last
+        found = _decode_keyed(key, value) if key.startswith(OWN_PREFIX) else None
+        if isinstance(found, Sample | Failure) and found.origin.node == node:
+            if found.sequence > _most_sequence(now_s):
+                beyond.add(key)
+            else:
+                last = max(last, found.sequence)
+    return last, beyond
+
+
+def _most_sequence(now_s: float) -> float:
+    """Sequences begin with the clock, in seconds. Of a machine that woke up in 1970, today's are still those of a clock."""
+    return max(now_s, _NO_EARLIER_S) + 10 * YEAR_S
 
 
 def upstream_key(origin_node: str, destination_node: str, percentile: Percentile) -> str | None:
@@ -219,7 +228,11 @@ def _round_figures(measurement: Measurement) -> Measurement:
 
 
 def decode_results(
-    data: Mapping[str, str], places: Mapping[str, Place], planned: Collection[str] | None = None
+    data: Mapping[str, str],
+    places: Mapping[str, Place],
+    planned: Collection[str] | None = None,
+    *,
+    now_s: float = math.inf,
 ) -> Results:
     """Read the ``data`` of a results ConfigMap, or of all shards together. Never raises.
 
@@ -229,6 +242,8 @@ def decode_results(
             and the node that it says it comes from is named. None where the reader knows no plan.
         places: the cluster's nodes by name; upstream's keys name nodes only. Our own samples name their zones, but
             one of a node that moved to another zone, or is gone, is refused (``unknown-node``, ``moved-node``).
+        now_s: wall clock, seconds since 1970; a sequence beyond what a clock gives is read as 0, so that it overtakes
+            nothing. Whoever does not ask which of two words is the newer needs none.
     """
     samples: dict[str, Sample] = {}
     failures: dict[str, Failure] = {}
@@ -241,7 +256,10 @@ def decode_results(
         if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
             outcome = refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
         elif key.startswith(OWN_PREFIX):
-            found = _decode_failure(key, value) if key.endswith(FAILED_SUFFIX) else _decode_own(key, value)
+            found = _decode_keyed(key, value)
+            # A year more than writers count on from: theirs are other clocks, and they count on.
+            if not isinstance(found, Refusal) and found.sequence > _most_sequence(now_s) + YEAR_S:
+                found = msgspec.structs.replace(found, sequence=0)
             outcome = _check_planned(key, _check_places(key, found, places), planned)
         else:
             outcome = _collect_external(key, value, places, external)
@@ -275,6 +293,10 @@ def decode_results(
         foreign_keys=foreign,
         size_bytes=size_bytes(data),
     )
+
+
+def _decode_keyed(key: str, value: str) -> Sample | Failure | Refusal:
+    return _decode_failure(key, value) if key.endswith(FAILED_SUFFIX) else _decode_own(key, value)
 
 
 def _decode_own(key: str, value: str) -> Sample | Refusal:

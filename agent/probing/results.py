@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -88,6 +89,7 @@ class ResultsWriter:
         namespace: of the ConfigMap.
         upstream: percentiles to write in upstream's format too, of the plan's usual test only.
         rng: source of the jitter.
+        wall_clock: seconds since 1970; it bounds the sequences that are counted on from.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class ResultsWriter:
         upstream: Sequence[Percentile] = (),
         registry: CollectorRegistry | None = None,
         rng: random.Random | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._namespace, self._upstream = client, namespace, upstream
+        self._wall_clock = wall_clock
         self._rng = rng or random.Random()
         self._test: Test = "TCP_RR"
         self._there: Mapping[str, str] | None = None
@@ -110,6 +114,7 @@ class ResultsWriter:
         self._failed_at_s: dict[str, float] = {}
         self._over: set[str] = set()
         self._lift, self._caught_up = 0, False
+        self._beyond: set[str] = set()
         self._interval_s = 0.0
         self._name: str | None = None
         self._due = asyncio.Event()
@@ -129,6 +134,7 @@ class ResultsWriter:
         if name != self._name:
             self._written.clear()
             self._there, self._caught_up = None, False
+            self._beyond.clear()
         self._name, self._test = name, test
         if self._pending:
             self._due.set()
@@ -202,6 +208,7 @@ class ResultsWriter:
                 continue
             backoff.reset()
             self._caught_up = self._caught_up or bool(batch or failures)
+            self._beyond.clear()
             self._writes.labels("ok").inc()
             log.change("results", "", "results are written again", name=name)
             self._over -= over
@@ -233,7 +240,8 @@ class ResultsWriter:
         self, batch: Mapping[str, Sample], failures: Mapping[str, tuple[Failure, Test]], over: set[str]
     ) -> dict[str, str | None]:
         lifted = [msgspec.structs.replace(s, sequence=s.sequence + self._lift) for s in batch.values()]
-        data = self._encode(lifted) | {key + FAILED_SUFFIX: None for key in over | self._perhaps_failed(batch)}
+        data: dict[str, str | None] = dict.fromkeys(self._beyond)
+        data |= self._encode(lifted) | {key + FAILED_SUFFIX: None for key in over | self._perhaps_failed(batch)}
         for failure, test in failures.values():
             data |= encode_failure(msgspec.structs.replace(failure, sequence=failure.sequence + self._lift), test)
         return data
@@ -243,7 +251,7 @@ class ResultsWriter:
         words: list[Sample | Failure] = [*batch.values(), *(failure for failure, _ in failures.values())]
         if words and self._there and not self._caught_up:
             first = min(word.sequence for word in words)
-            last = last_sequence(self._there, words[0].origin.node)
+            last, self._beyond = last_sequence(self._there, words[0].origin.node, self._wall_clock())
             self._lift = max(self._lift, last + 1 - first)
 
     def _encode(self, samples: Collection[Sample]) -> dict[str, str | None]:

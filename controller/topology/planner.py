@@ -238,7 +238,7 @@ class Planner:
         now_s, wall_s = clocks
         previous = _decode(objects)
         places = draw_map(nodes).places
-        found = [decode_results(content, places) for content in data.values()]
+        found = [decode_results(content, places, now_s=wall_s) for content in data.values()]
         listening = listen(
             self._listening,
             previous.values(),

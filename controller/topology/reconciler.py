@@ -118,7 +118,7 @@ def decide(
     """
     topology, zones = snapshot.topology, snapshot.map.zones
     policy, policy_fault = policy_of(topology, defaults)
-    results = decode_results(snapshot.data, snapshot.map.places, snapshot.expected)
+    results = decode_results(snapshot.data, snapshot.map.places, snapshot.expected, now_s=wall_s)
     weight = topology.weight(NETPERF_COSTS)
     written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:

@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry
 from agent.probing.results import REFRESH_S, ResultsWriter
 from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
+from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
 from netperf.plans import OBJECT_LIMIT_BYTES
-from netperf.results import decode_results, encode_failure, sample_key
+from netperf.results import FAILED_SUFFIX, decode_results, encode_failure, encode_samples, sample_key
 from netperf.sample import Failure, Measurement, Place, Sample
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
@@ -75,10 +76,23 @@ def sample(node: str = "n1", sequence: int = 1, p50_us: float = 2000.0) -> Sampl
     return Sample(origin=PLACES["here"], destination=PLACES[node], measurement=measurement, sequence=sequence)
 
 
+def written(*samples: Sample) -> dict[str, str]:
+    return {key: value for key, value in encode_samples(samples).items() if value is not None}
+
+
+def written_failure(node: str, sequence: int) -> dict[str, str]:
+    told = encode_failure(msgspec.structs.replace(failed(node, 1), sequence=sequence), "TCP_RR")
+    return {key: value for key, value in told.items() if value is not None}
+
+
 @asynccontextmanager
-async def writing(store: Store, seed: int = 1) -> AsyncIterator[tuple[ResultsWriter, CollectorRegistry]]:
+async def writing(
+    store: Store, seed: int = 1, now_s: float = 1.8e9
+) -> AsyncIterator[tuple[ResultsWriter, CollectorRegistry]]:
     registry = CollectorRegistry()
-    writer = ResultsWriter(cast("Client", store), "ns", registry=registry, rng=random.Random(seed))
+    writer = ResultsWriter(
+        cast("Client", store), "ns", registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
+    )
     writer.aim(NAME)
     task = asyncio.create_task(writer.run())
     try:
@@ -188,14 +202,40 @@ async def test_an_agent_whose_clock_went_back_is_believed_what_it_says_now() -> 
         assert store.sequences()["n1"] > store.sequences()["n2"]
 
 
-async def test_a_number_that_no_clock_begins_with_is_not_counted_on_from() -> None:
-    store = Store()
-    async with writing(store) as (writer, _):
-        writer.take(sample("n1", 2**60))
+NOW_S = 1.8e9
+
+
+@pytest.mark.parametrize("now_s", [NOW_S, 0.0], ids=["clock", "clock-at-1970"])
+@pytest.mark.parametrize("far", [2**53 - 1, int(NOW_S) + 11 * YEAR_S])
+async def test_a_number_that_no_clock_gives_is_removed_and_not_counted_on_from(far: int, now_s: float) -> None:
+    """Else the next life's words, beyond it, would count for nothing beside it; and a number of 2026 is one of a clock."""
+    store = Store(written(sample("n1", far), sample("n3", 1_795_257_936)) | written_failure("n3", far))
+    async with writing(store, now_s=now_s) as (writer, _):
+        writer.take(sample("n2", 12))
         await asyncio.sleep(5)
+        assert store.sequences() == {"n2": 1_795_257_937, "n3": 1_795_257_936}
+        assert decode_results(store.data or {}, PLACES).failures == {}
+
+
+@pytest.mark.parametrize("suffix", ["", FAILED_SUFFIX])
+async def test_what_names_us_under_another_key_is_neither_counted_on_from_nor_removed(suffix: str) -> None:
+    value = next(iter(written(sample("n1", 5000)).values()))
+    forged = {sample_key(PLACES["n3"], PLACES["n1"], "TCP_RR") + suffix: value}
+    store = Store(dict(forged))
     async with writing(store) as (writer, _):
         writer.take(sample("n2", 12))
         await asyncio.sleep(5)
+    assert store.sequences() == {"n2": 12}
+    assert forged.items() <= (store.data or {}).items()
+
+
+async def test_what_others_say_of_themselves_stays_whatever_its_number() -> None:
+    theirs = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=PLACES["n3"]))
+    store = Store(dict(theirs))
+    async with writing(store) as (writer, _):
+        writer.take(sample("n2", 12))
+        await asyncio.sleep(5)
+    assert theirs.items() <= (store.data or {}).items()
     assert store.sequences()["n2"] == 12
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubekit.settings import YEAR_S
 from netperf.errors import TooLargeError
 from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
 from netperf.plans import OBJECT_LIMIT_BYTES
@@ -313,6 +314,24 @@ def test_a_newer_success_of_any_test_overtakes_a_failure(sequence: int, stands: 
     found = decode_results(told | written(sample("a1", "c1")), PLACES)
     assert len(found.samples) == 1
     assert bool(found.failures) == stands
+
+
+@pytest.mark.parametrize("far", [2**53 - 1, 2**62, int(1.8e9) + 12 * YEAR_S])
+def test_a_number_that_no_clock_gives_overtakes_nothing(far: int) -> None:
+    failure = Failure(origin=PLACES["a1"], destination=PLACES["c1"], failure="timeout", in_a_row=3, sequence=1)
+    good = sample("a1", "c1")
+
+    def read(of_sample: int, of_failure: int) -> tuple[list[int], list[int]]:
+        told = encode_failure(msgspec.structs.replace(failure, sequence=of_failure), "TCP_STREAM")
+        data = written(msgspec.structs.replace(good, sequence=of_sample))
+        found = decode_results(data | {k: v for k, v in told.items() if v is not None}, PLACES, now_s=1.8e9)
+        return [s.sequence for s in found.samples.values()], [f.sequence for f in found.failures.values()]
+
+    assert read(far, 1) == ([0], [1])
+    assert read(3, far) == ([3], [])
+    assert read(far + 1, far) == ([0], [0])
+    ahead = int(1.8e9) + 10 * YEAR_S
+    assert read(ahead + 1, ahead) == ([ahead + 1], [])
 
 
 def test_no_key_of_ours_passes_for_a_bare_number_by_somebody_else() -> None:
