@@ -21,8 +21,8 @@ from netperf.costs import CostTable
 from netperf.latencies import LATENCY_ANNOTATION
 from netperf.memory import CostState, ZonePair
 from netperf.policy import CostPolicy
-from netperf.results import encode_samples
-from netperf.sample import Measurement, Place, Sample
+from netperf.results import encode_failure, encode_samples
+from netperf.sample import Failure, Measurement, Place, Sample
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
 SHAPE = Map(ZONES, {f"n-{z}": Place(f"n-{z}", z, r) for z, r in ZONES.items()})
@@ -279,6 +279,14 @@ def test_noise_in_the_results_moves_nothing_and_is_counted(noise: dict[str, str]
     second = run(after, {**noise, **ours, **results(ALL)}, state=first.state)
     assert write(after, second) is None
     assert sum(second.faults.refused.values()) >= len(ours)
+
+
+@pytest.mark.parametrize(("sequence", "stands"), [(2, False), (2**53 - 1, True)])
+def test_a_failure_is_not_hidden_by_a_number_that_no_clock_gives(sequence: int, stands: bool) -> None:
+    failure = Failure(origin=SHAPE.places["n-z1"], destination=SHAPE.places["n-z2"], failure="timeout", sequence=1)
+    told = {key: value for key, value in encode_failure(failure, "TCP_RR").items() if value is not None}
+    decision = run(topology(), results(ALL, sequence=sequence) | told)
+    assert bool(decision.results.failures) == stands
 
 
 def test_capacity_comes_from_the_user_and_allocation_stands_beside_it_at_both_levels() -> None:
