@@ -123,13 +123,23 @@ class Proposer:
             self._home,
             self._kubeconfig,
         )
-        failed, text = "", b""
+        failed, answer = "", None
         if not self._prometheus:
             failed = NO_SOURCE
         else:
-            async with self._turn:
-                text, failed = await _run(question)
-        answer = Told(namespace, self._clock(), error=failed) if failed else _decode_told(text)
+            # Whatever happens becomes an answer that is kept: the next who asks shall not start a process at once.
+            try:
+                async with self._turn:
+                    text, failed = await _run(question)
+                answer = None if failed else _decode_told(text)
+            except OSError as error:
+                failed = f"its process does not start: {error.strerror}"
+            except ValueError:
+                # Every error of msgspec is one, and so is that of text that is no UTF-8.
+                failed = "its answer is broken"
+            if failed:
+                log.warning("a proposal for the page failed", namespace=namespace, error=failed)
+        answer = answer or Told(namespace, self._clock(), error=failed)
         text = msgspec.json.encode(msgspec.structs.replace(answer, command=self._command(namespace)))
         fresh_s = FAILED_FRESH_S if answer.error else self._traffic.period_s
         self._kept.pop(namespace, None)

@@ -179,14 +179,13 @@ class Page:
     async def _proposal(self, request: web.Request) -> web.StreamResponse:
         """202 while it is made: what stands between a browser and us may let no answer take long."""
         namespace = request.query.get("namespace", "")
-        if not _NAMESPACE.fullmatch(namespace):
-            return web.Response(status=400, text="name a namespace\n", headers=_guarded())
-        if self._propose is None:
-            return web.Response(status=404, text="no proposals here\n", headers=_guarded())
+        status, why = self._refusal(request, namespace)
+        if why:
+            return web.Response(status=status, text=f"{why}\n", headers=_guarded())
         if self._audience.full:
             return _no_seat()
         with self._audience.seat():
-            found = self._propose(namespace)
+            found = self._propose(namespace) if self._propose is not None else None
             if found is None:
                 return _no_seat()
             if isinstance(found, asyncio.Task):
@@ -198,6 +197,20 @@ class Page:
                     )
                 found = await found
         return web.Response(body=found, content_type="application/json", headers=_guarded())
+
+    def _refusal(self, request: web.Request, namespace: str) -> tuple[int, str]:
+        """Status and reason, empty where a proposal may be made: each namespace costs a process and queries of Prometheus, so it
+        is made neither for names that somebody makes up nor for other web sites, which could have a viewer's browser ask.
+        """
+        if request.headers.get("Sec-Fetch-Site") == "cross-site":
+            return 403, "not for other web sites"
+        if not _NAMESPACE.fullmatch(namespace):
+            return 400, "name a namespace"
+        if self._propose is None:
+            return 404, "no proposals here"
+        if not self.sources.knows(namespace):
+            return 404, f"no pod and no AppGroup is known in namespace {namespace}"
+        return 200, ""
 
     async def _newest(self) -> PageData:
         """The page as it is; the first viewer waits until there is one."""

@@ -134,6 +134,12 @@ class Sources:
                 self._changed()
             await asyncio.sleep(AROUND_INTERVAL_S)
 
+    def knows(self, namespace: str) -> bool:
+        """Whether the mirrors have a pod or an AppGroup there."""
+        prefix = f"{namespace}/"
+        mirrors = self._caches.app_groups, self._caches.pods
+        return any(key.startswith(prefix) for mirror in mirrors for key in mirror.items)
+
     async def look(self, now_s: float) -> Snapshot:
         """The same as `snapshot`, with how our programs fare at this moment, also while nobody looks at the page."""
         around = await self.read_around()

@@ -19,13 +19,10 @@ from kubekit.http import Server
 from netperf.policy import CostPolicy
 
 ServePage = Callable[..., Awaitable[str]]
-Propose = Callable[[str], asyncio.Task[bytes] | bytes | None]
 
 
 @asynccontextmanager
-async def serving(
-    client: Client, namespace: str, config: PageConfig, propose: Propose = lambda _: b"{}"
-) -> AsyncIterator[str]:
+async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
     registry = CollectorRegistry()
     caches = Caches(client, namespace)
@@ -40,7 +37,7 @@ async def serving(
         policy=policy,
         scheduler=scheduler,
         client=client,
-        propose=propose,
+        propose=lambda _: b"{}",
     )
     server = Server("127.0.0.1:0", registry=registry)
     page.add_routes(server.app)
@@ -61,7 +58,7 @@ async def serve_page(client: Client, namespace: str, crds: list[str]) -> AsyncIt
     assert crds
     async with AsyncExitStack() as stack:
 
-        async def serve(config: PageConfig | None = None, **more: Propose) -> str:
-            return await stack.enter_async_context(serving(client, namespace, config or PageConfig(), **more))
+        async def serve(config: PageConfig | None = None) -> str:
+            return await stack.enter_async_context(serving(client, namespace, config or PageConfig()))
 
         yield serve

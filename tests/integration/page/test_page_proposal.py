@@ -7,21 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 import yaml
 
 from controller.cli import proposing
 from controller.cli.proposing import NO_SOURCE, Proposer
-from controller.page import server
-from controller.page.config import PageConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
 from lab.controlplane import LOOPBACK, ControlPlane, free_ports
 from tests.integration.conftest import MakeNode
-from tests.integration.page.conftest import ServePage
 from tests.support.prometheus_past import Made, prometheus
 
 RBAC = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "rbac.yaml"
@@ -149,34 +145,3 @@ async def test_one_process_at_a_time_and_only_so_many_wait(monkeypatch: pytest.M
     assert all(isinstance(each, asyncio.Task) for each in making)
     await asyncio.gather(*(each for each in making if isinstance(each, asyncio.Task)))
     assert most == 1
-
-
-async def test_the_door_says_that_it_is_being_made_and_lets_in_no_nonsense(
-    serve_page: ServePage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "PROPOSAL_WAIT_S", 0.1)
-    done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    async def make() -> bytes:
-        return await done
-
-    task = asyncio.ensure_future(make())
-    answers: dict[str, asyncio.Task[bytes] | bytes | None] = {"slow": task, "kept": b"{}", "full": None}
-    url = await serve_page(PageConfig(refresh_s=0.1), propose=answers.__getitem__)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as browser:
-
-        async def status(namespace: str) -> int:
-            async with browser.get(f"{url}/api/v1/proposal", params={"namespace": namespace}) as answer:
-                return answer.status
-
-        assert [await status(name) for name in ("slow", "kept", "full", "", "../x", "UPPER", "a" * 64)] == [
-            202,
-            200,
-            503,
-            400,
-            400,
-            400,
-            400,
-        ]
-        done.set_result(b"{}")
-        assert await status("slow") == 200
