@@ -230,12 +230,14 @@ class GroupPod(Object, frozen=True):
     @property
     def gated(self) -> bool:
         """Held by our gate."""
-        return any(gate.name == GATE for gate in self.spec.scheduling_gates or ())
+        gates = self.spec.scheduling_gates
+        return GATE in [gate.name for gate in gates] if gates else False
 
     @property
     def other_gates(self) -> tuple[str, ...]:
         """Names of the gates that others hold it by: until they open these, nobody schedules it."""
-        return tuple(gate.name for gate in self.spec.scheduling_gates or () if gate.name != GATE)
+        gates = self.spec.scheduling_gates
+        return tuple([gate.name for gate in gates if gate.name != GATE]) if gates else ()
 
     @property
     def waiting(self) -> bool:

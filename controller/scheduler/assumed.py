@@ -61,15 +61,23 @@ class Assumed:
             self._requests[key] = known
         return known[1]
 
+    def learn(self, pods: Iterable[GroupPod]) -> None:
+        """Work out what pods ask for ahead of the moment that needs it of all of them at once."""
+        for pod in pods:
+            self.requests_of(pod)
+
     def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]]) -> None:
         """The hosts of a group's pods that are not counted there yet, in place of what the group was promised before."""
-        for key, node in self._held.pop(group, {}).items():
-            self._let_go(key, node)
+        before = self._held.pop(group, {})
         held: dict[str, str] = {}
         for pod, node in pods:
             key = pod.metadata.key
             held[key] = node
+            if before.get(key) == node:
+                del before[key]
             self._on.setdefault(node, {})[key] = _Promise(group, self.requests_of(pod), pod.gated)
+        for key, node in before.items():
+            self._let_go(key, node)
         if held:
             self._held[group] = held
 

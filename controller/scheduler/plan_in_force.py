@@ -135,7 +135,9 @@ def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assume
 def _has_room(group: str, uncounted: Sequence[tuple[GroupPod, str]], fleet: Fleet, assumed: Assumed) -> bool:
     by_node: dict[str, Amounts] = {}
     for pod, node in uncounted:
-        wanted = by_node.setdefault(node, {})
+        wanted = by_node.get(node)
+        if wanted is None:
+            wanted = by_node[node] = {}
         for name, value in assumed.requests_of(pod).items():
             wanted[name] = wanted.get(name, 0) + value
     return all(_fits(node, wanted, group, fleet, assumed) for node, wanted in by_node.items())

@@ -42,6 +42,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 SHOWN = 3
 HURRY_FROM = 2
 """So many groups that wait for a plan are not kept waiting for a slightly better one of somebody else's."""
+AT_A_TIME = 1000
+"""Pods whose requests are worked out in one turn of the event loop: some 5 ms."""
 
 
 class PlanningError(KubekitError):
@@ -223,6 +225,9 @@ class GroupPlans:
                 snapshot, self._fleet.version, plan, made_at=self._clock(), took_s=took_s
             )
             # Thousands of pods take their time: not all of it in one turn of the event loop.
+            for begin in range(0, len(pods), AT_A_TIME):
+                await asyncio.sleep(0)
+                self.assumed.learn(self._pods_of(group)[begin : begin + AT_A_TIME])
             await asyncio.sleep(0)
             self._promise(group, plan)
             self._tell(group, known, plan, left_out)

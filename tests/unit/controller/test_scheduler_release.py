@@ -61,6 +61,24 @@ def test_the_first_workload_goes_and_the_others_wait_for_it() -> None:
     assert turns.waiting["d/b"] == "workload A comes first, and its pod a1 is not bound yet"
 
 
+def test_whose_turn_it_is_follows_the_places_and_not_names_or_how_they_are_listed() -> None:
+    """Z is first, A second, M last."""
+    places = {"M": 3, "A": 2, "Z": 1}
+    waiting = GroupQueue(places, exists=True, pods=(pod("m", "M"), pod("a", "A"), pod("z", "Z")))
+    turns = plan_release(waiting, CREATED, CONFIG)
+    assert released(turns) == [("z", "turn")]
+    assert turns.waiting["d/a"] == turns.waiting["d/m"] == "workload Z comes first, and its pod z is not bound yet"
+    assert [r.pod.metadata.name for r in plan_release(waiting, CREATED + 100, CONFIG).releases] == ["z", "a", "m"]
+
+
+def test_a_pod_without_a_place_goes_when_its_group_has_settled_and_not_a_moment_before() -> None:
+    lone = GroupQueue(
+        {"A": 1}, exists=True, pods=(pod("a", "A"),), unplaced=frozenset({"d/a"}), members=2, seen_at={"d/a": CREATED}
+    )
+    assert released(plan_release(lone, CREATED + CONFIG.settle_s - 0.5, CONFIG)) == []
+    assert released(plan_release(lone, CREATED + CONFIG.settle_s, CONFIG)) == [("a", "unplaced")]
+
+
 def test_the_next_goes_when_all_pods_before_it_are_bound_and_not_before() -> None:
     half = queue(pod("a1", "A", node="n"), pod("a2", "A", gated=False), pod("b", "B"), pod("c", "C"))
     assert released(plan_release(half, CREATED, CONFIG)) == []
