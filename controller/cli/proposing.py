@@ -33,6 +33,8 @@ log = logs.get("controller.proposing")
 DEADLINE_S, DRAWN_S = 120.0, 5.0
 """For the process, and for the rollouts that are drawn of each group."""
 MOST_MEMORY = 256 << 20
+MOST_ANSWER = 4 << 20
+"""Of which the leader keeps `MOST_KEPT`."""
 FAILED_FRESH_S = 10.0
 MOST_KEPT, MOST_WAITING = 16, 8
 NO_SOURCE = (
@@ -211,6 +213,14 @@ async def answer(question: Question) -> Told:
     return Told(question.namespace, time.time(), msgspec.structs.replace(proposed, left_out=()), notes=notes)
 
 
+def bounded(namespace: str, text: bytes) -> bytes:
+    """An answer, or, in its place, that it is too large for the page."""
+    if len(text) <= MOST_ANSWER:
+        return text
+    error = f"it is larger than the {MOST_ANSWER >> 20} MiB that the page shows; ask kubectl netaware propose"
+    return msgspec.json.encode(Told(namespace, time.time(), error=error))
+
+
 def main() -> None:
     """Answer the one question on standard input."""
     die_with_parent()
@@ -218,7 +228,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     logs.set_up(level="error")
     question = _decode_question(sys.stdin.buffer.read())
-    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(answer(question))))
+    sys.stdout.buffer.write(bounded(question.namespace, msgspec.json.encode(asyncio.run(answer(question)))))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def printable(text: str) -> str:
-    """Without control characters: parts of it are anybody's words, and a terminal would obey them."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """In one line, without control characters: parts of it are anybody's words, and a terminal would obey them."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -16,6 +16,9 @@ REFRESH_S, REFRESH_ROUNDS = 180.0, 1.5
 """An agent holds back what does not change, and writes it again in the first round after the longer of both (agent.probing.results)."""
 MISSED_ROUNDS = 2.0
 """That round itself, and one more, which a busy node may miss."""
+ODD_ROUNDS = 8.0
+"""One odd run of a pair stands until that pair's next turn, which three pairs of nodes and two ends make the sixth round; a node
+that is told of has been odd for longer than that."""
 _PORTS = "open TCP 12865, 12866 and TCP and UDP 12867"
 _NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
 _FEW = 3
@@ -216,6 +219,9 @@ def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
             if known is None or (found.type, found.status) not in _BAD or (quiet and found.type == "Stale"):
                 continue
             severity, words, do, alert = known
+            since = seconds(found.last_transition_time)
+            if found.type == "OddNodes" and severity == "info" and _passing(since, facts):
+                continue
             # The message names them; where it does not, as a stranger's may, somebody has to choose.
             named = [word for word in _WORDS.findall(found.message) if word in facts.nodes] or ["NODE"]
             words_of = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(found.message)}
@@ -225,8 +231,13 @@ def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
                 severity,
                 f"NetworkTopology {key}: {words}",
                 (found.message,),
-                seconds(found.last_transition_time),
+                since,
                 (key,),
                 lines,
                 alert,
             )
+
+
+def _passing(since: float | None, facts: Facts) -> bool:
+    """Whether the next turn of each pair may end it yet."""
+    return since is not None and facts.now - since < ODD_ROUNDS * (facts.interval_s or 0.0)

@@ -135,10 +135,8 @@ class Sources:
             await asyncio.sleep(AROUND_INTERVAL_S)
 
     def knows(self, namespace: str) -> bool:
-        """Whether the mirrors have a pod or an AppGroup there."""
-        prefix = f"{namespace}/"
-        mirrors = self._caches.app_groups, self._caches.pods
-        return any(key.startswith(prefix) for mirror in mirrors for key in mirror.items)
+        """Whether there is such a namespace, as far as is known."""
+        return namespace in self._caches.namespaces.items
 
     async def look(self, now_s: float) -> Snapshot:
         """The same as `snapshot`, with how our programs fare at this moment, also while nobody looks at the page."""

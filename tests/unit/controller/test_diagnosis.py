@@ -44,6 +44,7 @@ from tests.unit.controller.situations import (
     group,
     no_pods,
     pod,
+    said,
     table,
     topology,
     unscheduled,
@@ -237,6 +238,13 @@ def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s:
     oldest_s = math.ceil((max(REFRESH_S, 1.5 * interval_s) + written_s) / interval_s) * interval_s + written_s
     heard = {"heard": NOW_S - oldest_s}
     assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), interval_s=interval_s)) == ()
+
+
+@pytest.mark.parametrize(("ago_s", "told"), [(470.0, 0), (490.0, 1)])
+def test_a_node_that_others_contradict_is_told_of_when_each_pair_has_had_its_next_turn(ago_s: float, told: int) -> None:
+    """A program of a busy machine is late once, and the levels of its pairs stand until they are measured again."""
+    odd = msgspec.convert(said("OddNodes", "True", "NodesContradicted", "set aside: n2", ago_s=ago_s), Condition)
+    assert len(diagnose(facts(topologies={"netaware-system/nt-default": (odd,)}))) == told
 
 
 def test_a_node_that_is_not_in_use_needs_no_agent() -> None:

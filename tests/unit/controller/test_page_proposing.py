@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ResultsMirror
 from controller.traffic.config import TrafficConfig
 from kubekit.client import Client
+from kubekit.wire import Object
 from netperf.policy import CostPolicy
 
 DEPLOYMENT = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "deployment.yaml"
@@ -36,12 +37,10 @@ Answers = dict[str, asyncio.Task[bytes] | bytes | None]
 
 @asynccontextmanager
 async def door(answers: Answers) -> AsyncIterator[TestClient[web.Request, web.Application]]:
-    """A page in whose mirrors the first namespace has an AppGroup, and each other one a pod."""
+    """A page of a cluster that has these namespaces."""
     client = cast("Client", object())
     caches = Caches(client, "netaware")
-    for index, namespace in enumerate(answers):
-        mirror: Any = caches.pods if index else caches.app_groups
-        mirror._items[f"{namespace}/it"] = object()
+    caches.namespaces._items.update(dict.fromkeys(answers, Object()))
     page = Page(
         caches,
         ResultsMirror(client, "netaware"),
@@ -76,7 +75,7 @@ async def test_the_door_says_that_it_is_being_made_and_lets_in_no_nonsense(monke
         names = ("slow", "kept", "full", "", "../x", "UPPER", "a" * 64)
         assert [(await ask(name))[0] for name in names] == [202, 200, 503, 400, 400, 400, 400]
         for made_up in ("made-up-1", "kep"):
-            assert await ask(made_up) == (404, f"no pod and no AppGroup is known in namespace {made_up}\n")
+            assert await ask(made_up) == (404, f"there is no namespace {made_up}\n")
         assert (await ask("kept", "cross-site"))[0] == 403
         done.set_result(b"{}")
         assert (await ask("slow"))[0] == 200
@@ -115,3 +114,11 @@ def test_a_proposal_has_room_in_the_container_beside_the_leader_and_its_planner(
     limit = container["resources"]["limits"]["memory"]
     assert limit.endswith("Mi")
     assert int(limit[:-2]) << 20 > CONTROLLER_BYTES + PLANNER_BYTES + proposing.MOST_MEMORY
+
+
+def test_an_answer_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposing, "MOST_ANSWER", 100)
+    assert proposing.bounded("shop", b"x" * 100) == b"x" * 100
+    told = msgspec.json.decode(proposing.bounded("shop", b"x" * 101))
+    assert told["namespace"] == "shop"
+    assert "larger than" in told["error"]
