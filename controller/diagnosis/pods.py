@@ -28,8 +28,8 @@ Kind = Literal[
     "leaving",
     "finished",
 ]
-PATIENCE_S, LONG_S = 60.0, 600.0
-"""What scheduling takes at most while all is well; what no configuration of gates means to take."""
+SOON_S, PATIENCE_S, LONG_S = 20.0, 60.0, 600.0
+"""What a scheduler's answer takes at most while all is well, and behind a gate; what no configuration of gates means to take."""
 _ALONE = "placed as if it were of no AppGroup"
 _TAKEN_FOR_STRANGERS = "placed as pods of no AppGroup: what they call, and who calls them, counts for nothing"
 _OPEN = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
@@ -247,7 +247,7 @@ def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
     by_gates: dict[tuple[str, ...], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
         foreign = _foreign_gates(pod, facts)
-        if pod.waits and foreign and pod.created is not None and facts.now - pod.created > PATIENCE_S:
+        if pod.waits and foreign and pod.created is not None and facts.now - pod.created > SOON_S:
             by_gates[foreign].append(pod)
     for gates, pods in sorted(by_gates.items()):
         what = f"{_counted(pods)}: waiting at {', '.join(gates)}, which somebody else opens"
@@ -278,10 +278,14 @@ def _unschedulable(facts: Facts) -> Iterator[Finding]:
 def _unanswered(facts: Facts) -> Iterator[Finding]:
     """Pods that no scheduler has looked at, though it is said to run: it has another name, or hangs."""
     by_name: dict[str, list[PodFact]] = defaultdict(list)
+    busy = _answering(facts)
     for pod in facts.pods:
-        old = pod.created is not None and facts.now - pod.created > PATIENCE_S
+        name = pod.scheduler or "default-scheduler"
+        # Who works through a queue has not come to all of them; and when a gate was opened, no pod tells.
+        patience_s = LONG_S if name in busy else PATIENCE_S if pod.scheduled is not None else SOON_S
+        old = pod.created is not None and facts.now - pod.created > patience_s
         if pod.waits and not pod.gates and not pod.found_no_node and old:
-            by_name[pod.scheduler or "default-scheduler"].append(pod)
+            by_name[name].append(pod)
     for name, pods in sorted(by_name.items()):
         what = f"{_counted(pods)}: no scheduler named {name} has answered"
         do: tuple[str, ...] = (f"{_take_ours(facts)}, if {name} is none that you run",)
@@ -292,6 +296,17 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
             )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
         yield Finding("nobody-schedules", "warning", what, (), _oldest(pods), _names(pods), do, alert)
+
+
+def _answering(facts: Facts) -> set[str]:
+    """Names of schedulers that found a node for some pod a moment ago, or found none."""
+    found: set[str] = set()
+    for pod in facts.pods:
+        if pod.scheduled is not None and (pod.node or pod.found_no_node):
+            at = seconds(pod.scheduled.last_transition_time)
+            if at is not None and facts.now - at < PATIENCE_S:
+                found.add(pod.scheduler or "default-scheduler")
+    return found
 
 
 def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:

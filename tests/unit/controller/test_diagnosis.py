@@ -20,7 +20,7 @@ from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
 from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_pod, read_programs
 from controller.diagnosis.rules import diagnose, leads
-from kubekit.wire import Condition, Taint
+from kubekit.wire import Condition, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR
 from tests.unit.controller.situations import (
     AROUND,
@@ -331,10 +331,29 @@ def test_taints_are_honoured_and_tolerations_as_well() -> None:
     assert "taints" not in judge_pod(bears, tainted).what
 
 
-def test_pods_of_our_scheduler_that_it_has_not_seen_for_a_minute_are_told() -> None:
-    (finding,) = diagnose(facts(pods=(pod(created=NOW_S - 300),)))
+def test_pods_of_our_scheduler_that_it_has_not_seen_for_a_while_are_told() -> None:
+    assert diagnose(facts(pods=(pod(created=NOW_S - 19),))) == ()
+    (finding,) = diagnose(facts(pods=(pod(created=NOW_S - 21),)))
     assert (finding.code, finding.alert) == ("nobody-schedules", "NetawareSchedulerDown")
     assert SCHEDULER in finding.what
+
+
+@pytest.mark.parametrize(("ago_s", "by", "told"), [(50, SCHEDULER, 0), (70, SCHEDULER, 1), (50, "another", 1)])
+def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by: str, told: int) -> None:
+    """A thousand pods whose gates were opened together wait for half a minute."""
+    bound = Condition("PodScheduled", "True", last_transition_time=format_time(NOW_S - ago_s))
+    others = pod("done", node="n1", phase="Running", scheduled=bound, scheduler=by)
+    waits = pod(created=NOW_S - 300)
+    codes = [found.code for found in diagnose(facts(pods=(others, waits)))]
+    assert codes.count("nobody-schedules") == told
+    late = [f.code for f in diagnose(facts(pods=(others, msgspec.structs.replace(waits, created=NOW_S - 700))))]
+    assert "nobody-schedules" in late
+
+
+def test_a_gate_of_somebody_else_is_told_after_a_while() -> None:
+    assert diagnose(facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 19),))) == ()
+    (finding,) = diagnose(facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 21),)))
+    assert finding.code == "foreign-gate"
 
 
 def test_what_the_condition_says_of_gates_that_are_open_is_no_answer_of_the_scheduler() -> None:
