@@ -209,7 +209,7 @@ class Page:
         if self._propose is None:
             return 404, "no proposals here"
         if not self.sources.knows(namespace):
-            return 404, f"there is no namespace {namespace}"
+            return 404, f"no namespace {namespace} is known"
         return 200, ""
 
     async def _newest(self) -> PageData:

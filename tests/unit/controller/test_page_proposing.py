@@ -75,7 +75,7 @@ async def test_the_door_says_that_it_is_being_made_and_lets_in_no_nonsense(monke
         names = ("slow", "kept", "full", "", "../x", "UPPER", "a" * 64)
         assert [(await ask(name))[0] for name in names] == [202, 200, 503, 400, 400, 400, 400]
         for made_up in ("made-up-1", "kep"):
-            assert await ask(made_up) == (404, f"there is no namespace {made_up}\n")
+            assert await ask(made_up) == (404, f"no namespace {made_up} is known\n")
         assert (await ask("kept", "cross-site"))[0] == 403
         done.set_result(b"{}")
         assert (await ask("slow"))[0] == 200
