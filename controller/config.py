@@ -33,7 +33,7 @@ class LeaderElectionConfig(Section, frozen=True):
         lease_name: name of the Lease, in netaware's namespace.
         lease_duration_s: after this time without renewal another replica may take over.
         renew_deadline_s: after this time without renewal the leader stops writing.
-        retry_period_s: between attempts.
+        retry_period_s: between attempts; less than half of the renewal's deadline.
     """
 
     enabled: bool = True

@@ -6,7 +6,6 @@ All writes of the leader go through a client that asks the leadership first.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -39,7 +38,7 @@ from kubekit.http import Checks, Server
 from kubekit.lease import Elector, Leadership
 from kubekit.loop import LoopWatch
 from kubekit.mirrors import MirrorMetrics, stale
-from kubekit.runtime import settle_memory, supervise
+from kubekit.runtime import keep_memory, supervise
 from kubekit.wire import Condition
 from netperf.contract import CONTROLLER
 
@@ -91,7 +90,12 @@ class Manager:
             self.elector.leadership.extend(float("inf"))
         fenced = client.fenced(self.elector.leadership)
         capabilities = Capabilities(client)
-        self._recorder = EventRecorder(fenced, component=CONTROLLER, instance=self.identity, registry=registry)
+        self._recorder = EventRecorder(
+            client.fenced(self.elector.leadership.uncounted),
+            component=CONTROLLER,
+            instance=self.identity,
+            registry=registry,
+        )
         self._results = ResultsMirror(client, config.namespace, registry)
         self._topology = TopologyController(
             fenced,
@@ -222,9 +226,8 @@ class Manager:
         started = time.monotonic()
         await self.caches.settle()
         self._sync.set(time.monotonic() - started)
-        settle_memory()
         log.info("mirrors are full", **{name.replace("-", "_"): len(m) for name, m in self.caches.by_name.items()})
-        await asyncio.Event().wait()
+        await keep_memory()
 
     def _checks(self) -> Checks:
         checks = Checks()

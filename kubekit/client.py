@@ -9,8 +9,17 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 import aiohttp
@@ -22,7 +31,7 @@ from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError, MalformedObjectError, SilentWatchError, UnreachableError
 from kubekit.transport import Lane, Lanes
-from kubekit.wire import EVICTIONS, PODS, ListMeta, Resource, Wire
+from kubekit.wire import EVICTIONS, PODS, UNREADABLE, ListMeta, Resource, Wire
 
 T = TypeVar("T")
 
@@ -46,6 +55,10 @@ class WriteGuard(Protocol):
 
     def check(self) -> float:
         """Return for how many seconds writing is still allowed."""
+        ...
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Around each write; left by an exception when nobody knows whether it takes effect."""
         ...
 
 
@@ -277,23 +290,58 @@ class Client:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._timeout_s)
         attempts = 0
+        lane = self._lane or (Lane.READ if method == "GET" else Lane.WRITE)
+        send = partial(self._send, lane, method, path, params=params, body=body, content_type=content_type)
         while True:
-            limit_s = deadline - loop.time()
             if self._guard is not None and method != "GET":
-                limit_s = min(limit_s, self._guard.check())
-            with _translated(method, path):
-                async with asyncio.timeout(limit_s):
-                    lane = self._lane or (Lane.READ if method == "GET" else Lane.WRITE)
-                    sent = self._send(lane, method, path, params=params, body=body, content_type=content_type)
-                    async with sent as answer:
-                        data = await answer.read()
+                self._guard.check()  # who may not write does not wait for a turn either
+            answer, data = await self._answer_by(deadline, method, path, send)
             if answer.status < 400:
                 return data
             error, attempts = _error_of(answer, data), attempts + 1
             wait_s = (error.retry_after_s or 0.0) * random.uniform(1.0, 1.25)
             if not error.throttled or not 0 < wait_s < deadline - loop.time() or attempts >= MOST_THROTTLED:
-                raise error
+                try:
+                    raise error
+                finally:
+                    # It knows this frame and those of all callers: a name for it here would keep what they have.
+                    del error
             await asyncio.sleep(wait_s)
+
+    async def _answer_by(
+        self,
+        deadline: float,
+        method: str,
+        path: str,
+        send: Callable[..., AbstractAsyncContextManager[aiohttp.ClientResponse]],
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Send once by a time of the loop's clock, and read the answer."""
+        timeout = asyncio.timeout_at(deadline)
+        # A deadline knows its task, and a task that ends with an error that error, which knows every frame that it went through.
+        begin = partial(self._writing, method, weakref.ref(timeout))
+        try:
+            with _translated(method, path):
+                async with timeout, send(begin=begin) as answer:
+                    data = await answer.read()
+                    if answer.status >= 500:
+                        # Whoever answered, a proxy perhaps, may not know what became of it.
+                        raise _error_of(answer, data)
+            return answer, data
+        finally:
+            del timeout
+
+    @contextmanager
+    def _writing(self, method: str, known: weakref.ref[asyncio.Timeout]) -> Iterator[None]:
+        """Around what is sent: asks for permission, and ends it with that."""
+        timeout = known()
+        if timeout is None or self._guard is None or method == "GET":
+            yield
+            return
+        ends_at, limit_at = timeout.when(), asyncio.get_running_loop().time() + self._guard.check()
+        timeout.reschedule(limit_at if ends_at is None else min(ends_at, limit_at))
+        del timeout
+        with self._guard.writing():
+            yield
 
     @asynccontextmanager
     async def watch(
@@ -358,8 +406,12 @@ class Client:
         body: object = None,
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
+        begin: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send once; twice when a plugin logs us in and the server refused its credential, which may have been revoked."""
+        """Send once; twice when a plugin logs us in and the server refused its credential, which may have been revoked.
+
+        ``begin`` is around each time, once a connection may be taken and the credential is known.
+        """
         config = self.config
         sent: CIMultiDict[str] = CIMultiDict(headers or {})
         sent.extend(config.headers)
@@ -373,7 +425,7 @@ class Client:
             if token:
                 sent["Authorization"] = f"Bearer {token}"
             async with self._lanes.request(
-                lane, method, path, params=params, headers=sent, data=data, tls=credential.tls
+                lane, method, path, params=params, headers=sent, data=data, tls=credential.tls, begin=begin
             ) as answer:
                 if answer.status == 401 and config.plugin is not None and not last:
                     config.plugin.refuse(credential)
@@ -406,7 +458,7 @@ async def _events(answer: aiohttp.ClientResponse, silence_s: float) -> AsyncIter
 def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=type_)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         msg = f"cannot read {type_.__name__}: {error}"
         raise MalformedObjectError(msg) from error
 
@@ -414,8 +466,11 @@ def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
 def _error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
     try:
         status = _decode_status(data)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         status = Status(answer.status, "", data[:200].decode("utf-8", "replace").strip() or str(answer.reason))
+    if answer.status >= 500:
+        # Who failed is not believed when it speaks of a refusal: nobody knows what became of a write.
+        status = msgspec.structs.replace(status, code=answer.status)
     return status.to_error(answer.status, answer.headers.get("Retry-After"))
 
 
@@ -428,12 +483,14 @@ class _translated:  # noqa: N801 - reads as a word in `with _translated(...)`
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        # A traceback of a deadline leads to its own frame, which knows the task: one that ends with this would keep itself.
+        del trace
         if isinstance(error, TimeoutError):
-            raise UnreachableError(f"{self._what}: no answer in time") from error
+            raise UnreachableError(f"{self._what}: no answer in time") from error.with_traceback(None)
         if isinstance(error, aiohttp.ClientError | ssl.SSLError | OSError | asyncio.IncompleteReadError):
             raise UnreachableError(f"{self._what}: {str(error) or type(error).__name__}") from error
-        if isinstance(error, msgspec.MsgspecError | RecursionError):
+        if isinstance(error, UNREADABLE):
             raise MalformedObjectError(f"{self._what}: {error}") from error
         if isinstance(error, ValueError) and "chunk" in str(error).lower():
             raise UnreachableError(f"{self._what}: {error}") from error

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kubekit.errors import ConfigError, CredentialError
-from kubekit.wire import Wire, parse_time
+from kubekit.wire import UNREADABLE, Wire, parse_time
 
 TOKEN_MAX_AGE_S = 60.0
 EXPIRY_MARGIN_S = 10.0
@@ -173,7 +173,7 @@ class PluginCredentials:
         where = f"{plugin.where}: {plugin.command}"
         try:
             found = _decode_exec_credential(output)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise CredentialError(f"{where} printed no ExecCredential: {error}") from error
         if found.kind != "ExecCredential" or found.api_version != plugin.api_version:
             raise CredentialError(f"{where} printed {found.api_version} {found.kind}, not {plugin.api_version}")

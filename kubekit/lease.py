@@ -5,6 +5,11 @@ successful renewal, which is earlier than ``duration_s``, when others may take o
 permission already expired, because permission is a point on the monotonic clock (CLOCK_BOOTTIME where there is one, which
 also counts suspended time), and ``Client.fenced`` asks for it before each write and cuts the request's deadline to it.
 
+What was sent may take effect later than its answer was waited for: something on the way, or the server itself, may hold it.
+So no write is sent in the last ``retry_s`` of the permission, which leaves it ``duration_s - renew_deadline_s + retry_s`` on the
+way before another may lead (less what a new connection takes to be made, since permission is asked for before that); and a lease
+is given back early only when every write of ours has been answered.
+
 Others judge the lease by when *they* last saw it change, never by the times written in it, so clocks need not agree.
 """
 
@@ -13,15 +18,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from kubekit import logs
-from kubekit.client import Client
+from kubekit.client import Client, WriteGuard
 from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
 from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 
 log = logs.get("kubekit.lease")
+
+SETTLE_S = 2.0
+"""How long a leader that ends waits for the answers to its writes before it leaves the lease to run out."""
 
 
 class LeaseSpec(Wire, frozen=True):
@@ -47,9 +56,10 @@ def boot_clock() -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a leadership lasts. ``retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
+    """How long a leadership lasts: ``2 retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
 
-    Failover takes at most ``duration_s`` plus two ``retry_s`` after a leader dies without giving up its lease.
+    A permission is renewed every ``retry_s`` and not written with in its last ``retry_s``; where these were all of it, a leader
+    would hardly write. Failover takes at most ``duration_s`` plus two ``retry_s`` after a leader dies without giving up its lease.
     """
 
     duration_s: float = 10.0
@@ -57,15 +67,40 @@ class Timing:
     retry_s: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.retry_s < self.renew_deadline_s < self.duration_s:
-            raise ConfigError("leaderElection", "needs 0 < retry < renew deadline < lease duration")
+        if not (self.retry_s > 0 and 2 * self.retry_s < self.renew_deadline_s < self.duration_s):
+            raise ConfigError(
+                "leaderElection",
+                f"{self.duration_s:g}, {self.renew_deadline_s:g} and {self.retry_s:g} s do not fit together",
+                "twice retryPeriodS below renewDeadlineS, and that below leaseDurationS",
+            )
+
+
+class _Uncounted:
+    """Asks for permission, and remembers nothing of what was written."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+
+    def check(self) -> float:
+        return self._leadership.check()
+
+    def writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Leadership:
-    """Permission to write, which runs out by itself. A WriteGuard for ``Client.fenced``."""
+    """Permission to write, which runs out by itself. A WriteGuard for ``Client.fenced``.
 
-    def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
-        self._clock, self._until = clock, float("-inf")
+    Args:
+        clock: in seconds; nobody may set it.
+        reserve_s: no write begins in these last seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boot_clock, *, reserve_s: float = 0.0) -> None:
+        self._clock, self._reserve_s, self._until = clock, reserve_s, float("-inf")
+        self._open, self._quiet = 0, asyncio.Event()
+        self._quiet.set()
+        self._unanswered = float("-inf")
 
     @property
     def held(self) -> bool:
@@ -86,15 +121,45 @@ class Leadership:
         self._until = float("-inf")
 
     def check(self) -> float:
-        """Return the seconds that are left.
+        """Return the seconds that are left for a write that begins now.
 
         Raises:
-            NotLeaderError: none are.
+            NotLeaderError: none are, or too few to begin one.
         """
         left_s = self.left_s
-        if left_s <= 0:
+        if left_s <= self._reserve_s:
             raise NotLeaderError("this replica does not lead: no write")
         return left_s
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around one write: it is open until it is answered, and one that ends otherwise may take effect yet."""
+        self._open += 1
+        self._quiet.clear()
+        try:
+            yield
+        except BaseException:
+            # Now, not when it began: it may have been sent at any time between.
+            self._unanswered = self._clock()
+            raise
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._quiet.set()
+
+    @property
+    def uncounted(self) -> WriteGuard:
+        """A guard for what harms nobody when it takes effect late, such as events: a lease is given back without it."""
+        return _Uncounted(self)
+
+    async def settle(self, limit_s: float, since_s: float) -> bool:
+        """Wait for open writes, at most ``limit_s``; tell whether none ended without an answer in the last ``since_s``."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return self._unanswered < self._clock() - since_s
 
 
 class Elector:
@@ -110,18 +175,20 @@ class Elector:
         timing: Timing | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self.leadership = Leadership(clock)
         self._client, self._namespace, self._name, self._identity = client.urgent(), namespace, name, identity
         self._timing, self._clock = timing or Timing(), clock
+        self.leadership = Leadership(clock, reserve_s=self._timing.retry_s)
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = float("-inf")
         self._written: Lease | None = None
+        self._may_return = False
 
     async def run(self, lead: Callable[[Leadership], Awaitable[None]]) -> None:
         """Wait for leadership, run ``lead``, and cancel it when leadership ends; then wait again.
 
         ``lead`` returning or raising ends ``run`` likewise. On cancellation a held lease is released.
         """
+        self._may_return = False
         try:
             while True:
                 await self._acquire()
@@ -141,9 +208,25 @@ class Elector:
                 msg = "the leader's work ended by itself"
                 raise RuntimeError(msg)
         finally:
-            for task in (work, renewal):
-                task.cancel()
-            await asyncio.gather(work, renewal, return_exceptions=True)
+            renewal.cancel()
+            try:
+                self._may_return = await self._end_writing()
+            finally:
+                work.cancel()
+                await asyncio.gather(work, renewal, return_exceptions=True)
+
+    async def _end_writing(self) -> bool:
+        """Let no write begin, and wait for the answers to those that are on their way, before what waits for them is cancelled.
+
+        Tells whether the lease may be given back: a write without an answer may take effect yet, so the next leader is to wait.
+        """
+        if not self.leadership.held:
+            return False
+        self.leadership.end()
+        if await self.leadership.settle(SETTLE_S, self._timing.duration_s):
+            return True
+        log.info("lease left to run out: a write was not answered", lease=self._name)
+        return False
 
     async def _acquire(self) -> None:
         while not await self._try():  # noqa: ASYNC110 - each turn asks the API server
@@ -231,7 +314,7 @@ class Elector:
 
     async def _release(self) -> None:
         """Empty the lease so that the next leader need not wait; a failure only costs that wait."""
-        if not self.leadership.held:
+        if not (self._may_return or self.leadership.held):
             return
         self.leadership.end()
         try:

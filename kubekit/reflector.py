@@ -24,7 +24,7 @@ from kubekit.backoff import Backoff
 from kubekit.breath import Breath
 from kubekit.client import Client, Status, WatchEvent
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
-from kubekit.wire import Object, ObjectMeta, Resource
+from kubekit.wire import UNREADABLE, Object, ObjectMeta, Resource
 
 log = logs.get("kubekit.reflector")
 
@@ -276,7 +276,7 @@ class Reflector(_Held[T]):
     def _take_listed(self, raw: msgspec.Raw, fresh: dict[str, T], malformed: dict[str, str]) -> None:
         try:
             read = self._decoder.decode(raw)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             key = self._key_of(raw)
             malformed[key] = str(error)
             self._report_malformed(key, str(error))
@@ -398,7 +398,7 @@ class Reflector(_Held[T]):
             return _decode_object(event.object).metadata.resource_version
         try:
             read = self._decoder.decode(event.object)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             return self._take_malformed(event, str(error))
         key = read.metadata.key
         self.malformed.pop(key, None)
@@ -426,13 +426,13 @@ class Reflector(_Held[T]):
         else:
             self.malformed[key] = error
             self._report_malformed(key, error)
-        with suppress(msgspec.MsgspecError, RecursionError):
+        with suppress(*UNREADABLE):
             return _decode_object(event.object).metadata.resource_version
         return ""
 
     @staticmethod
     def _key_of(raw: msgspec.Raw) -> str:
-        with suppress(msgspec.MsgspecError, RecursionError):
+        with suppress(*UNREADABLE):
             return _decode_object(raw).metadata.key
         return "?"
 

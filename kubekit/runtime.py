@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from kubekit import logs
@@ -18,6 +21,8 @@ from kubekit.errors import ConfigError, KubekitError
 log = logs.get("kubekit.runtime")
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
+MEMORY_GROWTH, MEMORY_LOOK_S = 1.1, 30.0
+_NEVER = 2**31 - 1
 
 
 def run_program(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
@@ -91,7 +96,36 @@ async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
             group.create_task(guard(name, work), name=name)
 
 
-def settle_memory() -> None:
-    """Call when the caches are full: their objects are left out of later garbage collections."""
+def settle_memory(*, everything: bool = True) -> None:
+    """Leave all there is now out of later garbage collections, and let none go through everything by itself any more.
+
+    A full collection stops every thread for as long as it takes to visit each object, and the interpreter begins one whenever
+    there are a quarter more: with 100 zones of 100 nodes every 3 s, for 0.15 to 0.4 s of CPU. What is replaced goes without it;
+    only what refers to itself and is no longer young waits for the next call: with ``everything``, or else for ever where it was
+    there at an earlier call.
+    """
+    if everything:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _NEVER)
+
+
+async def keep_memory() -> None:
+    """`settle_memory` now, and again whenever the program needs a tenth more than after the last time, until cancelled."""
+    settled_at = 0
+    while True:
+        # Without a file descriptor left, which passes, nothing is known for once.
+        with suppress(OSError):
+            if _memory() > MEMORY_GROWTH * settled_at:
+                settle_memory()
+                settled_at = _memory()
+        await asyncio.sleep(MEMORY_LOOK_S)
+
+
+def _memory() -> int:
+    """Resident memory in pages; where the system never tells, the most there ever was, in a unit of its own."""
+    if sys.platform != "linux":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(Path("/proc/self/statm").read_text().split()[1])

@@ -11,8 +11,8 @@ import asyncio
 import enum
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 
 import aiohttp
 from multidict import CIMultiDict
@@ -52,7 +52,7 @@ class Lanes:
     def __init__(self, config: ClusterConfig, user_agent: str) -> None:
         self._config, self._user_agent = config, user_agent
         self._sessions: dict[Lane, aiohttp.ClientSession] = {}
-        self._turns: dict[Lane, asyncio.Semaphore] = {}
+        self._turns: dict[Lane, tuple[asyncio.Semaphore, ...]] = {}
 
     def open(self) -> None:
         """Make the pools; needs a running event loop."""
@@ -63,7 +63,10 @@ class Lanes:
             Lane.WRITE: shared,
             Lane.URGENT: self._session(1),
         }
-        self._turns = {lane: asyncio.Semaphore(lane.most) for lane in Lane if lane.most is not None}
+        # Whoever has a turn has a connection: one who waited for that within the pool would have asked for permission before.
+        both = asyncio.Semaphore(SHARED)
+        own = {lane: asyncio.Semaphore(lane.most) for lane in Lane if lane.most is not None}
+        self._turns = {lane: (turn, both) if lane in {Lane.READ, Lane.WRITE} else (turn,) for lane, turn in own.items()}
 
     async def close(self) -> None:
         """Close every connection."""
@@ -94,26 +97,28 @@ class Lanes:
         headers: CIMultiDict[str],
         data: bytes | None,
         tls: ssl.SSLContext | None,
+        begin: Callable[[], AbstractContextManager[None]],
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request; deadlines are the caller's."""
+        """Send one request, within ``begin`` once it is its turn; deadlines are the caller's."""
         if not self._sessions:
             msg = "use the client as `async with Client(config) as client`"
             raise RuntimeError(msg)
         config = self._config
-        async with (
-            self._turns.get(lane, nullcontext()),
-            self._sessions[lane].request(
-                method,
-                config.server + path,
-                params=params,
-                headers=headers,
-                data=data,
-                ssl=tls or config.tls or True,
-                proxy=config.proxy or None,
-                server_hostname=config.server_name or None,
-            ) as answer,
-        ):
-            yield answer
+        async with AsyncExitStack() as stack:
+            for turn in self._turns.get(lane, ()):
+                await stack.enter_async_context(turn)
+            with begin():
+                async with self._sessions[lane].request(
+                    method,
+                    config.server + path,
+                    params=params,
+                    headers=headers,
+                    data=data,
+                    ssl=tls or config.tls or True,
+                    proxy=config.proxy or None,
+                    server_hostname=config.server_name or None,
+                ) as answer:
+                    yield answer
 
 
 def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:

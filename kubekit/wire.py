@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What decoding the JSON of others raises: another shape, a text that is no UTF-8, nested too deeply."""
+
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """Base of wire types: camelCase names, immutable, unknown fields ignored, defaults left out when encoding."""

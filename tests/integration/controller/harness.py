@@ -37,7 +37,15 @@ FAST_ELECTION = {"leaseDurationS": 4, "renewDeadlineS": 2.5, "retryPeriodS": 0.5
 class Replica:
     """One ``python -m controller manager``, in a process of its own."""
 
-    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kubeconfig: Path,
+        namespace: str,
+        config: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environment = {**os.environ, **(environment or {})}
         self.name = f"manager-{uuid.uuid4().hex[:6]}"
         self.listen = f"127.0.0.1:{free_ports(1)[0]}"
         self.log = folder / f"{self.name}.log"
@@ -68,7 +76,11 @@ class Replica:
     def start(self) -> None:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", *self._command], cwd=ROOT, stdout=output, stderr=output
+                ["setpriv", "--pdeathsig", "KILL", "--", *self._command],
+                cwd=ROOT,
+                env=self._environment,
+                stdout=output,
+                stderr=output,
             )
 
     def send(self, number: signal.Signals) -> None:

@@ -27,7 +27,7 @@ class SimulatedApi:
     Attributes:
         objects: by name, as plain data with metadata.resourceVersion.
         requests: method and path with query of every request that it understands, oldest first.
-        fail_lists, fail_watches: statuses to answer with before all is well again, first one first.
+        fail_lists, fail_watches, fail_writes: statuses to answer with before all is well again, first one first.
         answering: cleared, the server accepts requests and does not answer.
         deaf_to: user agents that get no answer while the others do.
         streams_lists: serves WatchList; otherwise it answers 422 to it, as servers without it do.
@@ -40,6 +40,7 @@ class SimulatedApi:
         self.requests: list[str] = []
         self.fail_lists: list[int] = []
         self.fail_watches: list[int] = []
+        self.fail_writes: list[int] = []
         self.answering = asyncio.Event()
         self.answering.set()
         self.deaf_to: set[str] = set()
@@ -150,6 +151,8 @@ class SimulatedApi:
         return response
 
     async def _write(self, request: web.Request, name: str) -> web.Response:
+        if self.fail_writes:
+            return _status(self.fail_writes.pop(0), "ServerError")
         body = await request.json()
         wanted = body.get("metadata", {}).get("resourceVersion", "")
         name = name or body["metadata"]["name"]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
 from kubekit.client import Client
-from kubekit.errors import ConfigError, NotLeaderError
+from kubekit.config import ClusterConfig
+from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableError
 from kubekit.lease import Elector, Leadership, Timing
+from kubekit.transport import SHARED, Lane
 from kubekit.wire import LEASES, Object
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 FAST = Timing(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
+PATIENT = Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)
+BODY = {"metadata": {"name": "x"}}
 
 
 class Replica:
@@ -134,6 +140,240 @@ async def test_a_leader_that_stops_while_a_renewal_is_on_its_way_hands_over_too(
         await first.stop()
         second.start()
         await until(lambda: second.leads, 60.0)
+
+
+@asynccontextmanager
+async def writing_leader(api: SimulatedApi, timing: Timing) -> AsyncIterator[tuple[Elector, asyncio.Task[None]]]:
+    """A leader of whose election one write, by a client of its own, gets no answer while the Lease's requests do."""
+    api.deaf_to.add("writes")
+    async with (
+        api.running() as config,
+        Client(config, user_agent="lease") as client,
+        Client(config, user_agent="writes") as slow,
+    ):
+        elector = Elector(client, namespace="ns", name="lease", identity="r", timing=timing)
+
+        async def lead(leadership: Leadership) -> None:
+            await slow.fenced(leadership).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(elector.run(lead))
+        try:
+            await until(lambda: api.count("POST") == 2)
+            yield elector, task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def holder(api: SimulatedApi) -> str:
+    found: str = api.objects["lease"]["spec"]["holderIdentity"]
+    return found
+
+
+async def test_a_leader_that_stops_gives_its_lease_back_once_its_last_write_is_answered(api: SimulatedApi) -> None:
+    async with writing_leader(api, Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)) as (_, task):
+        task.cancel()
+        await asyncio.sleep(0.3)
+        assert holder(api) == "r", "what was sent may take effect while another leads"
+        api.deaf_to.clear()
+        await asyncio.gather(task, return_exceptions=True)
+        assert "late" in api.objects
+        assert holder(api) == ""
+
+
+async def test_a_leader_whose_last_write_is_not_answered_leaves_its_lease_to_run_out(
+    api: SimulatedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubekit.lease.SETTLE_S", 0.2)
+    async with writing_leader(api, Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)) as (_, task):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert holder(api) == "r"
+
+
+async def test_a_write_that_failed_without_an_answer_counts_until_the_lease_would_have_run_out(
+    api: SimulatedApi,
+) -> None:
+    now = [100.0]
+    leadership = Leadership(clock=lambda: now[0])
+    leadership.extend(200.0)
+    async with api.running() as config, Client(config, timeout_s=0.3) as client:
+        api.answering.clear()
+        write = asyncio.create_task(client.fenced(leadership).create(LEASES, BODY, Object, namespace="ns"))
+        await until(lambda: api.count("POST") == 1)
+        now[0] += 7
+        with pytest.raises(UnreachableError):
+            await write
+        now[0] += 9
+        assert not await leadership.settle(0.0, 10.0), "when it was sent nobody knows"
+        now[0] += 2
+        assert await leadership.settle(0.0, 10.0)
+
+
+async def test_a_leader_that_stops_soon_after_a_write_without_an_answer_leaves_its_lease(api: SimulatedApi) -> None:
+    async with api.running() as config, Client(config) as client, Client(config, timeout_s=0.1) as hasty:
+        elector = Elector(client, namespace="ns", name="lease", identity="r", timing=PATIENT)
+        failed = asyncio.Event()
+
+        async def lead(leadership: Leadership) -> None:
+            api.fail_writes = [504]
+            with pytest.raises(ApiError):
+                await hasty.fenced(leadership).create(LEASES, BODY, Object, namespace="ns")
+            failed.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(elector.run(lead))
+        await failed.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert holder(api) == "r", "a proxy that gave up does not know what became of it"
+
+
+@pytest.mark.parametrize(("status", "given_back"), [(409, True), (422, True), (500, False), (504, False)])
+async def test_who_refused_a_write_knows_that_it_takes_no_effect_and_who_gave_up_does_not(
+    api: SimulatedApi, status: int, *, given_back: bool
+) -> None:
+    leadership = Leadership()
+    leadership.extend(float("inf"))
+    async with api.running() as config, Client(config) as client:
+        api.fail_writes = [status]
+        with pytest.raises(ApiError):
+            await client.fenced(leadership).create(LEASES, BODY, Object, namespace="ns")
+    assert await leadership.settle(0.0, 10.0) is given_back
+
+
+async def test_an_event_on_its_way_does_not_keep_a_lease_from_being_given_back(api: SimulatedApi) -> None:
+    leadership = Leadership()
+    leadership.extend(float("inf"))
+    async with api.running() as config, Client(config) as client:
+        api.answering.clear()
+        events = client.fenced(leadership.uncounted)
+        sent = asyncio.create_task(events.create(LEASES, BODY, Object, namespace="ns"))
+        await until(lambda: api.count("POST") == 1)
+        assert await leadership.settle(0.0, 10.0)
+        leadership.end()
+        with pytest.raises(NotLeaderError):
+            await events.create(LEASES, BODY, Object, namespace="ns")
+        sent.cancel()
+        await asyncio.gather(sent, return_exceptions=True)
+
+
+@pytest.mark.parametrize("reading", [0, 2])
+async def test_a_write_that_waited_for_its_turn_is_not_sent_at_the_end_of_the_permission(
+    api: SimulatedApi, reading: int
+) -> None:
+    now = [100.0]
+    leadership = Leadership(clock=lambda: now[0], reserve_s=2.0)
+    leadership.extend(107.0)
+    async with api.running() as config, Client(config) as client:
+        fenced = client.fenced(leadership)
+        api.answering.clear()
+
+        def create(name: str) -> asyncio.Task[Object]:
+            body = {"metadata": {"name": name}}
+            return asyncio.create_task(fenced.create(LEASES, body, Object, namespace="ns"))
+
+        # Behind as many writes as there may be, or behind reads that have the last connections.
+        reads = [asyncio.create_task(client.get(LEASES, "x", Object, namespace="ns")) for _ in range(reading)]
+        await until(lambda: api.count("GET") == reading)
+        first = [create(f"first-{number}") for number in range(min(Lane.WRITE.most or 0, SHARED - reading))]
+        await until(lambda: api.count("POST") == len(first))
+        late = create("late")
+        await asyncio.sleep(0.05)
+        now[0] = 105.5
+        api.answering.set()
+        await asyncio.gather(*first)
+        await asyncio.gather(*reads, return_exceptions=True)
+        with pytest.raises(NotLeaderError):
+            await late
+        assert "late" not in api.objects
+
+
+async def test_who_lost_the_lease_and_stops_later_does_not_take_it_from_its_successor(api: SimulatedApi) -> None:
+    async with replicas(api, 2) as (first, second):
+        first.start()
+        await until(lambda: first.leads)
+        second.start()
+        api.deaf_to.add("r0")
+        await until(lambda: second.leads)
+        api.deaf_to.clear()
+        seen = api.count("GET")
+        await until(lambda: api.count("GET") >= seen + 2)
+        await first.stop()
+        assert holder(api) == "r1"
+
+
+async def test_who_gave_the_lease_back_and_runs_again_does_not_take_it_from_its_successor(api: SimulatedApi) -> None:
+    # Nobody renews while this lasts, so that a version that was read is still that of the lease.
+    async with replicas(api, 2, Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)) as (first, second):
+        first.start()
+        await until(lambda: first.leads)
+        await first.stop()
+        second.start()
+        await until(lambda: second.leads)
+        first.start()
+        await until(lambda: first.elector._seen[0] == "r1")
+        await first.stop()
+        assert holder(api) == "r1"
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["awaited", "in a task"])
+@pytest.mark.parametrize("status", [None, 404, 409, 503])
+async def test_a_write_that_failed_leaves_no_cycle_behind_that_keeps_what_its_caller_had(
+    api: SimulatedApi, status: int | None, *, apart: bool
+) -> None:
+    class Large:
+        """What a round works with."""
+
+    async def work(kept: list[weakref.ref[Large]]) -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        await fenced.create(LEASES, BODY, Object, namespace="ns")
+
+    async def round_() -> weakref.ref[Large]:
+        kept: list[weakref.ref[Large]] = []
+        if apart:
+            (failure,) = await asyncio.gather(work(kept), return_exceptions=True)
+            assert isinstance(failure, (UnreachableError, ApiError))
+            del failure
+        else:
+            with suppress(UnreachableError, ApiError):
+                await work(kept)
+        return kept[0]
+
+    async with api.running() as config, Client(config, timeout_s=0.05 if status is None else 15.0) as client:
+        leadership = Leadership()
+        leadership.extend(float("inf"))
+        fenced = client.fenced(leadership)
+        if status is None:
+            api.answering.clear()
+        else:
+            api.fail_writes = [status]
+        gc.disable()
+        try:
+            kept = await round_()
+            await asyncio.sleep(0.01)  # What the loop itself still has to do may know it.
+            assert kept() is None
+        finally:
+            gc.enable()
+
+
+async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:
+    elector = Elector(
+        Client(ClusterConfig(server="http://127.0.0.1:1")),
+        namespace="ns",
+        name="lease",
+        identity="r",
+        timing=Timing(10.0, 7.0, 2.0),
+        clock=lambda: 100.0,
+    )
+    elector.leadership.extend(102.1)
+    assert elector.leadership.check() == pytest.approx(2.1)
+    elector.leadership.extend(102.0)
+    assert elector.leadership.held, "what it does is not ended yet"
+    with pytest.raises(NotLeaderError):
+        elector.leadership.check()
 
 
 async def test_a_leader_that_is_cut_off_is_followed_after_the_duration_and_never_are_there_two(
@@ -263,7 +503,8 @@ async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> 
         assert api.objects["lease"]["spec"]["holderIdentity"] == "", "and the lease is given back"
 
 
-@pytest.mark.parametrize("times", [(10, 10, 2), (10, 7, 7), (7, 10, 2), (10, 7, 0)])
+# With 10, 7 and 5 s a leader would hardly write: renewed every 5 s, and the last 5 of its 7 s are no time to begin.
+@pytest.mark.parametrize("times", [(10, 10, 2), (10, 7, 7), (7, 10, 2), (10, 7, 0), (10, 7, 5), (10, 4, 2)])
 def test_times_that_do_not_fit_together_are_refused(times: tuple[float, float, float]) -> None:
-    with pytest.raises(ConfigError, match="retry < renew deadline < lease duration"):
+    with pytest.raises(ConfigError, match="do not fit together"):
         Timing(*times)

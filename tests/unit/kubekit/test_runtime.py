@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
+from kubekit import runtime
 from kubekit.errors import ConfigError, UnreachableError
-from kubekit.runtime import run_program, supervise
+from kubekit.runtime import keep_memory, run_program, settle_memory, supervise
 
 
 async def forever() -> None:
@@ -27,7 +31,8 @@ def run(main_body: str) -> subprocess.Popen[str]:
 import asyncio, sys
 from kubekit import logs
 from kubekit.errors import ConfigError
-from kubekit.runtime import run_program, supervise
+from kubekit import runtime
+from kubekit.runtime import keep_memory, run_program, settle_memory, supervise
 logs.set_up()
 async def forever():
     print("up", flush=True)
@@ -68,3 +73,89 @@ def test_a_task_that_ends_by_itself_ends_the_program() -> None:
         await supervise({"a": forever(), "b": asyncio.sleep(0)})
 
     assert run_program(main) == 1
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """Python's garbage collector as it is by default, and afterwards as it was."""
+    threshold, enabled = gc.get_threshold(), gc.isenabled()
+    gc.enable()
+    gc.set_threshold(700, 10, 10)
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+        if not enabled:
+            gc.disable()
+
+
+def full_collections_of(objects: int) -> int:
+    """How often everything was gone through while so many objects were made and kept."""
+    before: int = gc.get_stats()[2]["collections"]
+    kept = [[number] for number in range(objects)]
+    assert len(kept) == objects
+    after: int = gc.get_stats()[2]["collections"]
+    return after - before
+
+
+@pytest.mark.usefixtures("collector")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="collects a little at a time")
+def test_nothing_goes_through_all_objects_once_memory_is_settled() -> None:
+    assert full_collections_of(300_000) > 0
+    settle_memory()
+    assert full_collections_of(300_000) == 0
+
+
+class Circle:
+    """Goes by the collector alone."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.usefixtures("collector")
+def test_what_refers_to_itself_goes_at_the_next_time_also_when_it_was_there_at_an_earlier_one() -> None:
+    gc.disable()
+    first = Circle()
+    gone = weakref.ref(first)
+    settle_memory()
+    assert gc.get_freeze_count() > 0, "young collections leave it alone"
+    del first
+    settle_memory(everything=False)
+    assert gone() is not None
+    settle_memory()
+    assert gone() is None
+    second = Circle()
+    gone = weakref.ref(second)
+    del second
+    settle_memory(everything=False)
+    assert gone() is None
+
+
+@pytest.mark.usefixtures("collector")
+async def test_memory_is_settled_again_when_it_has_grown_by_a_tenth_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, garbage, settled = [0], [0], list[int]()
+
+    def settle() -> None:
+        settled.append(memory[0])
+        memory[0] -= garbage[0]
+
+    monkeypatch.setattr(runtime, "MEMORY_LOOK_S", 0.0)
+    monkeypatch.setattr(runtime, "_memory", lambda: memory[0])
+    monkeypatch.setattr(runtime, "settle_memory", settle)
+    task = asyncio.create_task(keep_memory())
+    # What is garbage each time does not make room for more of it the next time.
+    for memory[0], garbage[0] in ((1000, 0), (1100, 0), (1101, 1), (1200, 0), (1211, 111), (1211, 100)):
+        for _ in range(5):
+            await asyncio.sleep(0)
+    task.cancel()
+    assert settled == [1000, 1101, 1211, 1211]
+
+
+def test_memory_is_what_the_process_has_now() -> None:
+    before, large = runtime._memory(), bytearray(200_000_000)
+    with_it = runtime._memory()
+    assert with_it > 1.5 * before
+    del large
+    assert runtime._memory() < 0.9 * with_it
