@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from kubekit.errors import ConfigError, KubekitError
+from kubekit.wire import UNREADABLE
 
 QUERY_TIMEOUT_S = 10.0
 
@@ -150,7 +151,7 @@ def check_url(url: str, field: str) -> None:
 def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
     try:
         answer = _decode_answer(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         try:
             # Scalars and strings have another shape: [time, value].
             return _scalar(body)

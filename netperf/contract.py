@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kubekit.wire import UNREADABLE
+
 HOME_NAMESPACE = "netaware-system"
 """The namespace that the manifests make; both programs can be told another."""
 API_VERSION = "netaware.io/v1alpha1"
@@ -79,7 +81,7 @@ def read_announcement(text: str) -> Announcement | None:
         return None
     try:
         return _decode_announcement(text)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None
 
 

@@ -40,7 +40,7 @@ DEAD_RUNS_ALONE = 3
 STALE_ERROR, LEAST_ERROR_US = 0.1, 5.0
 
 
-class ZoneCost(msgspec.Struct, frozen=True, kw_only=True):
+class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One entry of the cost table.
 
     Attributes:

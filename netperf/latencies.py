@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from kubekit.wire import UNREADABLE
+
 LATENCY_ANNOTATION = "netaware.io/latency-us"
 LIMIT_BYTES = 200 * 1024
 """The API server takes 256 KiB of annotations per object, the user's included."""
@@ -106,7 +108,7 @@ def decode_latencies(text: str | None) -> Latencies:
         return Latencies()
     try:
         wire = _decode_wire(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return Latencies(problem=f"annotation {LATENCY_ANNOTATION}: {error}")
     size = len(wire.zones)
     for matrix in (wire.us, wire.error_us or wire.us):

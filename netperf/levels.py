@@ -18,7 +18,7 @@ FLOOR_US = 100.0
 DEVIATIONS = 5.0
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class Level(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is remembered of the runs of one pair of nodes.
 
     Attributes:

@@ -31,7 +31,7 @@ _PREFERENCE: dict[tuple[ProberName, Test], int] = {
 }
 
 
-class Stream(msgspec.Struct, frozen=True, kw_only=True):
+class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The runs of one pair of nodes by one prober and test.
 
     Attributes:
@@ -66,7 +66,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
         return self.level.runs
 
 
-class PairState(msgspec.Struct, frozen=True, kw_only=True):
+class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is remembered of a directed pair of zones; it outlives the pairs of nodes that it was learned from.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from kubekit.wire import UNREADABLE
 from netperf.contract import PLAN_FORM, PLAN_NAME_PREFIX
 from netperf.errors import PlanRefusedError, Refusal, TooLargeError, refuse
 from netperf.sample import Count, Label, NodeName, Place, Test
@@ -47,7 +48,7 @@ class Peer(msgspec.Struct, frozen=True, order=True):
         return Place(self.node, self.zone, self.region)
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One run per round from ``origin`` to ``destination``.
 
     Attributes:
@@ -273,7 +274,7 @@ def decode_plan(
         plan, refusals = _read(text)
     except msgspec.ValidationError as error:
         raise PlanRefusedError("bad-field", str(error)) from error
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise PlanRefusedError("half-written", str(error)) from error
     if zone is not None and plan.zone != zone:
         raise PlanRefusedError("wrong-zone", f"it is for zone {plan.zone!r}, we are in {zone!r}")

@@ -17,6 +17,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 import msgspec
 
 from kubekit.settings import YEAR_S
+from kubekit.wire import UNREADABLE
 from netperf.errors import Refusal, TooLargeError, refuse
 from netperf.plans import OBJECT_LIMIT_BYTES, Probe, ZonePlan
 from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
@@ -304,7 +305,7 @@ def _decode_own(key: str, value: str) -> Sample | Refusal:
         sample = _parse_sample(value)
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error))
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return refuse(key, "half-written", str(error))
     if key != sample_key(sample.origin, sample.destination, sample.measurement.test):
         return refuse(key, "wrong-key", f"holds {sample.origin.node} to {sample.destination.node}")
@@ -332,7 +333,7 @@ def _decode_failure(key: str, value: str) -> Failure | Refusal:
         failure = _parse_failure(value)
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error))
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return refuse(key, "half-written", str(error))
     if key not in {failure_key(failure.origin, failure.destination, test) for test in TESTS}:
         return refuse(key, "wrong-key", f"holds {failure.origin.node} to {failure.destination.node}")

@@ -40,7 +40,7 @@ Label = Annotated[str, msgspec.Meta(max_length=63)]
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class Place(msgspec.Struct, frozen=True, gc=False, order=True):
     """A node and where its labels say it is; zone and region are label values, empty when the node has none."""
 
     node: NodeName
@@ -101,7 +101,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}[percentile]
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A measurement between two places, as it is written to the results.
 
     Attributes:
@@ -138,7 +138,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.origin.zone, self.destination.zone
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """That a pair of nodes could not be measured, as it is written to the results: a failure is data, and silence is none.
 
     Attributes:

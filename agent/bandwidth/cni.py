@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from kubekit.wire import UNREADABLE
+
 _MOST_BYTES = 262_144
 
 
@@ -139,7 +141,7 @@ def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
     """Pod uid, device inside the pod, and how it came about; None where the file is none of these, or names no pod."""
     try:
         cached = _decode_cached(data)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None
     uid = next((value for name, value in cached.cni_args or () if name == "K8S_POD_UID"), "")
     if cached.kind != "cniCacheV1" or not uid:

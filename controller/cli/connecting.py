@@ -163,7 +163,7 @@ async def open_way(stack: AsyncExitStack, client: Client, flags: Sequence[str], 
                     if answer.status == 200:
                         stack.push_async_exit(tried.pop_all())
                         return ask, name
-                    said = (await answer.text()).strip().splitlines() or [""]
+                    said = (await answer.text(errors="replace")).strip().splitlines() or [""]
                     reasons.append(f"{name}: {answer.status} {said[0][:300]}")
             except NoWayError as error:
                 reasons.append(str(error))

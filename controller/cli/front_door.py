@@ -73,7 +73,7 @@ class FrontDoor:
         """Find a controller before anybody asks, so that what is wrong is known at once; why it lets nobody in, if so."""
         way = await self._way_other_than(None)
         async with way("/", params={}, headers=await self._named({})) as answer:
-            return (await answer.text()).strip() if answer.status in {401, 403} else ""
+            return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
 
     async def _named(self, headers: dict[str, str]) -> dict[str, str]:
         token = await self._token()
@@ -113,7 +113,8 @@ class FrontDoor:
             answer = await stack.enter_async_context(asked)
         if answer.status >= 400 and not {"Referrer-Policy", hdrs.RETRY_AFTER} & set(answer.headers):
             # Not the page's own words: what stands between says that the pod is gone, or that it may not be asked.
-            msg = f"HTTP {answer.status}: {(await answer.text())[:200]}"
+            said = await answer.text(errors="replace")
+            msg = f"HTTP {answer.status}: {said[:200]}"
             raise aiohttp.ClientError(msg)
         return answer
 

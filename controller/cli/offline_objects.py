@@ -20,7 +20,7 @@ from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
 from controller.convert.spellings import convert
 from kubekit.errors import ConfigError, KubekitError
-from kubekit.wire import Node, Object
+from kubekit.wire import UNREADABLE, Node, Object
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ def _documents(name: str) -> list[Any]:
         raise ConfigError("--offline", f"{name} is not text: {error}") from error
     try:
         return [msgspec.json.decode(text)]
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         pass
     try:
         return list(yaml.load_all(text, Loader=_PlainLoader))

@@ -43,6 +43,7 @@ from kubekit.wire import (
     LEASES,
     NODES,
     PODS,
+    UNREADABLE,
     ConfigMap,
     Node,
     Object,
@@ -286,7 +287,7 @@ class Session:
                 for raw in page.items:
                     try:
                         found.append(msgspec.json.decode(raw, type=type_))
-                    except (msgspec.MsgspecError, RecursionError) as error:
+                    except UNREADABLE as error:
                         self.notes[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
         except ApiError as error:
             if not (error.forbidden or error.not_found):

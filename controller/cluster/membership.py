@@ -41,6 +41,10 @@ class Membership:
         self._groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, Graph] = {}
         self._named: dict[str, dict[str, None]] = defaultdict(dict)
+        # Of the groups of one name: those to be read again, and who names each namespace; and whom a group named when it was read.
+        self._unread: dict[str, dict[str, None]] = defaultdict(dict)
+        self._claims: dict[str, dict[str, set[str]]] = defaultdict(dict)
+        self._claimed: dict[str, Set[str]] = {}
 
     @classmethod
     def among(cls, groups: Iterable[AppGroup], namespaces: Sequence[str]) -> Membership:
@@ -55,6 +59,7 @@ class Membership:
         made = Membership(self._namespaces, everywhere=self._everywhere, consent=self._consent)
         made._admitted, made._groups, made._graphs = self._admitted.copy(), self._groups.copy(), self._graphs.copy()
         made._named.update({name: keys.copy() for name, keys in self._named.items()})
+        made._unread.update({name: keys.copy() for name, keys in self._named.items()})
         return made
 
     @property
@@ -64,15 +69,22 @@ class Membership:
 
     def take(self, key: str, old: AppGroup | None, new: AppGroup | None) -> bool:
         """An AppGroup changed; tells whether its spec did, or whether it is there at all."""
+        name = key.rpartition("/")[2]
         if new is not None:
             self._groups[key] = new
-            self._named[new.metadata.name][key] = None
+            self._named[name][key] = None
             if old is not None and old.spec == new.spec:
                 return False
         else:
             self._groups.pop(key, None)
-            self._named[key.rpartition("/")[2]].pop(key, None)
+            self._named[name].pop(key, None)
         self._graphs.pop(key, None)
+        self._unread[name][key] = None
+        if not self._named[name]:
+            for claimed in self._unread.pop(name):
+                self._claimed.pop(claimed, None)
+            self._claims.pop(name, None)
+            del self._named[name]
         return True
 
     def graph(self, key: str) -> Graph:
@@ -101,9 +113,9 @@ class Membership:
         named = self._named.get(name, {})
         first = (namespace, *self._namespaces) if self._everywhere else self._namespaces
         found = next((f"{n}/{name}" for n in first if f"{n}/{name}" in named), "")
-        if found or not self._everywhere:
+        if found or not named or not self._everywhere:
             return found
-        return next((key for key in sorted(named) if self._reaches(key, namespace) and self._may(key, namespace)), "")
+        return next((key for key in sorted(self._that_name(name, namespace)) if self._may(key, namespace)), "")
 
     def may_hold(self, key: str) -> Set[str] | None:
         """Namespaces of which pods may belong to a group, perhaps to another of its name; None for any."""
@@ -112,8 +124,19 @@ class Membership:
             return None
         return namespaces_of(home, self.graph(key).workloads)
 
-    def _reaches(self, key: str, namespace: str) -> bool:
-        return namespace in namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
+    def _that_name(self, name: str, namespace: str) -> Iterable[str]:
+        """Of the groups of one name, those that name a namespace. Hundreds may have one name, and every pod asks."""
+        claims = self._claims[name]
+        for key in self._unread.pop(name, ()):
+            for left in self._claimed.pop(key, ()):
+                claims[left].discard(key)
+                if not claims[left]:
+                    del claims[left]
+            if key in self._groups:
+                self._claimed[key] = namespaces_of(self._groups[key].metadata.namespace, self.graph(key).workloads)
+                for named in self._claimed[key]:
+                    claims.setdefault(named, set()).add(key)
+        return claims.get(namespace, ())
 
     def _may(self, key: str, namespace: str) -> bool:
         home = self._groups[key].metadata.namespace

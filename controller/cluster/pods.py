@@ -9,7 +9,7 @@ import msgspec
 
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from kubekit.selectors import LabelSelector, MatchExpression
-from kubekit.wire import Condition, Object, ObjectMeta, ResourceRequirements, SchedulingGate, Taint, Wire
+from kubekit.wire import UNREADABLE, Condition, Object, ObjectMeta, ResourceRequirements, SchedulingGate, Taint, Wire
 
 FINISHED = frozenset({"Succeeded", "Failed"})
 """Phases of pods that hold nothing any more."""
@@ -325,5 +325,5 @@ def target_of(pod: GroupPod | AskedPod) -> Target | None:
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:
         return _decode_target(text) if text else None
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None

@@ -12,7 +12,7 @@ from controller.cluster.resources import FIELD_MANAGER
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.wire import CONFIGMAPS, ConfigMap, Object
+from kubekit.wire import CONFIGMAPS, UNREADABLE, ConfigMap, Object
 from netperf.contract import PART_OF
 
 Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
@@ -239,7 +239,7 @@ class MemoryStore:
         text = (found.data or {}).get(KEY, "{}")
         try:
             memory = _decode_memory(text)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             log.change("memory", str(error), "memory does not read and starts anew", configmap=NAME, error=error)
             return Memory()
         self._written = memory

@@ -37,7 +37,7 @@ SHOWN = 3
 Verdict = Literal["met", "violated", "unknown", "idle"]
 
 
-class Judged(msgspec.Struct, frozen=True):
+class Judged(msgspec.Struct, frozen=True, gc=False):
     """How one dependency fares; of several pairs of places the worst, with its cost."""
 
     edge: Edge

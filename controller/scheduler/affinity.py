@@ -15,7 +15,7 @@ from controller.cluster.costs import Location
 from controller.cluster.pods import GroupPod, NodeAffinity, NodeSelector, NodeSelectorTerm, PreferredTerm, Target
 from controller.scheduler.rules import Weighing, normalise
 from kubekit.selectors import MatchExpression
-from kubekit.wire import OwnerReference
+from kubekit.wire import UNREADABLE, OwnerReference
 from netperf.contract import ZONE_LABEL
 
 _decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
@@ -125,7 +125,7 @@ def as_asked(pod: GroupPod) -> GroupPod:
         return pod
     try:
         ours = _decode_match_expression(text)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return pod
     terms = [
         (term, NodeSelectorTerm([r for r in term.match_expressions or () if r != ours], term.match_fields))

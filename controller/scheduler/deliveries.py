@@ -103,10 +103,15 @@ async def all_of(work: Iterable[Awaitable[None]]) -> None:
     failures: list[BaseException] = []
     pending = list(work)
     for begin in range(0, len(pending), _AT_ONCE):
-        results = await asyncio.gather(*pending[begin : begin + _AT_ONCE], return_exceptions=True)
-        failures += [result for result in results if result is not None]
-    if failures:
-        raise failures[0]
+        found = await asyncio.gather(*pending[begin : begin + _AT_ONCE], return_exceptions=True)
+        failures += [failure for failure in found if failure is not None]
+        del found
+    try:
+        if failures:
+            raise failures[0]
+    finally:
+        # An error knows the frames that it went through: one that is named in them would keep all that they have.
+        del failures
 
 
 class Deliveries:

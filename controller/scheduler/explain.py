@@ -15,7 +15,7 @@ from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import Bond, Tally, Weighing, normalise
 from controller.scheduler.state import State
-from kubekit.wire import format_time
+from kubekit.wire import UNREADABLE, format_time
 
 DECISION_ANNOTATION = "netaware.io/decision"
 """On a pod: the `Decision` it was released with, as JSON."""
@@ -230,7 +230,7 @@ def decision_of(pod: GroupPod) -> Decision | None:
     text = pod.metadata.annotation(DECISION_ANNOTATION)
     try:
         return _decode_decision(text) if text else None
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None
 
 

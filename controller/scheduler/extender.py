@@ -23,6 +23,7 @@ from controller.scheduler.rules import Weighing
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
 from kubekit import logs
 from kubekit.http_limits import BodyTooLargeError, read_body
+from kubekit.wire import UNREADABLE
 
 log = logs.get("controller.scheduler.extender")
 
@@ -147,14 +148,14 @@ class Extender:
         _check_names(question.nodenames)
         try:
             return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), weighing, target)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def _filter(self, question: Question, weighing: Weighing) -> Filtered:
         uid = question.pod.metadata.uid
         try:
             names = self._answers.names(uid, bytes(question.nodenames))
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadRequestError(f"nodenames: {error}") from None
         return self._answers.filter(uid, names, weighing)
 
@@ -170,7 +171,7 @@ class Extender:
             raise BadRequestError(str(weighing), 500)
         try:
             names = self._answers.names(question.pod.metadata.uid, bytes(question.nodenames))
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadRequestError(f"nodenames: {error}") from None
         foreign = weighing.neutral in _NOT_FOR_US
         target = None if foreign else self._target(question.pod)
@@ -191,7 +192,7 @@ class Extender:
         """
         try:
             question = decode_preemption(body)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise BadRequestError(f"no ExtenderPreemptionArgs: {error}") from None
         if question.nodes is None:
             msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
@@ -233,7 +234,7 @@ def _question(body: bytes) -> Question:
             question = Question(found.pod, found.node_names)
         else:
             question = _decode_question(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     if not question.nodenames:
         question = _other_spelling(body)
@@ -250,7 +251,7 @@ def _other_spelling(body: bytes) -> Question:
             msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
         pod = _decode_asked_pod(fields.get("pod", b"{}"))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     return Question(pod, fields["nodenames"])
 

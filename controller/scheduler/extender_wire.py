@@ -84,7 +84,7 @@ class NodeIndex:
         """Group the names of a JSON list by place; names that we have never seen go with `NOWHERE`.
 
         Raises:
-            msgspec.MsgspecError: it is no list of texts.
+            kubekit.wire.UNREADABLE: it is no list of texts.
         """
         unknown: list[str] = []
         numbers = self._table.numbers(raw)
@@ -174,7 +174,7 @@ class Answers:
         """The nodes of a request; recognised when filter gave exactly this list for the same pod.
 
         Raises:
-            msgspec.MsgspecError: it is no list of texts.
+            kubekit.wire.UNREADABLE: it is no list of texts.
         """
         self._index.refresh()
         if self._given_at != self._state.node_version:
@@ -225,7 +225,7 @@ class Answers:
         times faster. None where nothing of the plan passes, and the plain rule is to answer.
 
         Raises:
-            msgspec.MsgspecError: the names are no list of texts.
+            kubekit.wire.UNREADABLE: the names are no list of texts.
         """
         place_of = self._state.place_of
         place = place_of.get(target.node)

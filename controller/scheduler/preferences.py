@@ -14,6 +14,7 @@ from controller.cluster.graph import Graph
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.problem_builder import PRICED, Dependency, Objective, Spread
+from kubekit.wire import UNREADABLE
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 _decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
@@ -125,7 +126,7 @@ def _annotated(group: AppGroup, name: str, problems: list[str]) -> dict[tuple[st
         return {}
     try:
         read = _decode_weights(text)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         problems.append(f"annotation {name}: {error}")
         return {}
     found = {(caller, callee): weight for caller, row in read.items() for callee, weight in row.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import ssl
 from collections.abc import Awaitable
@@ -32,7 +31,7 @@ from kubekit.http import Checks, Server, parse_listen
 from kubekit.loop import LoopWatch
 from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.reflector import Reflector
-from kubekit.runtime import settle_memory, supervise
+from kubekit.runtime import keep_memory, supervise
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
 from netperf.contract import HOME_NAMESPACE
 
@@ -158,7 +157,6 @@ class Service:
     async def _settle(self) -> None:
         for mirror in (self._nodes, self._pods, self._groups, self._topologies, self._namespaces, self._services):
             await mirror.settled.wait()
-        settle_memory()
         log.info(
             "ready",
             nodes=len(self._nodes),
@@ -166,7 +164,7 @@ class Service:
             app_groups=len(self._groups),
             network_topologies=len(self._topologies),
         )
-        await asyncio.Event().wait()
+        await keep_memory()
 
 
 def _is_loopback(listen: str) -> bool:

@@ -29,6 +29,7 @@ from controller.scheduler.planner import EFFORT, GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import PlanningError
 from kubekit import logs
 from kubekit.reflector import Mirror
+from kubekit.runtime import settle_memory
 from kubekit.wire import Node
 
 log = logs.get("controller.scheduler.worker")
@@ -277,6 +278,11 @@ def main() -> None:
             data = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
             sink.write(_HEADER.pack(len(data)) + data)
         sink.flush()
+        if answers:
+            # While nobody waits: in a plan, going through what it made for what may go would take as long as the plan. Hosts that
+            # were known before are left out: nothing among them refers to itself, and the next plan may wait already.
+            del answers
+            settle_memory(everything=False)
 
 
 def die_with_parent() -> None:

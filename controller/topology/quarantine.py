@@ -30,7 +30,7 @@ MOST_SUSPECTS = 20
 NodePair = tuple[str, str]
 
 
-class Heard(msgspec.Struct, frozen=True):
+class Heard(msgspec.Struct, frozen=True, gc=False):
     """The newest word about a pair, by its writer's count and clock, and since when (our clock) there is no newer one."""
 
     mark: tuple[int, float] | None

@@ -210,6 +210,7 @@ class TopologyController:
         self._own: OwnWrites[NetworkTopology] = OwnWrites(caches.topologies)
         self._unwritten_change: set[str] = set()
         self._last_conditions: dict[str, list[Condition]] = {}
+        self._status_at: dict[str, float] = {}
         self._map: Map | None = None
         self._moves = self._pod_moves = 0
         self._allocated: Mapping[ZonePair, int] | None = None
@@ -296,7 +297,7 @@ class TopologyController:
         )
         self._states[key] = decision.state
         try:
-            await self._execute(key, snapshot, decision, conclusion)
+            due_s = await self._execute(key, snapshot, decision, conclusion)
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
@@ -304,7 +305,7 @@ class TopologyController:
                 self._metrics.conflicts.inc()
                 return NOT_YET_S
             raise
-        return self._config.resync_s
+        return min(self._config.resync_s, due_s)
 
     def _think(
         self, key: str, snapshot: Snapshot, state: CostState | None, *, now_s: float, wall_s: float
@@ -330,6 +331,7 @@ class TopologyController:
         self._states.pop(key, None)
         self._earlier.pop(key, None)
         self._last_conditions.pop(key, None)
+        self._status_at.pop(key, None)
         self._unwritten_change.discard(key)
         self._metrics.drop(key)
 
@@ -402,7 +404,7 @@ class TopologyController:
             streams="TCP_STREAM" in self._config.probing.settings.tests,
         )
 
-    async def _execute(self, key: str, snapshot: Snapshot, decision: Decision, conclusion: Conclusion) -> None:
+    async def _execute(self, key: str, snapshot: Snapshot, decision: Decision, conclusion: Conclusion) -> float:
         topology, counts = snapshot.topology, conclusion.counts
         if conclusion.operations is not None:
             after = await self._client.patch(
@@ -421,13 +423,14 @@ class TopologyController:
             topology = after
         self._metrics.show(key, View(decision.table, counts, decision.bandwidths, decision.results, snapshot.map))
         fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
-        await self._write_status(key, topology, fresh)
+        return await self._write_status(key, topology, fresh)
 
-    async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
+    async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> float:
+        """Write what is worth it; after how many seconds there is more to write, if nothing else happens."""
         kept = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
         before = topology.status
-        if not kept:  # upstream's definition: conditions and observedGeneration would be dropped
-            before = msgspec.structs.replace(before, conditions=self._last_conditions.get(key))
+        if not kept:
+            before = status.as_if_kept(before, self._last_conditions.get(key), topology.metadata.generation)
         wanted = status.plan_status(
             before,
             fresh,
@@ -437,17 +440,23 @@ class TopologyController:
             now=self._wall(),
         )
         news = status.transitions(before.conditions, wanted.conditions)
+        last_s = self._clock() - self._status_at.get(key, float("-inf"))
+        if not status.is_worth_a_write(before, wanted, last_s=last_s):
+            self._unwritten_change.discard(key)
+            return status.COUNT_S - last_s if wanted != before else float("inf")
         after = await write_status(
             self._client, NETWORK_TOPOLOGIES, topology, wanted, before, kept=kept, count="nodeCount"
         )
         if after is not None:
             self._own.note(key, topology, after)
+            self._status_at[key] = self._clock()
             self._metrics.writes.labels("status").inc()
         self._unwritten_change.discard(key)
         self._last_conditions[key] = list(wanted.conditions or ())
         announce(
             self._recorder, reference(NETWORK_TOPOLOGIES, topology.metadata), news, status.is_bad, action="Measure"
         )
+        return float("inf")
 
 
 def _account_of(pod: GroupPod) -> tuple[object, ...]:

@@ -22,6 +22,8 @@ from netperf.policy import CostPolicy
 MEASURED, STALE, INCOMPLETE, INPUT_VALID = "Measured", "Stale", "Incomplete", "InputValid"
 UNREACHABLE, ODD_NODES = "Unreachable", "OddNodes"
 SHOWN_PAIRS = 3
+COUNT_S = 60.0
+"""So often at most a status is written for the number of nodes alone."""
 
 
 class InputFaults(msgspec.Struct, frozen=True):
@@ -225,6 +227,22 @@ def plan_status(
         observed_generation=generation,
         conditions=merge(before.conditions, conditions, now),
     )
+
+
+def as_if_kept(stands: NetworkTopologyStatus, last: list[Condition] | None, generation: int) -> NetworkTopologyStatus:
+    """What would stand there if upstream's definition kept conditions and observedGeneration, with those last worked out."""
+    return msgspec.structs.replace(stands, conditions=last, observed_generation=generation)
+
+
+def is_worth_a_write(before: NetworkTopologyStatus, wanted: NetworkTopologyStatus, *, last_s: float) -> bool:
+    """Whether a status is to be written, so long after the last write.
+
+    A number of nodes alone waits: with 100 zones a write goes through 0.6 MB that the API server compares and sends to every
+    watcher, and in a cluster of that size nodes come and go all the time.
+    """
+    if last_s < COUNT_S:
+        before = msgspec.structs.replace(before, node_count=wanted.node_count)
+    return wanted != before
 
 
 def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] | None) -> list[Condition]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.cluster.resources import AppGroup
+from kubekit.wire import UNREADABLE
 from netperf.contract import PROPOSAL_ANNOTATION
 
 LARGEST = 65_536
@@ -49,7 +50,7 @@ def read_foretold(group: AppGroup) -> Foretold | None:
         return None
     try:
         found = _decode_foretold(text)
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None
     rates = [
         rate for table in (found.zones_before, found.zones_then) for row in table.values() for rate in row.values()

@@ -21,6 +21,7 @@ from controller.traffic.graph import Dependency, TrafficGraph
 from controller.traffic.workloads import Place, Workloads
 from kubekit import quantity
 from kubekit.errors import QuantityError
+from kubekit.wire import UNREADABLE
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 _decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
@@ -494,5 +495,5 @@ def read_weights(group: AppGroup) -> Weights:
     """What was written before; nothing where it cannot be read."""
     try:
         return _decode_weights(group.metadata.annotation(MEASURED_WEIGHTS_ANNOTATION) or "{}")
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return {}

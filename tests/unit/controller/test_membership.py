@@ -39,3 +39,26 @@ def test_no_pod_of_a_group_is_where_it_may_hold_none() -> None:
                 if membership.group_of(namespace, "shop") == key:
                     assert held is None or namespace in held
     assert limited > 100
+
+
+def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone() -> None:
+    chance = random.Random(2)
+    named = 0
+    for _ in range(60):
+        membership, alive = Membership(()), dict[str, AppGroup]()
+        for _ in range(25):
+            home = chance.choice(NAMESPACES)
+            key, old = f"{home}/shop", alive.get(f"{home}/shop")
+            new = group(home, tuple(chance.choices(("", *NAMESPACES), k=2))) if chance.random() < 0.7 else None
+            if old is None and new is None:
+                continue
+            membership.take(key, old, new)
+            alive = {k: v for k, v in {**alive, key: new}.items() if v is not None}
+            fresh = Membership.among(chance.sample(list(alive.values()), len(alive)), ())
+            for namespace in NAMESPACES:
+                expected = fresh.group_of(namespace, "shop")
+                assert (
+                    membership.group_of(namespace, "shop") == membership.copy().group_of(namespace, "shop") == expected
+                )
+                named += bool(expected) and not expected.startswith(f"{namespace}/")
+    assert named > 100

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import cast
 
+import aiohttp
 import pytest
+from aiohttp import web
 
-from controller.cli.connecting import NoWayError, PodPort, by_port_forward, forwarded_port
+from controller.cli.connecting import NoWayError, PodPort, Way, by_port_forward, forwarded_port
+from controller.cli.front_door import FrontDoor
 from controller.cli.page import ControllerPod, in_order_of_trust
 from kubekit.wire import Condition, ObjectMeta
 
@@ -44,3 +48,32 @@ async def test_what_kubectl_says_last_is_the_reason() -> None:
     with pytest.raises(NoWayError, match='error: pods "c" is forbidden'):
         async with by_port_forward([sys.executable, "-u", "-c", script], AT):
             pytest.fail("nothing was forwarded")
+
+
+async def test_what_a_proxy_says_in_latin_1_reaches_the_browser() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=503, body="niemand für diesen Pod".encode("latin-1"), content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", refuse)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+
+            async def find() -> Way:
+                return cast("Way", session.get)
+
+            async def token() -> str:
+                return ""
+
+            async with (
+                FrontDoor(find, token).running(0) as address,
+                aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser,
+                browser.get(address) as answer,
+            ):
+                assert answer.status == 502
+                assert "HTTP 503: niemand f" in await answer.text()
+    finally:
+        await runner.cleanup()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from typing import Any, cast
 
 import msgspec
@@ -11,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.deliveries import Deliveries, PodWriter
+from controller.scheduler.deliveries import Deliveries, PodWriter, all_of
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planner import Plan
 from controller.scheduler.state import State
@@ -62,3 +65,31 @@ async def test_a_gated_pod_is_nominated_for_its_place_and_for_nothing_else(
     plan = Plan(targets={"web/p": Target("z", "r", "n1")}) if has_place else Plan(unplaced=("web/p",))
     assert await deliveries.nominate([pod("p", before)], plan) == bool(written)
     assert writer.statuses == written
+
+
+async def test_a_delivery_that_failed_keeps_no_other_from_being_made_and_nothing_in_memory() -> None:
+    class Large:
+        """What a round works with."""
+
+    made = list[int]()
+
+    async def deliver(number: int) -> None:
+        if number % 3 == 0:
+            raise ValueError(number)
+        made.append(number)
+
+    async def round_() -> weakref.ref[Large]:
+        large = Large()
+        with pytest.raises(ValueError, match="0") as caught:
+            await all_of(deliver(number) for number in range(40))
+        del caught
+        return weakref.ref(large)
+
+    gc.disable()
+    try:
+        kept = await round_()
+        await asyncio.sleep(0)
+        assert kept() is None
+    finally:
+        gc.enable()
+    assert made == [number for number in range(40) if number % 3]

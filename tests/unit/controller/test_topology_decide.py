@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import Map
-from controller.topology import status
-from controller.topology.reconciler import Decision, Snapshot, decide, policy_of
+from controller.topology import reconciler, status
+from controller.topology.reconciler import Decision, Snapshot, TopologyController, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
 from netperf.belief import Odd
 from netperf.costs import CostTable
@@ -331,6 +332,86 @@ def test_the_calculation_time_moves_only_with_the_weights() -> None:
     assert first.weight_calculation_time == "1970-01-01T00:16:40Z"
     assert plan(first, changed=False, now=5000.0) == first
     assert plan(first, changed=True, now=5000.0).weight_calculation_time == "1970-01-01T01:23:20Z"
+
+
+def test_a_number_of_nodes_alone_is_written_once_a_minute_and_anything_else_at_once() -> None:
+    before = NetworkTopologyStatus(node_count=3, observed_generation=3)
+    more = msgspec.structs.replace(before, node_count=4)
+    other = msgspec.structs.replace(more, observed_generation=4)
+    assert [status.is_worth_a_write(before, wanted, last_s=5.0) for wanted in (before, more, other)] == [
+        False,
+        False,
+        True,
+    ]
+    assert [status.is_worth_a_write(before, wanted, last_s=60.0) for wanted in (before, more, other)] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_number_of_nodes_alone_waits_where_the_definition_drops_conditions_too() -> None:
+    counts = status.Tally((), (), (), ())
+    held = status.conditions_of(counts, CostTable(zones={}, regions={}, absent=()), status.InputFaults(), 7)
+
+    def wanted(before: NetworkTopologyStatus, node_count: int) -> NetworkTopologyStatus:
+        return status.plan_status(before, held, node_count=node_count, generation=7, weights_changed=False, now=1000.0)
+
+    stands = NetworkTopologyStatus(node_count=3)
+    first = wanted(status.as_if_kept(stands, None, 7), 3)
+    assert status.is_worth_a_write(status.as_if_kept(stands, None, 7), first, last_s=float("inf"))
+    before = status.as_if_kept(stands, first.conditions, 7)
+    assert not status.is_worth_a_write(before, wanted(before, 4), last_s=5.0)
+    assert status.is_worth_a_write(before, wanted(before, 4), last_s=60.0)
+
+
+async def test_a_number_that_waits_is_due_when_its_minute_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reconciler's own way through a status, with everything around it played."""
+    clock, written = [1000.0], list[NetworkTopologyStatus]()
+
+    async def write(_: object, resource: object, read: Any, wanted: Any, before: object, **more: object) -> Any:
+        written.append(wanted)
+        return msgspec.structs.replace(read, status=wanted)
+
+    async def has_status(_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(reconciler, "write_status", write)
+    monkeypatch.setattr(reconciler, "announce", lambda *_, **__: None)
+    nodes = ["n1", "n2"]
+    self = SimpleNamespace(
+        _capabilities=SimpleNamespace(has_status=has_status),
+        _caches=SimpleNamespace(nodes=nodes),
+        _clock=lambda: clock[0],
+        _wall=lambda: 1e9 + clock[0],
+        _last_conditions={},
+        _unwritten_change={"key"},
+        _status_at={},
+        _client=None,
+        _recorder=None,
+        _own=SimpleNamespace(note=lambda *_: None),
+        _metrics=SimpleNamespace(writes=SimpleNamespace(labels=lambda _: SimpleNamespace(inc=lambda: None))),
+    )
+
+    async def after(found: NetworkTopology) -> float:
+        return await TopologyController._write_status(cast("TopologyController", self), "key", found, [])
+
+    found = topology()
+    assert await after(found) == float("inf")
+    found = msgspec.structs.replace(found, status=written[-1])
+    nodes.append("n3")
+    clock[0] += 5
+    assert await after(found) == 55.0
+    # Weights that change the time of their calculation to what stands there already are written by nobody later.
+    self._unwritten_change.add("key")
+    clock[0] = 1000.0
+    nodes.pop()
+    assert await after(found) == float("inf")
+    clock[0] = 1065.0
+    nodes.append("n3")
+    assert await after(found) == float("inf")
+    assert [w.node_count for w in written] == [2, 3]
+    assert written[0].weight_calculation_time == written[1].weight_calculation_time != ""
 
 
 def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
