@@ -169,7 +169,7 @@ OLDER_CONTROL_PLANES = tuple(
         pins="k8s.io/kubernetes",
         link_flags=kubernetes_link_flags,
     )
-    for minor in ("1.33",)
+    for minor in ("1.30", "1.33")
 )
 """What differs in older releases of Kubernetes; etcd, kwok and kubectl are today's."""
 

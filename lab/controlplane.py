@@ -220,8 +220,10 @@ class ControlPlane:
         ]
         program = self.programs.start(name, argv)
         health = ClusterConfig(f"https://{LOOPBACK}:{port}", tls=self.client_config.tls)
+        # /readyz is there since 1.31.
+        path = "/healthz" if self.binaries.version.startswith("v1.30.") else "/readyz"
         async with Client(health, timeout_s=2.0) as client:
-            await self._until(lambda: _answers(client, "/readyz"), f"{name} to be ready")
+            await self._until(lambda: _answers(client, path), f"{name} to be ready")
         return program
 
     async def start_kwok(self, flags: Iterable[str] = ()) -> Program:
