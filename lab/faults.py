@@ -83,10 +83,11 @@ class Faults:
         return read_records(self._place.state_dir / "pids")
 
     def strike(self, names: Iterable[str], *, freeze: bool) -> tuple[str, ...]:
-        """Kill programs, or freeze them; their names.
+        """Kill programs, or freeze them, and wait until they are; their names.
 
         Raises:
-            LabError: there is no such program, as in labs whose nodes have kubelets, where ours run in pods.
+            LabError: there is no such program, as in labs whose nodes have kubelets, where ours run in pods; or one is not
+                broken in time.
         """
         wanted = tuple(names)
         records = self._known(wanted)
@@ -94,6 +95,13 @@ class Faults:
             if is_alive(records[name]):
                 # With what it started: a netserver without its agent would go on answering.
                 os.killpg(records[name].pid, signal.SIGSTOP if freeze else signal.SIGKILL)
+        # A signal is taken when its process runs next, which on a busy machine may be after whoever sent it looked.
+        deadline = time.monotonic() + MEND_S
+        while running := [n for n in wanted if is_alive(records[n]) and not (freeze and _is_frozen(records[n]))]:
+            if time.monotonic() > deadline:
+                msg = f"{', '.join(running)} got a signal {MEND_S:.0f} s ago and still runs"
+                raise LabError(msg)
+            time.sleep(0.01)
         return wanted
 
     def _known(self, names: Iterable[str]) -> dict[str, PidRecord]:

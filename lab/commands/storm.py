@@ -47,6 +47,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--journal", type=Path, metavar="FILE", help="one JSON line per fault; by default beside the lab's own files"
     )
+    parser.add_argument(
+        "--second-version",
+        type=Path,
+        metavar="DIR",
+        help="checkout of another version of this project, from which the second controller runs, as during an upgrade",
+    )
     parser.set_defaults(run=run)
 
 
@@ -60,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     kinds = tuple(args.kinds.split(","))
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ConfigError("--kinds", f"unknown: {', '.join(unknown)}", f"some of {', '.join(KINDS)}")
+    if args.second_version is not None and not (args.second_version / "controller" / "__main__.py").exists():
+        raise ConfigError("--second-version", f"{args.second_version} has no controller", "a checkout of this project")
     seed = random.SystemRandom().randrange(1 << 31) if args.seed is None else args.seed
     journal = args.journal or place_of(args.name).state_dir.with_suffix(f".{seed}.jsonl")
     launch = plan_this_command()
@@ -84,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
                 journal_path=journal.absolute(),
                 say=say,
                 kinds=kinds,
+                second_version=args.second_version.absolute() if args.second_version is not None else None,
             )
         )
         _print(found[0], as_json=args.json)

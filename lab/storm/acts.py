@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.errors import KubekitError
+from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node
 from lab.installation import Installation
 from lab.nodes import build_node
@@ -23,6 +23,8 @@ from netperf.plans import OBJECT_LIMIT_BYTES
 
 _FILLER = "storm-filler"
 _TRY_AGAIN_S = 1.0
+LATE_S = 65.0
+"""An API server works on a request for a minute at most, and says nothing of it to those that have gone."""
 
 
 class Acts:
@@ -42,6 +44,7 @@ class Acts:
         self._client, self._lab, self._kubelet, self._journal = client, installation.lab, kubelet, journal
         self._links = self._lab.wan.links()
         self._later: set[asyncio.Task[None]] = set()
+        self._answered: dict[Fault, asyncio.Future[bool]] = {}
         self._by_kind: dict[str, Callable[[Fault], Awaitable[None]]] = {
             "kill": self._kill,
             "kill-control-plane": self._kill,
@@ -73,11 +76,17 @@ class Acts:
 
     async def do(self, fault: Fault) -> str:
         """Do one fault; why it could not be done, else nothing."""
+        answered = False
+        told = self._answered[fault] = asyncio.get_running_loop().create_future()
         try:
             await self._by_kind[fault.kind](fault)
+            answered = True
         except KubekitError as error:
             # What a request of ours would hit is away itself, by an earlier fault.
+            answered = isinstance(error, ApiError) and error.status < 500
             return str(error)
+        finally:
+            told.set_result(answered)
         return ""
 
     async def take_back_all(self) -> None:
@@ -139,12 +148,6 @@ class Acts:
             await self._write(found.metadata.name, {key: data[key][: len(data[key]) // 2] for key in hit})
 
     async def _fill_results(self, fault: Fault) -> None:
-        for found in await self._results():
-            room = OBJECT_LIMIT_BYTES - sum(len(k) + len(v) for k, v in (found.data or {}).items()) - 100
-            if room > 0:
-                # Random, as somebody's logs would be.
-                await self._write(found.metadata.name, {_FILLER: secrets.token_hex(room // 2)})
-
         async def empty() -> None:
             for found in await self._results():
                 if _FILLER in (found.data or {}):
@@ -152,6 +155,11 @@ class Acts:
 
         # Somebody notices after a while; no program of ours may remove what is not ours.
         self._after(fault, empty)
+        for found in await self._results():
+            room = OBJECT_LIMIT_BYTES - sum(len(k) + len(v) for k, v in (found.data or {}).items()) - 100
+            if room > 0:
+                # Random, as somebody's logs would be.
+                await self._write(found.metadata.name, {_FILLER: secrets.token_hex(room // 2)})
 
     async def _write(self, name: str, data: Mapping[str, str | None]) -> None:
         body = {"data": data}
@@ -166,8 +174,8 @@ class Acts:
     async def _relabel(self, fault: Fault) -> None:
         node = self._lab.node(fault.target).node
         zones = [n.node.zone for n in self._lab.nodes if n.node.zone not in {"", node.zone}]
-        await self._label(fault.target, zones[0])
         self._after(fault, lambda: self._label(fault.target, node.zone))
+        await self._label(fault.target, zones[0])
 
     async def _label(self, node: str, zone: str) -> None:
         body: dict[str, Any] = {"metadata": {"labels": {ZONE_LABEL: zone}}}
@@ -178,7 +186,6 @@ class Acts:
                 raise  # A node that was deleted meanwhile comes back with its own zone.
 
     async def _delete_node(self, fault: Fault) -> None:
-        await self._client.delete(NODES, fault.target)
         network = self._lab.node(fault.target)
 
         async def make() -> None:
@@ -191,16 +198,25 @@ class Acts:
                     raise
 
         self._after(fault, make)
+        await self._client.delete(NODES, fault.target)
+
+    async def _until_done(self, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await act()
+            except KubekitError:
+                await asyncio.sleep(_TRY_AGAIN_S)
 
     def _after(self, fault: Fault, act: Callable[[], Awaitable[None]]) -> None:
         async def later() -> None:
             await asyncio.sleep(fault.for_s)
-            while True:
-                try:
-                    await act()
-                    break
-                except KubekitError:
-                    await asyncio.sleep(_TRY_AGAIN_S)
+            # An API server that stood still does what it was asked when it goes on: what was not made yet cannot be taken back,
+            # and what nobody answered may be made until the server gives it up.
+            answered = await self._answered[fault]
+            await self._until_done(act)
+            if not answered:
+                await asyncio.sleep(LATE_S)
+                await self._until_done(act)
             self._journal.write("over", kind=fault.kind, target=fault.target)
 
         task = asyncio.create_task(later())

@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from kubekit.lease import Timing
-from kubekit.wire import Wire
+from kubekit.wire import UNREADABLE, Wire
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
 from netperf.results import FAILED_SUFFIX, OWN_PREFIX
 
@@ -96,7 +97,7 @@ def read(lines: Iterable[bytes]) -> list[AuditEvent]:
     for line in lines:
         try:
             events.append(decoder.decode(line))
-        except (msgspec.MsgspecError, RecursionError):
+        except UNREADABLE:
             continue
     return events
 
@@ -124,19 +125,23 @@ def held(events: Iterable[AuditEvent], lease: str) -> list[Held]:
 
 
 def foreign_writes(events: list[AuditEvent], lease: str) -> list[str]:
-    """Writes of a controller that did not hold the Lease at that revision: two writers, or one that was deposed."""
+    """Writes of a controller that did not hold the Lease at that revision: two writers, or one that was deposed.
+
+    A write that changes nothing is answered with the revision of whoever changed the object last. It is known by that: etcd had
+    gone further before it was asked.
+    """
     holders = held(events, lease)
     revisions = [h.revision for h in holders]
     violations = []
-    newest: dict[tuple[str, str, str], int] = {}
+    ended = sorted((e.when, e.revision) for e in events if e.succeeded and e.revision is not None)
+    times, reached = [when for when, _ in ended], list(accumulate((revision for _, revision in ended), max))
     ours = [e for e in events if e.user.username == _ACCOUNTS + CONTROLLER and e.succeeded]
     known = [e for e in ours if e.object_ref.resource not in _NOT_FENCED and e.revision is not None]
     for event in sorted(known, key=lambda e: e.revision or 0):
         revision, ref = event.revision or 0, event.object_ref
-        key = (ref.resource, ref.namespace, ref.name)
-        if newest.get(key) == revision:
+        before = bisect_left(times, event.begun)
+        if before and revision <= reached[before - 1]:
             continue  # It changed nothing.
-        newest[key] = revision
         at = bisect_left(revisions, revision)
         allowed = _writers(holders, at)
         pod = event.claim(POD_CLAIM)

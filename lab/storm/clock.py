@@ -1,4 +1,4 @@
-"""A wall clock that jumps: ``python -m lab.storm.clock FILE MODULE ARGUMENTS...`` runs a module whose time.time is off.
+"""A wall clock that jumps: ``python lab/storm/clock.py FILE MODULE ARGUMENTS...`` runs a module whose time.time is off.
 
 FILE holds eight bytes, a double of seconds that are added to ``time.time`` and ``time.time_ns``. A stand-in for a node whose clock is
 set: monotonic clocks, the event loop's among them, do not jump, nor do they there. Processes that the module starts have the true time.

@@ -166,8 +166,18 @@ def bound_pod(kubeconfig: Path) -> str:
         return ""
 
 
-async def start_second_controller(client: Client, installation: Installation, config: Path, url: str) -> None:
-    """Another replica of the manager, for which the Deployment's second pod stands."""
+async def start_second_controller(
+    client: Client, installation: Installation, config: Path, url: str, version: Path | None = None
+) -> None:
+    """Another replica of the manager, for which the Deployment's second pod stands.
+
+    Args:
+        client: the administrator's.
+        installation: our programs.
+        config: of the controller.
+        url: where it listens.
+        version: a checkout of another version, from which it runs, as in the middle of an upgrade.
+    """
     lab = installation.lab
     first = bound_pod(kubeconfig_of(lab.place.state_dir, "controller"))
     async with asyncio.timeout(60):
@@ -181,10 +191,14 @@ async def start_second_controller(client: Client, installation: Installation, co
     kubeconfig = await lab.control_plane.write_token_kubeconfig(
         HOME_NAMESPACE, CONTROLLER, file_name=SECOND_CONTROLLER, bound_pod=(pod.name, pod.uid)
     )
+    env = {"POD_NAME": SECOND_CONTROLLER}
+    if version is not None:
+        # Before this project's own packages, for the planner's process too; Python would put the folder that it runs in first.
+        env |= {"PYTHONPATH": str(version), "PYTHONSAFEPATH": "1"}
     argv = [*installation.python(SECOND_CONTROLLER), "controller", "manager", f"--kubeconfig={kubeconfig}"]
     argv += [f"--config={config}"]
     argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
-    lab.spawn(None, argv, SECOND_CONTROLLER, env={"POD_NAME": SECOND_CONTROLLER})
+    lab.spawn(None, argv, SECOND_CONTROLLER, env=env)
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -179,9 +179,9 @@ class Proxy:
                     await response.write_eof()
                 return response
         except (aiohttp.ClientError, TimeoutError, ConnectionError):
-            # As if the program had talked to the API server itself: the connection ends.
+            # As if the program had talked to the API server itself: the connection ends, so this is written to nobody.
             _abort(request)
-            raise ConnectionResetError from None
+            return web.Response(status=502)
 
 
 def _status(code: int) -> web.Response:

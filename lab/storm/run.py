@@ -26,7 +26,7 @@ from lab.reclaim import place_of
 from lab.storm import audit, history, levels
 from lab.storm.acts import Acts
 from lab.storm.clock import set_offset
-from lab.storm.entrance import clock_of
+from lab.storm.entrance import clock_of, left_over
 from lab.storm.faults import KINDS, Fault, World, draw
 from lab.storm.history import History, Spread, spread_of
 from lab.storm.journal import Journal
@@ -160,6 +160,7 @@ async def run_storm(
     journal_path: Path,
     say: Say,
     kinds: Sequence[str] = tuple(KINDS),
+    second_version: Path | None = None,
 ) -> StormReport:
     """Run a storm in a lab of its own and clean up.
 
@@ -171,6 +172,7 @@ async def run_storm(
         journal_path: where the journal goes; the audit log is kept beside it when something was violated.
         say: told what goes on.
         kinds: of faults, to draw from.
+        second_version: a checkout of another version, from which the second controller runs.
 
     Raises:
         LabError: the lab did not come up, or not everything became ready before the storm.
@@ -195,7 +197,7 @@ async def run_storm(
             ):
                 url = f"http://{LOOPBACK}:{free_ports(1)[0]}"
                 config = lab.place.state_dir / "controller.yaml"
-                await start_second_controller(client, installation, config, url)
+                await start_second_controller(client, installation, config, url, second_version)
                 storm = Storm(client, probe, installation, journal, proxy=proxy, say=say)
                 storm.urls[SECOND_CONTROLLER] = url
                 report = await _weather(storm, seed, minutes, kinds, log)
@@ -208,7 +210,8 @@ async def run_storm(
 def _with_clock(folder: Path, program: str) -> tuple[str, ...]:
     file = clock_of(folder, program)
     set_offset(file, 0.0)
-    return sys.executable, "-m", "lab.storm.clock", str(file)
+    # By its path: another version of this project need not have it.
+    return sys.executable, "-P", str(Path(__file__).with_name("clock.py")), str(file)
 
 
 async def _weather(storm: Storm, seed: int, minutes: float, kinds: Sequence[str], log: Path) -> StormReport:
@@ -276,8 +279,9 @@ async def _judge_quiet(storm: Storm, links: dict[str, list[str]]) -> list[str]:
             gated = [g.name for g in pod.spec.scheduling_gates or ()]
             where = f"{pod.metadata.namespace}/{pod.metadata.name}"
             violations.append(f"gated: {where} by {', '.join(gated)}" if gated else f"not placed: {where}")
+        violations += [f"the storm's own is not taken back: {left}" for left in await left_over(storm.client)]
     except KubekitError as error:
-        violations.append(f"no recovery: pods cannot be listed: {error}")
+        violations.append(f"no recovery: objects cannot be listed: {error}")
     violations += levels.orphans(storm.installation.lab)
     now = levels.read_links(storm.installation.lab)
     violations += [f"leaked link: {name}: {now[name]}, had {old}" for name, old in links.items() if now[name] != old]

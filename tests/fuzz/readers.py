@@ -9,7 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import cast
 
+import aiohttp
 import msgspec
 
 from agent.bandwidth.annotations import read_wish
@@ -32,11 +35,11 @@ from controller.scheduler.preemption import decode_preemption
 from controller.topology.weights import written_costs
 from controller.traffic.proposals import read_weights
 from controller.webhook import gate
-from kubekit import quantity, selectors
+from kubekit import client, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.kubeconfig import read_kubeconfigs
-from kubekit.wire import ObjectMeta
+from kubekit.wire import UNREADABLE, ObjectMeta
 from lab.storm import audit
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PASSPHRASE_KEY, read_announcement
 from netperf.errors import PlanRefusedError
@@ -52,7 +55,7 @@ Reader = Callable[[str], object]
 # A thousand times slower than JSON, and read of an administrator's own files only.
 SLOW = {"configuration", "descheduler policy", "kubeconfig"}
 # What readers of JSON alone raise; who calls them answers for both.
-JSON = (msgspec.MsgspecError, RecursionError)
+JSON = UNREADABLE
 # The kernel cuts no message; one that is cut must raise at once and not be taken for another.
 NETLINK = (struct.error, IndexError, ValueError)
 DEEP = '{"x":' + "[" * 1_500
@@ -197,10 +200,20 @@ def netlink(parse: Callable[[bytes, int, int], object]) -> Reader:
     return read
 
 
+def octets(text: str) -> bytes:
+    """A text as bytes: every other one as somebody sends it who does not know UTF-8."""
+    return text.encode("latin-1" if len(text) % 2 else "utf-8", "replace")
+
+
+def in_bytes(read: Callable[[bytes], object]) -> Reader:
+    """Reads a text as bytes."""
+    return lambda text: read(octets(text))
+
+
 def kubeconfig(text: str) -> object:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "config"
-        path.write_text(text, errors="replace")
+        path.write_bytes(octets(text))
         return read_kubeconfigs([path])
 
 
@@ -214,13 +227,13 @@ def topology(text: str) -> object:
 
 
 def history(text: str) -> object:
-    events = audit.read([text.encode(errors="replace")])
+    events = audit.read([octets(text)])
     return audit.foreign_keys(events), audit.foreign_writes(events, "lease"), audit.measured(events)
 
 
-def utf8(read: Callable[[bytes], object]) -> Reader:
-    """Reads a text as bytes."""
-    return lambda text: read(text.encode(errors="replace"))
+def status(text: str) -> object:
+    answer = SimpleNamespace(status=503, reason="", headers={})
+    return client._error_of(cast("aiohttp.ClientResponse", answer), octets(text))
 
 
 READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
@@ -235,12 +248,9 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "whole quantity": (quantity.parse_int, "1.5Gi", (QuantityError,)),
     "quantity in thousandths": (quantity.parse_milli, "100m", (QuantityError,)),
     "selector": (selectors.parse, "app=web,tier in (a, b),!legacy", (SelectorError,)),
-    "CNI cache": (lambda text: parse_cached(text.encode(errors="replace")), CNI, ()),
-    "device counters": (
-        lambda text: parse_device_count(text.encode(errors="replace")),
-        "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n",
-        (),
-    ),
+    "CNI cache": (in_bytes(parse_cached), CNI, ()),
+    "device counters": (in_bytes(parse_device_count), "  eth0: 1 2 3 4 5 6 7 8 9 10 11\n", ()),
+    "error of the API server": (status, '{"kind":"Status","code":409,"reason":"Conflict","message":"no"}', ()),
     "cgroup": (parse_cgroup, "0::/kubepods/burstable/pod12345678-1234-1234-1234-123456789012/abc\n", ()),
     "probe secret": (
         lambda text: decode_secret({PASSPHRASE_KEY: text}),
@@ -259,13 +269,13 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     ),
     "kubeconfig": (kubeconfig, KUBECONFIG, (ConfigError,)),
     "Prometheus": (
-        lambda text: prometheus._read(text.encode(errors="replace"), 200, "url", finite=True),
+        lambda text: prometheus._read(octets(text), 200, "url", finite=True),
         PROMETHEUS,
         (PrometheusError,),
     ),
-    "extender's question": (utf8(extender._question), QUESTION, (extender.BadRequestError,)),
-    "preemption": (utf8(decode_preemption), PREEMPTION, JSON),
-    "admission review": (utf8(gate.answer), REVIEW, JSON),
+    "extender's question": (in_bytes(extender._question), QUESTION, (extender.BadRequestError,)),
+    "preemption": (in_bytes(decode_preemption), PREEMPTION, JSON),
+    "admission review": (in_bytes(gate.answer), REVIEW, JSON),
     "weights of an AppGroup": (weights, '{"a":{"b":1.5,"c":2}}', ()),
     "NetworkTopology": (topology, TOPOLOGY, JSON),
     "audit log": (history, AUDIT, ()),

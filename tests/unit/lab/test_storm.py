@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kubekit.errors import ConfigError
 from lab.__main__ import build_parser
 from lab.storm import audit
 from lab.storm.faults import KINDS, World, draw
@@ -31,6 +33,7 @@ def event(account: str, resource: str, name: str, revision: int, **fields: Any) 
         "user": {"username": ACCOUNT + account, "extra": {claim: [fields.get("by", "")]}},
         "objectRef": {"resource": resource, "namespace": "netaware-system", "name": name},
         "responseStatus": {"code": fields.get("code", 200)},
+        "requestReceivedTimestamp": fields.get("begun", ""),
         "stageTimestamp": fields.get("at", NOON),
         "requestObject": fields.get("asked"),
         "responseObject": {"metadata": {"resourceVersion": str(revision)}, "spec": fields.get("spec")},
@@ -95,8 +98,42 @@ def test_a_lost_line_of_the_log_is_no_violation() -> None:
 
 
 def test_a_refused_write_and_one_that_changed_nothing_are_no_writes() -> None:
-    log = [lease("a", 10), written("a", 11), lease("b", 20), written("a", 11), written("a", 22, code=409)]
+    later = NOON.replace(":00.", ":09.")
+    log = [lease("a", 10), written("a", 11), lease("b", 20), written("a", 11, at=later), written("a", 22, code=409)]
     assert audit.foreign_writes(audit.read(log), LEASE) == []
+
+
+def test_a_patch_that_changes_nothing_of_what_an_agent_wrote_under_another_leader_is_no_write() -> None:
+    # As a new leader removes results whose agent has removed them a moment before.
+    agents = event("netaware-agent", "configmaps", "netperf-metrics", 15, by="n1", at=NOON.replace(":00.", ":05."))
+
+    def swept(revision: int) -> bytes:
+        late = NOON.replace(":00.", ":21.")
+        return event("netaware-controller", "configmaps", "netperf-metrics", revision, by="b", at=late)
+
+    log = [lease("a", 10), agents, lease("b", 20, second=20)]
+    assert audit.foreign_writes(audit.read([*log, swept(15)]), LEASE) == []
+    assert audit.foreign_writes(audit.read([*log, lease("c", 30, second=20), swept(31)]), LEASE) != []
+
+
+def test_a_write_of_a_deposed_leader_whose_answer_took_long_is_one_though_others_went_further_meanwhile() -> None:
+    def at(second: int) -> str:
+        return NOON.replace(":00.", f":{second:02}.")
+
+    taken = [lease("a", 10), lease("b", 20, second=10)]
+    slow = written("a", 22, begun=at(11), at=at(15))
+    meanwhile = written("b", 25, begun=at(12), at=at(13))
+    (found,) = audit.foreign_writes(audit.read([*taken, slow, meanwhile]), LEASE)
+    assert "a wrote networktopologies" in found
+
+
+def test_a_line_that_ended_late_with_an_early_revision_does_not_hide_how_far_all_was() -> None:
+    def at(second: int) -> str:
+        return NOON.replace(":00.", f":{second:02}.")
+
+    log = [lease("a", 10), written("a", 15, at=at(2)), lease("b", 20, second=4), written("a", 12, at=at(5))]
+    unchanged = written("b", 15, begun=at(21), at=at(21))
+    assert audit.foreign_writes(audit.read([*log, unchanged]), LEASE) == []
 
 
 def test_an_agent_may_write_and_remove_its_own_keys_alone() -> None:
@@ -180,3 +217,9 @@ def test_what_etcd_keeps_until_it_is_compacted_is_no_leak_of_ours() -> None:
 def test_percentiles_of_few_values() -> None:
     assert percentile([], 0.99) == 0.0
     assert [percentile([1.0, 2.0, 3.0], share) for share in (0.5, 0.99, 1.0)] == [2.0, 3.0, 3.0]
+
+
+def test_a_folder_without_a_controller_is_no_second_version(tmp_path: Path) -> None:
+    args = build_parser().parse_args(["storm", "--second-version", str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"--second-version.*has no controller"):
+        args.run(args)
