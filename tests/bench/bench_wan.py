@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import sys
 import tempfile
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,32 @@ def measure() -> Figures:
     except UnsupportedError as error:
         return {"wan": figure(0, "", reference=f"left out: {error}")}
     figures: Figures = {}
-    for name in os.environ.get("NETAWARE_BENCH_WAN", "cloud-region,continents").split(","):
-        figures |= asyncio.run(measure_one(name))
+    with awake():
+        for name in os.environ.get("NETAWARE_BENCH_WAN", "cloud-region,continents").split(","):
+            figures |= asyncio.run(measure_one(name))
     return figures
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Keep processors from sleeping, where the kernel lets us (PM QoS, Documentation/power/pm_qos_interface.rst).
+
+    The emulator is a process, and a virtual processor that sleeps takes some 100 us to wake, which no network does. An ICMP echo
+    comes back while the emulator is awake still, a program's answer once it sleeps again: so the two would not meet the same path.
+    """
+    try:
+        file = os.open("/dev/cpu_dma_latency", os.O_WRONLY)
+    except OSError as error:
+        print(
+            f"processors may sleep meanwhile ({error.strerror}): sub-millisecond paths are less exact", file=sys.stderr
+        )
+        yield
+        return
+    try:
+        os.write(file, struct.pack("i", 0))
+        yield
+    finally:
+        os.close(file)
 
 
 def figure(
