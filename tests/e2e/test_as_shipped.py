@@ -18,6 +18,7 @@ from lab.realnode.images import ImageStore
 from lab.realnode.programs import NodePrograms
 from lab.tool_builds import find_or_fetch_operator_definitions
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
+from tests.support.documents import blocks
 
 NEXT_VERSION = "0.0.0-next"
 FOUR = """\
@@ -235,8 +236,7 @@ def uninstall_as_documented(cluster: Cluster, installed: Path) -> None:
     cluster.run("create", "namespace", "waiting")
     cluster.run("apply", "-n", "waiting", "-f", "-", text="\n---\n".join((GROUP, json.dumps(deployment("web")))))
     wait_until(lambda: gates(cluster) == ["netaware.io/topological-order"], "a pod at its gate")
-    lines = (MANIFESTS.parent / "docs" / "install.md").read_text().partition("\n## Uninstall\n")[2]
-    script = lines.partition("```sh\n")[2].partition("```")[0]
+    script = blocks("install", "Uninstall")[0]
     before, _, _ = script.partition("kubectl delete -k")
     shell(cluster, before)
     columns = "custom-columns=OWNER:.metadata.annotations.netaware\\.io/bandwidth-owner"

@@ -17,6 +17,7 @@ from controller.cluster.resources import AppGroup
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, KubectlError, established
+from tests.support.documents import blocks, keep_files
 
 DEFAULT = MANIFESTS / "overlays" / "default"
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir() if path.name != "prometheus-operator")
@@ -67,10 +68,9 @@ async def test_example_applies_after_the_installation(kubectl: Kubectl, example:
 
 async def test_the_first_appgroup_applies_as_its_page_says(kubectl: Kubectl, tmp_path: Path) -> None:
     """The page's own files, by its own names, and the commands between them."""
-    text = (MANIFESTS.parent / "docs" / "first-appgroup.md").read_text()
-    for name, body in re.findall(r"```yaml\n# (\S+)\n(.*?)```", text, re.DOTALL):
-        (tmp_path / name).write_text(body)
-    lines = re.findall(r"^kubectl ((?:create|apply) .*)$", text, re.MULTILINE)
+    keep_files("first-appgroup", tmp_path)
+    (block,) = blocks("first-appgroup", "3. Apply, the group first")
+    lines = re.findall(r"^kubectl ((?:create|apply) .*)$", block, re.MULTILINE)
     commands = [shlex.split(line, comments=True) for line in lines]
     assert len(commands) == 3
     try:

@@ -1,0 +1,89 @@
+"""Tasks of the documents, done as they stand there: each block of a page is read from it and pasted into a shell.
+
+What a page leaves to its reader in capitals is put in. Uninstalling is in `test_as_shipped.py`, on real nodes; Helm's lines are in
+tests/integration/manifests/test_chart.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.cluster import Lab
+from lab.demo import COMPONENTS
+from lab.installation import install
+from lab.topology import load
+from tests.e2e.lines import Terminal
+from tests.support.documents import blocks, keep_files
+
+DEADLINE_S = 120.0
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("privileges")]
+
+
+class Reader:
+    """Somebody who does what a page says, in a folder of his own."""
+
+    def __init__(self, terminal: Terminal, folder: Path) -> None:
+        self._terminal, self._folder = terminal, folder
+
+    async def does(self, block: str) -> str:
+        """What a block says when it is pasted; its files are the reader's own."""
+        own = re.sub(r"(?<=-f )(?=[\w-]+\.yaml)|(?<=> )(?=[\w-]+\.yaml)", f"{self._folder}/", block)
+        code, said = await asyncio.to_thread(self._terminal.paste, f"set -eu\n{own}")
+        assert code == 0, f"{own}\n{said}"
+        return said
+
+    async def until(self, line: str, wanted: str) -> None:
+        """A line says what is wanted, after a while."""
+        begun = time.monotonic()
+        while wanted not in (said := (await asyncio.to_thread(self._terminal.paste, line))[1]):
+            assert time.monotonic() - begun < DEADLINE_S, said
+            await asyncio.sleep(0.5)
+
+
+async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with Lab.start(load("four-zones"), name="e2e-docs", components=COMPONENTS, folder=Path(folder)) as lab:
+            await install(lab)
+            reader = Reader(Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig), tmp_path)
+            await reader.until("kubectl netaware status", "12 of 12")
+
+            (certificate,) = blocks("install", "On a real cluster")
+            assert "webhook" in await reader.does(certificate)
+
+            _, example = blocks("install", "On kind, in five lines")
+            fetched, _, used = example.partition("\n")
+            assert fetched.startswith("uv tool install"), "the plugin is here already"
+            assert "frontend" in await reader.does(used)
+
+            keep_files("first-appgroup", tmp_path)
+            (applied,) = blocks("first-appgroup", "3. Apply, the group first")
+            assert "created" in await reader.does(applied)
+            await reader.until("kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4")
+            await reader.until("kubectl netaware why", "nothing is wrong")
+            (looked,) = blocks("first-appgroup", "4. Look")
+            said = await reader.does(looked)
+            assert "nothing is wrong" in said
+            for condition in ("Ordered", "Complete", "CostsMet", "SpecValid", "Planned"):
+                assert condition in said
+
+            (pod,) = blocks("pending", "")
+            name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
+            assert "it is on n" in await reader.does(re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod)))
+
+            (labelled,) = blocks("scheduling", "Whose group")
+            assert "labeled" in await reader.does(f"kubectl create namespace prod\n{labelled}")
+
+            (kept,) = blocks("upgrade", "Before")
+            await reader.does(kept)
+            assert "kind: AppGroup" in (tmp_path / "before.yaml").read_text()
+            assert "netperf" in (tmp_path / "configuration.yaml").read_text()
+
+            (changed,) = blocks("install", "Upgrade, and change of overlay")
+            assert "serverside-applied" in await reader.does(changed)
