@@ -15,6 +15,7 @@ import pytest
 
 from lab import namespaces
 from lab.pids import find_marked
+from tests.e2e.leftovers import leftovers_of
 
 Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
 
@@ -55,16 +56,6 @@ def state_of(command: Command, name: str) -> str:
     return str(json.loads(stdout)["state"])
 
 
-def leftovers(command: Command, lab: dict[str, Any]) -> list[str]:
-    """Everything that a lab may leave on a machine."""
-    found = [name for name in namespaces.names() if name in {node["netns"] for node in lab["nodes"]}]
-    found += [f"process {record.pid}" for record in find_marked(Path(lab["state_dir"]))]
-    slots = {node["netns"].split("-")[1] for node in lab["nodes"]}
-    devices = [path.name for path in Path("/sys/class/net").iterdir()]
-    found += [d for d in devices if any(d == f"nalab{slot}" or d.startswith(f"nav{slot}-") for slot in slots)]
-    return found + [path.name for path in command.labs.glob(f"{lab['name']}*")]
-
-
 @pytest.mark.usefixtures("privileges")
 def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-life")
@@ -91,7 +82,7 @@ def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_co
     assert status["state"] == "running"
     assert all(program["alive"] and program["rss_bytes"] > 0 for program in status["programs"])
     assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "ended"
-    assert leftovers(lab_command, lab) == []
+    assert leftovers_of(lab) == []
     assert lab_command.json("status", "--name", "e2e-life", code=3)["state"] == "not there"
     assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "not there"
 
@@ -110,7 +101,7 @@ def test_two_labs_run_side_by_side_and_end_one_by_one(lab_command: Command, smal
     delays = [lab_command.json("wan", "show", "--name", n)["links"][0]["rtt_us"] for n in ("e2e-one", "e2e-two")]
     assert delays == [9000.0, 3000.0]
     lab_command("down", "--name", "e2e-one")
-    assert leftovers(lab_command, one) == []
+    assert leftovers_of(one) == []
     assert len(kubectl(two, "get", "nodes")["items"]) == 2
 
 
@@ -128,7 +119,7 @@ def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Co
         assert all(record.pid not in lab["programs"].values() for record in find_marked(Path(lab["state_dir"])))
     else:
         assert lab_command.json("down", "--name", "e2e-killed")["outcome"] == "cleaned up"
-        assert leftovers(lab_command, lab) == []
+        assert leftovers_of(lab) == []
 
 
 def test_a_control_plane_alone_needs_no_nodes(lab_command: Command) -> None:

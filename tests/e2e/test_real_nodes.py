@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from lab import namespaces
-from lab.pids import find_marked
-from lab.realnode import cgroups
 from lab.realnode.programs import NodePrograms
+from tests.e2e.leftovers import leftovers_of
 
 Command = Any  # the fixture of conftest.py, which importlib mode does not let us import
 
@@ -83,16 +81,6 @@ def dns_round_trip_s(lab: dict[str, Any], node: str, server: str) -> float:
     return float(subprocess.run(argv, check=True, capture_output=True, timeout=60, text=True).stdout)
 
 
-def leftovers(lab: dict[str, Any]) -> list[str]:
-    slot = lab["nodes"][0]["netns"].split("-")[1]
-    found = [name for name in namespaces.names() if name.startswith(f"netaware-{slot}-")]
-    found += [f"process {record.pid}" for record in find_marked(Path(lab["state_dir"]))]
-    found += [p.name for p in Path("/sys/class/net").iterdir() if p.name.startswith((f"nav{slot}-", f"nalab{slot}"))]
-    found += [str(p) for h in cgroups.hierarchies() for p in h.glob(f"netaware-{slot}-*")]
-    found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if lab["state_dir"] in line]
-    return found + [str(path) for path in Path(lab["state_dir"]).parent.glob(f"{lab['name']}*")]
-
-
 def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
     mixed: dict[str, Any], lab_command: Command
 ) -> None:
@@ -117,7 +105,7 @@ def test_real_nodes_run_pods_whose_traffic_takes_the_emulated_network(
     denied = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
     assert "is not allowed to modify labels" in denied.stderr
     lab_command("down", "--name", "e2e-real")
-    assert leftovers(mixed) == []
+    assert leftovers_of(mixed) == []
 
 
 def test_a_lab_goes_on_when_a_kubelet_or_containerd_is_killed_and_mends(
@@ -181,4 +169,4 @@ def test_a_node_whose_first_process_was_killed_is_said_to_be_off_and_mend_starts
 def test_a_killed_lab_leaves_no_process_mount_cgroup_or_device(mixed: dict[str, Any], lab_command: Command) -> None:
     os.kill(mixed["pid"], signal.SIGKILL)
     lab_command("down", "--name", "e2e-real")
-    assert leftovers(mixed) == []
+    assert leftovers_of(mixed) == []
