@@ -26,6 +26,7 @@ from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.http import Checks, Server
+from kubekit.loop import count_tasks
 from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.reflector import Reflector
 from kubekit.wire import NODES
@@ -48,6 +49,7 @@ async def run_agent(config: AgentConfig) -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which nobody reads
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
+    count_tasks(registry)
     checks = Checks()
     view = NodeView()
     async with Client(cluster, user_agent=f"{AGENT}/{VERSION}") as client:

@@ -36,7 +36,7 @@ from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
 from kubekit.http import Checks, Server
 from kubekit.lease import Elector, Leadership
-from kubekit.loop import LoopWatch
+from kubekit.loop import LoopWatch, count_tasks
 from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.runtime import keep_memory, supervise
 from kubekit.wire import Condition
@@ -54,6 +54,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration, k
     registry = CollectorRegistry()
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
+    count_tasks(registry)
     async with Client(cluster, user_agent=f"{CONTROLLER}/{_version()}") as client:
         manager = Manager(client, config, registry, kubeconfig)
         await manager.run()

@@ -17,6 +17,17 @@ MEMORY_S = 60.0
 _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
+def count_tasks(registry: CollectorRegistry) -> None:
+    """Have the tasks of the running loop counted on /metrics: a task that nobody awaits is a leak that memory shows late.
+
+    Raises:
+        RuntimeError: no loop is running.
+    """
+    loop = asyncio.get_running_loop()
+    tasks = Gauge("netaware_loop_tasks", "Tasks of the event loop that have not ended.", registry=registry)
+    tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
+
+
 class LoopWatch:
     """Measures the event loop that `run` runs in, fifty times a second.
 

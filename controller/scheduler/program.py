@@ -28,7 +28,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 from kubekit.http import Checks, Server, parse_listen
-from kubekit.loop import LoopWatch
+from kubekit.loop import LoopWatch, count_tasks
 from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.reflector import Reflector
 from kubekit.runtime import keep_memory, supervise
@@ -64,6 +64,7 @@ async def run_extender(
     registry = CollectorRegistry()
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
+    count_tasks(registry)
     async with Client(cluster, user_agent="netaware-extender") as client:
         service = Service(client, config, listen=listen, namespace=namespace, registry=registry)
         tasks = service.tasks()

@@ -65,7 +65,7 @@ class StormReport(msgspec.Struct, frozen=True):
         restarts: programs that were started again.
         costs: zone pairs with a cost in the end, of ``cost_pairs``.
         history: what the audit log tells of costs and pods.
-        levels: memory in bytes, descriptors and processes, by program, before and after.
+        levels: memory in bytes, descriptors, processes and tasks, by program, before and after.
     """
 
     seed: int
@@ -222,13 +222,14 @@ async def _weather(storm: Storm, seed: int, minutes: float, kinds: Sequence[str]
                 raise BootError(f"not well before the storm: {'; '.join(storm.watcher.ailing) or 'costs are missing'}")
             async with _beside(storm.load.run()):
                 await asyncio.sleep(SETTLED_S)
-                before, links = levels.read_levels(lab), levels.read_links(lab)
+                before = levels.read_levels(lab, await levels.read_tasks(storm.urls))
+                links = levels.read_links(lab)
                 say(f"storm of {minutes:g} minutes, seed {seed}; journal: {storm.journal.path}")
                 await storm.rage(seed, minutes * 60, kinds)
             say(f"{storm.kinds.total()} faults done; waiting for quiet")
             await storm.acts.take_back_all()
             violations = await _judge_quiet(storm, links)
-            after = levels.read_levels(lab)
+            after = levels.read_levels(lab, await levels.read_tasks(storm.urls))
             violations += levels.risen(before, after)
             costs = await storm.priced()
         events = await asyncio.to_thread(_read_log, log)

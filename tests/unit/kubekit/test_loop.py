@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from kubekit.breath import BREATH_S, Breath
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.loop import LoopWatch
+from kubekit.loop import LoopWatch, count_tasks
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
 
@@ -119,3 +119,19 @@ async def test_a_step_that_holds_the_loop_is_in_its_figures() -> None:
     assert registry.get_sample_value("netaware_loop_busy_seconds_bucket", {"le": "0.1"}) != registry.get_sample_value(
         "netaware_loop_busy_seconds_count"
     )
+
+
+async def test_tasks_that_have_not_ended_are_counted_also_from_a_thread() -> None:
+    registry = CollectorRegistry()
+    count_tasks(registry)
+
+    def told() -> float:
+        return registry.get_sample_value("netaware_loop_tasks") or 0
+
+    before = await asyncio.to_thread(told)
+    waiting = [asyncio.create_task(asyncio.sleep(60)) for _ in range(5)]
+    assert await asyncio.to_thread(told) == before + 5
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert await asyncio.to_thread(told) == before

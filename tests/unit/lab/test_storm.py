@@ -203,10 +203,15 @@ def test_kinds_can_be_chosen_and_the_command_tells_them_all(capsys: pytest.Captu
 
 
 def test_levels_that_rise_are_told_and_room_is_left() -> None:
-    before = {"a": Level(100 << 20, 20, 1), "b": Level(100 << 20, 20, 1), "c": Level(1, 1, 1)}
-    after = {"a": Level(120 << 20, 25, 2), "b": Level(300 << 20, 90, 9)}
+    before = {"a": Level(100 << 20, 20, 1, 30), "b": Level(100 << 20, 20, 1, 30), "c": Level(1, 1, 1)}
+    after = {"a": Level(120 << 20, 25, 2, 40), "b": Level(300 << 20, 90, 9, 90)}
     words = [text.split(":")[0] for text in risen(before, after)]
-    assert words == ["memory", "descriptors", "processes", "not running"]
+    assert words == ["memory", "descriptors", "processes", "tasks", "not running"]
+
+
+def test_a_program_that_no_longer_says_its_tasks_is_told() -> None:
+    before, after = {"a": Level(1, 1, 1, 30)}, {"a": Level(1, 1, 1)}
+    assert risen(before, after) == ["tasks: a from 30 to no answer"]
 
 
 def test_what_etcd_keeps_until_it_is_compacted_is_no_leak_of_ours() -> None:
