@@ -99,7 +99,8 @@ class LimitsConfig(Section, frozen=True):
         failure_backoff_s: how long it rests after a move that did not; doubles with each further one.
         longest_backoff_s: no rest is longer.
         moved_pod_rest_s: a replacement is not moved again for so long, so that none is evicted more than twice a day; at most
-            trust_window_s.
+            trust_window_s, which is its rest when the move did not help, or was for load and the next would be for the
+            network, or the other way round.
         settle_s: after a move its node is left alone, and the pod's usage counts where it went, until usage shows it.
         judge_s: how long after a replacement runs it is asked whether the move helped.
         lost_s: a replacement that is not running after this time counts as a move that did not help.

@@ -232,7 +232,7 @@ class MisplacementRound:
             kind, why = self._refusal(pod, pods)
             if kind:
                 base.skip(pod, kind, why)
-            elif base.admits(pod):
+            elif base.admits(pod, MISPLACEMENT):
                 best = self._best(candidate)
                 if best is not None:
                     self._take(candidate, *best)

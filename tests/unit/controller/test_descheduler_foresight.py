@@ -17,7 +17,7 @@ from controller.descheduler.load import shunned_by
 from controller.descheduler.memory import Memory, Tried, mark_of
 from controller.descheduler.plan import decide
 from controller.descheduler.reporting import STOPPED, plan_conditions, taint_patches
-from controller.descheduler.round import Trust
+from controller.descheduler.round import MISPLACEMENT, Trust
 from controller.descheduler.snapshot import Snapshot
 from controller.scheduler.stock import place
 from kubekit.wire import Condition, Node
@@ -398,12 +398,38 @@ def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
     heir = pod("q", "idle", uid="q", created_s=NOW_S)
     nodes = [node("hot"), node("idle")]
     view = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(3, 1)}, {"q": amounts(1, 1)})
+    cooled = snapshot(nodes, [heir], {"hot": amounts(0.1, 1), "idle": amounts(0.5, 1)})
     memory = Memory(follows=(followed,))
     for at_s in (30.0, 900.0, 40_000.0):
-        memory, _ = follow(view, memory, rules.limits, NOW_S + at_s)
+        memory, _ = follow(cooled, memory, rules.limits, NOW_S + at_s)
         memory = msgspec.structs.replace(memory, rests={})
         assert skips(once(view, rules, memory=memory, now=NOW_S + at_s))["q"] == "moved"
     assert moved(once(view, rules, memory=memory, now=NOW_S + 46_800)) == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("pool", "helped", "why"),
+    [
+        ("default", True, ""),
+        ("default", False, "a pod that was moved in vain, and rests for another 540 min"),
+        (MISPLACEMENT, True, "a pod that was moved for the network, and rests for another 540 min"),
+        (MISPLACEMENT, False, "a pod that was moved for the network in vain, and rests for another 540 min"),
+    ],
+)
+def test_after_a_move_in_vain_or_for_something_else_it_rests_for_the_whole_window(
+    pool: str, helped: bool, why: str
+) -> None:
+    """Fifteen hours after: a replacement that helped its own cause may go again."""
+    heir = pod("q", "hot", uid="q")
+    view = snapshot(
+        [node("hot"), node("idle")], [heir], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}, {"q": amounts(1, 1)}
+    )
+    judged = Tried(NOW_S - 15 * 3600, pool, "default/ReplicaSet/x", came_true=True, helped=helped, heir=mark_of("q"))
+    found = once(view, settings(), memory=Memory(tried=(judged,)))
+    assert [
+        skip.why.removeprefix("it is the replacement of ") for skip in found.plan.skips if skip.kind == "moved"
+    ] == ([why] if why else [])
+    assert moved(found) == ([] if why else ["q"])
 
 
 def test_what_is_stopped_is_named_once() -> None:
