@@ -98,9 +98,8 @@ class LimitsConfig(Section, frozen=True):
         workload_backoff_s: how long a workload rests after a move that helped.
         failure_backoff_s: how long it rests after a move that did not; doubles with each further one.
         longest_backoff_s: no rest is longer.
-        moved_pod_rest_s: a replacement is not moved again for so long, so that none is evicted more than twice a day; at most
-            trust_window_s, which is its rest when the move did not help, or was for load and the next would be for the
-            network, or the other way round.
+        moved_pod_rest_s: a replacement is not moved again until its move was judged, and then for so long, so that none is
+            evicted more than twice a day; for trust_window_s, where that is longer, when the move did not help.
         settle_s: after a move its node is left alone, and the pod's usage counts where it went, until usage shows it.
         judge_s: how long after a replacement runs it is asked whether the move helped.
         lost_s: a replacement that is not running after this time counts as a move that did not help.
@@ -133,6 +132,10 @@ class LimitsConfig(Section, frozen=True):
     least_true_percent: Percent = 50.0
     judged_moves: Annotated[int, Range(1, 1000)] = 4
     trust_window_s: Time = 86_400.0
+
+    def rest_of(self, vain: bool) -> float:
+        """For how long a replacement is not moved again, seconds; ``vain`` when its move did not help."""
+        return max(self.trust_window_s, self.moved_pod_rest_s) if vain else self.moved_pod_rest_s
 
     def check(self, field: str) -> None:
         """Raise ConfigError when a rest begins above the longest."""

@@ -16,10 +16,12 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.descheduler.config import LimitsConfig
 from controller.descheduler.memory import (
     Followed,
+    Heir,
     Memory,
     Outcome,
     Rest,
     Tried,
+    add_heir,
     add_tried,
     forget_old,
     mark_of,
@@ -74,8 +76,9 @@ def follow(snapshot: Snapshot, memory: Memory, limits: LimitsConfig, now: float)
     for move, outcome in ends:
         came_true = _came_true(move, outcome)
         if came_true is not None:
-            heir = mark_of(move.landed_uid) if move.landed_uid else ""
-            memory = add_tried(memory, Tried(now, move.pool, move.workload, came_true, outcome == "helped", heir))
+            memory = add_tried(memory, Tried(now, move.pool, move.workload, came_true, outcome == "helped"))
+        if outcome != "not-evicted" and (uid := _heir_of(move, snapshot, claimed)):
+            memory = add_heir(memory, mark_of(uid), Heir(now, vain=outcome in FAILED))
         if outcome in FAILED and move.workload in rested:
             # Several moves of one workload that end in one round are one lesson, not several.
             ended.append(Ended(move, outcome, rested[move.workload], came_true))
@@ -84,8 +87,18 @@ def follow(snapshot: Snapshot, memory: Memory, limits: LimitsConfig, now: float)
         if outcome in FAILED:
             rested[move.workload] = rest_s
         ended.append(Ended(move, outcome, rest_s, came_true))
-    memory = forget_old(memory, limits.workload_backoff_s, limits.longest_backoff_s, limits.trust_window_s, now)
-    return memory, ended
+    return forget_old(memory, limits, now), ended
+
+
+def _heir_of(move: Followed, snapshot: Snapshot, claimed: set[str]) -> str:
+    """Uid of the replacement; of one that waits for a node yet, where none is bound; empty where there is none."""
+    if move.landed_uid:
+        return move.landed_uid
+    waiting = min(_young(move, snapshot, claimed), key=lambda pod: pod.created_s, default=None)
+    if waiting is None:
+        return ""
+    claimed.add(waiting.uid)
+    return waiting.uid
 
 
 def _came_true(move: Followed, outcome: Outcome) -> bool | None:
@@ -98,8 +111,12 @@ def _came_true(move: Followed, outcome: Outcome) -> bool | None:
 
 
 def _land(move: Followed, snapshot: Snapshot, claimed: set[str], now: float) -> Followed:
-    """The move with its replacement, if one is bound that no other move has claimed."""
-    if move.landed:
+    """The move with its replacement, if one is bound that no other move has claimed.
+
+    Where the replacement was replaced before it was judged, its successor is judged: otherwise it might be moved as one whom
+    nobody has moved yet.
+    """
+    if move.landed and not _is_replaced(move, snapshot):
         return move
     young = [pod for pod in _young(move, snapshot, claimed) if pod.node]
     # Of several new pods, which a scale-out at the same time may have made, the one that went as planned, or at least away.
@@ -111,6 +128,12 @@ def _land(move: Followed, snapshot: Snapshot, claimed: set[str], now: float) -> 
     return msgspec.structs.replace(
         move, landed=found.node, landed_pod=found.key, landed_uid=found.uid, landed_s=landed_s
     )
+
+
+def _is_replaced(move: Followed, snapshot: Snapshot) -> bool:
+    """Whether the replacement has gone itself."""
+    pod = snapshot.pods.by_key.get(move.landed_pod)
+    return pod is None or pod.going or pod.uid != move.landed_uid
 
 
 def _young(move: Followed, snapshot: Snapshot, claimed: set[str]) -> list[PodInfo]:

@@ -307,8 +307,9 @@ class LoadRound:
     def _admit(self, victim: Victim, source: Load, room: Room, stays: Counter[str]) -> tuple[bool, Target | None]:
         """Whether the pod goes, and to which target (None when nodeFit is off); a pod that stays is noted."""
         base, pod = self._base, victim.pod
-        if not base.admits(pod, source.pool.name):
-            stays[base.skips[-1].kind if base.skips else "limits"] += 1
+        kind = base.refuses(pod)
+        if kind:
+            stays[kind] += 1
             against = base.trust.against_workload(workload_of(pod))
             if against:
                 self._stopped.setdefault(source.node.name, against)

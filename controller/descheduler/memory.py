@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from controller.cluster.resources import FIELD_MANAGER
+from controller.descheduler.config import LimitsConfig
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -33,6 +34,8 @@ HOUR_S = 3600.0
 MOST_RESTS = 2000
 """Workloads at rest that are remembered; about 150 bytes each in a ConfigMap of at most 1 MiB."""
 MOST_TRIED = 1000
+MOST_HEIRS = 5000
+"""Twice what the default budget moves in a day; about 50 bytes each."""
 
 
 class Remembered(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -116,7 +119,6 @@ class Tried(Remembered, frozen=True):
         pool: of the node, or what stands for one.
         came_true: the replacement landed where it was expected.
         helped: see `Outcome`.
-        heir: mark (`mark_of`) of the replacement.
     """
 
     at_s: float
@@ -124,7 +126,18 @@ class Tried(Remembered, frozen=True):
     workload: str
     came_true: bool = False
     helped: bool = False
-    heir: str = ""
+
+
+class Heir(Remembered, frozen=True):
+    """A replacement of a pod that was moved.
+
+    Attributes:
+        at_s: when the move ended, unix seconds.
+        vain: it did not help.
+    """
+
+    at_s: float
+    vain: bool = False
 
 
 class Memory(Remembered, frozen=True):
@@ -132,6 +145,7 @@ class Memory(Remembered, frozen=True):
 
     Attributes:
         tried: judged moves, the newest `MOST_TRIED` of them.
+        heirs: by mark (`mark_of`), the newest `MOST_HEIRS` of them.
         hold_until_s: the API server asked for patience until then.
     """
 
@@ -139,6 +153,7 @@ class Memory(Remembered, frozen=True):
     rests: dict[str, Rest] = {}
     spent: tuple[Spent, ...] = ()
     tried: tuple[Tried, ...] = ()
+    heirs: dict[str, Heir] = {}
     hold_until_s: float = 0.0
 
     def resting(self, workload: str, now: float) -> Rest | None:
@@ -181,6 +196,12 @@ def add_tried(memory: Memory, tried: Tried) -> Memory:
     return msgspec.structs.replace(memory, tried=(*memory.tried, tried)[-MOST_TRIED:])
 
 
+def add_heir(memory: Memory, mark: str, heir: Heir) -> Memory:
+    """Remember who replaced a pod that was moved; of too many, those of the oldest moves are forgotten."""
+    heirs = {**{known: found for known, found in memory.heirs.items() if known != mark}, mark: heir}
+    return msgspec.structs.replace(memory, heirs=dict(list(heirs.items())[-MOST_HEIRS:]))
+
+
 def put_to_rest(memory: Memory, workload: str, rest: Rest) -> Memory:
     """Leave a workload alone for a while; of too many, those whose rest ends first are forgotten."""
     rests = {**memory.rests, workload: rest}
@@ -190,16 +211,10 @@ def put_to_rest(memory: Memory, workload: str, rest: Rest) -> Memory:
     return msgspec.structs.replace(memory, rests=rests)
 
 
-def forget_old(memory: Memory, keep_s: float, failure_memory_s: float, trust_s: float, now: float) -> Memory:
-    """Drop what no rule asks for any more.
-
-    Args:
-        memory: as it is.
-        keep_s: how far back any limit looks, at least an hour.
-        failure_memory_s: how long after the end of its rest a workload's failures still count.
-        trust_s: how long a judged move counts.
-        now: unix seconds.
-    """
+def forget_old(memory: Memory, limits: LimitsConfig, now: float) -> Memory:
+    """Drop what no rule asks for any more."""
+    keep_s, failure_memory_s, trust_s = limits.workload_backoff_s, limits.longest_backoff_s, limits.trust_window_s
+    heirs = {mark: heir for mark, heir in memory.heirs.items() if now - heir.at_s <= limits.rest_of(heir.vain)}
     tried = tuple(entry for entry in memory.tried if now - entry.at_s <= trust_s)
     spent = tuple(entry for entry in memory.spent if now - entry.at_s < max(keep_s, HOUR_S))
     rests: Mapping[str, Rest] = {
@@ -207,9 +222,8 @@ def forget_old(memory: Memory, keep_s: float, failure_memory_s: float, trust_s: 
         for name, rest in memory.rests.items()
         if rest.until_s + (failure_memory_s if rest.failures else 0.0) > now
     }
-    if (len(spent), len(rests), len(tried)) == (len(memory.spent), len(memory.rests), len(memory.tried)):
-        return memory
-    return msgspec.structs.replace(memory, spent=spent, rests=dict(rests), tried=tried)
+    kept = msgspec.structs.replace(memory, spent=spent, rests=dict(rests), tried=tried, heirs=heirs)
+    return memory if kept == memory else kept
 
 
 log = logs.get("controller.descheduler")

@@ -10,12 +10,13 @@ any of it back.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from controller.cluster.costs import Location
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
@@ -23,13 +24,13 @@ from controller.descheduler.classify import Load, protection_of, usage_of
 from controller.descheduler.decision import Move
 from controller.descheduler.memory import Followed, Strategy
 from controller.descheduler.round import MISPLACEMENT, Round, group_key, workload_of
-from controller.scheduler.balance import as_it_stands, in_one_zone
+from controller.scheduler.balance import as_it_stands, replicas_by_zone
 from controller.scheduler.rules import Tally, Weighing
 from controller.scheduler.state import DeletedNodeError, State
 
 
 class OneZone:
-    """The workloads of one round, by group.
+    """The workloads of one round that are to survive a zone, by group.
 
     Args:
         network: the scheduler's view.
@@ -37,20 +38,36 @@ class OneZone:
 
     def __init__(self, network: State) -> None:
         self._network = network
-        self._known: dict[str, Mapping[str, str]] = {}
+        self._known: dict[str, Mapping[str, Counter[Location]]] = {}
 
     def of(self, pod: PodInfo) -> str:
         """The zone that holds all replicas of a pod's workload though it is to survive one; else empty."""
+        zones = self._zones(pod)
+        return next(iter(zones)).zone if len(zones) == 1 else ""
+
+    def of_the_others(self, pod: PodInfo) -> str:
+        """The zone that holds all other replicas: were the pod there too, its workload would survive no zone; else empty."""
+        zones = self._zones(pod)
+        place = self._network.place_of.get(pod.node)
+        if place is None or len(zones) < 2:
+            return ""
+        others = zones - Counter({self._network.places[place]: 1})
+        return next(iter(others)).zone if len(others) == 1 else ""
+
+    def _zones(self, pod: PodInfo) -> Counter[Location]:
+        """How many replicas of its workload are where; none of one that is not to survive a zone."""
         group = self._network.group_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, ""))
         if not group:
-            return ""
+            return Counter()
         if group not in self._known:
             stands = as_it_stands(self._network, group)
-            self._known[group] = {stands.graph.selectors[w]: zone for w, zone in in_one_zone(stands)}
-        return self._known[group].get(pod.labels.get(WORKLOAD_LABEL, ""), "")
+            self._known[group] = {stands.graph.selectors[w]: zones for w, zones in replicas_by_zone(stands)}
+        return self._known[group].get(pod.labels.get(WORKLOAD_LABEL, ""), Counter())
 
     def places(self, zone: str) -> frozenset[int]:
-        """Where such a pod is not to go: its zone, and nodes without one."""
+        """Where such a pod is not to go: this zone, and nodes without one; nowhere without a zone."""
+        if not zone:
+            return frozenset()
         return frozenset(place for place, location in enumerate(self._network.places) if location.zone in {zone, ""})
 
     def weigh(self, weighing: Weighing) -> Weighing:
@@ -167,7 +184,9 @@ class MisplacementRound:
     def _best(self, candidate: Candidate) -> tuple[Host, Tally] | None:
         if candidate.alone:
             return self._hosts.best(candidate, keeps_limits, self._one_zone.places(candidate.alone))
-        return self._hosts.best(candidate, self._is_gain)
+        return self._hosts.best(
+            candidate, self._is_gain, self._one_zone.places(self._one_zone.of_the_others(candidate.pod))
+        )
 
     def _is_gain(self, now: Tally, there: Tally) -> bool:
         """Whether the move is worth it: fewer broken dependencies at no higher cost, or a gain beyond both margins."""
@@ -207,13 +226,15 @@ class MisplacementRound:
             weighing = network.weigh(pod.namespace, pod.labels[APPGROUP_LABEL], pod.labels.get(WORKLOAD_LABEL, ""))
         except DeletedNodeError:
             return "a node of its peers is gone"
-        alone = self._one_zone.of(pod)
-        if alone and there not in self._one_zone.places(alone):
-            return ""
+        alone, others = self._one_zone.of(pod), self._one_zone.of_the_others(pod)
         now, then = weighing.tally(pod.node, here), weighing.tally(node, there)
-        if weighing.neutral or not self._is_gain(now, then):
-            return f"its network cost there is {then.cost}, and {now.cost} here"
-        return ""
+        if there in self._one_zone.places(others):
+            why = f"all other replicas of its workload are in zone {others}, and it is to survive one"
+        elif (not alone or there in self._one_zone.places(alone)) and (
+            weighing.neutral or not self._is_gain(now, then)
+        ):
+            why = f"its network cost there is {then.cost}, and {now.cost} here"
+        return why
 
     def _rank(self, candidate: Candidate) -> tuple[int, int, str]:
         best = self._best(candidate)
@@ -232,7 +253,7 @@ class MisplacementRound:
             kind, why = self._refusal(pod, pods)
             if kind:
                 base.skip(pod, kind, why)
-            elif base.admits(pod, MISPLACEMENT):
+            elif not base.refuses(pod):
                 best = self._best(candidate)
                 if best is not None:
                     self._take(candidate, *best)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -19,20 +18,6 @@ from controller.descheduler.fit import Fit
 from controller.descheduler.foresight import Foresight
 from controller.descheduler.memory import HOUR_S, Followed, Memory, Tried, mark_of
 from controller.descheduler.snapshot import Guard, PodIndex, Snapshot
-
-
-class Heir(NamedTuple):
-    """A replacement of a pod that was moved.
-
-    Attributes:
-        since_s: when, seconds from now: negative.
-        pool: what the move was for.
-        vain: it did not help.
-    """
-
-    since_s: float
-    pool: str
-    vain: bool = False
 
 
 class Limits:
@@ -51,8 +36,7 @@ class Limits:
         self._weight = memory.spent_since(now - HOUR_S)
         self._groups: Counter[str] = Counter(move.group for move in underway if move.group)
         self._underway: Counter[str] = Counter(move.workload for move in underway)
-        self._heirs = {t.heir: Heir(t.at_s - now, t.pool, vain=not t.helped) for t in memory.tried if t.heir}
-        self._heirs |= {mark_of(m.landed_uid): Heir(m.landed_s - now, m.pool) for m in memory.follows if m.landed_uid}
+        self._followed = {mark_of(move.landed_uid) for move in memory.follows if move.landed_uid}
 
     def exhausted(self, weight: int) -> str:
         """Why no pod at all may move any more in this round; empty when one may."""
@@ -67,15 +51,10 @@ class Limits:
         """Whether the node had its evictions of this round."""
         return self._nodes[node] >= self._config.per_node
 
-    def refusal(self, pod: PodInfo, pool: str) -> tuple[str, str]:
-        """Kind and text of why this pod may not move now; empty when it may.
-
-        Args:
-            pod: who would go.
-            pool: what it would go for: a pool whose node is hot, or `MISPLACEMENT`.
-        """
+    def refusal(self, pod: PodInfo) -> tuple[str, str]:
+        """Kind and text of why this pod may not move now; empty when it may."""
         config = self._config
-        why = self._rests(pod, pool)
+        why = self._rests(pod)
         if why:
             return "moved", why
         if self._namespaces[pod.namespace] >= config.per_namespace:
@@ -85,18 +64,15 @@ class Limits:
             return "group-limit", f"{config.per_app_group} pods of AppGroup {group} are on the move"
         return self._workload_refusal(pod)
 
-    def _rests(self, pod: PodInfo, pool: str) -> str:
-        heir = self._heirs.get(mark_of(pod.uid))
-        if heir is None:
+    def _rests(self, pod: PodInfo) -> str:
+        mark, replaces = mark_of(pod.uid), "it is the replacement of a pod that was moved"
+        if mark in self._followed:
+            return f"{replaces}, and what that came to is not known yet"
+        heir = self._memory.heirs.get(mark)
+        left_s = heir.at_s + self._config.rest_of(heir.vain) - self._now if heir is not None else 0.0
+        if heir is None or left_s <= 0:
             return ""
-        other = (heir.pool == MISPLACEMENT) != (pool == MISPLACEMENT)
-        long = heir.vain or other
-        rest_s = heir.since_s + (self._config.trust_window_s if long else self._config.moved_pod_rest_s)
-        if rest_s <= 0:
-            return ""
-        aim = f" for {'load' if pool == MISPLACEMENT else 'the network'}" if other else ""
-        vain = " in vain" if heir.vain else ""
-        return f"it is the replacement of a pod that was moved{aim}{vain}, and rests for another {rest_s / 60:.0f} min"
+        return f"{replaces}{' in vain' if heir.vain else ''}, and rests for another {left_s / 3600:.1f} h"
 
     def _workload_refusal(self, pod: PodInfo) -> tuple[str, str]:
         config, workload = self._config, workload_of(pod)
@@ -276,9 +252,9 @@ class Round:
         if len(self.skips) < MOST_SKIPS:
             self.skips.append(Skip(pod.key, pod.node, kind, why))
 
-    def admits(self, pod: PodInfo, pool: str) -> bool:
-        """Whether limits, back-off and disruption budgets let the pod go now, for `pool`; says why when they do not."""
-        kind, why = self.limits.refusal(pod, pool)
+    def refuses(self, pod: PodInfo) -> str:
+        """Which of limits, back-off and disruption budgets keeps the pod now, and says why; empty when it may go."""
+        kind, why = self.limits.refusal(pod)
         age_s = self.now - pod.created_s
         if not kind and age_s < self.settings.protection.min_pod_age_s:
             kind, why = "young", f"it is {max(age_s, 0):.0f} s old (protection.minPodAgeS)"
@@ -293,7 +269,7 @@ class Round:
             kind = "disruption-budget" if why else ""
         if kind:
             self.skip(pod, kind, why)
-        return not kind
+        return kind
 
     def take(self, pod: PodInfo, move: Move, follow: Followed, hosts: Sequence[str] = ()) -> None:
         """Plan a move that was admitted.

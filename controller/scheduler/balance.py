@@ -7,6 +7,7 @@ makes kube-proxy ignore the zones of all; a node without a replica in its zone c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -367,10 +368,18 @@ def balanced(stands: GroupAsItStands, before: Mapping[str, int]) -> Condition:
     return condition(BALANCED, holds=True, reason="Balanced", message=message, generation=generation)
 
 
+def replicas_by_zone(stands: GroupAsItStands) -> Iterator[tuple[int, Counter[Location]]]:
+    """Workloads of several replicas that are to survive a zone, and where these are."""
+    for workload, nodes in enumerate(stands.members):
+        if stands.spreads[workload] == "zone" and sum(nodes.values()) > 1 and stands.zones > 1:
+            found: Counter[Location] = Counter()
+            for node, count in nodes.items():
+                found[stands.locations[node]] += count
+            yield workload, found
+
+
 def in_one_zone(stands: GroupAsItStands) -> Iterator[tuple[int, str]]:
     """Workloads that are to survive a zone and are wholly in one, and which."""
-    for workload, nodes in enumerate(stands.members):
-        zones = {stands.locations[node] for node in nodes}
-        several = sum(nodes.values()) > 1 and stands.zones > 1
-        if stands.spreads[workload] == "zone" and several and len(zones) == 1:
-            yield workload, next(iter(zones)).zone
+    for workload, found in replicas_by_zone(stands):
+        if len(found) == 1:
+            yield workload, next(iter(found)).zone

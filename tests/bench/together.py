@@ -166,7 +166,7 @@ class Watcher:
         self.moves: dict[str, Followed] = {}
         self.heirs: dict[str, Followed] = {}
         self.places: dict[str, str] = {}
-        self.judged: dict[str, tuple[bool, bool]] = {}
+        self.judged: dict[str, bool] = {}
         self._memory = Reflector(
             client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=f"metadata.name={NAME}"
         )
@@ -185,9 +185,7 @@ class Watcher:
             self.moves[move.uid] = move
             if move.landed_uid:
                 self.heirs[mark_of(move.landed_uid)] = move
-        for tried in memory.tried:
-            if tried.heir:
-                self.judged[tried.heir] = tried.came_true, tried.helped
+        self.judged |= {mark: not heir.vain for mark, heir in memory.heirs.items()}
 
     def _see(self, _key: str, _old: Pod | None, new: Pod | None) -> None:
         if new is not None and new.spec.node_name:
@@ -220,7 +218,6 @@ def chains(watcher: Watcher, zones: dict[str, str]) -> list[Chain]:
         if first is None:
             continue
         to = move.landed or move.target
-        judged = watcher.judged.get(mark_of(move.uid))
         by_zone = "LowNodeLoad" not in (first.strategy, move.strategy)
         back = to == first.node or (by_zone and zones.get(to) == zones.get(first.node))
         found.append(
@@ -229,7 +226,7 @@ def chains(watcher: Watcher, zones: dict[str, str]) -> list[Chain]:
                 (first.strategy, move.strategy),
                 (first.node, move.node, to),
                 round(move.at_s - first.at_s, 1),
-                judged[1] if judged else None,
+                watcher.judged.get(mark_of(move.uid)),
                 back,
             )
         )

@@ -13,11 +13,14 @@ from controller.cluster.pod_info import PodInfo
 from controller.descheduler.config import LimitsConfig
 from controller.descheduler.followup import follow, rest_refused
 from controller.descheduler.memory import (
+    MOST_HEIRS,
     MOST_RESTS,
     Followed,
+    Heir,
     Memory,
     Rest,
     Spent,
+    add_heir,
     add_moves,
     forget_old,
     mark_of,
@@ -207,9 +210,62 @@ def test_old_entries_are_dropped_but_failures_are_remembered_beyond_their_rest()
         spent=(Spent(NOW_S - 3601, "a"), Spent(NOW_S - 3599, "b")),
         rests={"over": Rest(NOW_S - 1), "failed": Rest(NOW_S - 1, 2), "long-ago": Rest(NOW_S - 1001, 2)},
     )
-    kept = forget_old(memory, 300, 1000, 86_400, NOW_S)
+    kept = forget_old(
+        memory, LimitsConfig(workload_backoff_s=300, failure_backoff_s=100, longest_backoff_s=1000), NOW_S
+    )
     assert [entry.workload for entry in kept.spent] == ["b"]
     assert list(kept.rests) == ["failed"]
+
+
+def test_who_replaced_a_pod_is_remembered_as_long_as_he_rests() -> None:
+    memory = Memory(heirs={"a": Heir(NOW_S - 13 * 3600), "b": Heir(NOW_S - 13 * 3600, vain=True), "c": Heir(NOW_S)})
+    assert list(forget_old(memory, LIMITS, NOW_S).heirs) == ["b", "c"]
+    memory = Memory(heirs={f"{i:08x}": Heir(NOW_S + i, vain=True) for i in range(MOST_HEIRS)})
+    memory = add_heir(add_heir(memory, f"{0:08x}", Heir(NOW_S)), "new", Heir(NOW_S))
+    assert (len(memory.heirs), next(iter(memory.heirs)), [*memory.heirs][-2:]) == (
+        MOST_HEIRS,
+        f"{2:08x}",
+        [f"{0:08x}", "new"],
+    ), "one who is known already is not counted twice, and the oldest goes"
+    assert len(msgspec.json.encode(memory)) < 300_000
+
+
+@pytest.mark.parametrize(
+    ("there", "after_s", "outcome", "heir"),
+    [
+        (replica("new", "idle"), 306, "helped", ("new", False)),
+        (replica("new", "hot"), 10, "returned", ("new", True)),
+        (replica("new", "idle", ready=False), 306, "not-running", ("new", True)),
+        (replica("new", "", phase="Pending"), 601, "lost", ("new", True)),
+        (None, 601, "not-replaced", None),
+    ],
+)
+def test_however_a_move_ends_its_replacement_is_remembered(
+    there: PodInfo | None, after_s: float, outcome: str, heir: tuple[str, bool] | None
+) -> None:
+    memory, outcomes = judged(world(*([there] if there else [])), after_s)
+    assert outcomes == [outcome]
+    wanted = {mark_of(replica(heir[0], "").uid): Heir(NOW_S + after_s, heir[1])} if heir else {}
+    assert memory.heirs == wanted
+
+
+def test_a_move_whose_end_nobody_saw_leaves_a_replacement_that_rests_as_after_any() -> None:
+    seen = world(replica("new", "idle"))
+    blind = snapshot(seen.nodes.values(), seen.pods.by_key.values(), {})
+    landed, _ = judged(seen, 10)
+    memory, outcomes = judged(blind, 20 + LIMITS.judge_s + LIMITS.lost_s, *landed.follows)
+    assert (outcomes, list(memory.heirs), memory.tried) == (["not-known"], [mark_of(replica("new", "idle").uid)], ())
+
+
+def test_where_a_replacement_is_replaced_before_it_is_judged_its_successor_is_judged() -> None:
+    """Evicted by its kubelet, say: the successor is on the old node again, and would be moved as if for the first time."""
+    landed, _ = judged(world(replica("new", "idle")), 60)
+    assert judged(world(), 120, *landed.follows)[0].follows == landed.follows, "nobody has come after it yet"
+    memory, outcomes = judged(world(replica("next", "hot", age_s=130)), 140, *landed.follows)
+    assert (outcomes, memory.heirs) == (
+        ["returned"],
+        {mark_of(replica("next", "hot").uid): Heir(NOW_S + 140, vain=True)},
+    )
 
 
 def test_taking_a_move_back_leaves_others_alone() -> None:

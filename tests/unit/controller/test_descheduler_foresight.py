@@ -14,10 +14,10 @@ from controller.descheduler.classify import Detector
 from controller.descheduler.decision import Decision, NodeState, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.load import shunned_by
-from controller.descheduler.memory import Memory, Tried, mark_of
+from controller.descheduler.memory import Heir, Memory, Tried, mark_of
 from controller.descheduler.plan import decide
 from controller.descheduler.reporting import STOPPED, plan_conditions, taint_patches
-from controller.descheduler.round import MISPLACEMENT, Trust
+from controller.descheduler.round import Trust
 from controller.descheduler.snapshot import Snapshot
 from controller.scheduler.stock import place
 from kubekit.wire import Condition, Node
@@ -408,28 +408,36 @@ def test_a_replacement_is_not_moved_again_for_half_a_day() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "helped", "why"),
+    ("hours", "vain", "why"),
     [
-        ("default", True, ""),
-        ("default", False, "a pod that was moved in vain, and rests for another 540 min"),
-        (MISPLACEMENT, True, "a pod that was moved for the network, and rests for another 540 min"),
-        (MISPLACEMENT, False, "a pod that was moved for the network in vain, and rests for another 540 min"),
+        (11, False, ", and rests for another 1.0 h"),
+        (15, False, ""),
+        (15, True, " in vain, and rests for another 9.0 h"),
+        (25, True, ""),
     ],
 )
-def test_after_a_move_in_vain_or_for_something_else_it_rests_for_the_whole_window(
-    pool: str, helped: bool, why: str
-) -> None:
-    """Fifteen hours after: a replacement that helped its own cause may go again."""
-    heir = pod("q", "hot", uid="q")
-    view = snapshot(
-        [node("hot"), node("idle")], [heir], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}, {"q": amounts(1, 1)}
-    )
-    judged = Tried(NOW_S - 15 * 3600, pool, "default/ReplicaSet/x", came_true=True, helped=helped, heir=mark_of("q"))
-    found = once(view, settings(), memory=Memory(tried=(judged,)))
-    assert [
-        skip.why.removeprefix("it is the replacement of ") for skip in found.plan.skips if skip.kind == "moved"
-    ] == ([why] if why else [])
+def test_a_replacement_rests_and_for_a_whole_day_when_its_move_did_not_help(hours: int, vain: bool, why: str) -> None:
+    memory = Memory(heirs={mark_of("q"): Heir(NOW_S - 3600 * hours, vain)})
+    found = once(heir_on_a_hot_node(), settings(), memory=memory)
+    said = [skip.why for skip in found.plan.skips if skip.kind == "moved"]
+    assert said == ([f"it is the replacement of a pod that was moved{why}"] if why else [])
     assert moved(found) == ([] if why else ["q"])
+
+
+@pytest.mark.parametrize("limits", [{"movedPodRestS": 0}, {"movedPodRestS": 0, "trustWindowS": 0}])
+def test_a_replacement_whose_move_is_not_judged_yet_stays_whatever_the_settings(limits: dict[str, Any]) -> None:
+    (followed,) = once(snapshot(*HOT), settings()).follows
+    landed = msgspec.structs.replace(
+        followed, at_s=NOW_S - 9e5, landed="hot", landed_pod="default/q", landed_uid="q", landed_s=NOW_S - 9e5
+    )
+    found = once(heir_on_a_hot_node(), settings(limits=limits), memory=Memory(follows=(landed,)))
+    assert skips(found)["q"] == "moved"
+    assert moved(once(heir_on_a_hot_node(), settings(limits=limits))) == ["q"]
+
+
+def heir_on_a_hot_node() -> Snapshot:
+    nodes, usage = [node("hot"), node("idle")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
+    return snapshot(nodes, [pod("q", "hot", uid="q")], usage, {"q": amounts(1, 1)})
 
 
 def test_what_is_stopped_is_named_once() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from controller.descheduler.decision import Watched
 from controller.descheduler.followup import follow
-from controller.descheduler.memory import Followed, Memory
+from controller.descheduler.memory import Followed, Memory, add_moves
+from controller.descheduler.plan import decide
 from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
 from tests.unit.controller.descheduling import NOW_S, moved, read, settings
@@ -71,3 +72,35 @@ def test_a_replacement_that_came_back_to_the_zone_is_a_failure_that_rests_the_wo
         memory, ended = follow(world.snapshot(UsageView({}, {})), Memory(follows=(move,)), settings().limits, NOW_S)
         assert [end.outcome for end in ended] == [outcome]
         assert bool(memory.rests) == (outcome == "returned")
+
+
+def test_the_network_does_not_bring_back_what_survival_has_moved() -> None:
+    """Two days of rounds with all defaults: web's peer is in z1, 30 away from z2, and web is to survive a zone."""
+    placed = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"}
+    world = spread(cluster(placed, costs={("z1", "z2"): 30, ("z1", "z3"): 40, ("z2", "z3"): 40}, max_cost=50))
+    rules = settings(misplacement={"enabled": True})
+    memory, watched, moves = Memory(), Watched(), []
+    for minute in range(0, 2 * 1440, 5):
+        now = NOW_S + 60 * minute
+        view = world.snapshot(UsageView({}, {}))
+        memory, _ = follow(view, memory, rules.limits, now)
+        decision = decide(view, memory, watched, rules, now)
+        watched, memory = decision.watched, add_moves(memory, decision.follows)
+        for move in decision.plan.moves:
+            moves.append((move.strategy, move.target))
+            world.take_pod(move.pod, world.pods.by_key[move.pod], None)
+            heir = f"web-{minute}"
+            world.take_pod(f"default/{heir}", None, read(pod_document(heir, move.target, created_s=now)))
+    assert moves == [("ZoneSurvival", "z2-n1")]
+
+
+def test_to_a_third_zone_the_network_may_move_a_replica_that_is_alone_in_its_own() -> None:
+    """Both of web have their peers in z3; with web-1 there already, web-2 stays away from it."""
+    far = {("z1", "z2"): 90, ("z1", "z3"): 90, ("z2", "z3"): 90}
+    peers = {"web-2": "z2-n1", "db-1": "z3-n1", "db-2": "z3-n2"}
+    (move,) = plan(spread(cluster({"web-1": "z1-n1", **peers}, costs=far, max_cost=100))).plan.moves
+    assert (move.pod, move.strategy) == ("default/web-1", "NetworkMisplacement")
+    assert move.target in {"z3-n1", "z3-n2"}
+    there = {"web-1": "z3-n1", **peers}
+    assert "default/web-2" not in moved(plan(spread(cluster(there, costs=far, max_cost=100))))
+    assert "web-2" in moved(plan(cluster(there, costs=far, max_cost=100))), "it would, if it were not to survive a zone"
