@@ -20,7 +20,7 @@ from lab.storm.faults import CONTROL_PLANE
 _RSS_FACTOR, _RSS_ROOM = 1.5, 40 << 20
 _DESCRIPTORS_ROOM, _PROCESSES_ROOM, _TASKS_ROOM = 25, 3, 25
 _TASKS = "netaware_loop_tasks"
-_ANSWER_S = 10.0
+_ANSWER_S, _LOOK_S = 10.0, 15.0
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -35,19 +35,29 @@ class Level(msgspec.Struct, frozen=True):
     tasks: int | None = None
 
 
-async def read_tasks(urls: Mapping[str, str]) -> dict[str, int]:
-    """Tasks of each program's event loop, by program; without those that do not say. ``urls`` are where they serve."""
+async def read_tasks(urls: Mapping[str, str], *, attempts: int = 1) -> dict[str, int]:
+    """Tasks of each program's event loop, by program; without those that do not say.
 
-    async def ask(name: str, url: str) -> tuple[str, int] | None:
-        try:
-            async with session.get(f"{url}/metrics?name[]={_TASKS}") as answer:
-                families = text_string_to_metric_families(await answer.text())
-        except (aiohttp.ClientError, TimeoutError):
-            return None
-        return next(((name, int(s.value)) for family in families for s in family.samples if s.name == _TASKS), None)
-
+    Args:
+        urls: where they serve.
+        attempts: so often each is asked that does not answer, a second apart.
+    """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session:
-        found = await asyncio.gather(*(ask(*item) for item in urls.items()))
+
+        async def ask(name: str) -> tuple[str, int] | None:
+            for attempt in range(attempts):
+                await asyncio.sleep(attempt)
+                try:
+                    async with session.get(f"{urls[name]}/metrics?name[]={_TASKS}") as answer:
+                        text = await answer.text() if answer.status == 200 else ""
+                    families = list(text_string_to_metric_families(text))
+                except (aiohttp.ClientError, TimeoutError, ValueError):
+                    continue
+                if found := [(name, int(s.value)) for family in families for s in family.samples if s.name == _TASKS]:
+                    return found[0]
+            return None
+
+        found = await asyncio.gather(*map(ask, urls))
     return dict(answer for answer in found if answer is not None)
 
 
@@ -97,6 +107,55 @@ def orphans(lab: Lab) -> list[str]:
             continue
         found.append(f"leaked process: {record.pid} {b' '.join(words).decode(errors='replace').strip()[:120]}")
     return found
+
+
+class Highest:
+    """The highest levels of each program while a storm lasts.
+
+    Programs are killed every few minutes, so beginning and end compare young processes: what one of them gathered in between shows
+    here.
+
+    Args:
+        lab: whose programs.
+        urls: where ours serve.
+    """
+
+    def __init__(self, lab: Lab, urls: Mapping[str, str]) -> None:
+        self._lab, self._urls = lab, urls
+        self.levels: dict[str, Level] = {}
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.take(await asyncio.to_thread(read_levels, self._lab, await read_tasks(self._urls)))
+
+    def take(self, now: Mapping[str, Level]) -> None:
+        """One look."""
+        for name, new in now.items():
+            old = self.levels.get(name, new)
+            tasks = [count for count in (old.tasks, new.tasks) if count is not None]
+            self.levels[name] = Level(
+                max(old.rss, new.rss),
+                max(old.descriptors, new.descriptors),
+                max(old.processes, new.processes),
+                max(tasks, default=None),
+            )
+
+    def violations(self, before: Mapping[str, Level]) -> list[str]:
+        """Programs of ours that had more at any time than room is for. Of two controllers either may have led before."""
+        found = []
+        for name in self._urls.keys() & self.levels.keys() & before.keys():
+            kind = [level for other, level in before.items() if other.partition("-")[0] == name.partition("-")[0]]
+            tasks = [level.tasks for level in kind if level.tasks is not None]
+            most = Level(
+                max(level.rss for level in kind),
+                max(level.descriptors for level in kind),
+                max(level.processes for level in kind),
+                max(tasks, default=None),
+            )
+            found += [f"at its highest, {text}" for text in risen({name: most}, {name: self.levels[name]})]
+        return sorted(found)
 
 
 def risen(before: Mapping[str, Level], after: Mapping[str, Level]) -> list[str]:

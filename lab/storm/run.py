@@ -66,6 +66,7 @@ class StormReport(msgspec.Struct, frozen=True):
         costs: zone pairs with a cost in the end, of ``cost_pairs``.
         history: what the audit log tells of costs and pods.
         levels: memory in bytes, descriptors, processes and tasks, by program, before and after.
+        highest: the same, the most that a look every 15 s saw while the storm lasted.
     """
 
     seed: int
@@ -83,6 +84,7 @@ class StormReport(msgspec.Struct, frozen=True):
     costs: int
     cost_pairs: int
     history: History
+    highest: dict[str, levels.Level]
     levels: dict[str, tuple[levels.Level, levels.Level]]
     journal: str
     elapsed_s: float
@@ -120,6 +122,11 @@ class Storm:
         topology = self.installation.lab.topology
         zones = len(topology.zones) if topology else 0
         return zones * (zones - 1)
+
+    async def read_levels(self) -> dict[str, levels.Level]:
+        """What every program takes now."""
+        tasks = await levels.read_tasks(self.urls, attempts=5)
+        return await asyncio.to_thread(levels.read_levels, self.installation.lab, tasks)
 
     async def priced(self) -> int:
         """Pairs with a cost that is none of a dead pair."""
@@ -222,15 +229,19 @@ async def _weather(storm: Storm, seed: int, minutes: float, kinds: Sequence[str]
                 raise BootError(f"not well before the storm: {'; '.join(storm.watcher.ailing) or 'costs are missing'}")
             async with _beside(storm.load.run()):
                 await asyncio.sleep(SETTLED_S)
-                before = levels.read_levels(lab, await levels.read_tasks(storm.urls))
+                before = await storm.read_levels()
+                if silent := sorted(name for name in storm.urls if name in before and before[name].tasks is None):
+                    say(f"an older version, which does not tell its tasks: {', '.join(silent)}")
                 links = levels.read_links(lab)
                 say(f"storm of {minutes:g} minutes, seed {seed}; journal: {storm.journal.path}")
-                await storm.rage(seed, minutes * 60, kinds)
+                highest = levels.Highest(lab, storm.urls)
+                async with _beside(highest.watch()):
+                    await storm.rage(seed, minutes * 60, kinds)
             say(f"{storm.kinds.total()} faults done; waiting for quiet")
             await storm.acts.take_back_all()
             violations = await _judge_quiet(storm, links)
-            after = levels.read_levels(lab, await levels.read_tasks(storm.urls))
-            violations += levels.risen(before, after)
+            after = await storm.read_levels()
+            violations += [*levels.risen(before, after), *highest.violations(before)]
             costs = await storm.priced()
         events = await asyncio.to_thread(_read_log, log)
         past = await asyncio.to_thread(_judge_history, storm, events)
@@ -262,6 +273,7 @@ async def _weather(storm: Storm, seed: int, minutes: float, kinds: Sequence[str]
         cost_pairs=storm.pairs,
         history=past,
         levels={name: (before[name], after[name]) for name in sorted(before.keys() & after.keys())},
+        highest=dict(sorted(highest.levels.items())),
         journal="",
         elapsed_s=0.0,
     )

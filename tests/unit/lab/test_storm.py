@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from kubekit.errors import ConfigError
 from lab.__main__ import build_parser
+from lab.cluster import Lab
 from lab.storm import audit
 from lab.storm.faults import KINDS, World, draw
 from lab.storm.history import percentile
-from lab.storm.levels import Level, risen
+from lab.storm.levels import Highest, Level, read_tasks, risen
 from netperf.results import failure_key, sample_key
 from netperf.sample import Place
 
@@ -212,6 +215,42 @@ def test_levels_that_rise_are_told_and_room_is_left() -> None:
 def test_a_program_that_no_longer_says_its_tasks_is_told() -> None:
     before, after = {"a": Level(1, 1, 1, 30)}, {"a": Level(1, 1, 1)}
     assert risen(before, after) == ["tasks: a from 30 to no answer"]
+
+
+def test_what_a_program_gathered_between_two_kills_is_told_whoever_led_before() -> None:
+    before = {
+        "controller": Level(120 << 20, 30, 2, 41),
+        "controller-2": Level(70 << 20, 23, 1, 25),
+        "agent-n1": Level(55 << 20, 22, 2, 30),
+        "etcd": Level(60 << 20, 80, 1),
+    }
+    highest = Highest(cast("Lab", None), {name: "" for name in before if name != "etcd"})
+    highest.take({name: level for name, level in before.items() if name != "controller-2"})
+    highest.take(
+        {"controller-2": Level(121 << 20, 33, 2, 56), "agent-n1": Level(56 << 20, 22, 2), "etcd": Level(1, 999, 9)}
+    )
+    assert highest.violations(before) == [], "it leads now, and the agent was not asked in time"
+    highest.take({"controller-2": Level(70 << 20, 23, 1, 67), "agent-n1": Level(55 << 20, 60, 2, 31)})
+    assert highest.violations(before) == [
+        "at its highest, descriptors: agent-n1 from 22 to 60",
+        "at its highest, tasks: controller-2 from 41 to 67",
+    ]
+
+
+async def test_who_answers_with_an_error_says_no_tasks_and_one_who_is_late_is_asked_again() -> None:
+    answers = iter(
+        [web.Response(status=500, text="500 Internal Server Error"), web.Response(text="netaware_loop_tasks 7\n")]
+    )
+
+    async def serve(_: web.Request) -> web.Response:
+        return next(answers)
+
+    app = web.Application()
+    app.router.add_get("/metrics", serve)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        assert await read_tasks({"agent-n1": url, "gone": "http://127.0.0.1:9"}) == {}
+        assert await read_tasks({"agent-n1": url}, attempts=2) == {"agent-n1": 7}
 
 
 def test_what_etcd_keeps_until_it_is_compacted_is_no_leak_of_ours() -> None:
