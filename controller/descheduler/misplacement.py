@@ -119,12 +119,15 @@ class MisplacementRound:
         self._hosts = Hosts(base, network, {load.node.name: load for load in loads})
         self._one_zone = OneZone(network)
 
-    def plan(self, better_since: Mapping[str, float], *, confirmed: bool) -> dict[str, float]:
+    def plan(
+        self, better_since: Mapping[str, float], *, confirmed: bool, survival_only: bool = False
+    ) -> dict[str, float]:
         """Plan moves into the round.
 
         Args:
             better_since: uid -> since when a better place has been there, as the last round left it.
             confirmed: take every gain for one that has lasted.
+            survival_only: only what brings a workload out of its one zone.
 
         Returns:
             The same after this round.
@@ -146,7 +149,8 @@ class MisplacementRound:
                     lasted_s = self._base.now - found[candidate.pod.uid]
                     text = f"a better place has been there for {lasted_s:.0f} of {hold_s:g} s"
                     self._base.skip(candidate.pod, "not-lasting", text)
-            self._plan_group(pods, sorted(ripe, key=self._rank))
+            chosen = [c for c in ripe if c.alone or not survival_only]
+            self._plan_group(pods, sorted(chosen, key=self._rank))
         return found
 
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:

@@ -97,7 +97,14 @@ def decide(
 
 
 def deliberate(
-    snapshot: Snapshot, memory: Memory, watched: Watched, settings: Settings, now: float, *, confirmed: bool = False
+    snapshot: Snapshot,
+    memory: Memory,
+    watched: Watched,
+    settings: Settings,
+    now: float,
+    *,
+    confirmed: bool = False,
+    survival_only: bool = False,
 ) -> Deliberation:
     """Decide who should move.
 
@@ -112,6 +119,8 @@ def deliberate(
         now: unix seconds.
         confirmed: act on what is hot or misplaced now, without waiting for it to last. For a dry-run from outside the loop,
             which cannot know for how long things have been so.
+        survival_only: between two rounds, while a zone is filled again: nobody else moves, and detectors, which count rounds,
+            stay as they are.
 
     Returns:
         The same for the same arguments, always.
@@ -120,14 +129,16 @@ def deliberate(
     declined = {uid: one for uid, one in watched.declined.items() if now - one.until_s < forget_s}
     base = Round(snapshot, memory, settings, now, declined)
     load = None if settings.load is None else LoadRound(base, settings.load)
-    detectors = watched.detectors if load is None else load.plan(watched.detectors, confirmed=confirmed)
+    detectors = watched.detectors
+    if load is not None and not survival_only:
+        detectors = load.plan(detectors, confirmed=confirmed)
     better_since = {}
     misplacement = None
     base.hot = frozenset() if load is None else frozenset(s.node for s in load.states() if s.kind == "over")
     paused = settings.load is not None and settings.load.paused
     if settings.misplacement.enabled and snapshot.network is not None and not paused:
         misplacement = MisplacementRound(base, snapshot.network, () if load is None else load.loads)
-        better_since = misplacement.plan(watched.better_since, confirmed=confirmed)
+        better_since = misplacement.plan(watched.better_since, confirmed=confirmed, survival_only=survival_only)
     plan = Plan(
         moves=tuple(base.moves),
         skips=tuple(base.skips),
@@ -167,6 +178,7 @@ def think(
     settings: Settings,
     now: float,
     confirmed: bool = False,
+    survival_only: bool = False,
 ) -> Thought:
     """Take usage in, follow moves up, and decide; waits for nothing, and takes seconds with thousands of nodes.
 
@@ -179,11 +191,14 @@ def think(
         settings: checked configuration.
         now: unix seconds.
         confirmed: see `deliberate`.
+        survival_only: see `deliberate`.
     """
     refused = book.fold(batch, world.nodes, world.pods.by_key, now)
     snapshot = world.snapshot(book.view(now))
     memory, ended = follow(snapshot, memory, settings.limits, now)
-    deliberation = deliberate(snapshot, memory, watched, settings, now, confirmed=confirmed)
+    deliberation = deliberate(
+        snapshot, memory, watched, settings, now, confirmed=confirmed, survival_only=survival_only
+    )
     return Thought(snapshot, refused, memory, ended, deliberation)
 
 

@@ -51,6 +51,8 @@ log = logs.get("controller.descheduler")
 DEFAULT_EXPIRY_S = 180.0
 CHANGED_SINCE = frozenset({404, 409, 422})
 """Answers to a patch of a node that is gone, or not as it was any more: the next round sees it."""
+FILL_S, FILLING_ROUNDS = 15.0, 3
+"""Between two looks at a zone that is being filled, and for how many rounds after its last pod it is."""
 REFUSALS_IN_A_ROW = 3
 """So many evictions refused in a round, and none that was not: a right is missing, or a webhook refuses everything."""
 
@@ -123,19 +125,34 @@ class Descheduler:
         self._watched, loaded = Watched(), False
         log.info("descheduler runs", interval_s=self._settings.interval_s, dry_run=self._settings.dry_run)
         while True:
+            left_s = 0.0
             try:
                 if not loaded:
                     self._memory, loaded = await self._store.load(), True
                 await self.round()
+                left_s = self._settings.interval_s
+                while self._fills_a_zone and left_s > FILL_S:
+                    await asyncio.sleep(FILL_S)
+                    left_s -= FILL_S
+                    await self.round(survival_only=True)
             except KubekitError as error:
                 self._metrics.rounds.labels("failed").inc()
                 log.change("round", type(error).__name__, "round not finished", error=error)
             else:
                 log.change("round", "", "rounds finish again")
-            await asyncio.sleep(self._settings.interval_s)
+            await asyncio.sleep(left_s or self._settings.interval_s)
 
-    async def round(self) -> Decision:
+    @property
+    def _fills_a_zone(self) -> bool:
+        """Whether a zone that is back is being filled: with one pod of a group a round, ten workloads would take ten rounds."""
+        moves = (move for move in self._memory.follows if move.strategy == "ZoneSurvival")
+        return any(self._wall() - move.at_s < FILLING_ROUNDS * self._settings.interval_s for move in moves)
+
+    async def round(self, *, survival_only: bool = False) -> Decision:
         """One round.
+
+        Args:
+            survival_only: only what brings a workload out of its one zone; nothing is told of the others.
 
         Raises:
             KubekitError: the API server is out of reach, or this replica leads no more; nothing was evicted that is not
@@ -143,7 +160,7 @@ class Descheduler:
         """
         batch = await self._read_usage()
         now = self._wall()
-        thought = await self._think(batch, now)
+        thought = await self._think(batch, now, survival_only=survival_only)
         self._memory = thought.memory
         self._tell_refused(thought.refused)
         for end in thought.ended:
@@ -155,18 +172,21 @@ class Descheduler:
         confirmed = await confirm(thought.deliberation, asked, self._planner.place_anew)
         decision = confirmed.decision
         self._watched = decision.watched
-        self._metrics.show_round(decision)
-        self._teller.tell_plan(decision.plan)
-        await self._taint(decision)
+        if not survival_only:
+            self._metrics.show_round(decision)
+            self._teller.tell_plan(decision.plan)
+            await self._taint(decision)
         self._promise(confirmed)
         await self._execute(decision, thought.snapshot)
         self._metrics.show_memory(self._memory, self._settings, now)
+        if survival_only:
+            return decision
         if self._config.node_conditions:
             await self._write_conditions(decision, now)
         self._metrics.rounds.labels("usage-missing" if batch.faults else "finished").inc()
         return decision
 
-    async def _think(self, batch: Batch, now: float) -> Thought:
+    async def _think(self, batch: Batch, now: float, *, survival_only: bool) -> Thought:
         """In a thread, of a copy of the world: seconds on thousands of nodes, in which the Lease is renewed and pods are placed.
 
         The rounds of one process have one thread: one that a lost leadership left behind ends before the next begins.
@@ -175,7 +195,16 @@ class Descheduler:
 
         def work() -> Thought:
             with self._metrics.plan_seconds.time():
-                return think(world, self._usage, batch, self._memory, self._watched, settings=self._settings, now=now)
+                return think(
+                    world,
+                    self._usage,
+                    batch,
+                    self._memory,
+                    self._watched,
+                    settings=self._settings,
+                    now=now,
+                    survival_only=survival_only,
+                )
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 

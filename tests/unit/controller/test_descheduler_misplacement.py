@@ -16,7 +16,7 @@ from controller.descheduler.decision import Decision, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.misplacement import describe_misplacement
-from controller.descheduler.plan import confirm, decide, deliberate, questions
+from controller.descheduler.plan import confirm, deliberate, questions
 from controller.descheduler.snapshot import Snapshot, World
 from controller.descheduler.usage import UsageView
 from controller.scheduler.affinity import NARROWED_ANNOTATION
@@ -129,6 +129,7 @@ def plan(
     world: World,
     *,
     confirmed: bool = True,
+    survival_only: bool = False,
     memory: Memory | None = None,
     watched: Watched | None = None,
     now: float = NOW_S,
@@ -138,7 +139,10 @@ def plan(
 ) -> Decision:
     rules = settings(policy, misplacement={"enabled": True, **misplacement}, limits={"perAppGroup": 1})
     view = world.snapshot(UsageView(usage or {}, {}))
-    return decide(view, memory or Memory(), watched or Watched(), rules, now, confirmed=confirmed)
+    thought = deliberate(
+        view, memory or Memory(), watched or Watched(), rules, now, confirmed=confirmed, survival_only=survival_only
+    )
+    return thought.decision
 
 
 APART = {"web-1": "z3-n1", "db-1": "z1-n1"}

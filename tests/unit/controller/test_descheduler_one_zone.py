@@ -11,7 +11,7 @@ from controller.descheduler.memory import Followed, Memory, add_moves
 from controller.descheduler.plan import decide
 from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
-from tests.unit.controller.descheduling import NOW_S, moved, read, settings
+from tests.unit.controller.descheduling import NOW_S, amounts, moved, read, settings
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan, pod_document
 
 TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}
@@ -104,3 +104,18 @@ def test_to_a_third_zone_the_network_may_move_a_replica_that_is_alone_in_its_own
     there = {"web-1": "z3-n1", **peers}
     assert "default/web-2" not in moved(plan(spread(cluster(there, costs=far, max_cost=100))))
     assert "web-2" in moved(plan(cluster(there, costs=far, max_cost=100))), "it would, if it were not to survive a zone"
+
+
+def test_between_rounds_only_survival_moves_and_nothing_is_counted() -> None:
+    misplaced = {"web-1": "z1-n1", "db-1": "z3-n1"}
+    whole = plan(spread(cluster(misplaced)))
+    assert [move.strategy for move in whole.plan.moves] == ["NetworkMisplacement"]
+    between = plan(spread(cluster(misplaced)), survival_only=True)
+    assert between.plan.moves == ()
+    assert between.watched.better_since == whole.watched.better_since != {}, (
+        "since when it is misplaced is not forgotten"
+    )
+    hot = {name: amounts(3.9, 1) for name in ("z1-n1", "z1-n2")}
+    decision = plan(spread(cluster(TOGETHER)), survival_only=True, usage=hot, policy={"numberOfNodes": 0})
+    assert [move.strategy for move in decision.plan.moves] == ["ZoneSurvival"]
+    assert decision.watched.detectors == {}

@@ -16,10 +16,11 @@ from controller.cluster.costs import CostIndex
 from controller.cluster.membership import Membership
 from controller.cluster.services import Service, ServiceIndex
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, Volumes
+from controller.descheduler import program as of_program
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Watched
 from controller.descheduler.load import LoadRound
-from controller.descheduler.memory import Memory
+from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.plan import think
 from controller.descheduler.program import Descheduler
 from controller.descheduler.snapshot import Budget, PodIndex, World
@@ -131,6 +132,39 @@ async def test_others_have_their_turn_while_a_round_is_thought_over(monkeypatch:
     decision = await descheduler.round()
     assert had == [True]
     assert api.evicted == moved(decision) != []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ago_s", "looks"), [("ZoneSurvival", 60, 5), ("ZoneSurvival", 240, 0), ("LowNodeLoad", 60, 0)]
+)
+async def test_while_a_zone_is_filled_there_are_looks_between_two_rounds(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, ago_s: float, looks: int
+) -> None:
+    descheduler, rounds, over = program(Api()), list[bool](), asyncio.Event()
+    moved_before = Followed("default/a", "a", "default/Deployment/a", "hot", NOW_S - ago_s, cast("Any", strategy))
+
+    async def load() -> Memory:
+        return Memory(follows=(moved_before,))
+
+    async def round_(*, survival_only: bool = False) -> None:
+        rounds.append(survival_only)
+        if len(rounds) > 1 and not survival_only:
+            over.set()
+
+    synced = SimpleNamespace(synced=asyncio.Event())
+    synced.synced.set()
+    monkeypatch.setattr(descheduler, "_caches", SimpleNamespace(pods=synced))
+    monkeypatch.setattr(descheduler, "_budgets", synced)
+    monkeypatch.setattr(descheduler._store, "load", load)
+    monkeypatch.setattr(descheduler, "round", round_)
+    # A round of 60 s, and looks 10 s apart, a hundred times as fast.
+    slept = asyncio.sleep
+    monkeypatch.setattr(of_program, "FILL_S", 10.0)
+    monkeypatch.setattr(asyncio, "sleep", lambda s: slept(s / 100))
+    running = asyncio.create_task(descheduler._rounds())
+    await asyncio.wait_for(over.wait(), PATIENCE_S)
+    running.cancel()
+    assert rounds == [False, *[True] * looks, False]
 
 
 async def test_what_changes_meanwhile_changes_no_decision_and_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
