@@ -36,6 +36,7 @@ from lab.shipped import await_rollout, kubectl
 from lab.topology import Topology, load
 from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
 from tests.e2e import test_traffic_of_real_nodes as real
+from tests.support.packet_count import counted, on_node, start_counting
 
 TOPOLOGY = """\
 name: applied
@@ -71,8 +72,8 @@ async def run(name: str, *, near: bool, one_by_one: bool) -> dict[str, Any]:
         async with Lab.start(topology, name=name, components=COMPONENTS) as lab:
             say(f"{len(lab.nodes)} real nodes after {lab.boot_s:.0f} s")
             for node in lab.nodes:
-                real.on_node(node.netns, "sysctl", "-qw", "net.netfilter.nf_conntrack_acct=1")
-                real.nft_on(programs, node.netns, real.COUNT_PAIRS)
+                on_node(node.netns, "sysctl", "-qw", "net.netfilter.nf_conntrack_acct=1")
+                start_counting(programs, node.netns)
             installation = await install(lab, agent_flags=["--traffic=conntrack"])
             targets = [url.removeprefix("http://") for url in installation.agent_urls.values()]
             url = await start_prometheus(lab, prometheus, {"netaware-agent": targets})
@@ -179,9 +180,9 @@ async def measure(lab: Lab, programs: Any, address: str) -> dict[str, Any]:
     command += [f"--url=http://{address}/", f"--rate={RATE}", f"--duration={WINDOW_S}s", f"--warm-up={WARM_UP_S}s"]
     loading = asyncio.create_task(run_to_end(command, "requests to the frontend", WINDOW_S + WARM_UP_S + 120))
     await asyncio.sleep(WARM_UP_S)
-    first, began = real.counted_by_kernel(lab, programs), time.monotonic()
+    first, began = counted(lab, programs), time.monotonic()
     await asyncio.sleep(WINDOW_S - 5)
-    last, took_s = real.counted_by_kernel(lab, programs), time.monotonic() - began
+    last, took_s = counted(lab, programs), time.monotonic() - began
     felt = json.loads(await loading)
     zone_of = {node.node.name: node.node.zone for node in lab.nodes}
     pods = await pods_of(lab)

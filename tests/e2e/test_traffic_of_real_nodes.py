@@ -27,6 +27,7 @@ from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.shipped import await_rollout, kubectl
 from lab.topology import load
+from tests.support.packet_count import counted, on_node, start_counting
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 TOPOLOGY = """\
@@ -50,13 +51,6 @@ ANSWER_BYTES = 20_000
 RATE = 4
 WARM_UP_S, WINDOW_S = 90, 180
 PRICES = "currency: EUR\nbetweenZones: 0.02\nbetweenRegions: 0.05\n"
-COUNT_PAIRS = """
-table ip truth {
-  set pairs { type ipv4_addr . ipv4_addr; flags dynamic; counter; size 65535; }
-  chain passing { type filter hook forward priority 10; add @pairs { ip saddr . ip daddr }
-  }
-}
-"""
 pytestmark = pytest.mark.timeout(1100, func_only=True)
 
 
@@ -71,7 +65,7 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
         await kubectl(lab, "apply", "--server-side", "-k", str(MANIFESTS / "crds"))
         for node in lab.nodes:
             on_node(node.netns, "sysctl", "-qw", "net.netfilter.nf_conntrack_acct=1")
-            nft_on(node_programs, node.netns, COUNT_PAIRS)
+            start_counting(node_programs, node.netns)
             lab.spawn(node.node.name, _agent(lab, node.node.name, node.address), f"agent-{node.node.name}")
         targets = [f"{node.address}:9850" for node in lab.nodes]
         url = await start_prometheus(lab, prometheus_program, {"netaware-agent": targets})
@@ -86,9 +80,9 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
             essential=False,
         )
         await asyncio.sleep(WARM_UP_S)
-        before, began = counted_by_kernel(lab, node_programs), time.monotonic()
+        before, began = counted(lab, node_programs), time.monotonic()
         await asyncio.sleep(WINDOW_S)
-        after, took_s = counted_by_kernel(lab, node_programs), time.monotonic() - began
+        after, took_s = counted(lab, node_programs), time.monotonic() - began
         assert not calls.failed
         proposed = await ask(lab, url, "propose", "-n", NAMESPACE, f"--window={WINDOW_S // 60}m")
         (tmp_path / "prices.yaml").write_text(PRICES)
@@ -134,19 +128,6 @@ async def _rolled(lab: Lab, applied: Any) -> list[tuple[str, str, str]]:
     return found
 
 
-def on_node(netns: str, *command: str, **more: Any) -> str:
-    argv = ["nsenter", f"--net=/run/netns/{netns}", *command]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, **more)
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
-
-
-def nft_on(programs: NodePrograms, netns: str, text: str, *words: str) -> str:
-    environment = {**os.environ, **programs.debian.environment()}
-    nft = str(programs.debian.program("nft"))
-    return on_node(netns, nft, *(words or ("-f", "-")), input=text, env=environment)
-
-
 def _agent(lab: Lab, node: str, address: str) -> list[str | Path]:
     argv: list[str | Path] = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
     argv += [f"--kubeconfig={lab.control_plane.kubeconfig}", f"--listen={address}:9850", "--traffic=conntrack"]
@@ -170,18 +151,6 @@ async def deploy(lab: Lab, application: boutique.Application, folder: Path) -> s
     return (
         await kubectl(lab, "-n", NAMESPACE, "get", "service", "frontend", "-o", "jsonpath={.spec.clusterIP}")
     ).strip()
-
-
-def counted_by_kernel(lab: Lab, programs: NodePrograms) -> dict[tuple[str, str], int]:
-    """Bytes of packets by source and destination address, as each node saw them pass; the greatest, since two nodes may see one."""
-    found: dict[tuple[str, str], int] = defaultdict(int)
-    for node in lab.nodes:
-        listed = json.loads(nft_on(programs, node.netns, "", "-j", "list", "set", "ip", "truth", "pairs"))
-        (pairs,) = (item["set"] for item in listed["nftables"] if "set" in item)
-        for element in pairs.get("elem", ()):
-            ends = tuple(element["elem"]["val"]["concat"])
-            found[ends] = max(found[ends], element["elem"]["counter"]["bytes"])
-    return dict(found)
 
 
 async def ask(lab: Lab, url: str, *words: str, timeout_s: float = 60) -> Any:
