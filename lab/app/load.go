@@ -30,6 +30,7 @@ func load(arguments []string) error {
 	duration := flags.Duration("duration", 30*time.Second, "how long")
 	warmUp := flags.Duration("warm-up", 5*time.Second, "how long before that, without counting")
 	timeout := flags.Duration("timeout", 10*time.Second, "of one request")
+	fresh := flags.Bool("fresh", false, "a connection of its own for each request, as of users who come once")
 	seed := flags.Uint64("seed", 0, "of the times of requests, as users come by chance; 0 for one after the other, evenly")
 	if err := flags.Parse(arguments); err != nil {
 		return err
@@ -37,7 +38,7 @@ func load(arguments []string) error {
 	if *url == "" || *rate <= 0 {
 		return fmt.Errorf("--url is needed, and a --rate above 0")
 	}
-	client := &http.Client{Timeout: *timeout, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
+	client := &http.Client{Timeout: *timeout, Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableKeepAlives: *fresh}}
 	gaps := gapsBetween(*rate, *seed)
 	send(client, *url, gaps, *warmUp)
 	return json.NewEncoder(os.Stdout).Encode(summarise(send(client, *url, gaps, *duration)))

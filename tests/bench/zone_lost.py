@@ -204,11 +204,19 @@ async def feel(lab: Lab, programs: NodePrograms, namespace: str, address: str) -
 
 
 async def load_from(
-    programs: NodePrograms, node: NodeNetwork, address: str, window_s: float, warm_up_s: float = 0.0
+    programs: NodePrograms,
+    node: NodeNetwork,
+    address: str,
+    window_s: float,
+    warm_up_s: float = 0.0,
+    *,
+    fresh: bool = False,
 ) -> dict[str, Any]:
+    """Requests to the frontend at the set rate; ``fresh`` users open a connection each, so kube-proxy chooses anew."""
     command: list[str | Path] = ["nsenter", f"--net=/run/netns/{node.netns}", programs.app, "load"]
     command += [f"--url=http://{address}/", f"--rate={RATE}", f"--duration={window_s:g}s"]
     command += [f"--warm-up={warm_up_s:g}s", "--timeout=3s"]
+    command += ["--fresh"] if fresh else []
     found: dict[str, Any] = json.loads(await run_to_end(command, "requests to the frontend", window_s + warm_up_s + 60))
     return found
 
@@ -292,7 +300,7 @@ async def under_load(lab: Lab, addresses: Mapping[str, str]) -> AsyncIterator[di
 
     async def go_on(way: str) -> None:
         while True:
-            one = await load_from(programs, node, addresses[way], STEP_S)
+            one = await load_from(programs, node, addresses[way], STEP_S, fresh=True)
             steps[way].append((time.monotonic(), one["requests"], one["errors"]))
 
     tasks = [asyncio.create_task(go_on(way)) for way in addresses]
