@@ -19,6 +19,7 @@ from kubekit.wire import LEASES, Object
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 FAST = Timing(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
+# Deadlines that a busy machine does not miss.
 PATIENT = Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)
 BODY = {"metadata": {"name": "x"}}
 
@@ -79,7 +80,7 @@ def api() -> SimulatedApi:
 
 
 async def test_one_of_three_leads_and_keeps_leading(api: SimulatedApi) -> None:
-    async with replicas(api, 3) as found:
+    async with replicas(api, 3, PATIENT) as found:
         for replica in found:
             replica.start()
         most = 0
@@ -92,7 +93,7 @@ async def test_one_of_three_leads_and_keeps_leading(api: SimulatedApi) -> None:
 
 
 async def test_a_leader_renews_by_one_request(api: SimulatedApi) -> None:
-    async with replicas(api, 1) as (leader,):
+    async with replicas(api, 1, PATIENT) as (leader,):
         leader.start()
         await until(lambda: leader.leads)
         reads, writes = api.count("GET"), api.count("PUT")
@@ -102,9 +103,7 @@ async def test_a_leader_renews_by_one_request(api: SimulatedApi) -> None:
 
 
 async def test_a_lease_that_somebody_touched_or_deleted_is_read_and_renewed_all_the_same(api: SimulatedApi) -> None:
-    # A deadline that a busy machine does not miss.
-    patient = Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)
-    async with replicas(api, 1, patient) as (leader,):
+    async with replicas(api, 1, PATIENT) as (leader,):
         leader.start()
         await until(lambda: leader.leads)
         api.put("lease", spec=api.objects["lease"]["spec"])
