@@ -20,7 +20,7 @@ from controller.descheduler.decision import MOST_SKIPS, Decision, Declined, Move
 from controller.descheduler.followup import Ended, follow
 from controller.descheduler.foresight import is_planned
 from controller.descheduler.load import LoadRound
-from controller.descheduler.memory import Followed, Memory, mark_of
+from controller.descheduler.memory import Followed, Memory, Strategy, mark_of
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.round import Round
 from controller.descheduler.snapshot import Snapshot, World
@@ -78,13 +78,18 @@ class Deliberation:
         self._base.redirect(pod, move, node)
         return told
 
-    def decline(self, whys: Mapping[str, str]) -> Mapping[str, Declined]:
-        """What the planner has against moves, those of before included; the next question waits twice as long each time."""
+    def decline(self, whys: Mapping[str, tuple[Strategy, str]]) -> Mapping[str, Declined]:
+        """What the planner has against moves, those of before included; the next question waits twice as long each time.
+
+        While a zone is filled every pod that goes there changes the answers about those that talk to it, so about survival the
+        first question after is a round later.
+        """
         limits, now, before = self._base.settings.limits, self._base.now, self._base.declined
         found = dict(before)
-        for uid, why in whys.items():
+        for uid, (strategy, why) in whys.items():
             times = before[uid].times + 1 if uid in before else 1
-            wait_s = min(limits.workload_backoff_s * 2.0 ** min(times - 1, 32), limits.failure_backoff_s)
+            first_s = self._base.settings.interval_s if strategy == "ZoneSurvival" else limits.workload_backoff_s
+            wait_s = min(first_s * 2.0 ** min(times - 1, 32), limits.failure_backoff_s)
             found[uid] = Declined(why, now + wait_s, times)
         return found
 
@@ -279,7 +284,7 @@ async def confirm(
     moves: list[Move] = []
     follows: list[Followed] = []
     skips: list[Skip] = []
-    whys: dict[str, str] = {}
+    whys: dict[str, tuple[Strategy, str]] = {}
     promises: dict[str, tuple[Question, Target]] = {}
     for move, followed in zip(plan.moves, decision.follows, strict=True):
         question = asked.get(move.uid)
@@ -292,7 +297,7 @@ async def confirm(
         targets, why = await _targets(deliberation, move, question, place)
         if why:
             skips.append(Skip(move.pod, move.node, "planner", why))
-            whys[move.uid] = why
+            whys[move.uid] = move.strategy, why
             continue
         promises[move.uid] = question, targets[0]
         node = targets[0].node

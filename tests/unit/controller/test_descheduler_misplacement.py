@@ -319,11 +319,38 @@ def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
 
 
 def planned(world: World) -> World:
-    """The same, with a plan's target on the pod that is misplaced."""
-    document = pod_document("web-1", "z3-n1")
-    document["metadata"]["annotations"] = {TARGET_ANNOTATION: '{"node": "z3-n1", "zone": "z3"}'}
-    world.take_pod("default/web-1", None, read(document))
+    """The same, with a plan's target on the pods that are misplaced."""
+    for name in ("web-1", "web-2"):
+        known = world.pods.by_key.get(f"default/{name}")
+        if known is not None:
+            document = pod_document(name, known.node)
+            document["metadata"]["annotations"] = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
+            world.take_pod(f"default/{name}", known, read(document))
     return world
+
+
+@pytest.mark.parametrize(("survives", "waits_s"), [(True, (60, 120)), (False, (300, 600))])
+async def test_the_planner_is_asked_again_sooner_about_survival(survives: bool, waits_s: tuple[int, int]) -> None:
+    """Who goes into a zone that is being filled changes the answers about those that talk to it."""
+    world = planned(cluster({"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1"} if survives else APART))
+    group = world.network.groups["default/shop"]
+    meta = msgspec.structs.replace(group.metadata, annotations={"netaware.io/spread": "zone"} if survives else {})
+    world.network.take_group("default/shop", group, msgspec.structs.replace(group, metadata=meta))
+    rules = settings(misplacement={"enabled": True}, limits={"perAppGroup": 1})
+    watched, now, waits = Watched(), NOW_S, []
+
+    async def place(*_: Any) -> Target | None:
+        return None
+
+    for _ in waits_s:
+        view = world.snapshot(UsageView({}, {}))
+        deliberation = deliberate(view, Memory(), watched, rules, now, confirmed=True)
+        found = await confirm(deliberation, questions(view, deliberation.decision.plan.moves), place)
+        watched = found.decision.watched
+        (declined,) = watched.declined.values()
+        waits.append(declined.until_s - now)
+        now = declined.until_s
+    assert tuple(waits) == waits_s
 
 
 @pytest.mark.parametrize(
