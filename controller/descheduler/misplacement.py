@@ -143,7 +143,7 @@ class MisplacementRound:
                 uid = candidate.pod.uid
                 found[uid] = better_since.get(uid, self._base.now)
             hold_s = 0.0 if confirmed else self._config.hold_s
-            ripe = [c for c in candidates if self._base.now - found[c.pod.uid] >= hold_s]
+            ripe = [c for c in candidates if self._base.now - found[c.pod.uid] >= hold_s or self._follows(c)]
             for candidate in candidates:
                 if candidate not in ripe:
                     lasted_s = self._base.now - found[candidate.pod.uid]
@@ -152,6 +152,15 @@ class MisplacementRound:
             chosen = [c for c in ripe if c.alone or not survival_only]
             self._plan_group(pods, sorted(chosen, key=self._rank))
         return found
+
+    def _follows(self, candidate: Candidate) -> bool:
+        """Whether its group has begun to fill the other zones, which have been there for long enough then.
+
+        A pod that may be no further than so from its peers can go only after them: each step of such a chain would wait anew.
+        """
+        moves = self._base.memory.follows
+        group = group_key(candidate.pod)
+        return bool(candidate.alone) and any(m.strategy == "ZoneSurvival" and m.group == group for m in moves)
 
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
         """Pods of each AppGroup that exists, by its key."""

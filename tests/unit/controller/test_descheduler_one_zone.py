@@ -7,7 +7,7 @@ import pytest
 
 from controller.descheduler.decision import Watched
 from controller.descheduler.followup import follow
-from controller.descheduler.memory import Followed, Memory, add_moves
+from controller.descheduler.memory import Followed, Memory, Strategy, add_moves
 from controller.descheduler.plan import decide
 from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
@@ -104,6 +104,22 @@ def test_to_a_third_zone_the_network_may_move_a_replica_that_is_alone_in_its_own
     there = {"web-1": "z3-n1", **peers}
     assert "default/web-2" not in moved(plan(spread(cluster(there, costs=far, max_cost=100))))
     assert "web-2" in moved(plan(cluster(there, costs=far, max_cost=100))), "it would, if it were not to survive a zone"
+
+
+@pytest.mark.parametrize(
+    ("group", "strategy", "goes"),
+    [
+        ("default/shop", "ZoneSurvival", True),
+        ("default/shop", "NetworkMisplacement", False),
+        ("default/other", "ZoneSurvival", False),
+    ],
+)
+def test_who_can_go_only_after_his_peers_does_not_wait_anew(group: str, strategy: Strategy, goes: bool) -> None:
+    """The other zones were there for long enough when the first of the group went."""
+    before = Followed("default/db-9", "u", "default/ReplicaSet/db-rs", "z1-n1", NOW_S - 30, strategy, group=group)
+    landed = msgspec.structs.replace(before, landed="z2-n1", landed_pod="default/db-2", landed_s=NOW_S - 20)
+    decision = plan(spread(cluster(TOGETHER)), confirmed=False, holdS=300, memory=Memory(follows=(landed,)))
+    assert moved(decision) == (["web-2"] if goes else [])
 
 
 def test_between_rounds_only_survival_moves_and_nothing_is_counted() -> None:
