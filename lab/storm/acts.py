@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ class Acts:
     ) -> None:
         self._client, self._lab, self._kubelet, self._journal = client, installation.lab, kubelet, journal
         self._links = self._lab.wan.links()
-        self._later: set[asyncio.Task[None]] = set()
+        self._later: dict[asyncio.Task[None], Fault] = {}
         self._answered: dict[Fault, asyncio.Future[bool]] = {}
         self._by_kind: dict[str, Callable[[Fault], Awaitable[None]]] = {
             "kill": self._kill,
@@ -89,10 +90,14 @@ class Acts:
             told.set_result(answered)
         return ""
 
-    async def take_back_all(self) -> None:
-        """Wait until everything that lasts a while is over."""
-        while self._later:
-            await asyncio.wait(set(self._later))
+    async def take_back_all(self, patience_s: float) -> list[str]:
+        """Wait until everything that lasts a while is over; what is not, in time."""
+        ends = time.monotonic() + patience_s
+        while self._later and time.monotonic() < ends:
+            await asyncio.wait(set(self._later), timeout=ends - time.monotonic())
+        return [
+            f"{fault.kind} {fault.target} of {fault.at_s:.0f} s".replace("  ", " ") for fault in self._later.values()
+        ]
 
     async def cancel(self) -> None:
         """Forget what was to be taken back."""
@@ -220,5 +225,5 @@ class Acts:
             self._journal.write("over", kind=fault.kind, target=fault.target)
 
         task = asyncio.create_task(later())
-        self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        self._later[task] = fault
+        task.add_done_callback(self._later.pop)

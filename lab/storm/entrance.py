@@ -226,7 +226,7 @@ async def _delete(client: Client, resource: Resource, name: str) -> None:
 
 
 async def _create(client: Client, resource: Resource, bodies: Iterable[dict[str, Any]]) -> None:
-    """Objects as they were; those whose namespace is gone are left out, and those that stand already."""
+    """Objects as they were; those whose namespace is gone or going are left out, and those that stand already."""
     for body in bodies:
         meta = body["metadata"]
         kept = {k: meta[k] for k in ("name", "labels", "annotations") if k in meta}
@@ -235,5 +235,6 @@ async def _create(client: Client, resource: Resource, bodies: Iterable[dict[str,
             await client.create(resource, fresh, Object, namespace=meta.get("namespace"))
         except ApiError as error:
             gone = error.not_found and "namespaces" in str(error)
-            if not error.already_exists and not gone:
+            going = error.status == 403 and "is being terminated" in str(error)
+            if not error.already_exists and not gone and not going:
                 raise

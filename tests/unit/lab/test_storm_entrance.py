@@ -14,11 +14,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from kubekit.client import Client
-from kubekit.errors import UnreachableError
+from kubekit.errors import ApiError, UnreachableError
 from kubekit.wire import Object, ObjectMeta, Resource
 from lab.certificates import Authority
 from lab.controlplane import LOOPBACK, ControlPlane
@@ -233,18 +234,60 @@ async def test_what_an_api_server_makes_late_is_taken_back_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
 ) -> None:
     monkeypatch.setattr("lab.storm.acts.LATE_S", 0.3)
-    nothing: Any = SimpleNamespace(
-        lab=SimpleNamespace(wan=SimpleNamespace(links=dict), place=SimpleNamespace(state_dir=tmp_path)),
-        write=lambda *_, **__: None,
-    )
     server = LateServer(answers=answers)
-    acts = Acts(cast("Client", server), nothing, nothing, nothing, nothing)
+    acts = acts_on(server, tmp_path)
     doing = asyncio.create_task(acts.do(Fault(0.0, "webhook-dead", "networktopologies", 0.05)))
     await asyncio.sleep(0.1)
     server.goes_on.set()
     assert await doing == ("" if answers else "no answer in time")
-    await acts.take_back_all()
+    assert await acts.take_back_all(5) == []
     assert not server.made
+
+
+def acts_on(server: object, folder: Path) -> Acts:
+    nothing: Any = SimpleNamespace(
+        lab=SimpleNamespace(wan=SimpleNamespace(links=dict), place=SimpleNamespace(state_dir=folder)),
+        write=lambda *_, **__: None,
+    )
+    return Acts(cast("Client", server), nothing, nothing, nothing, nothing)
+
+
+class Definitions:
+    """A client of an API server with one definition and an AppGroup each in two namespaces, one of which ends and never has ended."""
+
+    def __init__(self, refusal: str) -> None:
+        self.refusal, self.made, self.there = refusal, list[str](), True
+
+    async def request(self, _: str, path: str, **__: object) -> bytes:
+        if "customresourcedefinitions" not in path:
+            groups = [{"metadata": {"name": "shop", "namespace": name}, "spec": {}} for name in ("ends", "stays")]
+            return msgspec.json.encode({"items": groups})
+        if not self.there:
+            raise ApiError(404, "NotFound", "not found")
+        return msgspec.json.encode({"metadata": {"name": "x"}, "spec": {"names": {"plural": "appgroups"}}})
+
+    async def create(self, _: object, body: object, type_: object, *, namespace: str | None = None) -> None:
+        if namespace == "ends":
+            raise ApiError(403, "Forbidden", f"unable to create new content in namespace ends because {self.refusal}")
+        self.made.append(namespace or "the definition")
+
+    async def delete(self, *_: object) -> None:
+        self.there = False
+
+
+async def test_definitions_are_restored_though_a_namespace_never_ends(tmp_path: Path) -> None:
+    server = Definitions("it is being terminated")
+    acts = acts_on(server, tmp_path)
+    assert not await acts.do(Fault(0.0, "definition-delete", "appgroups.appgroup.diktyo.x-k8s.io", 0.05))
+    assert await acts.take_back_all(5) == []
+    assert server.made == ["the definition", "stays"]
+
+
+async def test_a_fault_that_cannot_be_taken_back_is_told_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    acts = acts_on(Definitions("a policy forbids it"), tmp_path)
+    assert not await acts.do(Fault(7.2, "definition-delete", "appgroups.appgroup.diktyo.x-k8s.io", 0.05))
+    assert await acts.take_back_all(0.5) == ["definition-delete appgroups.appgroup.diktyo.x-k8s.io of 7 s"]
+    await acts.cancel()
 
 
 async def test_what_a_storm_left_in_the_way_is_told_by_name() -> None:
