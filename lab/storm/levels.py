@@ -19,6 +19,8 @@ from lab.storm.faults import CONTROL_PLANE
 # Python gives memory back late, and a second run of the same work needs a little more: a leak goes on, this does not.
 _RSS_FACTOR, _RSS_ROOM = 1.5, 40 << 20
 _DESCRIPTORS_ROOM, _PROCESSES_ROOM, _TASKS_ROOM = 25, 3, 25
+# Beside what a program has when all is well: requests that wait while the API server is away.
+_WAITING = 2
 _TASKS = "netaware_loop_tasks"
 _ANSWER_S, _LOOK_S = 10.0, 15.0
 
@@ -150,9 +152,9 @@ class Highest:
             tasks = [level.tasks for level in kind if level.tasks is not None]
             most = Level(
                 max(level.rss for level in kind),
-                max(level.descriptors for level in kind),
+                _WAITING * max(level.descriptors for level in kind),
                 max(level.processes for level in kind),
-                max(tasks, default=None),
+                _WAITING * max(tasks) if tasks else None,
             )
             found += [f"at its highest, {text}" for text in risen({name: most}, {name: self.levels[name]})]
         return sorted(found)

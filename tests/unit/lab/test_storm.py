@@ -227,13 +227,13 @@ def test_what_a_program_gathered_between_two_kills_is_told_whoever_led_before() 
     highest = Highest(cast("Lab", None), {name: "" for name in before if name != "etcd"})
     highest.take({name: level for name, level in before.items() if name != "controller-2"})
     highest.take(
-        {"controller-2": Level(121 << 20, 33, 2, 56), "agent-n1": Level(56 << 20, 22, 2), "etcd": Level(1, 999, 9)}
+        {"controller-2": Level(121 << 20, 33, 2, 73), "agent-n1": Level(56 << 20, 22, 2), "etcd": Level(1, 999, 9)}
     )
     assert highest.violations(before) == [], "it leads now, and the agent was not asked in time"
-    highest.take({"controller-2": Level(70 << 20, 23, 1, 67), "agent-n1": Level(55 << 20, 60, 2, 31)})
+    highest.take({"controller-2": Level(70 << 20, 23, 1, 108), "agent-n1": Level(55 << 20, 70, 2, 31)})
     assert highest.violations(before) == [
-        "at its highest, descriptors: agent-n1 from 22 to 60",
-        "at its highest, tasks: controller-2 from 41 to 67",
+        "at its highest, descriptors: agent-n1 from 44 to 70",
+        "at its highest, tasks: controller-2 from 82 to 108",
     ]
 
 
