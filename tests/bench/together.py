@@ -68,6 +68,7 @@ TWELFTH = {
     "workloadBackoffS": 25,
     "failureBackoffS": 600,
     "movedPodRestS": 300,
+    "trustWindowS": 7200,
     "perHour": 1200,
     "perWorkload": 1,
     "unavailablePerWorkload": 1,
