@@ -36,7 +36,7 @@ from lab.shipped import await_rollout, kubectl
 from lab.topology import Topology, load
 from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
 from tests.e2e import test_traffic_of_real_nodes as real
-from tests.support.packet_count import counted, on_node, start_counting
+from tests.support.packet_count import counted, on_node, rates_by_zone, start_counting
 
 TOPOLOGY = """\
 name: applied
@@ -187,17 +187,13 @@ async def measure(lab: Lab, programs: Any, address: str) -> dict[str, Any]:
     zone_of = {node.node.name: node.node.zone for node in lab.nodes}
     pods = await pods_of(lab)
     zones = {pod["status"]["podIP"]: zone_of[pod["spec"]["nodeName"]] for pod in pods}
-    moved: dict[bool, float] = defaultdict(float)
-    for (source, destination), total in last.items():
-        if source in zones and destination in zones:
-            rate = (total - first.get((source, destination), 0)) / took_s
-            moved[zones[source] != zones[destination]] += rate
+    crossing, within = rates_by_zone(first, last, took_s, zones)
     spread: dict[str, Counter[str]] = defaultdict(Counter)
     for pod in pods:
         spread[pod["metadata"]["labels"]["app"]][zone_of[pod["spec"]["nodeName"]]] += 1
     return {
-        "crossing": round(moved[True], 1),
-        "bytes": round(sum(moved.values()), 1),
+        "crossing": round(crossing, 1),
+        "bytes": round(crossing + within, 1),
         "p50_ms": felt["p50_ms"],
         "p99_ms": felt["p99_ms"],
         "requests": felt["requests"],

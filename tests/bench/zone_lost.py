@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
@@ -44,7 +43,8 @@ from lab.realnode.programs import NodePrograms
 from lab.shipped import await_rollout, build_images, install_as_shipped, kubectl
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
-from tests.support.packet_count import counted, start_counting
+from tests.e2e.real_cluster import configured_overlay
+from tests.support.packet_count import counted, rates_by_zone, start_counting
 
 TWO_ZONES = """\
 name: two-zones
@@ -118,23 +118,9 @@ async def run(name: str, placements: Sequence[str], zones: str) -> dict[str, Any
 
 def awake(folder: Path) -> Path:
     """The shipped overlay `descheduler` as an operator wakes it: no dry run."""
-    overlay = folder / "overlay"
-    overlay.mkdir()
     config = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
     config["descheduler"]["dryRun"] = False
-    (overlay / "config.yaml").write_text(yaml.safe_dump(config))
-    generator = {
-        "name": "netaware-controller-config",
-        "namespace": HOME_NAMESPACE,
-        "behavior": "merge",
-        "files": ["config.yaml"],
-    }
-    shipped = os.path.relpath(MANIFESTS / "overlays" / "descheduler", overlay)
-    kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    (overlay / "kustomization.yaml").write_text(
-        yaml.safe_dump({**kind, "resources": [shipped], "configMapGenerator": [generator]})
-    )
-    return overlay
+    return configured_overlay(folder / "overlay", "descheduler", config)
 
 
 async def priced(lab: Lab) -> None:
@@ -205,18 +191,14 @@ async def feel(lab: Lab, programs: NodePrograms, namespace: str, address: str) -
     zone_of = {node.node.name: node.node.zone for node in lab.nodes}
     pods = await pods_of(lab, namespace)
     zones = {pod["status"]["podIP"]: zone_of[pod["spec"]["nodeName"]] for pod in pods}
-    passed = {True: 0.0, False: 0.0}
-    for (source, destination), total in last.items():
-        if source in zones and destination in zones:
-            crosses = zones[source] != zones[destination]
-            passed[crosses] += (total - first.get((source, destination), 0)) / took_s
+    crossing, within = rates_by_zone(first, last, took_s, zones)
     return {
         "p50_ms": [round(one["p50_ms"], 1) for one in outcomes],
         "p99_ms": [round(one["p99_ms"], 1) for one in outcomes],
         "requests": sum(one["requests"] for one in outcomes),
         "errors": sum(one["errors"] for one in outcomes),
-        "crossing_kB_s": round(passed[True] / 1000, 1),
-        "within_a_zone_between_nodes_kB_s": round(passed[False] / 1000, 1),
+        "crossing_kB_s": round(crossing / 1000, 1),
+        "within_a_zone_between_nodes_kB_s": round(within / 1000, 1),
         "in_one_zone": await in_one_zone(lab, namespace),
     }
 

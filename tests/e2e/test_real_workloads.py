@@ -34,7 +34,7 @@ from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.shipped import build_images
 from lab.topology import load
-from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
+from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, configured_overlay, wait_until
 
 # The bandwidth plugin of every kind that there has been, and what it is chained behind.
 PLUGINS = {
@@ -222,22 +222,13 @@ async def scrape_kubelets(lab: Lab, program: Path) -> str:
 def overlays(folder: Path) -> tuple[Path, Path]:
     """The shipped overlay `descheduler` with a configuration of our own; and the same with the component `enforce`."""
     observing, enforcing = folder / "observing", folder / "enforcing"
-    for path in (observing, enforcing):
-        path.mkdir()
-    (observing / "config.yaml").write_text(yaml.safe_dump(CONTROLLER_CONFIG))
-    generator = {
-        "name": "netaware-controller-config",
-        "namespace": NAMESPACE,
-        "behavior": "merge",
-        "files": ["config.yaml"],
-    }
-    shipped = Path(os.path.relpath(MANIFESTS, observing))
+    configured_overlay(observing, "descheduler", CONTROLLER_CONFIG)
+    enforcing.mkdir()
+    component = os.path.relpath(MANIFESTS / "components" / "enforce", enforcing)
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    first = {**kind, "resources": [str(shipped / "overlays" / "descheduler")], "configMapGenerator": [generator]}
     repair = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--repair-burst"}]
     patch = {"target": {"kind": "DaemonSet", "name": "netaware-agent"}, "patch": yaml.safe_dump(repair)}
-    second = {**kind, "resources": ["../observing"], "components": [str(shipped / "components" / "enforce")]}
-    (observing / "kustomization.yaml").write_text(yaml.safe_dump(first))
+    second = {**kind, "resources": ["../observing"], "components": [component]}
     (enforcing / "kustomization.yaml").write_text(yaml.safe_dump({**second, "patches": [patch]}))
     return observing, enforcing
 

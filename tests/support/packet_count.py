@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from lab.cluster import Lab
@@ -46,6 +47,21 @@ def counted(lab: Lab, programs: NodePrograms) -> dict[tuple[str, str], int]:
             ends = tuple(element["elem"]["val"]["concat"])
             found[ends] = max(found[ends], element["elem"]["counter"]["bytes"])
     return dict(found)
+
+
+def rates_by_zone(
+    first: Mapping[tuple[str, str], int],
+    last: Mapping[tuple[str, str], int],
+    took_s: float,
+    zones: Mapping[str, str],
+) -> tuple[float, float]:
+    """Bytes per second across zones, and within them between nodes, from two counts; ``zones`` of the addresses that count."""
+    passed = {True: 0.0, False: 0.0}
+    for (source, destination), total in last.items():
+        if source in zones and destination in zones:
+            crosses = zones[source] != zones[destination]
+            passed[crosses] += (total - first.get((source, destination), 0)) / took_s
+    return passed[True], passed[False]
 
 
 def _nft(programs: NodePrograms, netns: str, *words: str, text: str = "") -> str:
