@@ -27,7 +27,7 @@ from controller.cluster.resources import APPGROUPS  # noqa: E402
 from kubekit.client import Client  # noqa: E402
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object  # noqa: E402
 from lab.boutique import load as load_boutique  # noqa: E402
-from lab.browser import Tab, open_tab  # noqa: E402
+from tests.support.browser import Tab, open_tab  # noqa: E402
 from lab.chromium_install import find_or_fetch  # noqa: E402
 from lab.cluster import Lab  # noqa: E402
 from lab.demo import COMPONENTS, POD_CPU  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-from lab.axe_install import find_or_fetch_axe
+from tests.support.axe import find_or_fetch_axe
 from lab.build import find_or_build
 from lab.chromium_install import Chromium
 from lab.chromium_install import find_or_fetch as find_or_fetch_chromium

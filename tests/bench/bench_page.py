@@ -28,7 +28,7 @@ from controller.page.document import document, security_policy
 from controller.page.model import PageData, difference, encode, plain
 from controller.views.overview import build
 from controller.views.snapshot import Snapshot
-from lab.browser import Tab, open_tab
+from tests.support.browser import Tab, open_tab
 from lab.chromium_install import Chromium, find_or_fetch
 from lab.netperf_install import Missing
 from netperf.results import encode_samples

@@ -16,7 +16,7 @@ from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object
 from lab.boutique import load as load_boutique
-from lab.browser import Tab, open_tab
+from tests.support.browser import Tab, open_tab
 from lab.chromium_install import Chromium
 from lab.cluster import Lab
 from lab.demo import COMPONENTS

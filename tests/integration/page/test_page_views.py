@@ -28,7 +28,7 @@ from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, ProposedDependency
 from controller.views.overview import build
 from controller.views.snapshot import Readings, Snapshot
-from lab.browser import Tab, open_tab
+from tests.support.browser import Tab, open_tab
 from lab.chromium_install import Chromium
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PROPOSAL_ANNOTATION
 from tests.unit.controller.made_up import NOW_S, make_snapshot
