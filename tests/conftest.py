@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 # hypothesis imports these in the middle of a run. pytest then compiles them deep in the stack, where CPython 3.11 before
 # 3.11.9 may fail with "AST constructor recursion depth mismatch"; imported here, they are compiled at the top.
@@ -14,7 +15,6 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-from tests.support.axe import find_or_fetch_axe
 from lab.build import find_or_build
 from lab.chromium_install import Chromium
 from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
@@ -22,6 +22,8 @@ from lab.errors import BuildError, UnsupportedError
 from lab.netperf_install import Missing
 from lab.prometheus_build import find_or_build_prometheus
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
+from tests.support.axe import find_or_fetch_axe
+from tests.support.chains import ByChain, is_chained
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
@@ -56,6 +58,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if (item.get_closest_marker("alone") is not None) != (phase == "alone")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=lambda item: not is_chained(item.nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByChain:
+    return ByChain(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -25,6 +25,8 @@ from lab.realnode.programs import CNI_CHECKSUMS, NodePrograms, find_or_build_nod
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 100
 TURN_PATIENCE_S, ROOM_PATIENCE_S = 3600.0, 900.0
+SEATS = 2
+"""Labs with real nodes at a time. Ten nodes take up to 100 of the 128 inotify instances that a user usually has."""
 
 
 class LabCommand:
@@ -82,7 +84,7 @@ def privileges() -> None:
 
 @pytest.fixture(scope="module")
 def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodePrograms]:
-    """What real nodes run, one module of tests at a time on this machine: nodes take much of what all programs share.
+    """What real nodes run, few modules of tests at a time on this machine: nodes take much of what all programs share.
 
     Where the machine cannot have such nodes the test is skipped and says what is missing; where others use what nodes need it
     waits, so a test's own limit of time is for the function alone (``timeout(…, func_only=True)``).
@@ -99,17 +101,23 @@ def node_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProg
 
 @contextmanager
 def real_nodes_turn() -> Iterator[None]:
-    """Have no other test with real nodes run, of this run of tests or another."""
+    """Have at most one other module of tests with real nodes run, of this run of tests or another."""
     deadline = time.monotonic() + TURN_PATIENCE_S
-    with (cache_dir() / "real-nodes-tests.lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                assert time.monotonic() < deadline, "other tests have had real nodes for an hour"
-                time.sleep(1)
+    with ExitStack() as stack:
+        seats = [stack.enter_context((cache_dir() / f"real-nodes-tests-{n}.lock").open("w")) for n in range(SEATS)]
+        while not any(map(_is_taken, seats)):
+            assert time.monotonic() < deadline, "other tests have had real nodes for an hour"
+            time.sleep(1)
         yield
+
+
+def _is_taken(seat: IO[str]) -> bool:
+    """Whether the seat was free and is ours now, until it is closed."""
+    try:
+        fcntl.flock(seat, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def await_room(programs: NodePrograms, folder: Path) -> None:

@@ -22,7 +22,7 @@ def demo() -> dict[str, Any]:
     return found
 
 
-pytestmark = [pytest.mark.timeout(420), pytest.mark.alone]
+pytestmark = pytest.mark.timeout(420)
 
 
 def test_every_zone_pair_is_measured_with_netperf_and_never_below_its_configured_delay(demo: dict[str, Any]) -> None:
