@@ -6,7 +6,6 @@ At no time do two replicas write: not when the leader is frozen, not when the AP
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -32,6 +31,7 @@ from lab.controlplane import ControlPlane
 from lab.programs import Program
 from tests.integration.conftest import CRDS, eventually
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
+from tests.support.audit_log import audit_events
 
 LONG_ELECTION = {"leaseDurationS": 600.0, "renewDeadlineS": 400.0, "retryPeriodS": 0.5}
 DURATION_S = FAST_ELECTION["leaseDurationS"]
@@ -109,10 +109,9 @@ class Arena:
         return leading[0] if len(leading) == 1 else ""
 
     def writes(self) -> list[Write]:
-        """What replicas wrote to objects other than the lease, in the API server's order."""
+        """What replicas wrote to objects other than the lease, in the order in which it reached the API server."""
         found = []
-        for line in self.audit_log.read_text().splitlines():
-            event: dict[str, Any] = json.loads(line)
+        for event in audit_events(self.audit_log):
             user, about = event["user"]["username"], event["objectRef"]
             if (
                 user.startswith("manager-")
@@ -120,7 +119,8 @@ class Arena:
                 and event["responseStatus"].get("code", 500) < 300
                 and about["resource"] != "leases"
             ):
-                at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
+                # When it began: one of which a frozen leader has sent the half is complete when it wakes up.
+                at = datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
                 found.append(Write(user, at, about["resource"], event["verb"]))
         return sorted(found, key=lambda write: write.at)
 

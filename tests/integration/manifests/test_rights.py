@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
 from lab.controlplane import KWOK_ANNOTATION, ControlPlane, free_ports
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
+from tests.support.audit_log import audit_events
 
 # The default, and the descheduler's rights on top.
 OVERLAY = MANIFESTS / "overlays" / "descheduler"
@@ -85,8 +85,7 @@ class Witness:
         """Read the log anew."""
         self.used.clear()
         self.refused.clear()
-        for line in self.log.read_text().splitlines():
-            entry = json.loads(line)
+        for entry in audit_events(self.log):
             if "objectRef" not in entry:
                 continue  # discovery, which everybody may read
             about = entry["objectRef"]
