@@ -21,7 +21,7 @@ from kubekit import logs, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, load_yaml, read
-from netperf.contract import HOME_NAMESPACE
+from netperf.contract import HOME_NAMESPACE, ApiVersion
 from netperf.pacing import ProbeBudget
 from netperf.sample import PERCENTILES, Percentile
 
@@ -106,7 +106,7 @@ class _FileRule(Section, frozen=True):
 
 
 class _File(Section, frozen=True):
-    api_version: Literal["netaware.io/v1alpha1"]
+    api_version: ApiVersion
     kind: Literal["AgentConfiguration"]
     capacity_by_node: list[_FileRule] = []
     capacity_by_instance_type: dict[str, str | int] = {}

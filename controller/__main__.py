@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
     cluster = load_cluster(arguments.kubeconfig)
     if arguments.command == "extender":
-        from controller.scheduler.program import DEFAULT_LISTEN, run_extender
+        from controller.scheduler.extender.program import DEFAULT_LISTEN, run_extender
 
         listen = arguments.listen or DEFAULT_LISTEN
         return run_program(

@@ -164,6 +164,7 @@ class Manager:
                 config.traffic,
                 config.traffic.prometheus_url or config.page.prometheus_url,
                 home=config.namespace,
+                scheduler=config.scheduler,
                 kubeconfig=kubeconfig,
             ).ask,
         )

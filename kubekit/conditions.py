@@ -35,6 +35,11 @@ def merge(old: Sequence[Condition] | None, new: Sequence[Condition], now: float)
     return [by_type[t] for t in sorted(by_type)]
 
 
+def changed(old: Sequence[Condition] | None, new: Sequence[Condition], now: float) -> list[Condition]:
+    """Those of ``new`` that say something else than ``old`` does, with their times; arguments as of `merge`."""
+    return [c for c in merge(old, new, now) if c not in (old or ())]
+
+
 def find(conditions: Sequence[Condition] | None, type_: str) -> Condition | None:
     """Return the condition of that type, if there is one."""
     return next((c for c in conditions or () if c.type == type_), None)

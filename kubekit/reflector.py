@@ -490,14 +490,3 @@ class _WatchEndedError(Exception):
     def __init__(self, version: str, cause: KubekitError) -> None:
         super().__init__(str(cause))
         self.version, self.cause = version, cause
-
-
-async def wait_synced(*reflectors: Reflector[T], timeout_s: float | None = None) -> None:
-    """Wait until all have listed once.
-
-    Raises:
-        TimeoutError: not all did in time.
-    """
-    async with asyncio.timeout(timeout_s):
-        for reflector in reflectors:
-            await reflector.synced.wait()

@@ -96,6 +96,25 @@ async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
             group.create_task(guard(name, work), name=name)
 
 
+async def outlive(work: Awaitable[object], log: logs.Log, topic: str, *, broken: str, mended: str) -> bool:
+    """Wait for what may fail without ending the program, who has more to do; tell whether it did not.
+
+    Args:
+        work: what may raise.
+        log: told once of each error, and once of its end.
+        topic: of the log's state.
+        broken: the line while it fails.
+        mended: the line once it does no more.
+    """
+    try:
+        await work
+    except Exception as error:
+        log.change(topic, repr(error), broken, error=repr(error))
+        return False
+    log.change(topic, "", mended)
+    return True
+
+
 def settle_memory(*, everything: bool = True) -> None:
     """Leave all there is now out of later garbage collections, and let none go through everything by itself any more.
 

@@ -21,9 +21,6 @@ from kubekit.errors import ConfigError, SelectorError
 from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
 
 T = TypeVar("T")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h))+\Z")
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 YEAR_S = 31_536_000
 
 
@@ -163,23 +160,6 @@ def camel(name: str) -> str:
     """``interval_s`` as the file spells it: ``intervalS``."""
     head, *rest = name.split("_")
     return head + "".join(part.capitalize() for part in rest)
-
-
-def seconds(value: str | float, field: str, *, least: float = 0.0) -> float:
-    """Read a duration: Go's notation (``90s``, ``1m30s``) or a number of seconds.
-
-    Raises:
-        ConfigError: it is no duration, or below ``least``; names ``field``.
-    """
-    if isinstance(value, str):
-        if not _DURATION.match(value):
-            raise ConfigError(field, f"{value!r} is no duration", "write 90s, 5m or 1h30m")
-        found = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
-    else:
-        found = float(value)
-    if not least <= found < float("inf"):
-        raise ConfigError(field, f"{value!r} is out of range", f"at least {least:g} s")
-    return found
 
 
 def range_of(kind: object) -> Range | None:

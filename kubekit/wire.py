@@ -175,6 +175,12 @@ class PodStatus(Wire, frozen=True):
     conditions: list[Condition] | None = None
 
 
+FINISHED = frozenset({"Succeeded", "Failed"})
+"""Phases of pods that hold nothing any more."""
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""On what the API server shows of a pod that a kubelet runs from a file."""
+
+
 class Pod(Object, frozen=True):
     """v1 Pod."""
 
@@ -184,7 +190,7 @@ class Pod(Object, frozen=True):
     @property
     def terminal(self) -> bool:
         """Finished, one way or the other: it holds no resources any more."""
-        return self.status.phase in {"Succeeded", "Failed"}
+        return self.status.phase in FINISHED
 
 
 class ConfigMap(Object, frozen=True):
@@ -256,6 +262,7 @@ EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 EVICTIONS = Resource("policy", "v1", "evictions", "Eviction")
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 CUSTOM_RESOURCE_DEFINITIONS = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 EXAMPLE = Path(__file__).parents[1] / "manifests" / "examples" / "online-boutique"
-GROUP_LABEL, WORKLOAD_LABEL = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 ALGORITHM = "ReverseKahn"
 
 

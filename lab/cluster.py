@@ -21,6 +21,7 @@ import msgspec
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
+from kubekit.waiting import until
 from lab import unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
@@ -323,13 +324,8 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     plan_file.write_bytes(msgspec.json.encode(plan))
     socket_path = _wan_socket(lab.place)
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
-    deadline = time.monotonic() + _WAN_TIMEOUT_S
-    while not socket_path.exists():
-        programs.check()
-        if time.monotonic() > deadline:
-            msg = f"the emulated network did not start within {_WAN_TIMEOUT_S:.0f} s"
-            raise BootError(msg)
-        await asyncio.sleep(_POLL_S)
+    what = "the emulated network to start"
+    await until(socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, meanwhile=programs.check, error=BootError)
 
 
 async def _to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,15 +19,18 @@ from typing import Any
 import msgspec
 import yaml
 
+from agent.capacity.publication import KWOK_ANNOTATION
+from controller.cluster.pods import OUR_SCHEDULER
 from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
 from kubekit.errors import ApiError, UnreachableError
+from kubekit.waiting import until
 from kubekit.wire import SERVICE_ACCOUNTS, Object, Wire
 from lab.build import Binaries, find_or_build
 from lab.certificates import Authority, KeyPair, generate_signing_key
 from lab.errors import BootError
 from lab.programs import Program, Programs
-from lab.scheduling import DEFAULT_PROFILE, NETWORK_AWARE_PROFILE, build_config
+from lab.scheduling import DEFAULT_PROFILE, build_config
 
 LOOPBACK = "127.0.0.1"
 DOCUMENTATION_ADDRESS = "192.0.2.1"
@@ -38,7 +40,7 @@ SERVICE_RANGE, SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.0/16", "10.96.0.1", "10.9
 SERVICE_RANGE_6 = "2001:2:0:ffff::/112"
 # A control plane is up in 3 s; an emulated or starved machine takes its time.
 READY_TIMEOUT_S = 120.0
-KWOK_ANNOTATION = ("kwok.x-k8s.io/node", "fake")
+PLAYED_BY_KWOK = (KWOK_ANNOTATION, "fake")
 _POLL_S = 0.05
 _BOOT_ATTEMPTS = 3
 _FRONT_PROXY = "front-proxy-client"
@@ -189,7 +191,7 @@ class ControlPlane:
         *,
         name: str = "kube-scheduler",
         extender_url: str | None = None,
-        profiles: Sequence[str] = (DEFAULT_PROFILE, NETWORK_AWARE_PROFILE),
+        profiles: Sequence[str] = (DEFAULT_PROFILE, OUR_SCHEDULER),
     ) -> Program:
         """Start kube-scheduler and wait until it is ready.
 
@@ -238,7 +240,7 @@ class ControlPlane:
             f"--kubeconfig={kubeconfig}",
             f"--config={_STAGES}",
             "--manage-all-nodes=false",
-            f"--manage-nodes-with-annotation-selector={'='.join(KWOK_ANNOTATION)}",
+            f"--manage-nodes-with-annotation-selector={'='.join(PLAYED_BY_KWOK)}",
             "--node-lease-duration-seconds=40",
             "--cidr=10.244.0.0/16",
             "--v=WARN",
@@ -404,14 +406,14 @@ class ControlPlane:
 
     async def _until(self, ready: Callable[[], Awaitable[bool]], what: str) -> None:
         """Poll until ``ready``; BootError when a program ends meanwhile or the time is over."""
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while not await ready():
-            self.programs.check()
-            if time.monotonic() > deadline:
-                newest = list(self.programs)[-1]
-                msg = f"waited {READY_TIMEOUT_S:.0f} s for {what}; the log of {newest.name} ends:\n{newest.log_tail()}"
-                raise BootError(msg)
-            await asyncio.sleep(_POLL_S)
+        await until(
+            ready,
+            lambda: f"{what}; {list(self.programs)[-1].told}",
+            READY_TIMEOUT_S,
+            every_s=_POLL_S,
+            meanwhile=self.programs.check,
+            error=BootError,
+        )
 
 
 def free_ports(count: int) -> list[int]:

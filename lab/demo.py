@@ -20,15 +20,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from controller.cluster.costs import CostTable, Location
+from controller.cluster.pods import OUR_SCHEDULER
 from controller.cluster.resources import (
     APPGROUPS,
     NETPERF_COSTS,
     NETWORK_TOPOLOGIES,
+    WORKLOAD_LABEL,
     AppGroup,
     NetworkTopology,
 )
@@ -36,6 +37,7 @@ from controller.topology.weights import written_costs
 from kubekit import conditions, quantity
 from kubekit.client import Client
 from kubekit.errors import ApiError
+from kubekit.waiting import until
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ConfigMap, Object, Pod, Resource
 from lab import boutique, measure, report
 from lab.cluster import Lab
@@ -168,7 +170,7 @@ class Demo:
         await self._until(lambda: self._is_placed(namespace, wanted), f"{wanted} pods to be placed")
         pods = await self.client.list(PODS, Pod, namespace=namespace)
         selectors = {w["workload"]["selector"]: w["workload"]["name"] for w in application.group["spec"]["workloads"]}
-        placed = {selectors[p.metadata.label(boutique.WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
+        placed = {selectors[p.metadata.label(WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
         felt = await self._felt(namespace, placed[FRONTEND]) if self.is_real else None
         await self.client.delete(NAMESPACES, namespace)
         await self._until(lambda: self._is_gone(namespace), "the pods to go")
@@ -245,13 +247,9 @@ class Demo:
         secret = {measure.SECRET_VARIABLE: self.installation.secret}
         return {**self.installation.environment, **secret, "PYTHONPATH": root}
 
-    async def _until(self, check: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + _PLACE_DEADLINE_S
-        while not await check():
-            self.installation.check()
-            if time.monotonic() > deadline:
-                raise LabError(f"waited {_PLACE_DEADLINE_S:.0f} s for {what} in vain")
-            await asyncio.sleep(_POLL_S)
+    async def _until(self, check: Callable[[], object], what: str) -> None:
+        check_programs = self.installation.check
+        await until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, meanwhile=check_programs, error=LabError)
 
     async def _has_service_account(self, namespace: str) -> bool:
         try:
@@ -341,7 +339,7 @@ async def run_demo(
             say("deploying the Online Boutique with the default scheduler")
             before, felt_before = await demo.place("default-scheduler", "boutique-default")
             say("deploying it again, network-aware")
-            after, felt_after = await demo.place("network-aware-scheduler", "boutique-network-aware")
+            after, felt_after = await demo.place(OUR_SCHEDULER, "boutique-network-aware")
             latencies = await demo.measure_edges(before, after)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
         found = _report(

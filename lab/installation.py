@@ -12,25 +12,25 @@ import copy
 import os
 import secrets
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
 
 from controller.cluster.resources import NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
+from kubekit.waiting import until
 from kubekit.wire import NODES, PODS, SECRETS, Node, Object, Pod
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
 from lab.netperf_install import Missing, Netperf, find_or_fetch
-from lab.programs import Program, run_to_end
-from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, PROBE_SECRET
+from lab.programs import Program, is_ready, run_to_end
+from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
@@ -188,7 +188,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 async def _start_controller(client: Client, installation: Installation, config: Path) -> None:
     for name, account, verb, url in (
         ("controller", CONTROLLER, "manager", installation.controller_url),
-        ("extender", "netaware-scheduler", "extender", installation.extender_url),
+        ("extender", SCHEDULER, "extender", installation.extender_url),
     ):
         kubeconfig = await _token(client, installation, account, name, lambda _: True)
         argv = [*installation.python(name), "controller", verb, f"--kubeconfig={kubeconfig}", f"--config={config}"]
@@ -224,9 +224,7 @@ async def _token(
     found: list[Pod] = []
 
     async def look() -> bool:
-        pods = await client.list(
-            PODS, Pod, namespace=HOME_NAMESPACE, label_selector=f"app.kubernetes.io/name={account}"
-        )
+        pods = await client.list(PODS, Pod, namespace=HOME_NAMESPACE, label_selector=f"{NAME_LABEL}={account}")
         found[:] = [p for p in pods if p.spec.node_name and wanted(p)]
         return bool(found)
 
@@ -238,18 +236,8 @@ async def _token(
 
 
 async def _until_ready(installation: Installation, urls: list[str]) -> None:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-
-        async def ready(url: str) -> bool:
-            installation.check()
-            try:
-                async with session.get(f"{url}/readyz") as answer:
-                    return answer.status == 200
-            except (aiohttp.ClientError, TimeoutError):
-                return False
-
-        for url in urls:
-            await _until(lambda url=url: ready(url), f"{url} to be ready")  # type: ignore[misc]
+    for url in urls:
+        await _until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", meanwhile=installation.check)
 
 
 async def _has_topology(client: Client) -> bool:
@@ -262,15 +250,13 @@ async def _kubectl(lab: Lab, *arguments: str) -> bytes:
     return await run_to_end(command, f"kubectl {' '.join(arguments)}", _DEADLINE_S)
 
 
-async def _until(check: Callable[[], Awaitable[bool]], what: str, deadline_s: float = _DEADLINE_S) -> None:
-    ends = time.monotonic() + deadline_s
-    while True:
+async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Callable[[], object] = bool) -> None:
+    async def holds() -> bool:
         try:
-            if await check():
-                return
+            return await check()
         except ApiError as error:
             if not error.transient and not error.not_found:
                 raise
-        if time.monotonic() > ends:
-            raise BootError(f"waited {deadline_s:.0f} s for {what} in vain")
-        await asyncio.sleep(_POLL_S)
+            return False
+
+    await until(holds, what, _DEADLINE_S, every_s=_POLL_S, meanwhile=meanwhile, error=BootError)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kubekit.client import Client
 from kubekit.wire import NODES, Node
-from lab.controlplane import KWOK_ANNOTATION
+from lab.controlplane import PLAYED_BY_KWOK
 from lab.errors import BootError
 from lab.network import NodeNetwork
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -41,7 +41,7 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name, "labels": labels, "annotations": dict([KWOK_ANNOTATION])},
+        "metadata": {"name": node.name, "labels": labels, "annotations": dict([PLAYED_BY_KWOK])},
         "spec": spec,
         "status": {"capacity": amounts, "allocatable": amounts, "addresses": addresses},
     }

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import aiohttp
+
 from lab.errors import BootError
 from lab.pids import LAB_VARIABLE, record_of
 
@@ -71,6 +73,11 @@ class Program:
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - _LOG_TAIL_BYTES))
             return file.read().decode("utf-8", "replace").strip()
+
+    @property
+    def told(self) -> str:
+        """The same as the second half of an error."""
+        return f"the log of {self.name} ends:\n{self.log_tail()}"
 
     async def wait(self, patience_s: float = math.inf) -> int | None:
         """Wait for its end, not longer than ``patience_s``; return the exit code or ``None``."""
@@ -238,3 +245,15 @@ def _enter(netns: str | None) -> list[str]:
         return []
     enter = ["nsenter", f"--net=/run/netns/{netns}", "--", "unshare", "--mount", "--"]
     return [*enter, "sh", "-c", _SHOW_OWN_SYSFS, "sh"]
+
+
+async def is_ready(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether a server answers this with 200, and in time."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session,
+            session.get(url) as answer,
+        ):
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False

@@ -110,13 +110,6 @@ class LiveProgress:
         self._bars.stop()
 
 
-class SilentProgress(PlainProgress):
-    """Says nothing, for callers that speak for themselves."""
-
-    def note(self, text: str) -> None:
-        """Drop the line."""
-
-
 def open_progress() -> Progress:
     """The live kind on a terminal, the plain kind elsewhere."""
     return LiveProgress() if sys.stderr.isatty() else PlainProgress()

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
 
+from kubekit.waiting import until
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
-from lab.programs import run_to_end
+from lab.programs import is_ready
 
 READY_TIMEOUT_S = 30.0
-HISTORY_TIMEOUT_S = 60.0
 SCRAPE_S = 1.0
 
 
@@ -73,13 +71,13 @@ async def start_prometheus(
     ]
     running = lab.spawn(None, argv, "prometheus", essential=False)
     url = f"http://{LOOPBACK}:{port}"
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-        while not await _ready(session, url):
-            if running.failed or time.monotonic() > deadline:
-                msg = f"Prometheus did not become ready; its log ends:\n{running.log_tail()}"
-                raise BootError(msg)
-            await asyncio.sleep(0.1)
+
+    def check() -> None:
+        if running.failed:
+            raise BootError(f"Prometheus ended; {running.told}")
+
+    what, ready = lambda: f"Prometheus to be ready; {running.told}", partial(is_ready, f"{url}/-/ready")
+    await until(ready, what, READY_TIMEOUT_S, meanwhile=check, error=BootError)
     lab.served["prometheus"] = url
     return url
 
@@ -95,30 +93,3 @@ def set_targets(lab: Lab, job: str, addresses: Sequence[str]) -> None:
 
 def _targets(lab: Lab, job: str) -> Path:
     return lab.place.state_dir / "prometheus" / "targets" / f"{job}.json"
-
-
-async def write_history(lab: Lab, promtool: Path, exposition: str) -> None:
-    """Give a Prometheus that is not yet started a past.
-
-    Args:
-        lab: whose Prometheus it will be.
-        promtool: the binary, see `lab.prometheus_build`.
-        exposition: series with times in unix seconds, in the OpenMetrics text format.
-
-    Raises:
-        BootError: promtool refuses the text; says why.
-    """
-    home = lab.place.state_dir / "prometheus"
-    home.mkdir(parents=True, exist_ok=True)
-    past = home / "past.om"
-    past.write_text(exposition)
-    words: list[str | Path] = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", past, home / "tsdb"]
-    await run_to_end(words, "promtool tsdb create-blocks-from", HISTORY_TIMEOUT_S)
-
-
-async def _ready(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(f"{url}/-/ready") as answer:
-            return answer.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from controller.cluster.pods import OUR_SCHEDULER
+
 DEFAULT_PROFILE = "default-scheduler"
-NETWORK_AWARE_PROFILE = "network-aware-scheduler"
 
 
 def build_config(
@@ -22,7 +23,7 @@ def build_config(
     extender_ignorable: bool = True,
     extender_timeout_s: float = 5.0,
     percentage_of_nodes_to_score: int = 100,
-    profiles: Sequence[str] = (DEFAULT_PROFILE, NETWORK_AWARE_PROFILE),
+    profiles: Sequence[str] = (DEFAULT_PROFILE, OUR_SCHEDULER),
 ) -> dict[str, Any]:
     """A KubeSchedulerConfiguration, by default with the profiles ``default-scheduler`` and ``network-aware-scheduler``.
 

@@ -17,7 +17,7 @@ from lab.errors import BootError
 from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
 from lab.installation import OVERLAY
 from lab.programs import run_to_end
-from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE
+from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, NAME_LABEL, SCHEDULER
 from netperf.contract import CONTROLLER as CONTROLLER_NAME
 
 _APPLY_TIMEOUT_S = 60.0
@@ -67,10 +67,8 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
 async def _served(lab: Lab) -> dict[str, str]:
     """Addresses of a pod of each kind, which the host reaches without delay; a Service's address works on nodes alone."""
     found = {}
-    for name, label, port in (("controller", CONTROLLER_NAME, 9851), ("extender", "netaware-scheduler", 9876)):
-        listed = await kubectl(
-            lab, "-n", HOME_NAMESPACE, "get", "pods", "-l", f"app.kubernetes.io/name={label}", "-o", "json"
-        )
+    for name, label, port in (("controller", CONTROLLER_NAME, 9851), ("extender", SCHEDULER, 9876)):
+        listed = await kubectl(lab, "-n", HOME_NAMESPACE, "get", "pods", "-l", f"{NAME_LABEL}={label}", "-o", "json")
         for pod in msgspec.json.decode(listed)["items"]:
             if address := pod["status"].get("podIP"):
                 found[name] = f"http://{address}:{port}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kubekit import quantity
+from kubekit.durations import seconds
 from kubekit.errors import ConfigError, QuantityError
 from kubekit.settings import Section, parse_yaml, read
 from lab.realnode.files import CNI_MAINS
@@ -25,10 +26,8 @@ DEFAULT = "four-zones"
 MAX_NODES = 200
 # Names become object names, network namespaces and log files: RFC 1123 labels fit them all.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
-_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>us|ms|s)\Z")
 _PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)%\Z")
-_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
-_MAX_RTT_US = 10e6
+_MAX_RTT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -361,13 +360,7 @@ class _Reader:
         return Link(rtt_us, jitter_us, self._loss(f"{path}.loss", given.loss), rate_bps)
 
     def _duration(self, path: str, value: str | float) -> float:
-        try:
-            duration_us = parse_duration_us(value)
-        except ValueError as error:
-            raise self._error(path, str(error)) from error
-        if duration_us > _MAX_RTT_US:
-            raise self._error(path, f"{value} is longer than {_MAX_RTT_US / 1e6:.0f} s")
-        return duration_us
+        return parse_duration_us(value, f"{self.file}: {path}", most_s=_MAX_RTT_S)
 
     def _loss(self, path: str, value: str | float) -> float:
         try:
@@ -400,19 +393,13 @@ class _Reader:
         return ConfigError(f"{self.file}: {path}", problem, fix)
 
 
-def parse_duration_us(value: str | float) -> float:
-    """Read ``500us``, ``1.5ms`` or ``1s`` as microseconds; 0 needs no unit.
+def parse_duration_us(value: str | float, field: str, *, most_s: float = float("inf")) -> float:
+    """Read a delay as microseconds; 0 needs no unit.
 
     Raises:
-        ValueError: it is no number, or has no unit.
+        ConfigError: it is none, has no unit, or is longer than ``most_s`` seconds; names ``field``.
     """
-    match = _DURATION.match(str(value).strip())
-    if match:
-        return float(match["number"]) * _US[match["unit"]]
-    if value in {0, "0"}:
-        return 0.0
-    msg = f"{value!r} is no delay: write a number with its unit, such as 500us, 5ms or 1s"
-    raise ValueError(msg)
+    return 0.0 if value in {0, "0"} else round(seconds(str(value), field, most=most_s) * 1e6, 3)
 
 
 def parse_loss(value: str | float) -> float:

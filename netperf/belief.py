@@ -34,7 +34,7 @@ def link_of(a: str, b: str) -> Link:
     return (a, b) if a <= b else (b, a)
 
 
-class Reading(msgspec.Struct, frozen=True):
+class NodePairReading(msgspec.Struct, frozen=True):
     """What one pair of nodes says about its zones."""
 
     origin: str
@@ -56,7 +56,7 @@ class Odd(msgspec.Struct, frozen=True):
     readings: int
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Belief(msgspec.Struct, frozen=True):
     """What is believed.
 
     Attributes:
@@ -69,14 +69,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
     values_us: dict[Link, float]
     spread_us: dict[Link, float | None]
-    set_aside: frozenset[Reading]
+    set_aside: frozenset[NodePairReading]
     disputed: frozenset[Link]
     odd: dict[str, Odd]
 
 
 def weigh_readings(
-    readings: Iterable[Reading], believed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
-) -> Verdict:
+    readings: Iterable[NodePairReading], believed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
+) -> Belief:
     """Find the values that most witnesses agree on, and who stands against them.
 
     Args:
@@ -86,10 +86,10 @@ def weigh_readings(
     """
     # In an order of their own: what is believed must not hang on whose key comes first.
     everything = sorted(readings, key=lambda r: (r.link, r.origin, r.destination))
-    by_link: dict[Link, list[Reading]] = defaultdict(list)
+    by_link: dict[Link, list[NodePairReading]] = defaultdict(list)
     for reading in everything:
         by_link[reading.link].append(reading)
-    aside: set[Reading] = set()
+    aside: set[NodePairReading] = set()
     for _ in range(ROUNDS):
         suspect = _most_contradicted(by_link)
         if suspect is None:
@@ -100,7 +100,7 @@ def weigh_readings(
     disputed = _settle(by_link, aside, believed_us, disputed_before)
     values_us = {link: statistics.median(r.value_us for r in found) for link, found in by_link.items() if found}
     spread_us = {link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()}
-    return Verdict(values_us, spread_us, frozenset(aside), disputed, _name(everything, aside, values_us))
+    return Belief(values_us, spread_us, frozenset(aside), disputed, _name(everything, aside, values_us))
 
 
 def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
@@ -108,9 +108,11 @@ def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> boo
     return abs(value_us - others_us) > share * max(DOUBT_RATIO * max(value_us, others_us), DOUBT_US)
 
 
-def _contradictions(by_link: Mapping[Link, list[Reading]]) -> tuple[dict[str, list[Reading]], dict[str, int]]:
+def _contradictions(
+    by_link: Mapping[Link, list[NodePairReading]],
+) -> tuple[dict[str, list[NodePairReading]], dict[str, int]]:
     """By node: its readings that the others of the same link contradict, and of how many that have others at all."""
-    against: dict[str, list[Reading]] = defaultdict(list)
+    against: dict[str, list[NodePairReading]] = defaultdict(list)
     count: dict[str, int] = defaultdict(int)
     for found in by_link.values():
         if len(found) < 2:
@@ -124,14 +126,14 @@ def _contradictions(by_link: Mapping[Link, list[Reading]]) -> tuple[dict[str, li
     return against, count
 
 
-def _others_us(reading: Reading, found: Iterable[Reading]) -> float | None:
+def _others_us(reading: NodePairReading, found: Iterable[NodePairReading]) -> float | None:
     """What the others of a link agree on, in the middle; None where the middle two do not agree: nobody read what lies between."""
     values_us = sorted(r.value_us for r in found if r is not reading)
     low_us, high_us = values_us[(len(values_us) - 1) // 2], values_us[len(values_us) // 2]
     return None if contradicts(low_us, high_us) else (low_us + high_us) / 2
 
 
-def _most_contradicted(by_link: Mapping[Link, list[Reading]]) -> list[Reading] | None:
+def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[NodePairReading] | None:
     """The contradicted readings of the node that is contradicted most, if that is clear; else those outvoted on their link."""
     against, count = _contradictions(by_link)
     for node, found in _offsets(by_link).items():
@@ -154,14 +156,14 @@ def _most_contradicted(by_link: Mapping[Link, list[Reading]]) -> list[Reading] |
     return None
 
 
-def _only_about(node: str, found: Iterable[Reading]) -> bool:
+def _only_about(node: str, found: Iterable[NodePairReading]) -> bool:
     """Whether every reading of a link has the node at one end: then what it wrote stands against what others wrote of it."""
     return all(node in (r.origin, r.destination) for r in found)
 
 
-def _offsets(by_link: Mapping[Link, list[Reading]]) -> dict[str, list[Reading]]:
+def _offsets(by_link: Mapping[Link, list[NodePairReading]]) -> dict[str, list[NodePairReading]]:
     """Nodes that are off in the same direction in all of their readings, far beyond what readings differ by, and these."""
-    residuals_us: dict[Reading, float] = {}
+    residuals_us: dict[NodePairReading, float] = {}
     for found in by_link.values():
         for reading in found if len(found) > 2 else ():
             others_us = _others_us(reading, found)
@@ -170,7 +172,7 @@ def _offsets(by_link: Mapping[Link, list[Reading]]) -> dict[str, list[Reading]]:
     if not residuals_us:
         return {}
     bound_us = max(DOUBT_US, OFFSET_SPREADS * statistics.median(abs(us) for us in residuals_us.values()))
-    of_node: dict[str, list[Reading]] = defaultdict(list)
+    of_node: dict[str, list[NodePairReading]] = defaultdict(list)
     for reading in residuals_us:
         of_node[reading.origin].append(reading)
         of_node[reading.destination].append(reading)
@@ -182,14 +184,14 @@ def _offsets(by_link: Mapping[Link, list[Reading]]) -> dict[str, list[Reading]]:
     }
 
 
-def _weight(against: Mapping[str, list[Reading]], count: Mapping[str, int], node: str) -> tuple[float, int]:
+def _weight(against: Mapping[str, list[NodePairReading]], count: Mapping[str, int], node: str) -> tuple[float, int]:
     bad = len(against.get(node, ()))
     return bad / max(1, count.get(node, 0)), bad
 
 
 def _settle(
-    by_link: dict[Link, list[Reading]],
-    aside: set[Reading],
+    by_link: dict[Link, list[NodePairReading]],
+    aside: set[NodePairReading],
     believed_us: Mapping[Link, float],
     disputed_before: Collection[Link],
 ) -> frozenset[Link]:
@@ -219,7 +221,7 @@ def _settle(
     return frozenset(disputed)
 
 
-def _alone(reading: Reading, found: list[Reading]) -> bool:
+def _alone(reading: NodePairReading, found: list[NodePairReading]) -> bool:
     """Neither end of the reading is an end of the other: a slow node would explain it."""
     (other,) = (r for r in found if r is not reading)
     return not {reading.origin, reading.destination} & {other.origin, other.destination}
@@ -240,26 +242,28 @@ def triangle_least_us(link: Link, values_us: Mapping[Link, float]) -> float:
     return max(0.0, TRIANGLE_SHARE * statistics.median(gaps) - TRIANGLE_US) if len(gaps) >= 2 else 0.0
 
 
-def _spread_us(found: list[Reading], value_us: float) -> float | None:
+def _spread_us(found: list[NodePairReading], value_us: float) -> float | None:
     if len(found) < 2:
         return None
     return statistics.median(abs(r.value_us - value_us) for r in found)
 
 
-def _name(readings: Collection[Reading], aside: set[Reading], values_us: Mapping[Link, float]) -> dict[str, Odd]:
+def _name(
+    readings: Collection[NodePairReading], aside: set[NodePairReading], values_us: Mapping[Link, float]
+) -> dict[str, Odd]:
     """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's.
 
     A node is named for at least half of its readings, or for most of those that it wrote: who lies may be measured by honest nodes.
     """
     wrote = Counter(reading.origin for reading in readings)
     count: dict[str, int] = defaultdict(int)
-    bad: dict[str, list[Reading]] = defaultdict(list)
+    bad: dict[str, list[NodePairReading]] = defaultdict(list)
     for reading in readings:
         for node in (reading.origin, reading.destination):
             count[node] += 1
             if reading in aside:
                 bad[node].append(reading)
-    blamed: dict[str, list[Reading]] = defaultdict(list)
+    blamed: dict[str, list[NodePairReading]] = defaultdict(list)
     for reading in aside:
         shares = [(len(bad[node]) / count[node], len(bad[node])) for node in (reading.origin, reading.destination)]
         blamed[reading.destination if shares[1] > shares[0] else reading.origin].append(reading)

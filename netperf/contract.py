@@ -6,23 +6,29 @@ Names that one program alone writes and reads (a descheduler's memory, a Network
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import msgspec
 
 from kubekit.wire import UNREADABLE
 
 HOME_NAMESPACE = "netaware-system"
 """The namespace that the manifests make; both programs can be told another."""
-API_VERSION = "netaware.io/v1alpha1"
+ApiVersion = Literal["netaware.io/v1alpha1"]
+(API_VERSION,) = get_args(ApiVersion)
 """Of both programs' configuration files."""
 CONTROLLER, AGENT = "netaware-controller", "netaware-agent"
 """The programs: reporters of events, managers of fields, names of the objects that run them."""
+SCHEDULER = "netaware-scheduler"
+"""What runs a kube-scheduler beside our extender."""
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 PART_OF = {"app.kubernetes.io/part-of": "netaware"}
 """Labels of every object that one of the programs makes."""
-AGENT_POD_SELECTOR = f"app.kubernetes.io/name={AGENT}"
-"""The agent's pods, in netaware's namespace."""
+NAME_LABEL = "app.kubernetes.io/name"
+AGENT_POD_SELECTOR, CONTROLLER_POD_SELECTOR = f"{NAME_LABEL}={AGENT}", f"{NAME_LABEL}={CONTROLLER}"
+"""The programs' pods, in netaware's namespace."""
 
 BANDWIDTH = "network.aware.com/bandwidth"
 """The extended resource, integer bits per second (node bandwidth capacity, docs/contracts)."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from netperf.belief import Link, Odd, Reading, Verdict, link_of, weigh_readings
+from netperf.belief import Belief, Link, NodePairReading, Odd, link_of, weigh_readings
 from netperf.latencies import Latencies, two_figures
 from netperf.memory import (
     INFERRED_ERROR,
@@ -60,7 +60,7 @@ class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     readings: int = 0
 
 
-class CostTable(msgspec.Struct, frozen=True, kw_only=True):
+class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs by directed pair of zones and of regions; ``absent`` pairs have none, and must not be written as 0.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 def price(
     state: CostState, zones: Mapping[str, str], policy: CostPolicy, now_s: float, *, interval_s: float = 60.0
-) -> tuple[CostTable, CostState]:
+) -> tuple[ZoneCosts, CostState]:
     """Costs for every directed pair of ``zones``, and the state that remembers them.
 
     Args:
@@ -171,7 +171,7 @@ def price(
         )
     absent = tuple(pair for pair in pairs if pair not in table)
     return (
-        CostTable(
+        ZoneCosts(
             zones=table,
             regions=region_costs(table, zones, policy),
             absent=absent,
@@ -219,18 +219,18 @@ def _is_dead(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[Stream
 
 def _weigh(
     fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead: set[Link], policy: CostPolicy
-) -> Verdict:
+) -> Belief:
     by_link: dict[Link, list[Stream]] = defaultdict(list)
     for pair, streams in fresh.items():
         by_link[link_of(*pair)] += [s for s in streams if s.prober != "external"]
-    readings: list[Reading] = []
+    readings: list[NodePairReading] = []
     for link, found in by_link.items():
         if link in dead or not found:
             continue
         # Echo runs read some tens of microseconds more: they are not mixed with what is better.
         best = min(preference(s) // 2 for s in found)
         readings += [
-            Reading(s.origin.node, s.destination.node, link, priced_us(s, policy))
+            NodePairReading(s.origin.node, s.destination.node, link, priced_us(s, policy))
             for s in found
             if preference(s) // 2 == best
         ]
@@ -239,7 +239,7 @@ def _weigh(
 
 
 def _measured(
-    pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Verdict, policy: CostPolicy
+    pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Belief, policy: CostPolicy
 ) -> _Known | None:
     """What the believed readings of both directions agree on (a round trip has both in it), else numbers of others."""
     back = (pair[1], pair[0])

@@ -21,15 +21,27 @@ from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join
 from netperf.contract import PLAN_FORM, RESULTS_NAME
 from netperf.errors import Refusal, refuse
-from netperf.plans import MOST_NODE_PAIRS, WITNESS_RANK, Peer, Port, Probe, ProbeSettings, ZonePlan, is_address
+from netperf.plans import (
+    DATA_PORT,
+    ECHO_PORT,
+    MOST_NODE_PAIRS,
+    PROBE_PORT,
+    WITNESS_RANK,
+    Peer,
+    Port,
+    Probe,
+    ProbeSettings,
+    ZonePlan,
+    is_address,
+)
 from netperf.results import assign_shards
 from netperf.sample import Test
-from netperf.slots import Edge, colour, tournament_rounds
+from netperf.slots import ProbeEdge, colour, tournament_rounds
 
 _MASK = 2**64 - 1
 
 
-class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
     """What planning needs to know of a node; zone and region are label values, empty when absent.
 
     Attributes:
@@ -75,9 +87,9 @@ class PlanOptions(Section, frozen=True):
     extra_tests: tuple[Test, ...] = ()
     extra_every: Annotated[int, Range(2, 100_000)] = 10
     duration_s: Annotated[float, Range(0.01, 60)] = 1.0
-    port: Port = 12865
-    data_port: Port = 12866
-    echo_port: Port = 12867
+    port: Port = PROBE_PORT
+    data_port: Port = DATA_PORT
+    echo_port: Port = ECHO_PORT
 
     def check(self, field: str) -> None:
         """Raise ConfigError for a slot that holds no run, a test named twice, and results without a name."""
@@ -130,7 +142,7 @@ class _Ends(msgspec.Struct, frozen=True):
 
 
 def plan_pairs(
-    nodes: Iterable[NodeFacts],
+    nodes: Iterable[ProbeNode],
     options: PlanOptions,
     previous: Mapping[str, ZonePlan] | None,
     now_s: float,
@@ -156,7 +168,7 @@ def plan_pairs(
     slot_of, slots = colour(edges, old_slots, options.max_concurrent)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
-    for edge in [*edges, *(Edge(link.a, link.b, link.rank, reverse=False) for link in links if link.rank)]:
+    for edge in [*edges, *(ProbeEdge(link.a, link.b, link.rank, reverse=False) for link in links if link.rank)]:
         probe = _probe(edge, chosen[_Link(edge.a, edge.b, edge.rank)], usable, slot_of.get(edge, 0))
         probes[probe.origin.zone].append(probe)
     for probe in _witness_probes(witnesses, usable):
@@ -201,7 +213,7 @@ def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
     return tuple(found.values())
 
 
-def eligible(nodes: Iterable[NodeFacts]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
+def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tuple[Refusal, ...]]:
     """Usable nodes by zone and name, and what was left out; nothing is guessed about a node without a zone label."""
     usable: dict[str, dict[str, Peer]] = defaultdict(dict)
     left_out: list[Refusal] = []
@@ -217,7 +229,7 @@ def eligible(nodes: Iterable[NodeFacts]) -> tuple[dict[str, dict[str, Peer]], tu
     return dict(usable), tuple(left_out)
 
 
-def _unusable(node: NodeFacts) -> tuple[str, str] | None:
+def _unusable(node: ProbeNode) -> tuple[str, str] | None:
     if not node.zone:
         return "no-zone", "label topology.kubernetes.io/zone is missing"
     if not node.ready:
@@ -247,18 +259,18 @@ def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> li
     return links
 
 
-def _edges(links: Sequence[_Link], zones: Sequence[str], options: PlanOptions) -> list[Edge]:
+def _edges(links: Sequence[_Link], zones: Sequence[str], options: PlanOptions) -> list[ProbeEdge]:
     """Directed edges that need slots, in the order in which these are given out: a tournament, and one more for the way back."""
     rounds = tournament_rounds(zones)
     slotted = [link for link in links if link.rank == 0]
     ordered = sorted(slotted, key=lambda k: (k.a == k.b, rounds.get((k.a, k.b), 0), k))
     directions = (False, True) if options.both_directions else (False,)
-    return [Edge(link.a, link.b, 0, reverse) for reverse in directions for link in ordered]
+    return [ProbeEdge(link.a, link.b, 0, reverse) for reverse in directions for link in ordered]
 
 
-def _edge_of(probe: Probe) -> Edge:
+def _edge_of(probe: Probe) -> ProbeEdge:
     a, b = sorted((probe.origin.zone, probe.destination.zone))
-    return Edge(a, b, probe.rank, probe.reverse)
+    return ProbeEdge(a, b, probe.rank, probe.reverse)
 
 
 def _starts_at_a(link: _Link) -> bool:
@@ -377,7 +389,7 @@ class _Chooser:
         return node
 
 
-def _probe(edge: Edge, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
+def _probe(edge: ProbeEdge, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
     a, b = usable[edge.a][ends.a or ""], usable[edge.b][ends.b or ""]
     origin, destination = (a, b) if _starts_at_a(_Link(edge.a, edge.b, edge.rank)) != edge.reverse else (b, a)
     return Probe(

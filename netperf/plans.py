@@ -32,6 +32,8 @@ WITNESS_RANK = 15
 MOST_NODE_PAIRS = 9
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+PROBE_PORT, DATA_PORT, ECHO_PORT = 12865, 12866, 12867
+"""Where agents answer, unless the plan says otherwise: see `ProbeSettings`."""
 
 
 class Peer(msgspec.Struct, frozen=True, order=True):
@@ -84,9 +86,9 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
     extra_tests: tuple[Test, ...] = ()
     extra_every: Annotated[int, msgspec.Meta(ge=2, le=100_000)] = 10
     duration_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 1.0
-    port: Port = 12865
-    data_port: Port = 12866
-    echo_port: Port = 12867
+    port: Port = PROBE_PORT
+    data_port: Port = DATA_PORT
+    echo_port: Port = ECHO_PORT
 
     @property
     def tests(self) -> tuple[Test, ...]:
@@ -233,11 +235,6 @@ def encode_plan(plan: ZonePlan, *, form: int = PLAN_FORM) -> dict[str, str]:
 def form_of(data: Mapping[str, str] | None) -> int:
     """The oldest form that a plan's ConfigMap was written for."""
     return 1 if COMPACT_KEY in (data or {}) else PLAN_FORM
-
-
-def encode_plans(plans: Mapping[str, ZonePlan]) -> dict[str, dict[str, str]]:
-    """Plans by zone -> ``data`` by ConfigMap name."""
-    return {plan_object_name(zone): encode_plan(plan) for zone, plan in plans.items()}
 
 
 class DecodedPlan(msgspec.Struct, frozen=True):

@@ -29,8 +29,6 @@ LONGEST_US = 6e8
 
 # The fewest transactions from which a percentile can be told: nearest rank, 1 / (1 - q).
 SUPPORT: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
-# Scales a median absolute deviation to the standard deviation of a normal distribution.
-MAD_TO_SIGMA = 1.4826
 
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]

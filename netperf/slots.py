@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
-class Edge(NamedTuple):
+class ProbeEdge(NamedTuple):
     """A probe between zones ``a`` <= ``b``; several edges may join the same zones."""
 
     a: str
@@ -34,7 +34,9 @@ def tournament_rounds(zones: Sequence[str]) -> dict[tuple[str, str], int]:
     return rounds
 
 
-def colour(edges: Sequence[Edge], before: Mapping[Edge, int], max_concurrent: int) -> tuple[dict[Edge, int], int]:
+def colour(
+    edges: Sequence[ProbeEdge], before: Mapping[ProbeEdge, int], max_concurrent: int
+) -> tuple[dict[ProbeEdge, int], int]:
     """Give every edge a slot; edges that had one keep it.
 
     Args:
@@ -53,14 +55,16 @@ def colour(edges: Sequence[Edge], before: Mapping[Edge, int], max_concurrent: in
     return (kept, count) if count <= math.ceil(1.25 * fresh_count) + 1 else (fresh, fresh_count)
 
 
-def _first_fit(edges: Sequence[Edge], before: Mapping[Edge, int], max_concurrent: int) -> tuple[dict[Edge, int], int]:
+def _first_fit(
+    edges: Sequence[ProbeEdge], before: Mapping[ProbeEdge, int], max_concurrent: int
+) -> tuple[dict[ProbeEdge, int], int]:
     busy: dict[str, int] = defaultdict(int)  # zone -> bit set of its slots
     members: dict[int, int] = defaultdict(int)
     full = 0
-    slots: dict[Edge, int] = {}
-    waiting: list[Edge] = []
+    slots: dict[ProbeEdge, int] = {}
+    waiting: list[ProbeEdge] = []
 
-    def take(edge: Edge, slot: int) -> None:
+    def take(edge: ProbeEdge, slot: int) -> None:
         nonlocal full
         slots[edge] = slot
         busy[edge.a] |= 1 << slot

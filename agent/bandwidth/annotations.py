@@ -10,7 +10,7 @@ import msgspec
 
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from kubekit.wire import Container, Pod
+from kubekit.wire import MIRROR_ANNOTATION, Container, Pod
 from netperf.contract import BANDWIDTH, EGRESS_ANNOTATION, INGRESS_ANNOTATION
 
 Direction = Literal["ingress", "egress"]
@@ -20,7 +20,6 @@ SMALLEST_BPS, LARGEST_BPS = 10**3, 10**15
 TOO_SMALL = "resource is unreasonably small (< 1kbit)"
 TOO_LARGE = "resource is unreasonably large (> 1Pbit)"
 _CONFIG_HASH = "kubernetes.io/config.hash"
-_CONFIG_MIRROR = "kubernetes.io/config.mirror"
 _CONFIG_SOURCE = "kubernetes.io/config.source"
 _CALICO_PREFIX = "qos.projectcalico.org/"
 
@@ -117,7 +116,7 @@ def _claim(pod: Pod) -> tuple[str, str]:
     lacking = [
         what
         for what, there in (
-            (f"annotation {_CONFIG_MIRROR} of the same value", annotations.get(_CONFIG_MIRROR) == hash_),
+            (f"annotation {MIRROR_ANNOTATION} of the same value", annotations.get(MIRROR_ANNOTATION) == hash_),
             (f"annotation {_CONFIG_SOURCE} file or http", annotations.get(_CONFIG_SOURCE) in {"file", "http"}),
             (f"node {node} as its controlling owner", bool(node) and owned),
         )

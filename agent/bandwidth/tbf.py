@@ -77,13 +77,6 @@ def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
     return wrapped, saturated
 
 
-def plugin_shape(rate_bps: int, burst_bytes: int) -> Shape:
-    """What the CNI plugin sets up on amd64 for a rate in bits per second and a burst in bytes."""
-    rate = rate_bps // 8
-    limit = (int(rate * PLUGIN_LATENCY_S) + burst_bytes) % WORD
-    return Shape(rate_bytes_per_s=rate, buffer_ticks=plugin_buffers(rate, burst_bytes)[0], limit_bytes=limit)
-
-
 def wrapped_burst(shape: Shape) -> int | None:
     """The burst in bytes that was asked for, if it did not fit into 32 bits of ticks and came out as this shape.
 
@@ -126,11 +119,6 @@ def is_bounded(shape: Shape, mtu: int) -> bool:
     return abs(own[0].buffer_ticks - shape.buffer_ticks) <= _TICK_SLACK and shape.limit_bytes in {
         one.limit_bytes for one in own
     }
-
-
-def queue_bound_s(rate_bps: int, mtu: int) -> float:
-    """How long a packet waits at most in our set-up: `QUEUE_S`, or `LEAST_FRAMES` frames at low rates."""
-    return bounded_shape(rate_bps, mtu).queue_s
 
 
 def lets_too_much_through(shape: Shape, mtu: int) -> bool:

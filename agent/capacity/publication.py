@@ -22,7 +22,7 @@ from netperf.contract import AGENT, BANDWIDTH, OWNER_ANNOTATION, SOURCE_ANNOTATI
 CONDITION = "NetawareBandwidth"
 """Node condition: True, the capacity is published and known; False, it is unknown or disputed, and the message says why."""
 
-_KWOK_ANNOTATION = "kwok.x-k8s.io/node"
+KWOK_ANNOTATION = "kwok.x-k8s.io/node"
 _REAL_KUBELET = re.compile(r"v?\d+\.\d+")
 
 
@@ -45,7 +45,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True):
 
 def has_kubelet(node: OwnNode) -> bool:
     """Whether a kubelet copies capacity to allocatable on this node: its version is one, and nobody plays it."""
-    if node.metadata.annotation(_KWOK_ANNOTATION):
+    if node.metadata.annotation(KWOK_ANNOTATION):
         return False
     return _REAL_KUBELET.match(node.status.node_info.kubelet_version) is not None
 
@@ -141,8 +141,5 @@ def _disputed(owner: str) -> Condition:
 
 
 def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
-    old = conditions.find(node.status.conditions, CONDITION)
-    merged = conditions.find(conditions.merge([old] if old else None, [wanted], now_s), CONDITION)
-    if merged is None or merged == old:
-        return None
-    return {"status": {"conditions": [to_builtins(merged)]}}
+    changed = conditions.changed(node.status.conditions, [wanted], now_s)
+    return {"status": {"conditions": to_builtins(changed)}} if changed else None

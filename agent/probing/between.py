@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from kubekit import logs
 from kubekit.backoff import Backoff
 from netperf.plans import Probe, ZonePlan
-from netperf.probers.datagrams import DatagramStream, Target
+from netperf.probers.datagrams import DatagramStream, EchoTarget
 from netperf.probers.netperf import knock
 from netperf.probers.prober import ProbeFailedError
 from netperf.sample import FEWEST_DATAGRAMS, Measurement
@@ -142,5 +142,5 @@ class BetweenRuns:
         return [probe for probe in plan.probes if probe.origin.node == self._node]
 
     @staticmethod
-    def _target(plan: ZonePlan, probe: Probe) -> Target:
-        return Target(probe.destination.address, plan.settings.echo_port)
+    def _target(plan: ZonePlan, probe: Probe) -> EchoTarget:
+        return EchoTarget(probe.destination.address, plan.settings.echo_port)

@@ -36,7 +36,7 @@ class PodPort(NamedTuple):
     port: int
 
 
-class Way(Protocol):
+class WayToConnect(Protocol):
     """Asks one pod for one path; the answer may be of any status and is read as it comes."""
 
     def __call__(
@@ -53,7 +53,7 @@ def forwarded_port(line: str) -> int | None:
 
 
 @asynccontextmanager
-async def by_port_forward(command: Sequence[str], at: PodPort) -> AsyncIterator[Way]:
+async def by_port_forward(command: Sequence[str], at: PodPort) -> AsyncIterator[WayToConnect]:
     """Run ``kubectl port-forward`` for the time of the block.
 
     Args:
@@ -131,7 +131,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 @asynccontextmanager
-async def by_proxy(client: Client, at: PodPort) -> AsyncIterator[Way]:
+async def by_proxy(client: Client, at: PodPort) -> AsyncIterator[WayToConnect]:
     """Through the API server's proxy to the pod, with the rights and log-in of the kubeconfig."""
     root = PODS.path(at.namespace, f"{at.pod}:{at.port}", "proxy")
 
@@ -143,14 +143,16 @@ async def by_proxy(client: Client, at: PodPort) -> AsyncIterator[Way]:
     yield ask
 
 
-async def open_way(stack: AsyncExitStack, client: Client, flags: Sequence[str], at: PodPort) -> tuple[Way, str]:
+async def open_way(
+    stack: AsyncExitStack, client: Client, flags: Sequence[str], at: PodPort
+) -> tuple[WayToConnect, str]:
     """The first way on which the pod answers, and what it is called; open until ``stack`` is closed.
 
     Raises:
         NoWayError: none; the text has the reason of each.
     """
     kubectl = shutil.which("kubectl")
-    ways: list[tuple[str, AbstractAsyncContextManager[Way]]] = []
+    ways: list[tuple[str, AbstractAsyncContextManager[WayToConnect]]] = []
     if kubectl is not None:
         ways.append(("kubectl port-forward", by_port_forward([kubectl, *flags], at)))
     ways.append(("proxy of the API server", by_proxy(client, at)))

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Row, Table
+from controller.cli.looking import note_unused
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
 from controller.cluster.resources import NETWORK_TOPOLOGIES
@@ -70,6 +71,7 @@ class ShowCosts(Command):
             names = ", ".join(network.weights_available) or "none"
             msg = f"{network.topology} has no weight {options.weights!r}; it has: {names}"
             raise NotFoundError(msg)
+        note_unused(session, network)
         return CostsView(at=snapshot.now_s, network=network)
 
     def show(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:

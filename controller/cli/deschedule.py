@@ -14,7 +14,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Row, Table
-from controller.cli.live_config import live_configuration
 from controller.cli.placed_money import PlacedMoney
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money
@@ -77,11 +76,9 @@ class Deschedule(Command):
         """Read the configuration, then the cluster."""
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
-        config = (
-            await asyncio.to_thread(load_config, options.config)
-            if options.config
-            else await live_configuration(session)
-        )
+        if options.config:
+            session.given = await asyncio.to_thread(load_config, options.config)
+        config = await session.configuration()
         section = config.descheduler
         if options.policy:
             if not await asyncio.to_thread(Path(options.policy).is_file):

@@ -18,15 +18,13 @@ from controller.cli.explain_group import (
     standing_survival,
     survival_lines,
 )
-from controller.cli.live_config import live_configuration
-from controller.cli.looking import facts_of, verdict_on
+from controller.cli.looking import facts_of, state_of, verdict_on
 from controller.cli.placed_money import PlacedMoney
-from controller.cli.scheduling import state_of
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
 from controller.cli.traffic_reading import add_price_arguments, read_prices
 from controller.cli.why import describe_verdict
-from controller.diagnosis.pods import Verdict
+from controller.diagnosis.pods import PodVerdict
 from controller.scheduler.balance import as_it_stands
 from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
 from controller.scheduler.survival import Survival
@@ -51,7 +49,7 @@ class Explained(msgspec.Struct, frozen=True, rename="camel"):
 
     now: Explanation
     decision: Decision | None
-    verdict: Verdict | None = None
+    verdict: PodVerdict | None = None
     at: float = 0.0
     survival: Survival | None = None
     money: Months | None = None
@@ -89,13 +87,12 @@ class Explain(Command):
             if prices and of_group.money is None:
                 session.notes["money"] = "no traffic is known of this group"
             return of_group
-        config = await live_configuration(session)
         pod = await session.pod(options.name)
         session.namespace = None
         snapshot = await session.snapshot(groups=True, agents=True, around=True)
         # The pod itself is to be judged as if it were not there yet.
         others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
-        state = state_of(snapshot, others, config.scheduler)
+        state = state_of(snapshot, others)
         verdict = verdict_on(pod, facts_of(snapshot, pod))
         now = explain(state, pod)
         state.take_pod(pod.metadata.key, None, pod)

@@ -11,23 +11,21 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Table
-from controller.cli.live_config import live_configuration
+from controller.cli.looking import belongs_to, state_of
 from controller.cli.placed_money import PlacedMoney
-from controller.cli.scheduling import state_of
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
-from controller.cluster.hosts import host_of
+from controller.cluster.hosts import hosts_of
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUPS
+from controller.cluster.resources import APPGROUPS, SPREAD_ANNOTATION
 from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands
 from controller.scheduler.planner import GroupSnapshot, plan_group
-from controller.scheduler.preferences import SPREAD_ANNOTATION
 from controller.scheduler.problem_builder import Spread
 from controller.scheduler.state import State
 from controller.scheduler.survival import Survival, describe, survival_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.workloads import Place
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 
 LONGEST_S = 20.0
 """For the two plans that the price is the difference of."""
@@ -76,22 +74,21 @@ async def explain_group(session: Session, name: str, prices: PriceTable | None =
     Raises:
         NotFoundError: there is no such AppGroup.
     """
-    config = await live_configuration(session)
     namespace = session.namespace or "default"
     session.namespace = None
     snapshot = await session.snapshot(groups=True)
     session.require(APPGROUPS)
     key = f"{namespace}/{name}"
-    state = state_of(snapshot, snapshot.pods, config.scheduler)
+    state = state_of(snapshot, snapshot.pods)
     if key not in state.groups:
         msg = f"there is no AppGroup {name!r} in namespace {namespace}"
         raise NotFoundError(msg)
-    used = await session.used_room(except_group=(namespace, name))
+    used, _ = await session.room_and_pods(belongs_to(state, key))
     return await asyncio.to_thread(explain_as_it_stands, snapshot, state, key, used, prices)
 
 
 def explain_as_it_stands(
-    snapshot: Snapshot, state: State, key: str, used: dict[str, dict[str, int]], prices: PriceTable | None = None
+    snapshot: ClusterSnapshot, state: State, key: str, used: dict[str, dict[str, int]], prices: PriceTable | None = None
 ) -> ExplainedGroup:
     """The answer; ``used`` is node -> requests of all other pods there."""
     stands = as_it_stands(state, key)
@@ -115,7 +112,7 @@ def standing_survival(stands: GroupAsItStands, price_us: float | None = None) ->
 
 
 def _anew(
-    snapshot: Snapshot, stands: GroupAsItStands, pods: Sequence[GroupPod], used: dict[str, dict[str, int]]
+    snapshot: ClusterSnapshot, stands: GroupAsItStands, pods: Sequence[GroupPod], used: dict[str, dict[str, int]]
 ) -> GroupSnapshot:
     """All of the group's pods waiting."""
     free = [msgspec.structs.replace(p, spec=msgspec.structs.replace(p.spec, node_name="")) for p in pods]
@@ -124,7 +121,7 @@ def _anew(
         pods=free,
         replicas={},
         costs=stands.costs,
-        hosts={node.metadata.name: host_of(node) for node in snapshot.nodes if node.ready},
+        hosts=hosts_of(snapshot.nodes),
         used=used,
         group=stands.group,
         services=snapshot.services,

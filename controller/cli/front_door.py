@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 from aiohttp import hdrs, web
 
-from controller.cli.connecting import Way
+from controller.cli.connecting import WayToConnect
 from kubekit.errors import ConfigError, KubekitError
 from netperf.contract import PAGE_TOKEN_HEADER
 
@@ -42,9 +42,9 @@ class FrontDoor:
         token: gives what the page wants to see of who asks; empty for nothing. It never reaches the browser.
     """
 
-    def __init__(self, find: Callable[[], Awaitable[Way]], token: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, find: Callable[[], Awaitable[WayToConnect]], token: Callable[[], Awaitable[str]]) -> None:
         self._find, self._finding, self._token = find, asyncio.Lock(), token
-        self._way: Way | None = None
+        self._way: WayToConnect | None = None
         self._key, self._port = secrets.token_urlsafe(24), 0
 
     @asynccontextmanager
@@ -106,7 +106,7 @@ class FrontDoor:
         except _FAILURES:
             return await self._ask_by(await self._way_other_than(used), request, stack)
 
-    async def _ask_by(self, way: Way, request: web.Request, stack: AsyncExitStack) -> aiohttp.ClientResponse:
+    async def _ask_by(self, way: WayToConnect, request: web.Request, stack: AsyncExitStack) -> aiohttp.ClientResponse:
         headers = {name: request.headers[name] for name in _ASKED if name in request.headers}
         asked = way(request.path, params=dict(request.query), headers=await self._named(headers))
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -118,7 +118,7 @@ class FrontDoor:
             raise aiohttp.ClientError(msg)
         return answer
 
-    async def _way_other_than(self, failed: Way | None) -> Way:
+    async def _way_other_than(self, failed: WayToConnect | None) -> WayToConnect:
         async with self._finding:
             if self._way is None or self._way is failed:
                 self._way = None

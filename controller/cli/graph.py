@@ -12,13 +12,12 @@ from rich.text import Text
 
 from controller.cli.command import Command, Table
 from controller.cli.explain_group import survival_lines
-from controller.cli.scheduling import state_of
+from controller.cli.looking import note_unused, state_of
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
 from controller.groups.status import BALANCED
 from controller.scheduler.balance import advise, as_it_stands
-from controller.scheduler.config import SchedulerConfig
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 from controller.views.network import build_network
@@ -55,15 +54,20 @@ class GraphOf(Command):
         """The groups asked for."""
         snapshot = await session.snapshot(groups=True)
         session.require(APPGROUPS)
-        if options.appgroup:
-            wanted = tuple(g for g in snapshot.groups if g.metadata.name == options.appgroup)
-            if not wanted:
-                where = f"namespace {session.namespace}" if session.namespace else "any namespace"
-                msg = f"there is no AppGroup {options.appgroup!r} in {where}"
-                raise NotFoundError(msg)
-            snapshot = msgspec.structs.replace(snapshot, groups=wanted)
-        views = build_groups(snapshot, build_network(snapshot, options.topology, options.weights))
-        state = state_of(snapshot, snapshot.pods, SchedulerConfig())
+        network = build_network(snapshot, options.topology, options.weights)
+        asked_for = bool(options.topology or options.weights)
+        if asked_for:
+            note_unused(session, network)
+        views = [
+            view
+            for view in build_groups(snapshot, network, asked_for=asked_for)
+            if session.namespace in {None, view.namespace} and options.appgroup in {"", view.name}
+        ]
+        if options.appgroup and not views:
+            where = f"namespace {session.namespace}" if session.namespace else "any namespace"
+            msg = f"there is no AppGroup {options.appgroup!r} in {where}"
+            raise NotFoundError(msg)
+        state = state_of(snapshot, snapshot.pods)
         return [
             msgspec.structs.replace(view, advice=tuple(advise(as_it_stands(state, f"{view.namespace}/{view.name}"))))
             for view in views

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Table
+from controller.cli.looking import note_unused
+from controller.cli.parser import duration
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, grid, milliseconds, sparkline
 from controller.cluster.zones import draw_map
@@ -20,7 +21,6 @@ from controller.views.network import build_network, by_pair
 
 QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 METRIC = "netaware_probe_latency_seconds"
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 class LatencyView(View, frozen=True):
@@ -57,12 +57,13 @@ class Latency(Command):
         """Arguments of this command."""
         parser.add_argument("origin", metavar="A", help="zone or node")
         parser.add_argument("destination", metavar="B", help="zone or node")
-        parser.add_argument("--since", type=duration, default="6h", metavar="TIME", help="30m, 6h, 7d (default: 6h)")
+        parser.add_argument("--since", type=duration(), default="6h", metavar="TIME", help="30m, 6h, 7d (default: 6h)")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> LatencyView:
         """Read the pair, then its history."""
         snapshot = await session.snapshot()
         network, places = build_network(snapshot), draw_map(snapshot.nodes).places
+        note_unused(session, network)
         pairs = by_pair(network.pairs)
         known = {zone.name for zone in network.zones}
         ends = [places[name].zone if name in places else name for name in (options.origin, options.destination)]
@@ -109,15 +110,6 @@ class Latency(Command):
     def is_bad(self, answer: LatencyView) -> bool:
         """There is no measurement, an old one, or one that is not trusted."""
         return answer.there.basis in {"absent", "inferred", "stale", "unreachable"} or bool(answer.there.doubts)
-
-
-def duration(text: str) -> float:
-    """``90s``, ``30m``, ``6h``, ``7d`` or ``2w`` in seconds."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
-    if match is None or float(match[1]) <= 0:
-        msg = f"{text!r} is no time: write 30m, 6h or 7d"
-        raise argparse.ArgumentTypeError(msg)
-    return float(match[1]) * _UNITS[match[2]]
 
 
 async def _history(

@@ -1,21 +1,33 @@
-"""One look at the cluster, and the verdict on a pod that was asked about, for every command that says why."""
+"""What commands judge by: one look at the cluster, and its state in the scheduler's eyes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from controller.cli.session import Session
+from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.pods import Verdict, judge_pod
-from controller.diagnosis.reading import read_pod
+from controller.diagnosis.pods import PodVerdict, judge_pod
 from controller.diagnosis.rules import leads
+from controller.scheduler.state import State
 from controller.views.agents import build_agents
-from controller.views.diagnosing import read_facts
+from controller.views.model import NetworkView
 from controller.views.network import build_network
-from controller.views.snapshot import Snapshot
+from controller.views.overview import read_facts
+from controller.views.snapshot import ClusterSnapshot
+
+
+def note_unused(session: Session, network: NetworkView) -> None:
+    """Say of costs that are shown that the scheduler does not go by them."""
+    if network.unused:
+        name = " ".join(filter(None, (network.topology, network.weights)))
+        session.notes["costs"] = f"the scheduler does not use {name}"
 
 
 async def look_around(session: Session, pod: GroupPod | None = None) -> tuple[float, Facts]:
-    """Now, in unix seconds, and the facts of all namespaces; with ``pod`` also where it is of no group.
+    """Now, in unix seconds, and the facts of all namespaces; with ``pod`` also of one that is of no group.
 
     Raises:
         KubekitError: the nodes cannot be read.
@@ -25,12 +37,42 @@ async def look_around(session: Session, pod: GroupPod | None = None) -> tuple[fl
     return snapshot.now_s, facts_of(snapshot, pod)
 
 
-def facts_of(snapshot: Snapshot, pod: GroupPod | None = None) -> Facts:
-    """The facts of a snapshot. Pure."""
-    more = () if pod is None or pod.group else (pod,)
+def facts_of(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
+    """The facts of a snapshot, and of ``pod`` where it is not in it. Pure."""
+    more = () if pod is None or any(pod.metadata.key == there.metadata.key for there in snapshot.pods) else (pod,)
     return read_facts(snapshot, build_network(snapshot, "", ""), build_agents(snapshot), more)
 
 
-def verdict_on(pod: GroupPod | None, facts: Facts) -> Verdict | None:
-    """Why a pod is where it is, or is not; None for none. Pure."""
-    return None if pod is None else judge_pod(read_pod(pod), facts, leads=leads(facts))
+def verdict_on(pod: GroupPod | None, facts: Facts) -> PodVerdict | None:
+    """Why a pod of these facts is where it is, or is not; None for none. Pure."""
+    if pod is None:
+        return None
+    return judge_pod(next(fact for fact in facts.pods if fact.key == pod.metadata.key), facts, leads=leads(facts))
+
+
+def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
+    """Everything that the scheduler's rules look at.
+
+    Args:
+        snapshot: nodes, groups, costs, Services and the scheduler's configuration.
+        pods: those of AppGroups.
+    """
+    state = State(snapshot.scheduler, snapshot.home)
+    for service in snapshot.services:
+        state.take_service(service.metadata.key, None, service)
+    for node in snapshot.nodes:
+        state.take_node(node.metadata.name, None, node)
+    for namespace in snapshot.namespaces:
+        state.take_namespace(namespace.metadata.name, None, namespace)
+    for group in snapshot.groups:
+        state.take_group(group.metadata.key, None, group)
+    for topology in snapshot.topologies:
+        state.take_topology(topology.metadata.key, None, topology)
+    for pod in pods:
+        state.take_pod(pod.metadata.key, None, pod)
+    return state
+
+
+def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:
+    """Whether a pod is one of an AppGroup's, by the scheduler's rule."""
+    return lambda pod: state.group_of(pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -13,38 +13,43 @@ from rich.text import Text
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.style import BAD, FAINT, GOOD, counted, grid
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import CostTable, weight_for
+from controller.cluster.costs import CostIndex, Costs
+from controller.cluster.eligibility import required_terms
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import Host, Room, host_of
+from controller.cluster.hosts import Room, hosts_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts, requests_of
-from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Routing, routing_to
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.plan.judge import count_hosts, judge
 from controller.scheduler.plan.problem import Ints, Table
 from controller.scheduler.plan.solve import Effort, solve
+from controller.scheduler.planner import why_unplaced
 from controller.scheduler.preferences import dependencies_of, objective_of, spread_of
 from controller.scheduler.problem_builder import (
     Demand,
-    Dependency,
+    DependencyDemand,
     Objective,
     Spread,
     Standing,
-    Waiting,
+    WaitingReplica,
     draft,
     money_table,
     whole_cost,
 )
 from controller.scheduler.survival import Survival, describe, pays, price_us, survival_of
-from controller.scheduler.why import why_unplaced
 from controller.traffic.prices import PriceTable
-from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
+from kubekit.wire import FINISHED
+from netperf.contract import HOME_NAMESPACE
 
 EFFORT = Effort(steps_per_replica=6000, most_steps=20_000_000, least_runs=4, threads=2)
 """Somebody asked and waits: more than the leader spends on a plan that it may have to make again a minute later."""
+
+
+Kind = tuple[Objective, str]
+"""What groups are planned together: objective, and key of the NetworkTopology that counts for them."""
 
 
 class OfflinePlan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -102,7 +107,7 @@ def plan_offline(cluster: ClusterFile, given: Given, *, deadline_s: float = 50.0
     latency = weight = price = 0.0
     survival: dict[str, Survival] = {}
     ends_at = time.monotonic() + deadline_s
-    for objective, demand in reading.demands():
+    for kind, demand in reading.demands():
         drawn = draft(demand)
         seed = zlib.crc32("/".join(reading.names).encode())
         at = solve(drawn.problem, seed=seed, effort=EFFORT, deadline_s=deadline_s)
@@ -123,7 +128,7 @@ def plan_offline(cluster: ClusterFile, given: Given, *, deadline_s: float = 50.0
             if pays(demand):
                 left_s = max(ends_at - time.monotonic(), 0.0)
                 paid_us = price_us(demand, drawn, at, seed=seed, effort=EFFORT, deadline_s=left_s)
-            survival |= reading.survival(objective, hosts_of, drawn.names, paid_us)
+            survival |= reading.survival(kind, hosts_of, drawn.names, paid_us)
         cost += whole_cost(demand, hosts_of, drawn.names)
         violations += judge(drawn.problem, at).beyond
         by_time = draft(msgspec.structs.replace(demand, objective="time")).problem
@@ -149,51 +154,34 @@ def plan_offline(cluster: ClusterFile, given: Given, *, deadline_s: float = 50.0
 
 
 class _Reading:
-    """A file as demands: one per objective, each with all its groups, so that groups do not take each other's room."""
+    """A file as demands: one per objective and NetworkTopology, each with all its groups, so that groups do not take each other's room."""
 
     def __init__(self, cluster: ClusterFile, given: Given) -> None:
         self._cluster, self._given = cluster, given
         self.remarks = list(cluster.problems)
         self.held: dict[str, str] = {}
-        nodes = [node for node in cluster.nodes if node.ready or not node.status.conditions]
-        self._hosts: dict[str, Host] = {node.metadata.name: host_of(node) for node in nodes}
+        self._hosts = hosts_of(cluster.nodes)
         self._used: dict[str, Amounts] = {}
         self._rules = NetworkOverheadArgs()
-        self._members = Membership.among(cluster.groups, self._rules.namespaces)
-        self._topology = self._choose_topology()
-        self._costs = self._make_costs()
+        self._members = Membership.among(cluster.groups, cluster.namespaces, self._rules)
+        for key in self._members.groups:
+            if refused := self._members.refused_by(key):
+                self.remarks.append(f"AppGroup {key} has no pods of {', '.join(refused)}: no such Namespace lets it in")
+        self._costs = CostIndex.among(
+            cluster.topologies, self._rules, HOME_NAMESPACE, topology=given.topology, weights=given.weights
+        )
         self._volumes = Volumes.among(cluster.volumes, cluster.claims)
         self._standing: list[Standing] = []
         self._waiting: dict[str, list[GroupPod]] = {}
         self._placed: dict[str, list[GroupPod]] = {}
-        self._firsts: dict[Objective, dict[str, int]] = {}
+        self._firsts: dict[Kind, dict[str, int]] = {}
         for pod in cluster.pods:
             self._sort(pod)
         self.names = sorted({*self._waiting, *self._placed})
 
-    def _choose_topology(self) -> NetworkTopology | None:
-        wanted = self._given.topology or self._rules.network_topology_name
-        found = sorted(
-            self._cluster.topologies, key=lambda t: (wanted not in {t.metadata.name, t.metadata.key}, t.metadata.key)
-        )
-        if not found:
-            self.remarks.append("there is no NetworkTopology: zones count as equally far from each other")
-        return found[0] if found else None
-
-    def _make_costs(self) -> CostTable:
-        topology = self._topology
-        if topology is None:
-            return CostTable()
-        weight = topology.weight(self._given.weights) if self._given.weights else weight_for(topology, self._rules)
-        weight = weight or next((w for w in topology.spec.weights or () if w.topology_list), None)
-        latencies = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
-        if latencies.problem:
-            self.remarks.append(latencies.problem)
-        return CostTable(weight, latencies)
-
     def _sort(self, pod: GroupPod) -> None:
         """A pod stays where it is, waits, or is none of ours."""
-        if pod.status.phase in {"Succeeded", "Failed"}:
+        if pod.status.phase in FINISHED:
             return
         group = self._members.group_of(pod.metadata.namespace, pod.group) if pod.group else ""
         node = pod.spec.node_name or ("" if group else _pinned_node(pod))
@@ -214,23 +202,36 @@ class _Reading:
         for name, value in requests_of(pod.spec, pod.status).items():
             taken[name] = taken.get(name, 0) + value
 
-    def demands(self) -> list[tuple[Objective, Demand]]:
+    def demands(self) -> Iterator[tuple[Kind, Demand]]:
         """What is to be planned, group after group by namespace and name within one demand."""
-        by_objective: dict[Objective, list[str]] = {}
+        kinds: dict[Kind, list[str]] = {}
         for key in self.names:
             said = self._given.objective or objective_of(
                 self._members.groups[key], "time", self.remarks, priced=self._given.prices is not None
             )
-            by_objective.setdefault(said, []).append(key)
-        return [(objective, self._demand(objective, keys)) for objective, keys in sorted(by_objective.items())]
+            kinds.setdefault((said, self._costs_of(key).topology), []).append(key)
+        for kind, keys in sorted(kinds.items()):
+            yield kind, self._demand(kind, keys)  # each when the one before is settled
 
-    def _demand(self, objective: Objective, keys: Sequence[str]) -> Demand:
-        ours = _Numbering()
-        dependencies: list[Dependency] = []
-        waiting: list[Waiting] = []
+    def _costs_of(self, key: str) -> Costs:
+        """Those that count for a group, with remarks on what is wrong with them."""
+        costs = self._costs.of(key.partition("/")[0])
+        remark = costs.problem
+        if not costs.topology:
+            remark = "there is no NetworkTopology that counts: zones count as equally far from each other"
+        elif not costs.weight:
+            remark = f"NetworkTopology {costs.topology} has no weight that counts: its costs are unknown"
+        if remark and remark not in self.remarks:
+            self.remarks.append(remark)
+        return costs
+
+    def _demand(self, kind: Kind, keys: Sequence[str]) -> Demand:
+        ours, costs = _Numbering(), self._costs_of(keys[0])
+        dependencies: list[DependencyDemand] = []
+        waiting: list[WaitingReplica] = []
         standing = list(self._standing)
         spreads: list[Spread] = []
-        firsts = self._firsts[objective] = {}
+        firsts = self._firsts[kind] = {}
         for key in keys:
             group, graph = self._members.groups[key], self._members.graph(key)
             pods, placed = self._waiting.get(key, []), self._placed.get(key, [])
@@ -253,7 +254,9 @@ class _Reading:
                 for d in dependencies_of(group, graph, counts, routings, self.remarks)
             ]
             waiting += [
-                Waiting(pod.metadata.key, first + ours.position(pod), as_asked(pod), self._volumes.demands_of(pod))
+                WaitingReplica(
+                    pod.metadata.key, first + ours.position(pod), as_asked(pod), self._volumes.demands_of(pod)
+                )
                 for pod in sorted(pods, key=lambda p: p.metadata.key)
             ]
             standing += [Standing(pod.spec.node_name, first + ours.position(pod), pod) for pod in placed]
@@ -264,19 +267,19 @@ class _Reading:
             standing=standing,
             spreads=spreads,
             dependencies=dependencies,
-            costs=self._costs,
-            objective=objective,
-            measured=self._topology is not None,
+            costs=costs.table,
+            objective=kind[0],
+            measured=bool(costs.topology),
             prices=self._given.prices,
         )
 
     def survival(
-        self, objective: Objective, hosts_of: Sequence[Mapping[int, int]], names: Sequence[str], paid_us: float | None
+        self, kind: Kind, hosts_of: Sequence[Mapping[int, int]], names: Sequence[str], paid_us: float | None
     ) -> dict[str, Survival]:
         """Of the groups of one demand, as planned."""
         locations = {name: host.location for name, host in self._hosts.items()}
         found = {}
-        for key, first in self._firsts[objective].items():
+        for key, first in self._firsts[kind].items():
             graph = self._members.graph(key)
             members = [{names[h]: n for h, n in hosts_of[first + w].items()} for w in range(len(graph.workloads))]
             found[key] = survival_of(graph.selectors, members, locations, graph.edges, paid_us)
@@ -325,9 +328,7 @@ def _models(ours: _Numbering, pods: Sequence[GroupPod]) -> list[GroupPod | None]
 
 def _pinned_node(pod: GroupPod) -> str:
     """The one node that a pod is made for, as the DaemonSet controller says it: its room is as good as taken."""
-    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
-    required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
-    terms = (required.node_selector_terms or ()) if required else ()
+    terms = required_terms(pod.spec.affinity) or ()
     names = {
         value
         for term in terms

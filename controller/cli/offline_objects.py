@@ -43,6 +43,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
     volumes: list[PersistentVolume] = []
     claims: list[PersistentVolumeClaim] = []
     groups: list[AppGroup] = []
+    namespaces: list[Object] = []
     topologies: list[NetworkTopology] = []
     problems: list[str] = []
 
@@ -54,6 +55,7 @@ _KINDS: dict[str, tuple[str, type[Object]]] = {
     "PersistentVolume": ("volumes", PersistentVolume),
     "PersistentVolumeClaim": ("claims", PersistentVolumeClaim),
     "AppGroup": ("groups", AppGroup),
+    "Namespace": ("namespaces", Object),
     "NetworkTopology": ("topologies", NetworkTopology),
 }
 

@@ -17,15 +17,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.connecting import NoWayError, PodPort, Way, open_way
+from controller.cli.connecting import NoWayError, PodPort, WayToConnect, open_way
 from controller.cli.front_door import FrontDoor
 from controller.cli.page_token import Ticket
-from controller.cli.session import CONTROLLER_PORT, CONTROLLER_SELECTOR, NotFoundError, Session
+from controller.cli.session import CONTROLLER_PORT, NotFoundError, Session
 from controller.cli.style import FAINT, STRONG
 from kubekit.errors import ApiError
 from kubekit.lease import Lease
 from kubekit.wire import LEASES, PODS, Condition, Object, Wire
-from netperf.contract import CONTROLLER
+from netperf.contract import CONTROLLER, CONTROLLER_POD_SELECTOR
 
 
 class _Status(Wire, frozen=True):
@@ -131,7 +131,7 @@ class _Finder(AsyncExitStack):
         super().__init__()
         self._session, self._flags = session, flags
 
-    async def find(self) -> Way:
+    async def find(self) -> WayToConnect:
         """A way to a controller that answers, after closing the one before.
 
         Raises:
@@ -154,7 +154,7 @@ class _Finder(AsyncExitStack):
         home = self._session.home
         try:
             return await self._session.client.list(
-                PODS, ControllerPod, namespace=home, label_selector=CONTROLLER_SELECTOR
+                PODS, ControllerPod, namespace=home, label_selector=CONTROLLER_POD_SELECTOR
             )
         except ApiError as error:
             if error.forbidden:

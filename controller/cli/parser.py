@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from controller.cli.command import Command
 from controller.cli.output import FORMATS
 from controller.cli.shells import SHELLS
+from kubekit.durations import seconds
+from kubekit.errors import ConfigError
 from netperf.contract import HOME_NAMESPACE
 
 DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
@@ -147,7 +149,12 @@ def _shared() -> argparse.ArgumentParser:
     group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
     group.add_argument("--netaware-namespace", metavar="NAME", help="where netaware lives (default: netaware-system)")
     group.add_argument("--prometheus", metavar="URL", help="Prometheus, for history, rates in use and verdicts")
-    group.add_argument("--timeout", type=seconds, metavar="SECONDS", help="patience with the API server (default: 15)")
+    group.add_argument(
+        "--timeout",
+        type=duration(most_s=86_400, bare=True),
+        metavar="SECONDS",
+        help="patience with the API server (default: 15)",
+    )
     group = shared.add_argument_group("output")
     group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")
     group.add_argument("--color", choices=("auto", "always", "never"), help="colours (default: auto)")
@@ -158,17 +165,22 @@ def _shared() -> argparse.ArgumentParser:
 def _watching() -> argparse.ArgumentParser:
     watching = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     watching.add_argument("-w", "--watch", action="store_true", help="go on and show changes")
-    watching.add_argument("--interval", type=seconds, metavar="SECONDS", help="how often to look (default: 2)")
+    watching.add_argument(
+        "--interval", type=duration(most_s=86_400, bare=True), metavar="TIME", help="how often to look (default: 2)"
+    )
     return watching
 
 
-def seconds(text: str) -> float:
-    """A time above 0 and below a day."""
-    try:
-        value = float(text.removesuffix("s"))
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 86400:
-        msg = f"{text!r} is no number of seconds above 0"
-        raise argparse.ArgumentTypeError(msg)
-    return value
+def duration(*, least_s: float = 0.0, most_s: float = float("inf"), bare: bool = False) -> Callable[[str], float]:
+    """What reads a flag's time above 0 within limits, for argparse; see `kubekit.durations.seconds`."""
+
+    def read(text: str) -> float:
+        try:
+            if found := seconds(text, "", least=least_s, most=most_s, bare=bare):
+                return found
+            raise ConfigError("", f"{text!r} is out of range", "above 0")
+        except ConfigError as error:
+            msg = f"{error.problem} ({error.fix})"
+            raise argparse.ArgumentTypeError(msg) from error
+
+    return read

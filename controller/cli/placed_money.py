@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 
 import msgspec
 
-from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.cluster.services import ServiceIndex
@@ -14,16 +13,16 @@ from controller.cluster.zones import draw_map
 from controller.traffic.placed import GroupTraffic, Placed, month_of, month_of_pod, near_of, traffic_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.workloads import Place
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 
 
 class PlacedMoney:
     """Prices over a snapshot with groups and their pods."""
 
-    def __init__(self, snapshot: Snapshot, prices: PriceTable) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, prices: PriceTable) -> None:
         self.prices = prices
         self.places = {name: (p.region, p.zone) for name, p in draw_map(snapshot.nodes).places.items()}
-        self._membership = Membership.among(snapshot.groups, snapshot.rules.namespaces)
+        self._membership = snapshot.membership
         self._pods = {pod.metadata.key: pod for pod in snapshot.pods}
         services = ServiceIndex()
         for service in snapshot.services:

@@ -30,10 +30,10 @@ from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Drift, Proposal, Wish, drift_of, propose
 from kubekit.errors import ConfigError, KubekitError
-from kubekit.wire import DEPLOYMENTS, Object, Resource
+from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Resource
 from netperf.contract import PROPOSAL_ANNOTATION
 
-_KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": Resource("apps", "v1", "statefulsets", "StatefulSet")}
+_KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
 
 
 _POLL_S, _PATIENCE_S = 1.0, 600.0

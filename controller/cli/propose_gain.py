@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from controller.cli.looking import belongs_to, state_of
 from controller.cli.session import Session
-from controller.cli.simulate import cost_table, simulate
+from controller.cli.simulate import simulate
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.graph import build_graph
-from controller.cluster.hosts import Host, host_of
+from controller.cluster.hosts import Host, hosts_of
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
@@ -31,7 +32,6 @@ from controller.traffic.placed import CROSSING, ONE, GroupTraffic, Priced, by_zo
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.proposals import Proposal
 from controller.traffic.workloads import Place
-from controller.views.network import choose_topology, choose_weights
 
 
 class Gain(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ async def gain_of(
         group = msgspec.structs.replace(group, metadata=metadata)
     namespace = proposal.namespace
     named = {item.workload.name: item.workload for item in group.spec.workloads or ()}
-    snapshot = await session.snapshot(measurements=False)
+    snapshot = traffic.snapshot
     templates = {(c.metadata.name): c for c in await session.controllers(namespace)}
     replicas = {
         ref.selector: [templates[name].spec.template.spec] * (1 if (n := templates[name].spec.replicas) is None else n)
@@ -105,17 +105,19 @@ async def gain_of(
         if name in templates
     }
     own = {f"{namespace}/{ref.kind}/{name}" for name, ref in named.items()}
-    used, standing = await session.room_and_pods(except_group=(namespace, proposal.name), except_workloads=own)
-    hosts = {node.metadata.name: host_of(node) for node in snapshot.nodes if node.ready}
-    topology = choose_topology(snapshot, "", namespace=namespace)
-    weights = choose_weights(topology, snapshot.rules, "")
+    state = state_of(msgspec.structs.replace(snapshot, groups=tuple(traffic.groups)), ())
+    key = f"{namespace}/{proposal.name}"
+    state.take_group(key, existing, group)
+    is_of_group = belongs_to(state, key)
+    used, standing = await session.room_and_pods(lambda pod: is_of_group(pod) or pod.workload in own)
+    hosts = hosts_of(snapshot.nodes)
     services = await session.services(namespace)
     labels = {
         ref.selector: dict(templates[name].spec.template.metadata.labels or {})
         for name, ref in named.items()
         if name in templates
     }
-    costs = cost_table(topology, weights)
+    costs = state.costs(namespace)
     planned = await asyncio.to_thread(
         simulate, group, replicas, hosts, used, costs=costs, services=services, labels=labels, prices=prices
     )
@@ -134,7 +136,8 @@ async def gain_of(
         graph=build_graph(group.spec),
         pods=(),
         replicas={},
-        costs=costs,
+        costs=costs.table,
+        measured=bool(costs.topology),
         hosts=hosts,
         used=used,
         group=group,
@@ -146,7 +149,7 @@ async def gain_of(
     )
     ends.sort(key=lambda end: weighed(all_rates, end.placed, CROSSING))
     then = ends[len(ends) // 2].placed
-    ways = Ways(costs, measured=topology is not None)
+    ways = Ways(costs.table, measured=bool(costs.topology))
 
     def of_today(priced: Priced) -> float:
         """Sum of rate times price of the way, of today's traffic."""

@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 
+from controller.config import ControllerConfiguration
 from controller.prometheus import PrometheusClient
+from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.worker import NICENESS, die_with_parent
 from controller.traffic.config import TrafficConfig
 from controller.traffic.prices import PriceTable
@@ -42,7 +44,7 @@ NO_SOURCE = (
 )
 
 
-class Question(msgspec.Struct, frozen=True):
+class ProposalQuestion(msgspec.Struct, frozen=True):
     """What the process is asked."""
 
     namespace: str
@@ -52,6 +54,7 @@ class Question(msgspec.Struct, frozen=True):
     prices: PriceTable | None
     home: str
     kubeconfig: str | None
+    scheduler: SchedulerConfig
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -73,7 +76,7 @@ class Told(msgspec.Struct, frozen=True):
     command: str = ""
 
 
-_decode_question = msgspec.json.Decoder(Question).decode
+_decode_question = msgspec.json.Decoder(ProposalQuestion).decode
 _decode_told = msgspec.json.Decoder(Told).decode
 
 
@@ -84,6 +87,7 @@ class Proposer:
         traffic: where traffic is known from; answers are kept for its period.
         prometheus: its address; empty for none.
         home: netaware's namespace.
+        scheduler: by which proposals are judged.
         kubeconfig: as the manager was given it.
         clock: unix seconds.
     """
@@ -94,11 +98,12 @@ class Proposer:
         prometheus: str,
         *,
         home: str,
+        scheduler: SchedulerConfig,
         kubeconfig: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._traffic, self._prometheus, self._home, self._kubeconfig = traffic, prometheus, home, kubeconfig
-        self._clock, self._turn = clock, asyncio.Lock()
+        self._scheduler, self._clock, self._turn = scheduler, clock, asyncio.Lock()
         self._kept: dict[str, tuple[float, bytes]] = {}
         self._making: dict[str, asyncio.Task[bytes]] = {}
 
@@ -116,7 +121,7 @@ class Proposer:
         return making
 
     async def _make(self, namespace: str) -> bytes:
-        question = Question(
+        question = ProposalQuestion(
             namespace,
             self._prometheus,
             self._traffic.source,
@@ -124,6 +129,7 @@ class Proposer:
             self._traffic.prices.table(),
             self._home,
             self._kubeconfig,
+            self._scheduler,
         )
         failed, answer = "", None
         if not self._prometheus:
@@ -157,7 +163,7 @@ class Proposer:
         return f"{words} --apply"
 
 
-async def _run(question: Question) -> tuple[bytes, str]:
+async def _run(question: ProposalQuestion) -> tuple[bytes, str]:
     """The process's answer, or why there is none."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -185,7 +191,7 @@ async def _run(question: Question) -> tuple[bytes, str]:
     return b"", f"it failed: {last}"
 
 
-async def answer(question: Question) -> Told:
+async def answer(question: ProposalQuestion) -> Told:
     """Make it; what a person has to know of failures is in the answer."""
     # Here and not above: the leader, which imports this module, shall not hold what only the command needs.
     from controller.cli.propose import make_proposals
@@ -195,7 +201,8 @@ async def answer(question: Question) -> Told:
         Client(load_cluster(question.kubeconfig), user_agent=PAGE_ACCOUNT) as client,
         PrometheusClient(question.prometheus) as prometheus,
     ):
-        session = Session(client, prometheus, question.namespace, question.home)
+        given = ControllerConfiguration(scheduler=question.scheduler)
+        session = Session(client, prometheus, question.namespace, question.home, given=given)
         try:
             proposed = await make_proposals(
                 session,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
-from controller.cli.templates import STATEFUL_SETS, Controller
+from controller.cli.in_force import read_configuration
+from controller.cli.templates import Controller
 from controller.cluster.hosts import Fleet
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
@@ -29,11 +30,12 @@ from controller.cluster.resources import (
     NetworkTopology,
 )
 from controller.cluster.services import Service
+from controller.config import ControllerConfiguration
 from controller.diagnosis.facts import Surroundings
 from controller.diagnosis.reading import PROGRAM_SELECTOR, ProgramPodObject, read_lease, read_programs
 from controller.prometheus import PrometheusClient
 from controller.views.readings import read_all
-from controller.views.snapshot import Readings, Snapshot
+from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.lease import Lease
@@ -41,22 +43,23 @@ from kubekit.wire import (
     CONFIGMAPS,
     DEPLOYMENTS,
     LEASES,
+    NAMESPACES,
     NODES,
     PODS,
+    STATEFUL_SETS,
     UNREADABLE,
     ConfigMap,
     Node,
     Object,
     Resource,
 )
-from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, PLAN_SELECTOR, RESULTS_NAME
+from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.results import shard_index, shard_name
 
 BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that hold room."""
-CONTROLLER_SELECTOR = "app.kubernetes.io/name=netaware-controller"
 CONTROLLER_PORT = 9851
 PROXY_TIMEOUT_S = 5.0
 _MOST_SHARDS = 100
@@ -77,6 +80,7 @@ class Session:
         notes: what could not be read and why, by kind; for stderr.
         remarks: what else the command has to say; for stderr.
         complaints: what the controller's replicas say is wrong with themselves, once they were asked.
+        given: the configuration to judge by; None for the running controller's.
         stack: closed when the command ends; for what it holds open meanwhile.
     """
 
@@ -89,6 +93,7 @@ class Session:
     notes: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    given: ControllerConfiguration | None = None
     clock: Callable[[], float] = time.time
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -101,11 +106,11 @@ class Session:
         readings: bool = False,
         around: bool = False,
         measurements: bool = True,
-    ) -> Snapshot:
-        """Read nodes, topologies, results and plans, and on request more.
+    ) -> ClusterSnapshot:
+        """Read the configuration in force, nodes, topologies, results and plans, and on request more.
 
         Args:
-            groups: AppGroups of the namespace and their pods, which may be in others.
+            groups: AppGroups and their pods, and the namespaces, whose labels say which groups may have their pods.
             bandwidth: every pod of the namespace, since any may ask for bandwidth.
             agents: pods of the agent's DaemonSet.
             readings: what Prometheus knows; empty without one.
@@ -115,35 +120,57 @@ class Session:
         Raises:
             KubekitError: the nodes cannot be read; nothing can be shown without them.
         """
-        nodes, topologies, plans, services = await asyncio.gather(
+        config, nodes, namespaces, topologies, plans, services = await asyncio.gather(
+            self.configuration(),
             self.client.list(NODES, Node),
+            self._list(NAMESPACES, Object, None, wanted=groups),
             self._list(NETWORK_TOPOLOGIES, NetworkTopology, None),
             self._plans(wanted=measurements),
             self._list(SERVICES, Service, None, wanted=groups),
         )
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
-            self._list(APPGROUPS, AppGroup, self.namespace, wanted=groups),
+            self._app_groups(wanted=groups),
             self._list(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
             self._pods(self.namespace, wanted=bandwidth),
             self._pods(self.home, AGENT_POD_SELECTOR, wanted=agents),
             self._results(topologies, plans, wanted=measurements),
             self._readings(wanted=readings),
         )
-        return Snapshot(
+        return ClusterSnapshot(
             now_s=self.clock(),
             home=self.home,
             nodes=tuple(nodes),
             topologies=tuple(topologies),
             groups=tuple(found_groups),
+            namespaces=tuple(namespaces),
             pods=tuple(pods),
             bandwidth_pods=tuple(bandwidth_pods),
             agent_pods=tuple(agent_pods),
             results=results,
             plans=tuple(plans),
             services=tuple(services),
+            policy=config.topology.policy(),
+            scheduler=config.scheduler,
             readings=read,
             around=await self._around() if around else None,
         )
+
+    async def configuration(self) -> ControllerConfiguration:
+        """What to judge by; the defaults, with a note, where the running controller's cannot be read."""
+        if self.given is not None:
+            return self.given
+        found, note = await read_configuration(self.client, self.home)
+        if note:
+            self.notes["configuration"] = note
+        return found
+
+    async def _app_groups(self, *, wanted: bool) -> list[AppGroup]:
+        """Those of all namespaces; of the one that was asked for, with a note, where no others may be listed."""
+        found = await self._list(APPGROUPS, AppGroup, None, wanted=wanted)
+        if self.namespace and "not allowed" in self.notes.get(APPGROUPS.plural, ""):
+            self.notes[f"{APPGROUPS.plural} of other namespaces"] = self.notes.pop(APPGROUPS.plural)
+            found = await self._list(APPGROUPS, AppGroup, self.namespace)
+        return found
 
     async def pod(self, name: str) -> GroupPod:
         """One pod of the namespace, or of the default one.
@@ -167,7 +194,7 @@ class Session:
         """
         self.complaints.clear()
         try:
-            pods = await self._list(PODS, Object, self.home, CONTROLLER_SELECTOR)
+            pods = await self._list(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
         except UnreachableError:
             return  # what else the command reads will say so
         # Together: each of those that hang would be waited for in turn.
@@ -236,23 +263,11 @@ class Session:
         """Services of a namespace; none where nobody may read them, which is noted."""
         return await self._list(SERVICES, Service, namespace)
 
-    async def used_room(
-        self, *, except_group: tuple[str, str], except_workloads: Collection[str] = ()
-    ) -> dict[str, Amounts]:
-        """Node -> requests of the pods on it, without those of one AppGroup (namespace, name), and of workloads
-        (``namespace/Kind/name``).
-        """
-        used, _ = await self.room_and_pods(except_group=except_group, except_workloads=except_workloads)
-        return used
-
-    async def room_and_pods(
-        self, *, except_group: tuple[str, str], except_workloads: Collection[str] = ()
-    ) -> tuple[dict[str, Amounts], list[PodInfo]]:
-        """The same, and the pods that are left out of it."""
+    async def room_and_pods(self, without: Callable[[PodInfo], bool]) -> tuple[dict[str, Amounts], list[PodInfo]]:
+        """Node -> requests of the pods on it, ``without`` some; and those."""
         fleet, left_out = Fleet(), []
         for pod in await self._pods(None, field_selector=BOUND_PODS):
-            mine = (pod.namespace, pod.labels.get(APPGROUP_LABEL, "")) == except_group
-            if mine or pod.workload in except_workloads:
+            if without(pod):
                 left_out.append(pod)
             else:
                 fleet.take_pod(pod.key, None, pod)

@@ -16,19 +16,20 @@ from rich.text import Text
 
 from controller.cli.command import Command, Table
 from controller.cli.convert import read_documents
+from controller.cli.looking import belongs_to, state_of
 from controller.cli.offline import OFFLINE_HEADER, Given, OfflinePlan, offline_rows, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import add_price_arguments, read_prices
-from controller.cluster.costs import CostTable
+from controller.cluster.costs import CostIndex, Costs, CostTable
 from controller.cluster.graph import Graph, build_graph
-from controller.cluster.hosts import Host, host_of
+from controller.cluster.hosts import Host, hosts_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.requests import Amounts
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup, NetworkTopology
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import Service
 from controller.convert.spellings import convert
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
@@ -38,10 +39,8 @@ from controller.scheduler.stock import place
 from controller.traffic.placed import GroupTraffic, Placed, kept_near, month_of, traffic_of
 from controller.traffic.prices import PriceTable
 from controller.views.model import View
-from controller.views.network import choose_topology, choose_weights
 from kubekit.errors import ConfigError
 from kubekit.wire import ObjectMeta
-from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
 
 RUNS = 25
 """The default scheduler draws lots between equal nodes, so that one run of it says little."""
@@ -118,7 +117,7 @@ class Simulate(Command):
         "as it is now: our planner, and a model of the default scheduler (resources, spreading; 25 runs, since it draws lots "
         "between equal nodes). Workloads whose template is neither in the file nor in the cluster count as one pod without "
         "requests. Nothing is created. With --exit-code the command ends with 3 when ours would violate a dependency or not "
-        "fit. With --offline everything is read from a file instead, as `kubectl get nodes,pods,services,pv,pvc,appgroups,"
+        "fit. With --offline everything is read from a file instead, as `kubectl get ns,nodes,pods,services,pv,pvc,appgroups,"
         "networktopologies -A -o json` prints it: the plan is the one that the controller would make of the pods in it that wait, "
         "and no cluster is asked."
     )
@@ -180,25 +179,27 @@ class Simulate(Command):
         group, given = _read(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
         snapshot = await session.snapshot()
-        topology = choose_topology(snapshot, options.topology, namespace=namespace)
-        weights = choose_weights(topology, snapshot.rules, options.weights)
-        if options.weights and weights is None:
+        asked = {"topology": options.topology, "weights": options.weights}
+        costs = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home, **asked).of(namespace)
+        if options.weights and not costs.weight:
             msg = f"there is no weight {options.weights!r}"
             raise NotFoundError(msg)
-        if not weights:
-            session.notes["costs"] = "there are none, so that every place is as good as another"
+        if not costs.weight:
+            session.notes["costs"] = "there are none that count, so that every place is as good as another"
         known = {controller.workload: controller for controller in (*await session.controllers(namespace), *given)}
         replicas = _replicas(group, known, session)
-        used = await session.used_room(except_group=(namespace, group.metadata.name))
-        hosts = {node.metadata.name: host_of(node) for node in snapshot.nodes if node.ready}
-        costs = cost_table(topology, weights)
+        groups = {g.metadata.key: g for g in await session.list_all(APPGROUPS, AppGroup)}
+        key = f"{namespace}/{group.metadata.name}"
+        state = state_of(msgspec.structs.replace(snapshot, groups=tuple(groups.values())), ())
+        state.take_group(key, groups.get(key), group)
+        used, _ = await session.room_and_pods(belongs_to(state, key))
+        hosts = hosts_of(snapshot.nodes)
         services = await session.services(namespace)
         labels = {
             selector: dict(known[group.metadata.name, selector].spec.template.metadata.labels or {})
             for selector in replicas
             if (group.metadata.name, selector) in known
         }
-        source = (topology.metadata.key if topology is not None else None, weights)
         answer = await asyncio.to_thread(
             simulate,
             group,
@@ -206,7 +207,6 @@ class Simulate(Command):
             hosts,
             used,
             costs=costs,
-            source=source,
             services=services,
             labels=labels,
             prices=prices,
@@ -214,8 +214,7 @@ class Simulate(Command):
         if prices is None:
             return answer
         # The file's group has no traffic of its own; the one that stands may.
-        known_groups = {g.metadata.key: g for g in await session.list_all(APPGROUPS, AppGroup)}
-        standing = known_groups.get(f"{namespace}/{group.metadata.name}", group)
+        standing = groups.get(key, group)
         near = kept_near(services, namespace, labels)
         return priced(answer, msgspec.structs.replace(traffic_of(standing), near=near), hosts, prices)
 
@@ -259,8 +258,7 @@ def simulate(
     hosts: Mapping[str, Host],
     used: Mapping[str, Amounts],
     *,
-    costs: CostTable,
-    source: tuple[str | None, str | None] = (None, None),
+    costs: Costs,
     services: Sequence[Service] = (),
     labels: Mapping[str, Mapping[str, str]] | None = None,
     prices: PriceTable | None = None,
@@ -273,18 +271,17 @@ def simulate(
         hosts: every node that may be used.
         used: node -> requests of the pods on it.
         costs: by which both are judged.
-        source: key of the NetworkTopology and name of the weight, for the answer.
         services: of the group's namespaces; they say who answers a call.
         labels: workload selector -> labels of its pods, by which Services select them.
         prices: for a group whose objective weighs money.
     """
-    graph = build_graph(group.spec)
+    graph, table = build_graph(group.spec), costs.table
     waiting = [Waiting(selector, spec) for selector in graph.selectors for spec in replicas.get(selector, ())]
     pods = _pods(group, waiting, labels or {})
     reader = PodReader()
     asked = [(replica.workload, reader.read(pod)) for replica, pod in zip(waiting, pods, strict=True)]
     runs = [
-        _outcome(graph, waiting, place(asked, hosts, used, random.Random(seed)), hosts, costs) for seed in range(RUNS)
+        _outcome(graph, waiting, place(asked, hosts, used, random.Random(seed)), hosts, table) for seed in range(RUNS)
     ]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
     plan = plan_group(
@@ -292,7 +289,8 @@ def simulate(
             graph=graph,
             pods=pods,
             replicas={},
-            costs=costs,
+            costs=table,
+            measured=bool(costs.topology),
             hosts=hosts,
             used=used,
             # Without its annotations and Services it would be another plan than the leader's.
@@ -301,12 +299,12 @@ def simulate(
             prices=prices,
         )
     )
-    ours = _outcome(graph, waiting, _targets(waiting, plan), hosts, costs)
+    ours = _outcome(graph, waiting, _targets(waiting, plan), hosts, table)
     default = runs[len(runs) // 2]
     return Simulation(
         group=group.metadata.key,
-        topology=source[0],
-        weights=source[1],
+        topology=costs.topology or None,
+        weights=costs.weight or None,
         replicas=len(waiting),
         default=default,
         network_aware=ours,
@@ -317,22 +315,15 @@ def simulate(
                 dependency=graph.selectors[edge.dependency],
                 max_cost=edge.max_network_cost,
                 default_cost=_dearest(
-                    default, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, costs
+                    default, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, table
                 ),
                 network_aware_cost=_dearest(
-                    ours, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, costs
+                    ours, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, table
                 ),
             )
             for edge in graph.edges
         ),
     )
-
-
-def cost_table(topology: NetworkTopology | None, weights: str | None) -> CostTable:
-    """Costs as the leader plans by them: with the latencies behind them, where they were measured."""
-    if topology is None or not weights:
-        return CostTable()
-    return CostTable(topology.weight(weights), decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION)))
 
 
 def priced(answer: Simulation, traffic: GroupTraffic, hosts: Mapping[str, Host], prices: PriceTable) -> Simulation:

@@ -12,6 +12,7 @@ from rich.table import Table as Lines
 from rich.text import Text
 
 from controller.cli.command import Command, Table
+from controller.cli.looking import note_unused
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, counted, percent, rate
 from controller.cli.why import describe
@@ -40,7 +41,10 @@ class ShowStatus(Command):
         if not options.namespace:
             session.namespace = None
         await session.ask_controllers()
-        return build(await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, around=True))
+        snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, around=True)
+        answer = build(snapshot, namespace=session.namespace)
+        note_unused(session, answer.network)
+        return answer
 
     def show(self, answer: Overview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The screen."""

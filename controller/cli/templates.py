@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from controller.cluster.pods import GroupPodSpec
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
-from kubekit.wire import Condition, Object, ObjectMeta, Resource, Wire
-
-STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
+from kubekit.wire import Condition, Object, ObjectMeta, Wire
 
 
 class _Template(Wire, frozen=True):

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import yaml
 
+from controller.cli.parser import duration
 from controller.cli.session import Session
-from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
+from controller.cluster.resources import APPGROUPS, SERVICES, AppGroup
 from controller.cluster.zones import draw_map
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable, price_table
 from controller.traffic.proposals import CostOf, as_declared
 from controller.traffic.sources import SOURCES, Source, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, ServiceOfPods, Workloads
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.errors import ConfigError
-from kubekit.wire import NODES, PODS, Node
+from kubekit.wire import PODS
 
-_UNITS_S = {"m": 60, "h": 3600, "d": 86400}
 SHOWN_UNKNOWN = 3
 
 
@@ -39,6 +38,7 @@ class Traffic:
         window_s: over how long.
         groups: AppGroups of all namespaces.
         cost_of: costs as the scheduler has them.
+        snapshot: nodes and costs, and by which configuration they count.
     """
 
     graph: TrafficGraph
@@ -47,6 +47,7 @@ class Traffic:
     window_s: int
     groups: list[AppGroup]
     cost_of: CostOf
+    snapshot: ClusterSnapshot
 
 
 def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,23 +56,20 @@ def add_traffic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", choices=names, default="", help="where traffic is known from (default: what Prometheus has)"
     )
-    parser.add_argument("--window", type=window, default=3600, metavar="TIME", help="how far back, as 30m, 6h, 7d (1h)")
+    window = duration(least_s=60, most_s=90 * 86_400)
+    parser.add_argument(
+        "--window",
+        type=lambda text: int(window(text)),
+        default=3600,
+        metavar="TIME",
+        help="how far back, as 30m, 6h, 7d (1h)",
+    )
 
 
 def add_price_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of every command that tells money."""
     text = f"a preset ({', '.join(PRESETS)}: list prices), or a YAML file with your own (default: none)"
     parser.add_argument("--prices", default="", metavar="PRESET|FILE", help=text)
-
-
-def window(text: str) -> int:
-    """Seconds of ``30m``, ``6h``, ``7d``: from a minute to 90 days."""
-    found = re.fullmatch(r"(\d{1,5})([mhd])", text)
-    seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
-    if not 60 <= seconds <= 90 * 86400:
-        msg = f"{text!r} is no time from 1m to 90d"
-        raise argparse.ArgumentTypeError(msg)
-    return seconds
 
 
 def read_prices(text: str) -> PriceTable | None:
@@ -108,14 +106,13 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
         fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
     source, *others = await choose_among(session.prometheus, chosen)
-    nodes, pods, services, groups, topologies = await asyncio.gather(
-        session.client.list(NODES, Node),
+    snapshot, pods, services, groups = await asyncio.gather(
+        session.snapshot(measurements=False),
         session.list_all(PODS, RunningPod),
         session.list_all(SERVICES, ServiceOfPods),
         session.list_all(APPGROUPS, AppGroup),
-        session.list_all(NETWORK_TOPOLOGIES, NetworkTopology),
     )
-    places = {name: (p.region, p.zone) for name, p in draw_map(nodes).places.items()}
+    places = {name: (p.region, p.zone) for name, p in draw_map(snapshot.nodes).places.items()}
     workloads = Workloads.among(pods, places, services)
     window_s = await known_window(session.prometheus, source, asked_s)
     flows = await read_flows(session.prometheus, source, window_s, workloads.served)
@@ -135,14 +132,13 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
         session.remarks.append(f"Prometheus has traffic from elsewhere too, which may cover other workloads: {names}")
     session.remarks.append(f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.blind}")
     graph = as_declared(build_traffic_graph(known), groups)
-    return Traffic(graph, workloads, source, window_s, groups, _costs(session, topologies))
+    return Traffic(
+        graph, workloads, source, window_s, groups, _costs(snapshot, session.namespace or session.home), snapshot
+    )
 
 
-def _costs(session: Session, topologies: list[NetworkTopology]) -> CostOf:
-    index = CostIndex(NetworkOverheadArgs(), session.home)
-    for topology in topologies:
-        index.take(topology.metadata.key, None, topology)
-    table = index.of(session.namespace or session.home).table
+def _costs(snapshot: ClusterSnapshot, namespace: str) -> CostOf:
+    table = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home).of(namespace).table
 
     def cost_of(client: Place, server: Place) -> int | None:
         if client == server:

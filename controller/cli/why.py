@@ -15,7 +15,7 @@ from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import STOPS_ALL, Finding
-from controller.diagnosis.pods import Verdict
+from controller.diagnosis.pods import PodVerdict
 from controller.diagnosis.rules import diagnose
 
 SHOWN_HURT = 4
@@ -27,7 +27,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     at: float
     findings: tuple[Finding, ...]
-    pod: Verdict | None = None
+    pod: PodVerdict | None = None
 
 
 class Why(Command):
@@ -87,7 +87,7 @@ class Why(Command):
         return any(finding.severity != "info" for finding in answer.findings)
 
 
-def describe_verdict(verdict: Verdict, at: float) -> list[RenderableType]:
+def describe_verdict(verdict: PodVerdict, at: float) -> list[RenderableType]:
     """Why a pod waits, for a person."""
     head = Text(verdict.what, style=STRONG)
     if verdict.since is not None and verdict.kind != "placed":
@@ -138,7 +138,8 @@ def _names_of(kind: str, name: str, namespace: str, facts: Facts) -> set[str]:
     if kind == "appgroup":
         key = f"{namespace}/{name}"
         there = [group.metadata.key for group in facts.groups]
-        pods = {pod.key for pod in facts.pods if (pod.namespace, pod.group) == (namespace, name)}
+        # Pods of no group are told of by the name that their label gives it.
+        pods = {pod.key for pod in facts.pods if key == (pod.group_key or f"{pod.namespace}/{pod.group}")}
         names, known = {key} | pods, key in there or bool(pods)
     elif kind == "zone":
         there = [zone for zone in zones.values() if zone]

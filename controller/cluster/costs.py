@@ -5,7 +5,7 @@ The scheduler's rules, the groups' status, the views and the lab all look costs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -143,6 +143,12 @@ def topology_for(
     return next(iter(topologies.values())) if rules.search_everywhere and len(topologies) == 1 else None
 
 
+def topology_named(topologies: Iterable[NetworkTopology], name: str) -> NetworkTopology | None:
+    """The one of a name or ``namespace/name``; of several the first by namespace."""
+    named = (t for t in topologies if name in {t.metadata.name, t.metadata.key})
+    return min(named, key=lambda t: t.metadata.key, default=None)
+
+
 def _keys(rules: NetworkOverheadArgs, home: str, namespace: str) -> Iterator[str]:
     name = rules.network_topology_name
     if rules.search_everywhere and namespace:
@@ -170,12 +176,14 @@ class Costs(msgspec.Struct, frozen=True):
         topology: key of the NetworkTopology, empty when there is none.
         weight: name of the weight, empty when the NetworkTopology has none that was asked for.
         version: changes whenever the object does.
+        problem: why latencies could not be read; empty when they could.
     """
 
     table: CostTable
     topology: str = ""
     weight: str = ""
     version: str = ""
+    problem: str = ""
 
 
 class CostIndex:
@@ -190,6 +198,29 @@ class CostIndex:
         self._rules, self._home = rules, home
         self._topologies: dict[str, NetworkTopology] = {}
         self._made: dict[str, Costs] = {}
+
+    @classmethod
+    def among(
+        cls,
+        topologies: Iterable[NetworkTopology],
+        rules: NetworkOverheadArgs,
+        home: str,
+        *,
+        topology: str = "",
+        weights: str = "",
+    ) -> CostIndex:
+        """Of NetworkTopologies as they were at one moment; of one ``topology`` (name or ``namespace/name``), and one of ``weights``, where
+        a person asks for them instead of those that the scheduler uses.
+        """
+        if weights:
+            rules = msgspec.structs.replace(rules, weights_name=weights, fallback_weights_name="")
+        if topology:
+            rules = msgspec.structs.replace(rules, search_everywhere=True)  # the only one there is counts everywhere
+            topologies = filter(None, (topology_named(topologies, topology),))
+        made = cls(rules, home)
+        for found in topologies:
+            made.take(found.metadata.key, None, found)
+        return made
 
     def take(self, key: str, old: NetworkTopology | None, new: NetworkTopology | None) -> bool:
         """A NetworkTopology changed; tells whether a cost may have. Its status does not matter here."""
@@ -230,4 +261,5 @@ def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> Co
     name = weight.name if weight is not None else ""
     # What was measured says nothing about costs that a user wrote.
     latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
-    return Costs(CostTable(weight, latencies), meta.key, name, f"{meta.uid}/{meta.resource_version}")
+    problem = latencies.problem if latencies is not None else ""
+    return Costs(CostTable(weight, latencies), meta.key, name, f"{meta.uid}/{meta.resource_version}", problem)

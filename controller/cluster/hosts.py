@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -165,6 +165,11 @@ class Fleet:
     def seat_of(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty when they are not."""
         return self._held[pod_key][0] if pod_key in self._held else ""
+
+
+def hosts_of(nodes: Iterable[Node]) -> dict[str, Host]:
+    """Every node by name. All may be planned on: Kubernetes keeps pods away from those that are not Ready by the taints it gives them."""
+    return {node.metadata.name: host_of(node) for node in nodes}
 
 
 def host_of(node: Node) -> Host:

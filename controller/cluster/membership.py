@@ -7,10 +7,12 @@ where the pod's namespace says so: else whoever may write an AppGroup could take
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 
+from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import Graph, build_graph, namespaces_of
 from controller.cluster.resources import AppGroup
+from kubekit.wire import Object
 
 CONSENT_LABEL = "netaware.io/appgroups-from"
 """On a namespace: the namespaces whose AppGroups may have its pods, joined by dots."""
@@ -24,19 +26,19 @@ def admitted_by(labels: Mapping[str, str] | None) -> frozenset[str]:
 class Membership:
     """Every AppGroup with its graph, and which of them a pod belongs to, kept up to date by watch events.
 
+    Groups that name a pod's namespace need that namespace's consent, which `take_namespace` learns: one that nobody may read
+    lets nobody in.
+
     Args:
-        namespaces: where groups are looked for that pods of any namespace may belong to, in order.
-        everywhere: a group in the pod's own namespace comes first, and last one that names the pod's namespace. Without, as
-            upstream's plugin has it, ``namespaces`` alone count.
-        consent: groups that name a pod's namespace need that namespace's consent, which `take_namespace` learns. Without,
-            for whoever does not know the namespaces, they are believed.
+        rules: the scheduler's: where groups are looked for that pods of any namespace may belong to, in order, and whether a
+            group in the pod's own namespace comes first, and last one that names the pod's namespace.
 
     Attributes:
         groups: by key.
     """
 
-    def __init__(self, namespaces: Sequence[str], *, everywhere: bool = True, consent: bool = False) -> None:
-        self._namespaces, self._everywhere, self._consent = namespaces, everywhere, consent
+    def __init__(self, rules: NetworkOverheadArgs) -> None:
+        self._rules = rules
         self._admitted: dict[str, frozenset[str]] = {}
         self._groups: dict[str, AppGroup] = {}
         self._graphs: dict[str, Graph] = {}
@@ -47,16 +49,18 @@ class Membership:
         self._claimed: dict[str, Set[str]] = {}
 
     @classmethod
-    def among(cls, groups: Iterable[AppGroup], namespaces: Sequence[str]) -> Membership:
-        """Of groups as they were at one moment."""
-        made = cls(namespaces)
+    def among(cls, groups: Iterable[AppGroup], namespaces: Iterable[Object], rules: NetworkOverheadArgs) -> Membership:
+        """Of groups and namespaces as they were at one moment."""
+        made = cls(rules)
+        for namespace in namespaces:
+            made.take_namespace(namespace.metadata.name, namespace.metadata.labels)
         for group in groups:
             made.take(group.metadata.key, None, group)
         return made
 
     def copy(self) -> Membership:
         """As it is now, for a thread: nothing that is taken later changes it."""
-        made = Membership(self._namespaces, everywhere=self._everywhere, consent=self._consent)
+        made = Membership(self._rules)
         made._admitted, made._groups, made._graphs = self._admitted.copy(), self._groups.copy(), self._graphs.copy()
         made._named.update({name: keys.copy() for name, keys in self._named.items()})
         made._unread.update({name: keys.copy() for name, keys in self._named.items()})
@@ -111,16 +115,17 @@ class Membership:
     def group_of(self, namespace: str, name: str) -> str:
         """Key of the AppGroup that pods of a namespace with this label belong to; empty when there is none."""
         named = self._named.get(name, {})
-        first = (namespace, *self._namespaces) if self._everywhere else self._namespaces
+        everywhere, searched = self._rules.search_everywhere, self._rules.namespaces
+        first = (namespace, *searched) if everywhere else searched
         found = next((f"{n}/{name}" for n in first if f"{n}/{name}" in named), "")
-        if found or not named or not self._everywhere:
+        if found or not named or not everywhere:
             return found
         return next((key for key in sorted(self._that_name(name, namespace)) if self._may(key, namespace)), "")
 
     def may_hold(self, key: str) -> Set[str] | None:
         """Namespaces of which pods may belong to a group, perhaps to another of its name; None for any."""
         home = self._groups[key].metadata.namespace
-        if not self._everywhere or home in self._namespaces:
+        if not self._rules.search_everywhere or home in self._rules.namespaces:
             return None
         return namespaces_of(home, self.graph(key).workloads)
 
@@ -140,7 +145,7 @@ class Membership:
 
     def _may(self, key: str, namespace: str) -> bool:
         home = self._groups[key].metadata.namespace
-        return not self._consent or home in self._namespaces or home in self._admitted.get(namespace, ())
+        return home in self._rules.namespaces or home in self._admitted.get(namespace, ())
 
     def refused_by(self, key: str) -> list[str]:
         """The namespaces that a group names and that do not let it in, sorted."""

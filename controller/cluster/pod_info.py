@@ -12,11 +12,11 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.eligibility import MOST_SHARED, Constraints, SharedConstraints
-from controller.cluster.pods import FINISHED, GroupPod, GroupPodSpec, GroupPodStatus
+from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.requests import is_infeasible, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import owner_of
-from kubekit.wire import ObjectMeta, OwnerReference, parse_time
+from kubekit.wire import FINISHED, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
 from netperf.contract import EGRESS_ANNOTATION, INGRESS_ANNOTATION
 
 EVICT_ANNOTATION = "descheduler.alpha.kubernetes.io/evict"
@@ -25,7 +25,6 @@ PREFER_NO_ANNOTATION = "descheduler.alpha.kubernetes.io/prefer-no-eviction"
 SAFE_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
 """An integer; cheaper pods go first, and the greatest 32-bit integer forbids."""
-MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 FORBIDDING_COST = 2**31 - 1

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import msgspec
 
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from kubekit.selectors import LabelSelector, MatchExpression
-from kubekit.wire import UNREADABLE, Condition, Object, ObjectMeta, ResourceRequirements, SchedulingGate, Taint, Wire
+from kubekit.wire import (
+    FINISHED,
+    UNREADABLE,
+    Condition,
+    Object,
+    ObjectMeta,
+    ResourceRequirements,
+    SchedulingGate,
+    Taint,
+    Wire,
+)
 
-FINISHED = frozenset({"Succeeded", "Failed"})
-"""Phases of pods that hold nothing any more."""
 GATE = "netaware.io/topological-order"
 """The scheduling gate that holds a pod until its turn."""
 SCHEDULING_GATED = "SchedulingGated"
 """Reason of PodScheduled while a pod is gated; with any other reason, False means that the scheduler tried in vain."""
+OUR_SCHEDULER = "network-aware-scheduler"
+"""The profile of kube-scheduler that asks us, where nobody configures other names."""
 PLACEMENT_LABEL = "netaware.io/placement"
 """On a pod or its namespace: a `Placement`, how the decision is handed to the scheduler."""
 Placement = Literal["extender", "affinity", "nominated"]
@@ -33,7 +43,7 @@ class ContainerPort(Wire, frozen=True):
     host_ip: str = msgspec.field(name="hostIP", default="")
 
 
-class Container(Wire, frozen=True):
+class PodContainer(Wire, frozen=True):
     """A container's requests, its ports on the node, and whether it is a sidecar."""
 
     resources: ResourceRequirements = ResourceRequirements()
@@ -168,8 +178,8 @@ class GroupPodSpec(Wire, frozen=True):
     affinity: Affinity | None = None
     tolerations: list[Toleration] | None = None
     topology_spread_constraints: list[SpreadConstraint] | None = None
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
+    containers: list[PodContainer] | None = None
+    init_containers: list[PodContainer] | None = None
     overhead: dict[str, str] | None = None
     resources: ResourceRequirements = ResourceRequirements()
     host_network: bool = False
@@ -287,6 +297,11 @@ def _condition(status: GroupPodStatus, type_: str) -> Condition | None:
 def found_no_node(scheduled: Condition | None) -> bool:
     """Whether a condition PodScheduled says that the scheduler tried in vain; what it says of gates outlives them for a moment."""
     return scheduled is not None and scheduled.status == "False" and scheduled.reason != SCHEDULING_GATED
+
+
+def serves(scheduler_name: str, names: Collection[str]) -> bool:
+    """Whether a scheduler asks us; ``names`` is ``scheduler.schedulerNames``, empty for all."""
+    return not names or scheduler_name in names
 
 
 def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placement:

@@ -13,9 +13,8 @@ from kubekit import quantity
 from kubekit.client import Client
 from kubekit.errors import QuantityError
 from kubekit.reflector import Handler, Reflector
-from kubekit.wire import DEPLOYMENTS, Object, Resource, Wire
+from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Resource, Wire
 
-STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from controller.cluster.pods import Container, ContainerStatus, GroupPodSpec, GroupPodStatus
+from controller.cluster.pods import ContainerStatus, GroupPodSpec, GroupPodStatus, PodContainer
 from kubekit import quantity
 from kubekit.errors import QuantityError
 
@@ -88,7 +88,7 @@ def requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amo
     return total
 
 
-def _wanted(container: Container, held: ContainerStatus | None, *, infeasible: bool) -> Amounts:
+def _wanted(container: PodContainer, held: ContainerStatus | None, *, infeasible: bool) -> Amounts:
     """Of one container; a resize that its node can never grant is left out."""
     wanted = amounts(container.resources.requests)
     if held is None or (held.resources is None and not held.allocated_resources):

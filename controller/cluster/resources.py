@@ -17,6 +17,8 @@ NETWORK_TOPOLOGIES = Resource("networktopology.diktyo.x-k8s.io", "v1alpha1", "ne
 
 APPGROUP_LABEL = "appgroup.diktyo.x-k8s.io"
 WORKLOAD_LABEL = "appgroup.diktyo.x-k8s.io.workload"
+SPREAD_ANNOTATION = "netaware.io/spread"
+"""On an AppGroup, or on the pods of one of its workloads: whether its plans survive a zone."""
 
 NETPERF_COSTS = "NetperfCosts"
 USER_DEFINED = "UserDefined"

@@ -14,7 +14,7 @@ import msgspec
 from controller.cluster.pod_info import PodInfo
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, REGION_LABEL, ZONE_LABEL, read_announcement
-from netperf.pairs import NodeFacts
+from netperf.pairs import ProbeNode
 from netperf.sample import Place
 
 SHOWN_NODES = 5
@@ -62,7 +62,7 @@ def _winner(regions: Counter[str]) -> str:
     return min(regions, key=lambda region: (-regions[region], not region, region))
 
 
-def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> NodeFacts:
+def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> ProbeNode:
     """What the plan needs to know of a node.
 
     Args:
@@ -72,7 +72,7 @@ def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> NodeFacts:
     note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     present = note is not None and agent_pods.get(node.metadata.name, True)
     address = note.address if note is not None and note.address else node.internal_ip
-    return NodeFacts(
+    return ProbeNode(
         name=node.metadata.name,
         address=address,
         zone=node.metadata.label(ZONE_LABEL),

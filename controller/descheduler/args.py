@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from controller.descheduler.usage import CPU, MEMORY, RESOURCES
+from kubekit.durations import seconds
 from kubekit.errors import ConfigError
 from kubekit.selectors import Selector
-from kubekit.settings import Range, Section, SelectorSpec, join, seconds
+from kubekit.settings import Range, Section, SelectorSpec, join
 from netperf.contract import BANDWIDTH
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.descheduler.args import Anomaly, LowNodeLoad, Pool
 from controller.descheduler.config import ProtectionConfig
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 
 Class = Literal["over", "under", "normal", "unknown"]
@@ -216,7 +216,7 @@ def selection_of(pod: PodInfo, load: LowNodeLoad) -> tuple[str, str]:
     return "", ""
 
 
-def usage_of(pod: PodInfo, snapshot: Snapshot, resources: Iterable[str]) -> dict[str, float]:
+def usage_of(pod: PodInfo, snapshot: LoadSnapshot, resources: Iterable[str]) -> dict[str, float]:
     """What the pod is known to use. A request is no use: to move an idle pod for what it asked for relieves nobody."""
     measured = snapshot.usage.pods.get(pod.key, {})
     return {resource: measured[resource] for resource in resources if resource in measured}

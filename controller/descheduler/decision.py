@@ -81,7 +81,7 @@ class NodeState(Answer, frozen=True):
     stopped: str = ""
 
 
-class Plan(Answer, frozen=True):
+class RoundPlan(Answer, frozen=True):
     """The answer of one round.
 
     Attributes:
@@ -127,9 +127,9 @@ class Watched(msgspec.Struct, frozen=True):
     declined: Mapping[str, Declined] = {}
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RoundDecision(msgspec.Struct, frozen=True):
     """A plan, what to watch from, and what to follow if each of its moves is made."""
 
-    plan: Plan
+    plan: RoundPlan
     watched: Watched
     follows: tuple[Followed, ...] = ()

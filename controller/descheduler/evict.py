@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from controller.descheduler.decision import Move
 from controller.descheduler.round import Ledger
-from controller.descheduler.snapshot import Snapshot, World
+from controller.descheduler.snapshot import LoadSnapshot, World
 from kubekit.client import Client
 from kubekit.errors import ApiError, MalformedObjectError, UnreachableError
 
@@ -80,7 +80,7 @@ class DryRunEvictor:
     for one.
     """
 
-    def __init__(self, client: Client, snapshot: Snapshot) -> None:
+    def __init__(self, client: Client, snapshot: LoadSnapshot) -> None:
         self._client, self._pods, self._ledger = client, snapshot.pods, Ledger(snapshot.guards)
 
     async def evict(self, move: Move) -> Result:

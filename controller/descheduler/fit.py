@@ -21,7 +21,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity
 from controller.cluster.requests import PODS_RESOURCE
 from controller.descheduler.classify import Load
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
 from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Rule, RuleKind
@@ -54,7 +54,7 @@ class Fit:
         snapshot: the cluster.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: LoadSnapshot) -> None:
         self._snapshot = snapshot
         self._hosts = [snapshot.nodes[name] for name in sorted(snapshot.nodes)]
         self._number_of = {host.name: number for number, host in enumerate(self._hosts)}
@@ -201,7 +201,7 @@ def _add(total: dict[str, float], pod: PodInfo, sign: int = 1) -> None:
         total[resource] = total.get(resource, 0) + sign * amount
 
 
-class Target:
+class TargetNode:
     """A node that may take pods, with what was planned onto it."""
 
     __slots__ = ("load", "used", "weight")
@@ -229,7 +229,7 @@ class Target:
         self.weight = weighted_percent(percents(self.used, self.load.node.allocatable), self.load.pool.weights)
 
 
-class Failure(NamedTuple):
+class VainSearch(NamedTuple):
     """A search that found nothing; one that asks for as much or more will not find anything either."""
 
     requests: Mapping[str, float]
@@ -243,7 +243,7 @@ class Failure(NamedTuple):
         )
 
 
-class Room:
+class TargetPool:
     """The targets of one pool.
 
     Args:
@@ -253,7 +253,7 @@ class Room:
     """
 
     def __init__(self, targets: Iterable[Load], fit: Fit, underway: Iterable[Mapping[str, float]] = ()) -> None:
-        self._targets = sorted((Target(load) for load in targets), key=_order)
+        self._targets = sorted((TargetNode(load) for load in targets), key=_order)
         self._by_name = {target.name: target for target in self._targets}
         self._fit = fit
         self._free = {
@@ -261,7 +261,7 @@ class Room:
             for r in RESOURCES
             if any(r in target.used for target in self._targets)
         }
-        self._failures: dict[Constraints, list[Failure]] = {}
+        self._failures: dict[Constraints, list[VainSearch]] = {}
         for used in underway:
             self._reserve(used)
 
@@ -272,7 +272,7 @@ class Room:
         """Sum over the targets of what they can still take, of resources that any target knows."""
         return dict(self._free)
 
-    def target(self, node: str) -> Target | None:
+    def target(self, node: str) -> TargetNode | None:
         """One of the targets by name."""
         return self._by_name.get(node)
 
@@ -282,7 +282,7 @@ class Room:
         if target is not None:
             self._move(target, used)
 
-    def find(self, pod: PodInfo, used: Mapping[str, float]) -> tuple[Target | None, str]:
+    def find(self, pod: PodInfo, used: Mapping[str, float]) -> tuple[TargetNode | None, str]:
         """The least loaded target that fits the pod by everything the scheduler would check and by usage.
 
         Returns:
@@ -302,17 +302,17 @@ class Room:
             whys[why] += 1
         text = describe_misfits(whys)
         if cacheable:
-            self._failures.setdefault(constraints, []).append(Failure(pod.requests, dict(used), text))
+            self._failures.setdefault(constraints, []).append(VainSearch(pod.requests, dict(used), text))
         return None, text
 
-    def book(self, used: Mapping[str, float], target: Target | None) -> None:
+    def book(self, used: Mapping[str, float], target: TargetNode | None) -> None:
         """Deduct a planned move, from one target or, when it goes to none of them for certain, from all together."""
         if target is None or target.name not in self._by_name:
             self._reserve(used)
         else:
             self._move(target, used)
 
-    def _move(self, target: Target, used: Mapping[str, float]) -> None:
+    def _move(self, target: TargetNode, used: Mapping[str, float]) -> None:
         del self._targets[bisect_left(self._targets, _order(target), key=_order)]
         target.add(used)
         insort(self._targets, target, key=_order)
@@ -323,7 +323,7 @@ class Room:
             if resource in self._free:
                 self._free[resource] -= amount
 
-    def _refusal(self, target: Target, pod: PodInfo, used: Mapping[str, float]) -> str:
+    def _refusal(self, target: TargetNode, pod: PodInfo, used: Mapping[str, float]) -> str:
         why = self._fit.bars(target.load.node, pod)
         if why:
             return why
@@ -334,5 +334,5 @@ class Room:
         return self._fit.crowds(target.load.node, pod)
 
 
-def _order(target: Target) -> tuple[float, str]:
+def _order(target: TargetNode) -> tuple[float, str]:
     return target.weight, target.name

@@ -28,7 +28,7 @@ from controller.descheduler.memory import (
     put_to_rest,
     take_back,
 )
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import percents
 from controller.scheduler.state import DeletedNodeError
 
@@ -53,7 +53,7 @@ class Ended(NamedTuple):
     came_true: bool | None = None
 
 
-def follow(snapshot: Snapshot, memory: Memory, limits: LimitsConfig, now: float) -> tuple[Memory, list[Ended]]:
+def follow(snapshot: LoadSnapshot, memory: Memory, limits: LimitsConfig, now: float) -> tuple[Memory, list[Ended]]:
     """Look at every move that is followed.
 
     Returns:
@@ -90,7 +90,7 @@ def follow(snapshot: Snapshot, memory: Memory, limits: LimitsConfig, now: float)
     return forget_old(memory, limits, now), ended
 
 
-def _heir_of(move: Followed, snapshot: Snapshot, claimed: set[str]) -> str:
+def _heir_of(move: Followed, snapshot: LoadSnapshot, claimed: set[str]) -> str:
     """Uid of the replacement; of one that waits for a node yet, where none is bound; empty where there is none."""
     if move.landed_uid:
         return move.landed_uid
@@ -110,7 +110,7 @@ def _came_true(move: Followed, outcome: Outcome) -> bool | None:
     return mark_of(move.landed) in move.expected if move.expected else move.landed != move.node
 
 
-def _land(move: Followed, snapshot: Snapshot, claimed: set[str], now: float) -> Followed:
+def _land(move: Followed, snapshot: LoadSnapshot, claimed: set[str], now: float) -> Followed:
     """The move with its replacement, if one is bound that no other move has claimed.
 
     Where the replacement was replaced before it was judged, its successor is judged: otherwise it might be moved as one whom
@@ -130,20 +130,20 @@ def _land(move: Followed, snapshot: Snapshot, claimed: set[str], now: float) -> 
     )
 
 
-def _is_replaced(move: Followed, snapshot: Snapshot) -> bool:
+def _is_replaced(move: Followed, snapshot: LoadSnapshot) -> bool:
     """Whether the replacement has gone itself."""
     pod = snapshot.pods.by_key.get(move.landed_pod)
     return pod is None or pod.going or pod.uid != move.landed_uid
 
 
-def _young(move: Followed, snapshot: Snapshot, claimed: set[str]) -> list[PodInfo]:
+def _young(move: Followed, snapshot: LoadSnapshot, claimed: set[str]) -> list[PodInfo]:
     """Pods of the workload that were not there when the move was made: told by uids, since clocks of machines differ."""
     pods = snapshot.pods.of_workload(move.workload).values()
     known = {mark_of(move.uid), *move.known}
     return [p for p in pods if not p.going and p.uid not in claimed and mark_of(p.uid) not in known]
 
 
-def _outcome(move: Followed, snapshot: Snapshot, limits: LimitsConfig, now: float) -> Outcome | None:
+def _outcome(move: Followed, snapshot: LoadSnapshot, limits: LimitsConfig, now: float) -> Outcome | None:
     if not move.landed:
         return _outcome_before_landing(move, snapshot, limits, now)
     if move.landed == move.node or now - move.landed_s < limits.judge_s:
@@ -157,33 +157,33 @@ def _outcome(move: Followed, snapshot: Snapshot, limits: LimitsConfig, now: floa
     return _outcome_of_load(move, snapshot) if move.strategy == "LowNodeLoad" else _outcome_of_network(move, snapshot)
 
 
-def _is_blind(move: Followed, snapshot: Snapshot) -> bool:
+def _is_blind(move: Followed, snapshot: LoadSnapshot) -> bool:
     """Whether the load of a node that is still there is not known."""
     used = snapshot.usage.nodes
     there = (name for name in (move.node, move.landed) if name in snapshot.nodes)
     return any(resource not in used.get(name, {}) for name in there for resource in move.share_before)
 
 
-def _outcome_of_network(move: Followed, snapshot: Snapshot) -> Outcome:
+def _outcome_of_network(move: Followed, snapshot: LoadSnapshot) -> Outcome:
     if move.strategy == "ZoneSurvival":
         return "helped" if _left_zone(move, snapshot) else "returned"
     cost = _cost_of(move, snapshot)
     return "cost-not-fallen" if cost is not None and cost >= move.cost_before else "helped"
 
 
-def _left_zone(move: Followed, snapshot: Snapshot) -> bool:
+def _left_zone(move: Followed, snapshot: LoadSnapshot) -> bool:
     """Whether the replacement is in another zone; of nodes that are gone nothing can be held against the move."""
     places = snapshot.network.place_of if snapshot.network is not None else {}
     return move.node not in places or places[move.node] != places.get(move.landed)
 
 
-def _outcome_of_load(move: Followed, snapshot: Snapshot) -> Outcome:
+def _outcome_of_load(move: Followed, snapshot: LoadSnapshot) -> Outcome:
     if not _cooled(move, snapshot):
         return "not-cooled"
     return "moved-heat" if _is_hot(move.landed, move, snapshot) else "helped"
 
 
-def _outcome_before_landing(move: Followed, snapshot: Snapshot, limits: LimitsConfig, now: float) -> Outcome | None:
+def _outcome_before_landing(move: Followed, snapshot: LoadSnapshot, limits: LimitsConfig, now: float) -> Outcome | None:
     pod = snapshot.pods.by_key.get(move.pod)
     if pod is not None and pod.uid == move.uid:
         # An eviction whose answer was lost, or that we had no time to send. A pod may take its time to terminate.
@@ -196,14 +196,14 @@ def _outcome_before_landing(move: Followed, snapshot: Snapshot, limits: LimitsCo
     return "lost" if waits else "not-replaced"
 
 
-def _is_hot(name: str, move: Followed, snapshot: Snapshot) -> bool:
+def _is_hot(name: str, move: Followed, snapshot: LoadSnapshot) -> bool:
     """Whether a node is above a threshold that the move was made for: heat that was only carried elsewhere."""
     node = snapshot.nodes.get(name)
     share = percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
     return any(share.get(resource, 0.0) > high for resource, high in move.high.items())
 
 
-def _cooled(move: Followed, snapshot: Snapshot) -> bool:
+def _cooled(move: Followed, snapshot: LoadSnapshot) -> bool:
     """Whether every resource that was exceeded is within its threshold, or fell by half of what the pod used."""
     node = snapshot.nodes.get(move.node)
     share: Mapping[str, float] = {}
@@ -218,7 +218,7 @@ def _cooled(move: Followed, snapshot: Snapshot) -> bool:
     )
 
 
-def _cost_of(move: Followed, snapshot: Snapshot) -> int | None:
+def _cost_of(move: Followed, snapshot: LoadSnapshot) -> int | None:
     """Network cost of the replacement where it is; None when it cannot be told."""
     pod = snapshot.pods.by_key.get(move.landed_pod)
     network = snapshot.network

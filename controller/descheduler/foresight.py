@@ -18,7 +18,7 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import target_of
 from controller.descheduler.fit import Fit
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.plan.problem import Bools, Ints
 from controller.scheduler.stock import NAMES, Stock, landing
 from kubekit.wire import Taint
@@ -37,7 +37,7 @@ def is_planned(pod: PodInfo) -> bool:
     return pod.wire is not None and target_of(pod.wire) is not None
 
 
-class Outlook(NamedTuple):
+class Landing(NamedTuple):
     """Where a replacement may land.
 
     Attributes:
@@ -79,7 +79,7 @@ class Foresight:
         fit: where the scheduler would let a pod go.
     """
 
-    def __init__(self, snapshot: Snapshot, fit: Fit) -> None:
+    def __init__(self, snapshot: LoadSnapshot, fit: Fit) -> None:
         self._snapshot, self._fit = snapshot, fit
         self._hosts = [snapshot.nodes[name] for name in sorted(snapshot.nodes)]
         self._made: tuple[Stock, Stock] | None = None
@@ -101,7 +101,7 @@ class Foresight:
         """Whether the stock scheduler will place its replacement."""
         return pod.scheduler in NAMES and not is_planned(pod)
 
-    def of(self, pod: PodInfo, loss: Callable[[Host], str]) -> Outlook:
+    def of(self, pod: PodInfo, loss: Callable[[Host], str]) -> Landing:
         """Where the pod would land, were it gone now.
 
         Args:
@@ -137,7 +137,7 @@ class Foresight:
         doubt = max(_best(self._hosts, most, perhaps) - _best(self._hosts, least, surely), 0) if self._left else 0
         chances = landing(self._hosts, most, perhaps, near=NEAR + doubt)
         whys = {name: why for name in chances if (why := loss(self._snapshot.nodes[name]))}
-        return Outlook(chances, whys)
+        return Landing(chances, whys)
 
     def _among(self, pod: PodInfo) -> Bools:
         """[host] those that may have the pod, whoever else is there: the scheduler sets its scale by them."""

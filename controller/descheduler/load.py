@@ -23,8 +23,8 @@ from controller.descheduler.classify import (
     victim_refusal,
 )
 from controller.descheduler.decision import Move, NodeState
-from controller.descheduler.fit import Room, Target
-from controller.descheduler.foresight import Outlook
+from controller.descheduler.fit import TargetNode, TargetPool
+from controller.descheduler.foresight import Landing
 from controller.descheduler.memory import Followed, mark_of
 from controller.descheduler.round import Round, group_key, workload_of
 from controller.descheduler.usage import percents
@@ -56,7 +56,7 @@ class LoadRound:
         self._looks = 0
         self._by_node = {load.node.name: load for load in self.loads}
         self._promised = self._underway()
-        self._rooms: dict[str, Room] = {pool.name: self._room(pool) for pool in load.pools}
+        self._rooms: dict[str, TargetPool] = {pool.name: self._room(pool) for pool in load.pools}
         self.free_before = {name: room.free() for name, room in self._rooms.items()}
 
     @property
@@ -122,13 +122,13 @@ class LoadRound:
             for load in self.loads
         )
 
-    def _room(self, pool: Pool) -> Room:
+    def _room(self, pool: Pool) -> TargetPool:
         members = {load.node.name for load in self.loads if load.pool is pool}
         targets = [load for load in self.loads if load.pool is pool and load.kind == "under"]
         names = {load.node.name for load in targets}
         waiting = [m for m in self._base.memory.follows if not m.landed]
         nowhere = [m.used for m in waiting if m.node in members and m.target not in names]
-        room = Room(targets, self._base.fit, nowhere)
+        room = TargetPool(targets, self._base.fit, nowhere)
         for name, used in self._promised.items():
             room.expect(name, used)
         return room
@@ -205,7 +205,7 @@ class LoadRound:
                     stays["scheduler"] += 1
                     base.skip(victim.pod, "scheduler", outlook.describe())
                     continue
-                target = room.target(outlook.expected[0]) or Target(self._by_node[outlook.expected[0]])
+                target = room.target(outlook.expected[0]) or TargetNode(self._by_node[outlook.expected[0]])
             move, after = _move(victim, source, used, exceeded, target)
             follow = _follow(victim, move, source, base.now, self._weight)
             if outlook is not None:
@@ -216,7 +216,7 @@ class LoadRound:
             used = after
         return ""
 
-    def _look_ahead(self, victim: Victim, source: Load) -> Outlook | None:
+    def _look_ahead(self, victim: Victim, source: Load) -> Landing | None:
         """Where kube-scheduler would put the replacement; None where that cannot be told, or is not asked."""
         base = self._base
         if not base.settings.limits.least_chance_percent or not base.foresight.knows(victim.pod):
@@ -278,7 +278,7 @@ class LoadRound:
                     there[resource] = there.get(resource, 0.0) + amount
         return found
 
-    def _stop(self, source: Load, room: Room) -> str:
+    def _stop(self, source: Load, room: TargetPool) -> str:
         why = self._base.exhausted(self._weight)
         if why:
             self._base.note(why)
@@ -304,7 +304,9 @@ class LoadRound:
                 victims.append(Victim(pod, used))
         return victims, stays
 
-    def _admit(self, victim: Victim, source: Load, room: Room, stays: Counter[str]) -> tuple[bool, Target | None]:
+    def _admit(
+        self, victim: Victim, source: Load, room: TargetPool, stays: Counter[str]
+    ) -> tuple[bool, TargetNode | None]:
         """Whether the pod goes, and to which target (None when nodeFit is off); a pod that stays is noted."""
         base, pod = self._base, victim.pod
         kind = base.refuses(pod)
@@ -314,7 +316,7 @@ class LoadRound:
             if against:
                 self._stopped.setdefault(source.node.name, against)
             return False, None
-        target: Target | None = None
+        target: TargetNode | None = None
         if self._load.node_fit:
             target, why = room.find(pod, victim.used)
             kind = "no-fit"
@@ -361,7 +363,7 @@ def _exceeded(source: Load, used: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def _move(
-    victim: Victim, source: Load, used: Mapping[str, float], exceeded: Sequence[str], target: Target | None
+    victim: Victim, source: Load, used: Mapping[str, float], exceeded: Sequence[str], target: TargetNode | None
 ) -> tuple[Move, dict[str, float]]:
     node = source.node
     after = {resource: max(0.0, amount - victim.used.get(resource, 0.0)) for resource, amount in used.items()}

@@ -16,14 +16,14 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.descheduler.config import Settings
-from controller.descheduler.decision import MOST_SKIPS, Decision, Declined, Move, Plan, Skip, Watched
+from controller.descheduler.decision import MOST_SKIPS, Declined, Move, RoundDecision, RoundPlan, Skip, Watched
 from controller.descheduler.followup import Ended, follow
 from controller.descheduler.foresight import is_planned
 from controller.descheduler.load import LoadRound
 from controller.descheduler.memory import Followed, Memory, Strategy, mark_of
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.round import Round
-from controller.descheduler.snapshot import Snapshot, World
+from controller.descheduler.snapshot import LoadSnapshot, World
 from controller.descheduler.usage import Batch, Refusal, UsageBook
 from controller.scheduler.planning import PlanningError
 
@@ -32,11 +32,11 @@ class Deliberation:
     """A decision, and what each of its moves would be worth if it went to another node.
 
     Attributes:
-        decision: as `decide` gives it.
+        decision: who moves, what was skipped, what the next round has to know.
     """
 
     def __init__(
-        self, decision: Decision, base: Round, load: LoadRound | None, misplacement: MisplacementRound | None
+        self, decision: RoundDecision, base: Round, load: LoadRound | None, misplacement: MisplacementRound | None
     ) -> None:
         self.decision = decision
         self._base, self._load, self._misplacement = base, load, misplacement
@@ -94,15 +94,8 @@ class Deliberation:
         return found
 
 
-def decide(
-    snapshot: Snapshot, memory: Memory, watched: Watched, settings: Settings, now: float, *, confirmed: bool = False
-) -> Decision:
-    """The decision of `deliberate` alone."""
-    return deliberate(snapshot, memory, watched, settings, now, confirmed=confirmed).decision
-
-
 def deliberate(
-    snapshot: Snapshot,
+    snapshot: LoadSnapshot,
     memory: Memory,
     watched: Watched,
     settings: Settings,
@@ -144,7 +137,7 @@ def deliberate(
     if settings.misplacement.enabled and snapshot.network is not None and not paused:
         misplacement = MisplacementRound(base, snapshot.network, () if load is None else load.loads)
         better_since = misplacement.plan(watched.better_since, confirmed=confirmed, survival_only=survival_only)
-    plan = Plan(
+    plan = RoundPlan(
         moves=tuple(base.moves),
         skips=tuple(base.skips),
         nodes=() if load is None else load.states(),
@@ -153,7 +146,7 @@ def deliberate(
         free_before={} if load is None else load.free_before,
         free_after={} if load is None else load.free_after,
     )
-    decision = Decision(plan, Watched(detectors, better_since, declined), tuple(base.follows))
+    decision = RoundDecision(plan, Watched(detectors, better_since, declined), tuple(base.follows))
     return Deliberation(decision, base, load, misplacement)
 
 
@@ -166,7 +159,7 @@ class Thought(NamedTuple):
         ended: those of them whose end is known now.
     """
 
-    snapshot: Snapshot
+    snapshot: LoadSnapshot
     refused: Counter[Refusal]
     memory: Memory
     ended: list[Ended]
@@ -231,7 +224,7 @@ class MovePlanner(Protocol):
         ...
 
 
-class Question(NamedTuple):
+class PlanQuestion(NamedTuple):
     """A planned move of a pod that our plans placed.
 
     Attributes:
@@ -251,11 +244,11 @@ class Confirmed(NamedTuple):
         promises: uid of a pod -> the question about it, and the target that its replacement is promised.
     """
 
-    decision: Decision
-    promises: dict[str, tuple[Question, Target]]
+    decision: RoundDecision
+    promises: dict[str, tuple[PlanQuestion, Target]]
 
 
-def questions(snapshot: Snapshot, moves: Iterable[Move]) -> dict[str, Question]:
+def questions(snapshot: LoadSnapshot, moves: Iterable[Move]) -> dict[str, PlanQuestion]:
     """Uid -> what to ask, for moves that need it; to be read before anything is awaited."""
     network, found = snapshot.network, {}
     for move in moves:
@@ -264,13 +257,13 @@ def questions(snapshot: Snapshot, moves: Iterable[Move]) -> dict[str, Question]:
             continue
         group = network.group_of(pod.namespace, pod.wire.group)
         if group:
-            found[move.uid] = Question(pod, group, pod.labels.get(WORKLOAD_LABEL, ""))
+            found[move.uid] = PlanQuestion(pod, group, pod.labels.get(WORKLOAD_LABEL, ""))
     return found
 
 
 async def confirm(
     deliberation: Deliberation,
-    asked: dict[str, Question],
+    asked: dict[str, PlanQuestion],
     place: Callable[[str, str, int], Awaitable[Target | None]],
 ) -> Confirmed:
     """The decision without the moves that the planner would undo.
@@ -285,7 +278,7 @@ async def confirm(
     follows: list[Followed] = []
     skips: list[Skip] = []
     whys: dict[str, tuple[Strategy, str]] = {}
-    promises: dict[str, tuple[Question, Target]] = {}
+    promises: dict[str, tuple[PlanQuestion, Target]] = {}
     for move, followed in zip(plan.moves, decision.follows, strict=True):
         question = asked.get(move.uid)
         if question is None:
@@ -320,7 +313,7 @@ async def confirm(
 async def _targets(
     deliberation: Deliberation,
     move: Move,
-    question: Question,
+    question: PlanQuestion,
     place: Callable[[str, str, int], Awaitable[Target | None]],
 ) -> tuple[list[Target], str]:
     """Where the planner puts the pod, asked twice, and why that is not worth it."""

@@ -11,8 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from controller.descheduler.args import ARGS_KIND, LowNodeLoadArgs
+from kubekit.durations import seconds
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, SelectorSpec, join, parse_yaml, read_kind, seconds
+from kubekit.settings import Range, Section, SelectorSpec, join, parse_yaml, read_kind
 
 CONFIGURATION_KIND = "DeschedulerConfiguration"
 API_VERSION = "descheduler/v1alpha2"

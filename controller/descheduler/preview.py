@@ -17,7 +17,7 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, PersistentVolumeClaim, Volumes
 from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decision import Answer, Decision, Plan, Watched
+from controller.descheduler.decision import Answer, RoundDecision, RoundPlan, Watched
 from controller.descheduler.memory import Memory, MemoryStore
 from controller.descheduler.plan import confirm, questions, think
 from controller.descheduler.snapshot import BUDGETS, Budget, World
@@ -28,7 +28,7 @@ from controller.scheduler.planner import GroupSnapshot, plan_group, without
 from controller.scheduler.state import State
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.wire import NODES, PODS, Node, Object, Resource
+from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object, Resource
 
 T = TypeVar("T", bound=Object)
 
@@ -37,13 +37,13 @@ class Preview(Answer, frozen=True):
     """What `kubectl netaware deschedule --dry-run` prints.
 
     Attributes:
-        plan: see `Plan`.
+        plan: see `RoundPlan`.
         faults: usage that could not be read.
         refused: usage readings that were not believed, by reason.
         notes: what could not be seen, and what that means for the plan.
     """
 
-    plan: Plan
+    plan: RoundPlan
     faults: tuple[str, ...] = ()
     refused: dict[str, int] = {}
     notes: tuple[str, ...] = ()
@@ -79,8 +79,9 @@ async def preview(
     nodes, pods, budgets = await asyncio.gather(
         client.list(NODES, Node), client.list(PODS, GroupPod), client.list(BUDGETS, Budget)
     )
-    groups, topologies, services, memory, batch = await asyncio.gather(
+    groups, namespaces, topologies, services, memory, batch = await asyncio.gather(
         _optional(client, APPGROUPS, AppGroup, notes),
+        _optional(client, NAMESPACES, Object, notes),
         _optional(client, NETWORK_TOPOLOGIES, NetworkTopology, notes),
         _optional(client, SERVICES, Service, notes),
         _memory(client, namespace, notes),
@@ -92,6 +93,8 @@ async def preview(
     moment = time.time() if now is None else now
     reached = Volumes.among(volumes, claims)
     world = World(State(scheduler or SchedulerConfig(), namespace), reached)
+    for found in namespaces:
+        world.network.take_namespace(found.metadata.name, None, found)
     world.take_lists(nodes, map(PodReader().read, pods), budgets, groups, topologies)
     book = UsageBook(0, settings.load.expiry_s if settings.load else 180.0)
     thought = think(world, book, batch, memory, Watched(), settings=settings, now=moment, confirmed=True)
@@ -107,7 +110,7 @@ async def preview(
 class _Planner:
     """The planner of the controller, over what was listed: promises to other groups and replicas to come are not known here."""
 
-    def __init__(self, world: World, services: Sequence[Service], volumes: Volumes, decision: Decision) -> None:
+    def __init__(self, world: World, services: Sequence[Service], volumes: Volumes, decision: RoundDecision) -> None:
         self._world, self._services, self._volumes = world, services, volumes
         self._fleet = Fleet()
         self._fleet.hosts = world.nodes

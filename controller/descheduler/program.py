@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.volumes import Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decision import Decision, Move, Watched
+from controller.descheduler.decision import Move, RoundDecision, Watched
 from controller.descheduler.evict import ApiEvictor, DryRunEvictor, Evictor, Result, outdated
 from controller.descheduler.followup import rest_refused
 from controller.descheduler.load import shunned_by
@@ -31,7 +31,7 @@ from controller.descheduler.reporting import (
     taint_patches,
     write_conditions,
 )
-from controller.descheduler.snapshot import BUDGETS, Budget, Snapshot, World
+from controller.descheduler.snapshot import BUDGETS, Budget, LoadSnapshot, World
 from controller.descheduler.sources import UsageSource, source_of
 from controller.descheduler.usage import Batch, Refusal, UsageBook
 from controller.scheduler.state import State
@@ -148,7 +148,7 @@ class Descheduler:
         moves = (move for move in self._memory.follows if move.strategy == "ZoneSurvival")
         return any(self._wall() - move.at_s < FILLING_ROUNDS * self._settings.interval_s for move in moves)
 
-    async def round(self, *, survival_only: bool = False) -> Decision:
+    async def round(self, *, survival_only: bool = False) -> RoundDecision:
         """One round.
 
         Args:
@@ -208,7 +208,7 @@ class Descheduler:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    async def _taint(self, decision: Decision) -> None:
+    async def _taint(self, decision: RoundDecision) -> None:
         """Before anybody is evicted: the forecast counts on it.
 
         Raises:
@@ -257,7 +257,7 @@ class Descheduler:
         what = "usage readings ignored" if kinds else "all usage readings are good again"
         log.change("usage-refused", kinds, what, count=sum(refused.values()))
 
-    async def _execute(self, decision: Decision, snapshot: Snapshot) -> None:
+    async def _execute(self, decision: RoundDecision, snapshot: LoadSnapshot) -> None:
         pairs = list(zip(decision.plan.moves, decision.follows, strict=True))
         self._memory = add_moves(self._memory, (follow for move, follow in pairs if not self._is_dry(move)))
         await self._store.save(self._memory)
@@ -296,9 +296,9 @@ class Descheduler:
         self._metrics.evictions.labels(move.strategy, result.kind).inc()
         self._teller.tell_result(move, result)
 
-    async def _write_conditions(self, decision: Decision, now: float) -> None:
+    async def _write_conditions(self, decision: RoundDecision, now: float) -> None:
         current = conditions_of(self._caches.nodes.items)
-        wanted = plan_conditions(decision.plan.nodes, decision.watched.detectors, current)
+        wanted = plan_conditions(decision.plan.nodes, decision.watched.detectors, current, now)
         for node, conditions in wanted.items():
             try:
                 await write_conditions(self._client, node, conditions, now)

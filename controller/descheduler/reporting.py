@@ -9,20 +9,20 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.classify import Detector
 from controller.descheduler.config import Settings
-from controller.descheduler.decision import Decision, Move, NodeState, Plan
+from controller.descheduler.decision import Move, NodeState, RoundDecision, RoundPlan
 from controller.descheduler.evict import Result, ResultKind
 from controller.descheduler.followup import FAILED, Ended
 from controller.descheduler.foresight import HOT_EFFECT
 from controller.descheduler.memory import HOUR_S, Memory, Outcome, Strategy
 from controller.descheduler.round import Trust
 from controller.descheduler.usage import Refusal
-from kubekit import logs
+from kubekit import conditions, logs
 from kubekit.client import STRATEGIC_PATCH, Client
-from kubekit.conditions import find
 from kubekit.events import EventRecorder, Reference
 from kubekit.wire import NODES, Condition, Node, Object, format_time
 from netperf.contract import HOT_TAINT
@@ -85,7 +85,7 @@ class Teller:
         about = _about_pod(move.landed_pod, move.landed_uid) if move.landed_pod else _about_pod(move.pod, move.uid)
         self._recorder.warning(about, NOT_HELPED, note)
 
-    def tell_plan(self, plan: Plan) -> None:
+    def tell_plan(self, plan: RoundPlan) -> None:
         """A round was decided: hot nodes that it could not relieve, and those that it no more has to."""
         stuck = {state.node: state.why for state in plan.nodes if state.stuck}
         for node, why in stuck.items():
@@ -106,7 +106,10 @@ OVERUTILIZED, STOPPED = "Overutilized", "RebalancingStopped"
 
 
 def plan_conditions(
-    states: Iterable[NodeState], detectors: Mapping[str, Detector], current: Mapping[str, Sequence[Condition]]
+    states: Iterable[NodeState],
+    detectors: Mapping[str, Detector],
+    current: Mapping[str, Sequence[Condition]],
+    now: float,
 ) -> dict[str, list[Condition]]:
     """Which conditions of which nodes have to change, and to what.
 
@@ -114,17 +117,17 @@ def plan_conditions(
         states: of the round.
         detectors: after the round; hot is what they say, not one round's usage.
         current: conditions of each node as they stand.
+        now: unix seconds.
     """
     wanted: dict[str, list[Condition]] = {}
     for state in states:
         detector, known = detectors.get(state.node), current.get(state.node)
         if state.kind == "unknown" or detector is None:
             continue
-        for fresh in (_overutilized(state, detector, find(known, OVERUTILIZED)), _stopped(state)):
-            before = find(known, fresh.type)
-            same = before is not None and before.status == fresh.status
-            if not same and not (before is None and fresh.status == "False"):
-                wanted.setdefault(state.node, []).append(fresh)
+        fresh = (_overutilized(state, detector, conditions.find(known, OVERUTILIZED)), _stopped(state))
+        told = [c for c in fresh if c.status == "True" or conditions.find(known, c.type)]
+        if changes := conditions.changed(known, told, now):
+            wanted[state.node] = changes
     return wanted
 
 
@@ -132,36 +135,30 @@ def _overutilized(state: NodeState, detector: Detector, before: Condition | None
     # After a change of the leader no detector knows that it was hot; a node that is still above is not within its threshold.
     if detector.warm or (state.kind == "over" and before is not None and before.status == "True"):
         exceeded = [r for r, limit in state.high.items() if state.share.get(r, 0.0) > limit]
+        if not exceeded and before is not None and before.status == "True":
+            return before  # below for a round is not within; nothing new is above
         what = ", ".join(f"{r} above {state.high[r]:g} %" for r in exceeded or state.high)
-        return Condition(OVERUTILIZED, "True", "AboveHighThreshold", f"{what} for several rounds")
-    return Condition(OVERUTILIZED, "False", "WithinThresholds", "usage is within the high thresholds")
+        text = f"{what} for several rounds"
+        return conditions.condition(OVERUTILIZED, holds=True, reason="AboveHighThreshold", message=text)
+    text = "usage is within the high thresholds"
+    return conditions.condition(OVERUTILIZED, holds=False, reason="WithinThresholds", message=text)
 
 
 def _stopped(state: NodeState) -> Condition:
     if state.stopped:
-        return Condition(STOPPED, "True", "MovesDidNotHelp", state.stopped)
-    return Condition(STOPPED, "False", "Running", "pods are moved where that is needed and helps")
+        return conditions.condition(STOPPED, holds=True, reason="MovesDidNotHelp", message=state.stopped)
+    text = "pods are moved where that is needed and helps"
+    return conditions.condition(STOPPED, holds=False, reason="Running", message=text)
 
 
-async def write_conditions(client: Client, node: str, conditions: Iterable[Condition], now: float) -> None:
+async def write_conditions(client: Client, node: str, wanted: Iterable[Condition], now: float) -> None:
     """Write conditions of one node.
 
     Raises:
         KubekitError: it was not written.
     """
-    moment = format_time(now)
-    entries = [
-        {
-            "type": condition.type,
-            "status": condition.status,
-            "reason": condition.reason,
-            "message": condition.message,
-            "lastTransitionTime": moment,
-            "lastHeartbeatTime": moment,
-        }
-        for condition in conditions
-    ]
-    body = {"status": {"conditions": entries}}
+    heartbeat = {"lastHeartbeatTime": format_time(now)}
+    body = {"status": {"conditions": [msgspec.to_builtins(found) | heartbeat for found in wanted]}}
     await client.patch(NODES, node, body, Object, kind=STRATEGIC_PATCH, subresource="status")
 
 
@@ -247,7 +244,7 @@ class DeschedulerMetrics:
                 self.predictions.labels(strategy, known)
             self.vain.labels(strategy)
 
-    def show_round(self, decision: Decision) -> None:
+    def show_round(self, decision: RoundDecision) -> None:
         """Show what was decided."""
         plan = decision.plan
         self._nodes.clear()

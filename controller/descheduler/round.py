@@ -17,7 +17,7 @@ from controller.descheduler.decision import MOST_SKIPS, Declined, Move, Skip
 from controller.descheduler.fit import Fit
 from controller.descheduler.foresight import Foresight
 from controller.descheduler.memory import HOUR_S, Followed, Memory, Tried, mark_of
-from controller.descheduler.snapshot import Guard, PodIndex, Snapshot
+from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex
 
 
 class Limits:
@@ -206,7 +206,7 @@ class Round:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: LoadSnapshot,
         memory: Memory,
         settings: Settings,
         now: float,

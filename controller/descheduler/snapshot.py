@@ -143,7 +143,7 @@ def read_guard(budget: Budget) -> Guard | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LoadSnapshot:
     """One moment.
 
     Attributes:
@@ -244,7 +244,7 @@ class World:
         made.nodes, made.pods, made._guards = self.nodes.copy(), self.pods.copy(), self._guards.copy()
         return made
 
-    def snapshot(self, usage: UsageView) -> Snapshot:
+    def snapshot(self, usage: UsageView) -> LoadSnapshot:
         """Now. Shares the indexes with this object: of one that goes on taking changes it is good until the next await."""
         guards: Mapping[str, tuple[Guard, ...]] = by_namespace(self._guards.values())
-        return Snapshot(self.nodes, self.pods, usage, guards, self.network, self._volumes)
+        return LoadSnapshot(self.nodes, self.pods, usage, guards, self.network, self._volumes)

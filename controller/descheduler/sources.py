@@ -10,7 +10,7 @@ from typing import Protocol
 
 from controller.cluster.requests import parse_amount
 from controller.descheduler.config import Queries, UsageConfig
-from controller.descheduler.usage import CPU, MEMORY, Batch, Reading
+from controller.descheduler.usage import CPU, MEMORY, Batch, UsageReading
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError, QuantityError
@@ -78,7 +78,7 @@ def _batch(nodes: Iterable[_NodeMetrics], pods: Iterable[_PodMetrics]) -> Batch:
 
 def _readings(
     name: str, timestamp: str, usages: Iterable[dict[str, str] | None], faults: list[str]
-) -> Iterable[Reading]:
+) -> Iterable[UsageReading]:
     """Sums over containers; an object with anything unreadable in it gives nothing rather than part of its usage."""
     totals: dict[str, float] = {}
     try:
@@ -90,7 +90,7 @@ def _readings(
     except (QuantityError, ValueError) as error:
         faults.append(f"metrics.k8s.io: {name}: {error}")
         return []
-    return [Reading(name, resource, value, at_s) for resource, value in totals.items()]
+    return [UsageReading(name, resource, value, at_s) for resource, value in totals.items()]
 
 
 class PrometheusUsage:
@@ -162,14 +162,14 @@ def _token(path: str) -> str:
     return Path(path).read_text().strip() if path else ""
 
 
-def _named(resource: str, found: Iterable[Series], labels: tuple[str, ...]) -> Iterable[Reading]:
+def _named(resource: str, found: Iterable[Series], labels: tuple[str, ...]) -> Iterable[UsageReading]:
     """Readings of series that carry the labels; cores become millicores."""
     factor = 1000.0 if resource == CPU else 1.0
     for series in found:
         names = [series.labels.get(label, "") for label in labels]
         if all(names):
             at_s, value = series.points[-1]
-            yield Reading("/".join(names), resource, value * factor, at_s)
+            yield UsageReading("/".join(names), resource, value * factor, at_s)
 
 
 class Joined:

@@ -47,7 +47,7 @@ MOST_AHEAD_S = 60.0
 """Clocks differ; a reading further ahead than this is refused."""
 
 
-class Reading(msgspec.Struct, frozen=True, gc=False):
+class UsageReading(msgspec.Struct, frozen=True, gc=False):
     """One value as a source gave it. There are 200,000 of them in a big cluster, which the collector need not walk through.
 
     Attributes:
@@ -69,8 +69,8 @@ class Batch(msgspec.Struct, frozen=True):
         faults: what could not be read at all, in words.
     """
 
-    nodes: tuple[Reading, ...] = ()
-    pods: tuple[Reading, ...] = ()
+    nodes: tuple[UsageReading, ...] = ()
+    pods: tuple[UsageReading, ...] = ()
     faults: tuple[str, ...] = ()
 
 
@@ -95,7 +95,7 @@ class UsageView(NamedTuple):
     expired: frozenset[str] = frozenset()
 
 
-def refusal_of(reading: Reading, now: float, expiry_s: float) -> Refusal | None:
+def refusal_of(reading: UsageReading, now: float, expiry_s: float) -> Refusal | None:
     """Why a reading must not be believed; None when it may be."""
     if not math.isfinite(reading.value) or not math.isfinite(reading.at_s):
         return "not-a-number"
@@ -148,7 +148,7 @@ class UsageBook:
                 del book[name]
         return refused
 
-    def _smooth(self, before: Smoothed | None, reading: Reading) -> Smoothed:
+    def _smooth(self, before: Smoothed | None, reading: UsageReading) -> Smoothed:
         if before is None or reading.at_s - before.at_s > self._expiry_s or self._half_life_s <= 0:
             return Smoothed(reading.value, reading.at_s)
         passed_s = reading.at_s - before.at_s

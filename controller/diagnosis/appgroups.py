@@ -29,9 +29,9 @@ def find_groups(facts: Facts, places: Collection[str]) -> Iterator[Finding]:
     members: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     for pod in facts.pods:
-        if pod.group and pod.stays:
-            members[f"{pod.namespace}/{pod.group}"] += 1
-            waiting[f"{pod.namespace}/{pod.group}"] += pod.waits
+        if pod.stays:
+            members[pod.group_key] += 1
+            waiting[pod.group_key] += pod.waits
     for group in facts.groups:
         key = group.metadata.key
         yield from _spec(group)

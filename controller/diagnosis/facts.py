@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.pods import FINISHED, GATE, GroupPodSpec, found_no_node
+from controller.cluster.pods import OUR_SCHEDULER, GroupPodSpec, found_no_node
 from controller.cluster.resources import AppGroup
-from kubekit.wire import Condition, Taint
+from kubekit.wire import FINISHED, Condition, Taint
 from netperf.contract import HOME_NAMESPACE
 
 Program = Literal["controller", "extender", "scheduler", "agent"]
@@ -65,6 +65,8 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
     """A pod that waits, or that belongs to an AppGroup.
 
     Attributes:
+        group: the AppGroup that its label names.
+        group_key: ``namespace/name`` of the AppGroup that it belongs to; empty for none.
         gates: names of its scheduling gates.
         scheduled: its condition PodScheduled, None before anybody looked at it.
         target: the node that the plan wants it on, empty without a plan.
@@ -77,6 +79,7 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     name: str
     group: str = ""
+    group_key: str = ""
     workload: str = ""
     node: str = ""
     phase: str = ""
@@ -142,8 +145,7 @@ class Facts(msgspec.Struct, frozen=True):
         inferred, absent: zone pairs whose cost is inferred, or not known.
         interval_s: length of a round of probes; None without a plan.
         max_wait_s: a gate is opened after this time whatever is missing.
-        our_schedulers: names of schedulers that ask us.
-        our_gate: the gate that this product sets.
+        our_schedulers: names of schedulers that ask us; empty for all.
     """
 
     now: float
@@ -159,6 +161,5 @@ class Facts(msgspec.Struct, frozen=True):
     absent: tuple[tuple[str, str], ...] = ()
     interval_s: float | None = None
     max_wait_s: float = 120.0
-    our_schedulers: tuple[str, ...] = ("network-aware-scheduler",)
-    our_gate: str = GATE
+    our_schedulers: tuple[str, ...] = (OUR_SCHEDULER,)
     home: str = HOME_NAMESPACE

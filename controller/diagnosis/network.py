@@ -11,6 +11,7 @@ from controller.diagnosis.facts import AgentFact, Facts
 from controller.diagnosis.findings import MOST_HURT, Finding, Severity
 from controller.diagnosis.reading import seconds
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
+from netperf.plans import DATA_PORT, ECHO_PORT, PROBE_PORT
 
 REFRESH_S, REFRESH_ROUNDS = 180.0, 1.5
 """An agent holds back what does not change, and writes it again in the first round after the longer of both (agent.probing.results)."""
@@ -19,7 +20,7 @@ MISSED_ROUNDS = 2.0
 ODD_ROUNDS = 8.0
 """One odd run of a pair stands until that pair's next turn, which three pairs of nodes and two ends make the sixth round; a node
 that is told of has been odd for longer than that."""
-_PORTS = "open TCP 12865, 12866 and TCP and UDP 12867"
+_PORTS = f"open TCP {PROBE_PORT}, {DATA_PORT} and TCP and UDP {ECHO_PORT}"
 _NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
 _FEW = 3
 """So many agents are started anew by a line each, more by one for all."""

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from kubekit.events import NOTE_LIMIT, cut
-from netperf.contract import AGENT, CONTROLLER
+from netperf.contract import AGENT, CONTROLLER, SCHEDULER
 
 MOST_AT_ONCE = 20
 """So many objects are told of in one look, the worst first; the turn of others comes with the next."""
@@ -95,7 +95,7 @@ def abouts(finding: Finding, facts: Facts) -> list[About]:
         return [About("DaemonSet", home, AGENT)]
     if code in _OF_PATHS and facts.topologies:
         return [About("NetworkTopology", *_split(min(facts.topologies)))]
-    return [About("Deployment", home, "netaware-scheduler" if code in _OF_SCHEDULERS else CONTROLLER)]
+    return [About("Deployment", home, SCHEDULER if code in _OF_SCHEDULERS else CONTROLLER)]
 
 
 def reason_of(code: str) -> str:

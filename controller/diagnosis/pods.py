@@ -9,12 +9,16 @@ from typing import Literal
 import msgspec
 
 from controller.cluster.eligibility import is_choosy
-from controller.cluster.pods import FINISHED
+from controller.cluster.pods import GATE, serves
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact
 from controller.diagnosis.findings import MOST_HURT, Finding, printable
 from controller.diagnosis.reading import seconds
 from controller.diagnosis.unschedulable import ROLLED_OUT, Surveys, obstacle_of, said_of, spot
+from controller.groups.status import ADMITTED
+from kubekit.conditions import find
+from kubekit.wire import FINISHED
+from netperf.contract import SCHEDULER
 
 Kind = Literal[
     "placed",
@@ -35,7 +39,7 @@ _TAKEN_FOR_STRANGERS = "placed as pods of no AppGroup: what they call, and who c
 _OPEN = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class PodVerdict(msgspec.Struct, frozen=True):
     """Why a pod is where it is, or is not.
 
     Attributes:
@@ -52,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True):
     do: tuple[str, ...] = ()
 
 
-def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> Verdict:
+def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> PodVerdict:
     """The verdict on one pod.
 
     Args:
@@ -73,83 +77,84 @@ def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> Verdict:
         kind: Kind = "refused" if obstacle.code in {"max-cost", "pair-bandwidth"} else "unschedulable"
         since = seconds(pod.scheduled.last_transition_time) or pod.created
         what = "; ".join((f"{by} finds no node for it: {obstacle.says} ({said})", *held_by(pod, surveys)))
-        return Verdict(kind, what, since, do=obstacle.do)
-    if pod.group and pod.scheduler not in facts.our_schedulers:
+        return PodVerdict(kind, what, since, do=obstacle.do)
+    if pod.group and not serves(pod.scheduler, facts.our_schedulers):
         what = f"it carries the label of AppGroup {pod.group}, but schedulerName {by} hands it to a scheduler that does not ask us"
-        return Verdict("not-ours", what, pod.created, do=(_take_ours(facts),))
-    return Verdict("waiting", f"{by} has not answered yet", pod.created, do=(describe,))
+        return PodVerdict("not-ours", what, pod.created, do=(_take_ours(facts),))
+    return PodVerdict("waiting", f"{by} has not answered yet", pod.created, do=(describe,))
 
 
-def _settled(pod: PodFact, facts: Facts, describe: str) -> Verdict:
+def _settled(pod: PodFact, facts: Facts, describe: str) -> PodVerdict:
     if pod.phase in FINISHED:
-        return Verdict("finished", f"it has ended ({pod.phase})", do=(describe,))
+        return PodVerdict("finished", f"it has ended ({pod.phase})", do=(describe,))
     if pod.leaving:
-        return Verdict("leaving", "it is being deleted", do=(describe,))
-    wrong = unknown_workload(pod, _by_name(facts)) if pod.group else ""
+        return PodVerdict("leaving", "it is being deleted", do=(describe,))
+    wrong = unknown_workload(pod, _by_key(facts)) if pod.group else ""
     if wrong:
-        return Verdict("placed", f"it is on {pod.node}, {_ALONE}: {wrong}", do=_fix_label(pod, facts))
-    return Verdict("placed", f"it is on {pod.node}")
+        return PodVerdict("placed", f"it is on {pod.node}, {_ALONE}: {wrong}", do=_fix_label(pod))
+    return PodVerdict("placed", f"it is on {pod.node}")
 
 
 def _take_ours(facts: Facts) -> str:
-    return f"set schedulerName: {facts.our_schedulers[0]} in its template"
+    name = next(iter(facts.our_schedulers), "NAME of a scheduler that runs")
+    return f"set schedulerName: {name} in its template"
 
 
-def _gated(pod: PodFact, facts: Facts, describe: str, *, leads: bool) -> Verdict:
-    foreign = _foreign_gates(pod, facts)
+def _gated(pod: PodFact, facts: Facts, describe: str, *, leads: bool) -> PodVerdict:
+    foreign = _foreign_gates(pod)
     if foreign:
         what = f"it waits at {'gate' if len(foreign) == 1 else 'gates'} {', '.join(foreign)}, which somebody else opens"
-        return Verdict("foreign-gate", what, pod.created, do=(describe,))
+        return PodVerdict("foreign-gate", what, pod.created, do=(describe,))
     if not leads:
         what = "it waits at its gate, and no controller leads that would open it"
-        return Verdict("gated", what, pod.created, do=("kubectl netaware why",))
+        return PodVerdict("gated", what, pod.created, do=("kubectl netaware why",))
     until = None if pod.created is None else pod.created + facts.max_wait_s
-    wrong = unknown_workload(pod, _by_name(facts))
+    wrong = unknown_workload(pod, _by_key(facts))
     if wrong:
-        return Verdict("gated", f"it waits at its gate: {wrong}", pod.created, until, _fix_label(pod, facts))
+        return PodVerdict("gated", f"it waits at its gate: {wrong}", pod.created, until, _fix_label(pod))
     held = held_by(pod, Surveys(facts.nodes))
     tail = f"; {held[0]}" if held else ""
-    do = (f"kubectl -n {pod.namespace} describe appgroup {pod.group}",)
+    do = (_on_group("describe", pod.group_key),)
     if pod.target:
         what = f"it waits for its turn in AppGroup {pod.group}, planned onto {pod.target}{tail}"
-        return Verdict("planned", what, pod.created, until, do)
-    return Verdict("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created, until, do)
+        return PodVerdict("planned", what, pod.created, until, do)
+    return PodVerdict("gated", f"it waits for the plan of AppGroup {pod.group}{tail}", pod.created, until, do)
 
 
-def _foreign_gates(pod: PodFact, facts: Facts) -> tuple[str, ...]:
-    return tuple(gate for gate in pod.gates if gate != facts.our_gate)
+def _foreign_gates(pod: PodFact) -> tuple[str, ...]:
+    return tuple(gate for gate in pod.gates if gate != GATE)
 
 
-def _by_name(facts: Facts) -> dict[str, list[AppGroup]]:
-    found: dict[str, list[AppGroup]] = defaultdict(list)
-    for group in facts.groups:
-        found[group.metadata.name].append(group)
-    return found
+def _by_key(facts: Facts) -> dict[str, AppGroup]:
+    return {group.metadata.key: group for group in facts.groups}
 
 
-def unknown_workload(pod: PodFact, named: Mapping[str, list[AppGroup]]) -> str:
-    """What is wrong with the pod's labels; empty when they name a workload of a group that exists.
+def _on_group(verb: str, key: str) -> str:
+    namespace, _, name = key.partition("/")
+    return f"kubectl -n {namespace} {verb} appgroup {name}"
+
+
+def unknown_workload(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
+    """What is wrong with the pod's labels; empty when they name a workload of the group that it belongs to.
 
     Args:
         pod: which.
-        named: the AppGroups by name.
+        groups: the AppGroups by key.
     """
     if not pod.group:
         return "it has no AppGroup label, so that no plan will ever name it"
-    groups = named.get(pod.group, [])
-    mine = [g for g in groups if g.metadata.namespace == pod.namespace] or groups
-    if not mine:
-        return f"there is no AppGroup {pod.group}"
-    selectors = {printable(item.workload.selector) for g in mine for item in g.spec.workloads or ()}
+    group = groups.get(pod.group_key)
+    if group is None:
+        return f"there is no AppGroup {pod.group} that has pods of namespace {pod.namespace}"
+    selectors = {printable(item.workload.selector) for item in group.spec.workloads or ()}
     if pod.workload in selectors:
         return ""
     known = ", ".join(sorted(selectors)) or "none"
     return f"AppGroup {pod.group} has no workload with selector {pod.workload or '(no label)'}; it has {known}"
 
 
-def _fix_label(pod: PodFact, facts: Facts) -> tuple[str, ...]:
-    there = any(g.metadata.name == pod.group and g.metadata.namespace == pod.namespace for g in facts.groups)
-    look = f"kubectl -n {pod.namespace} get appgroup {pod.group} -o yaml" if there else "kubectl get appgroups -A"
+def _fix_label(pod: PodFact) -> tuple[str, ...]:
+    look = f"{_on_group('get', pod.group_key)} -o yaml" if pod.group_key else "kubectl get appgroups -A"
     correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in its template"
     if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
         return look, correct
@@ -202,21 +207,33 @@ def _counted(pods: list[PodFact]) -> str:
 
 def _lost(facts: Facts) -> Iterator[Finding]:
     """Pods whose labels lead nowhere, waiting or placed."""
-    named, newest = _by_name(facts), _newest(facts)
+    groups, newest, refused = _by_key(facts), _newest(facts), set(_refused(facts))
     by_label: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        asks = pod.stays and (pod.group or (pod.waits and facts.our_gate in pod.gates))
-        if not asks or not (wrong := unknown_workload(pod, named)):
+        asks = pod.stays and (pod.group or (pod.waits and GATE in pod.gates))
+        if not asks or not (wrong := unknown_workload(pod, groups)):
+            continue
+        # What keeps them from the group is told of the group.
+        if not pod.group_key and (pod.namespace, pod.group) in refused:
             continue
         # What a template with other labels made before goes with its rollout.
         latest = newest.get((pod.namespace, pod.owner), pod)
-        if not unknown_workload(latest, named):
+        if not unknown_workload(latest, groups):
             continue
         by_label[pod.namespace, wrong].append(pod)
     for (_, wrong), pods in sorted(by_label.items()):
         because = (_TAKEN_FOR_STRANGERS,) if any(pod.node for pod in pods) else ()
-        what, do = f"{_counted(pods)}: {wrong}", _fix_label(pods[0], facts)
+        what, do = f"{_counted(pods)}: {wrong}", _fix_label(pods[0])
         yield Finding("pod-lost", "warning", what, because, _oldest(pods), _names(pods), do)
+
+
+def _refused(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Namespaces that groups name and that may not let them in, each with the group's name."""
+    for group in facts.groups:
+        said = find(group.status.conditions, ADMITTED)
+        if said is not None and said.status == "False":
+            for item in group.spec.workloads or ():
+                yield item.workload.namespace, group.metadata.name
 
 
 def _newest(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
@@ -231,22 +248,22 @@ def _newest(facts: Facts) -> dict[tuple[str, tuple[str, str] | None], PodFact]:
 
 def _not_ours(facts: Facts) -> Iterator[Finding]:
     """Pods of a group that somebody else schedules, while ours schedules others of it."""
-    by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    by_group: dict[str, list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        if pod.group and not pod.leaving:
-            by_group[pod.namespace, pod.group].append(pod)
-    for (namespace, name), pods in sorted(by_group.items()):
-        others = [pod for pod in pods if pod.scheduler not in facts.our_schedulers]
+        if pod.group_key and not pod.leaving:
+            by_group[pod.group_key].append(pod)
+    for key, pods in sorted(by_group.items()):
+        others = [pod for pod in pods if not serves(pod.scheduler, facts.our_schedulers)]
         if others and len(others) < len(pods):
             by = ", ".join(sorted({pod.scheduler or "default-scheduler" for pod in others}))
-            what = f"{_counted(others)} of AppGroup {namespace}/{name}: schedulerName {by} hands them to a scheduler that does not ask us"
+            what = f"{_counted(others)} of AppGroup {key}: schedulerName {by} hands them to a scheduler that does not ask us"
             yield Finding("not-ours", "warning", what, hurts=_names(others), do=(_take_ours(facts),))
 
 
 def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
     by_gates: dict[tuple[str, ...], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
-        foreign = _foreign_gates(pod, facts)
+        foreign = _foreign_gates(pod)
         if pod.waits and foreign and pod.created is not None and facts.now - pod.created > SOON_S:
             by_gates[foreign].append(pod)
     for gates, pods in sorted(by_gates.items()):
@@ -258,16 +275,16 @@ def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
 def _unschedulable(facts: Facts) -> Iterator[Finding]:
     """By what stands before them; pods of their groups that wait behind them are hurt as well."""
     by_cause: dict[tuple[str, str, str], list[PodFact]] = defaultdict(list)
-    gated: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
+    gated: dict[str, list[PodFact]] = defaultdict(list)
     surveys = Surveys(facts.nodes)
     for pod in facts.pods:
         if pod.found_no_node:
-            by_cause[pod.namespace, pod.group, spot(said_of(pod)).code].append(pod)
-        elif facts.our_gate in pod.gates:
-            gated[pod.namespace, pod.group].append(pod)
-    for (namespace, group, code), pods in sorted(by_cause.items()):
+            by_cause[pod.namespace, pod.group_key, spot(said_of(pod)).code].append(pod)
+        elif pod.group_key and GATE in pod.gates:
+            gated[pod.group_key].append(pod)
+    for (_, group, code), pods in sorted(by_cause.items()):
         first, obstacle, said = pods[0], obstacle_of(pods[0], surveys), said_of(pods[0])
-        behind = gated[namespace, group]
+        behind = gated[group]
         what = f"{_counted(pods)}: {first.scheduler or 'default-scheduler'} finds no node, {obstacle.says}"
         begun = [seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
         since = min((at for at in begun if at is not None), default=_oldest(pods))
@@ -291,8 +308,8 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
         do: tuple[str, ...] = (f"{_take_ours(facts)}, if {name} is none that you run",)
         if name in facts.our_schedulers:
             do = (
-                f"kubectl -n {facts.home} logs deployment/netaware-scheduler --all-containers --tail=50",
-                f"kubectl -n {facts.home} rollout restart deployment/netaware-scheduler",
+                f"kubectl -n {facts.home} logs deployment/{SCHEDULER} --all-containers --tail=50",
+                f"kubectl -n {facts.home} rollout restart deployment/{SCHEDULER}",
             )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
         yield Finding("nobody-schedules", "warning", what, (), _oldest(pods), _names(pods), do, alert)
@@ -311,26 +328,20 @@ def _answering(facts: Facts) -> set[str]:
 
 def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:
     """Pods that wait at our gate for longer than any configuration means to, and for nothing that is known."""
-    named = _by_name(facts)
+    groups = _by_key(facts)
     by_group: dict[tuple[str, str], list[PodFact]] = defaultdict(list)
     for pod in facts.pods:
         old = pod.created is not None and facts.now - pod.created > LONG_S
-        if (
-            pod.waits
-            and pod.gates == (facts.our_gate,)
-            and old
-            and pod.key not in blamed
-            and not unknown_workload(pod, named)
-        ):
-            by_group[pod.namespace, pod.group].append(pod)
-    for (namespace, name), pods in sorted(by_group.items()):
+        if pod.waits and pod.gates == (GATE,) and old and pod.key not in blamed and not unknown_workload(pod, groups):
+            by_group[pod.namespace, pod.group_key].append(pod)
+    for (namespace, key), pods in sorted(by_group.items()):
         names = " ".join(pod.name for pod in pods[:MOST_HURT])
         do = (
-            f"kubectl -n {namespace} describe appgroup {name}",
+            _on_group("describe", key),
             f"kubectl netaware explain pod {pods[0].name} -n {namespace}",
             f"kubectl -n {namespace} patch pods {names} --type=json -p '{_OPEN}'",
         )
-        what = f"{len(pods)} pods of AppGroup {namespace}/{name} have waited at their gate for more than {LONG_S / 60:.0f} min"
+        what = f"{len(pods)} pods of AppGroup {key} have waited at their gate for more than {LONG_S / 60:.0f} min"
         yield Finding(
             "gated-too-long", "warning", what, (), _oldest(pods), _names(pods), do, "NetawarePodsGatedTooLong"
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from controller.cluster.pods import GroupPodSpec
+from controller.cluster.pods import GATE, GroupPodSpec
 from controller.diagnosis.facts import Facts, LeaseFact, Program, ProgramPod
 from controller.diagnosis.findings import MOST_HURT, Finding
 from controller.diagnosis.unschedulable import Surveys, obstacle_in
-from netperf.contract import CONTROLLER
+from netperf.contract import CONTROLLER, SCHEDULER
 
 LEASE_SLACK_S = 5.0
 LEADERLESS = frozenset({"controller-down", "no-leader"})
@@ -30,7 +30,7 @@ _EFFECTS: dict[Program, str] = {
 
 def find_programs(facts: Facts) -> Iterator[Finding]:
     """Findings about controller, scheduler and extender."""
-    gated = tuple(p.key for p in facts.pods if facts.our_gate in p.gates)
+    gated = tuple(p.key for p in facts.pods if GATE in p.gates)
     asks_us = [p for p in facts.pods if p.scheduler in facts.our_schedulers]
     waiting = tuple(p.key for p in asks_us if p.waits and not p.gates)
     around = facts.around
@@ -93,7 +93,7 @@ def _program_down(
         f"pod {pod.name} on {pod.node or 'no node'}: {pod.why or pod.phase or 'not ready'}" for pod in pods[:3]
     ) or (f"there is no pod of {program}: its Deployment is missing or has 0 replicas",)
     # The extender runs beside the scheduler, in its pods.
-    name = CONTROLLER if program == "controller" else "netaware-scheduler"
+    name = CONTROLLER if program == "controller" else SCHEDULER
     do: tuple[str, ...]
     if pods:
         # Beside one that says what is wrong, another that is only being made says nothing.

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, target_of
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
 from kubekit.lease import Lease
 from kubekit.owners import HASH_LABEL, owner_of
 from kubekit.wire import Condition, Object, Wire, parse_time
-from netperf.contract import CONTROLLER
+from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
 
-NAME_LABEL = "app.kubernetes.io/name"
 PROGRAMS: dict[str, Sequence[Program]] = {
     CONTROLLER: ("controller",),
     # The extender is a container beside the scheduler.
-    "netaware-scheduler": ("scheduler", "extender"),
+    SCHEDULER: ("scheduler", "extender"),
 }
 PROGRAM_SELECTOR = f"{NAME_LABEL} in ({', '.join(PROGRAMS)})"
 
@@ -83,14 +82,15 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
     return tuple(found) or None
 
 
-def read_pod(pod: GroupPod) -> PodFact:
+def read_pod(pod: GroupPod, membership: Membership) -> PodFact:
     """A pod of an AppGroup, or one that somebody asked about."""
     meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
         namespace=meta.namespace,
         name=meta.name,
-        group=meta.label(APPGROUP_LABEL),
-        workload=meta.label(WORKLOAD_LABEL),
+        group=pod.group,
+        group_key=membership.group_of(meta.namespace, pod.group),
+        workload=pod.workload,
         node=spec.node_name,
         phase=pod.status.phase,
         # The API server takes any text, and it comes into lines that people paste into a shell.

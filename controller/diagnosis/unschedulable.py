@@ -30,7 +30,7 @@ class Obstacle(msgspec.Struct, frozen=True):
     Attributes:
         code: short and stable.
         says: what it means.
-        do: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup) and ``{cordoned}`` (nodes) are put in.
+        do: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (whose namespace) and ``{cordoned}`` (nodes) are put in.
     """
 
     code: str
@@ -51,7 +51,7 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
             (
                 _EXPLAIN,
                 "kubectl netaware costs",
-                "raise maxNetworkCost to what the network can do: kubectl -n {namespace} edit appgroup {group}",
+                "raise maxNetworkCost to what the network can do: kubectl -n {home} edit appgroup {group}",
             ),
         ),
     ),
@@ -60,7 +60,7 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
         Obstacle(
             "pair-bandwidth",
             "the zones have too little free bandwidth for its dependencies",
-            (_BANDWIDTH, "lower minBandwidth: kubectl -n {namespace} edit appgroup {group}"),
+            (_BANDWIDTH, "lower minBandwidth: kubectl -n {home} edit appgroup {group}"),
         ),
     ),
     (
@@ -197,7 +197,7 @@ class Surveys:
 def obstacle_of(pod: PodFact, surveys: Surveys) -> Obstacle:
     """What stands before most nodes, by the condition PodScheduled of a pod that found none."""
     ground = surveys.of(pod.spec)
-    found = obstacle_in(said_of(pod), pod.name, pod.namespace, pod.group, ground)
+    found = obstacle_in(said_of(pod), pod.name, pod.namespace, pod.group_key, ground)
     if found.code == "taint" and ground.taint is not None:
         return msgspec.structs.replace(found, do=(*found.do[:-1], *_past(ground.taint, pod)))
     return found
@@ -240,8 +240,9 @@ def spot(said: str) -> Obstacle:
 
 
 def obstacle_in(said: str, pod: str, namespace: str, group: str, ground: Ground) -> Obstacle:
-    """The obstacle by the scheduler's words; ``group`` is the pod's AppGroup, empty for none."""
+    """The obstacle by the scheduler's words; ``group`` is the key of the pod's AppGroup, empty for none."""
+    home, _, name = group.partition("/")
     found = spot(said)
     named = " ".join(ground.cordoned[:NAMED_NODES]) or "NODE"
-    filled = tuple(line.format(pod=pod, namespace=namespace, group=group, cordoned=named) for line in found.do)
-    return msgspec.structs.replace(found, do=filled)
+    words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": named}
+    return msgspec.structs.replace(found, do=tuple(line.format(**words) for line in found.do))

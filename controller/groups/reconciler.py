@@ -22,7 +22,7 @@ from controller.cluster.services import Service, ServiceIndex
 from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import same_place
 from controller.groups.config import AppGroupConfig
-from controller.groups.status import COMPLETE, ROUTED_NEAR, Facts, admitted, gather, plan_status
+from controller.groups.status import COMPLETE, ROUTED_NEAR, GroupFacts, admitted, gather, plan_status
 from kubekit.client import Client
 from kubekit.conditions import news
 from kubekit.errors import ApiError
@@ -59,7 +59,7 @@ class AppGroupController:
         self._client, self._caches, self._config, self._recorder = client, caches, config, recorder
         self._capabilities, self._wall = capabilities, wall
         self._costs = CostIndex(rules, namespace)
-        self._membership = Membership(rules.namespaces, consent=True)
+        self._membership = Membership(rules)
         self._more = more
         self._queue = WorkQueue()
         self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
@@ -166,7 +166,7 @@ class AppGroupController:
             raise
         return self._config.resync_s
 
-    async def _write_status(self, key: str, group: AppGroup, facts: Facts, let_in: Condition | None) -> None:
+    async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, let_in: Condition | None) -> None:
         kept = await self._capabilities.has_status(APPGROUPS)
         if not kept:  # upstream's definition: conditions and observedGeneration would be dropped
             remembered = msgspec.structs.replace(
@@ -204,11 +204,11 @@ class AppGroupMetrics(Collector):
     """Gauges of all groups, read from the last look at each, and a counter of writes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._facts: dict[str, tuple[AppGroup, Facts]] = {}
+        self._facts: dict[str, tuple[AppGroup, GroupFacts]] = {}
         self.writes = Counter("netaware_appgroup_writes", "Statuses of AppGroups written.", registry=registry)
         registry.register(self)
 
-    def show(self, key: str, group: AppGroup, facts: Facts) -> None:
+    def show(self, key: str, group: AppGroup, facts: GroupFacts) -> None:
         """Show this from now on for ``namespace/name``."""
         self._facts[key] = group, facts
 

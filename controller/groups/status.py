@@ -47,7 +47,7 @@ class Judged(msgspec.Struct, frozen=True, gc=False):
     destination: Location = NOWHERE
 
 
-class Facts(msgspec.Struct, frozen=True):
+class GroupFacts(msgspec.Struct, frozen=True):
     """What is true of a group now.
 
     Attributes:
@@ -73,7 +73,7 @@ def gather(
     membership: Membership,
     *,
     services: ServiceIndex | None = None,
-) -> Facts:
+) -> GroupFacts:
     """Look at a group.
 
     Args:
@@ -110,7 +110,7 @@ def gather(
     )
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)
     started = min((c for c in created if c), key=parse_time, default=None)
-    return Facts(graph, ordered, tuple(members), judged, running, started)
+    return GroupFacts(graph, ordered, tuple(members), judged, running, started)
 
 
 Hosts = Mapping[Location, frozenset[str]]
@@ -155,7 +155,7 @@ def _badness(found: Judged) -> tuple[int, int]:
     return ("idle", "met", "unknown", "violated").index(found.verdict), found.cost - found.edge.max_network_cost
 
 
-def plan_status(group: AppGroup, facts: Facts, now: float, *, more: Sequence[Condition] = ()) -> AppGroupStatus:
+def plan_status(group: AppGroup, facts: GroupFacts, now: float, *, more: Sequence[Condition] = ()) -> AppGroupStatus:
     """The status to write; equal to the one that stands when nothing changed.
 
     Args:
@@ -203,7 +203,7 @@ def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
     return condition(ADMITTED, holds=True, reason="Consented", message=message, generation=generation)
 
 
-def conditions_of(group: AppGroup, facts: Facts) -> list[Condition]:
+def conditions_of(group: AppGroup, facts: GroupFacts) -> list[Condition]:
     """The four conditions, without times."""
     generation = group.metadata.generation
     return [
@@ -214,7 +214,7 @@ def conditions_of(group: AppGroup, facts: Facts) -> list[Condition]:
     ]
 
 
-def _ordered(group: AppGroup, facts: Facts, generation: int) -> Condition:
+def _ordered(group: AppGroup, facts: GroupFacts, generation: int) -> Condition:
     algorithm = group.spec.topology_sorting_algorithm
     if facts.order.cycles:
         selectors = facts.graph.selectors
@@ -228,7 +228,7 @@ def _ordered(group: AppGroup, facts: Facts, generation: int) -> Condition:
     return condition(ORDERED, holds=True, reason="Ordered", message=message, generation=generation)
 
 
-def _complete(group: AppGroup, facts: Facts, generation: int) -> Condition:
+def _complete(group: AppGroup, facts: GroupFacts, generation: int) -> Condition:
     wanted = group.spec.num_members
     holds = facts.running >= wanted
     message = f"{facts.running} of {wanted} pods run"
@@ -236,7 +236,7 @@ def _complete(group: AppGroup, facts: Facts, generation: int) -> Condition:
     return condition(COMPLETE, holds=holds, reason=reason, message=message, generation=generation)
 
 
-def _costs_met(facts: Facts, generation: int) -> Condition:
+def _costs_met(facts: GroupFacts, generation: int) -> Condition:
     counts = Counter(found.verdict for found in facts.judged)
     placed = len(facts.judged) - counts["idle"]
     if not placed:
@@ -274,7 +274,7 @@ def _place(location: Location) -> str:
     return location.zone or location.region or "a node without zone"
 
 
-def _spec_valid(facts: Facts, generation: int) -> Condition:
+def _spec_valid(facts: GroupFacts, generation: int) -> Condition:
     faults = facts.graph.faults
     if not faults:
         message = "every dependency leads to a workload of the group"

@@ -27,9 +27,10 @@ from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ResultsMirror
 from controller.traffic.prices import PriceTable
 from controller.views.overview import build
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit import logs
 from kubekit.client import Client
+from kubekit.runtime import outlive
 from netperf.policy import CostPolicy
 
 log = logs.get("controller.page")
@@ -129,14 +130,21 @@ class Page:
                     await self.sources.settle()
                     await self._refresh_until_idle()
                     mirroring.cancel()
-                self._page = self._whole = None
-                self._there.clear()
+                self._forget()
+
+    def _forget(self) -> None:
+        self._page = self._whole = None
+        self._there.clear()
 
     async def _refresh_until_idle(self) -> None:
         alone_since: float | None = None
         while True:
             began = time.monotonic()
-            await self._compute()
+            made = outlive(
+                self._compute(), log, "page", broken="the page cannot be made", mended="the page is made again"
+            )
+            if not await made:
+                self._forget()
             took_s = time.monotonic() - began
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.resync_s):
@@ -247,6 +255,9 @@ class Page:
             viewer.start_with(_comment("up to date") if known else _event("page", text, page.version))
             with contextlib.suppress(ConnectionError, TimeoutError):
                 while (message := await _next_or_heartbeat(viewer.next)) is not None:
+                    # Browsers say that there are no data, where what they show cannot be made any more.
+                    if self._page is None:
+                        break
                     # A right ends while its owner looks, and so do tokens; the browser comes back with a newer one.
                     if self._access is not None and await self._access.judge(request) != "may":
                         break
@@ -273,7 +284,9 @@ async def _next_or_heartbeat(next_message: Callable[[], Awaitable[bytes | None]]
         return b"event: beat\ndata: {}\n\n"
 
 
-def _make(snapshot: Snapshot, before: PageData | None, version: int, runbook: str) -> tuple[PageData, bytes | None]:
+def _make(
+    snapshot: ClusterSnapshot, before: PageData | None, version: int, runbook: str
+) -> tuple[PageData, bytes | None]:
     """The page, and what to tell those who have the one before; None when there is nothing to tell. Pure."""
     page = encode(build(snapshot), version, runbook)
     if before is None:

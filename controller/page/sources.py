@@ -16,7 +16,7 @@ from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ObjectName, ResultsMirror
 from controller.traffic.prices import PriceTable
 from controller.views.readings import read_all
-from controller.views.snapshot import Readings, Snapshot
+from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.lease import Lease
@@ -138,7 +138,7 @@ class Sources:
         """Whether there is such a namespace, as far as is known."""
         return namespace in self._caches.namespaces.items
 
-    async def look(self, now_s: float) -> Snapshot:
+    async def look(self, now_s: float) -> ClusterSnapshot:
         """The same as `snapshot`, with how our programs fare at this moment, also while nobody looks at the page."""
         around = await self.read_around()
         return msgspec.structs.replace(await self.snapshot(now_s), around=around)
@@ -178,15 +178,16 @@ class Sources:
             known = self._decoded = await asyncio.to_thread(_decode, objects, known)
         return tuple(plan for _, plan in known.values() if plan is not None)
 
-    async def snapshot(self, now_s: float) -> Snapshot:
+    async def snapshot(self, now_s: float) -> ClusterSnapshot:
         """Everything as it is mirrored now."""
         plans = await self._plans()
-        return Snapshot(
+        return ClusterSnapshot(
             now_s=now_s,
             home=self._namespace,
             nodes=tuple(self._caches.nodes),
             topologies=tuple(self._caches.topologies),
             groups=tuple(self._caches.app_groups),
+            namespaces=tuple(self._caches.namespaces),
             pods=tuple(self._caches.group_pods),
             bandwidth_pods=tuple(self._caches.pods),
             agent_pods=tuple(self._caches.agent_pods),
@@ -194,9 +195,7 @@ class Sources:
             plans=plans,
             services=tuple(self._caches.services),
             policy=self._policy,
-            rules=self._scheduler.rules,
-            max_wait_s=self._scheduler.gates.max_wait_s,
-            our_schedulers=self._scheduler.scheduler_names,
+            scheduler=self._scheduler,
             readings=self._readings,
             prices=self._prices,
             around=self._around,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from controller.scheduler.config import AllocatableArgs
 from kubekit import quantity
@@ -33,12 +33,6 @@ def _amount(name: str, allocatable: Mapping[str, str] | None) -> int:
         return quantity.parse_milli(text) if name == "cpu" else quantity.parse_int(text)
     except QuantityError:
         return 0
-
-
-def normalise_all(raw: Sequence[int]) -> list[int]:
-    """Scores of 0 to 100 over the scored nodes; all equal gives 0."""
-    low, high = bounds(raw)
-    return [normalise(value, low, high) for value in raw]
 
 
 def bounds(raw: Iterable[int]) -> tuple[int, int]:

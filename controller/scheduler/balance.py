@@ -21,7 +21,7 @@ from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service
 from controller.groups.status import BALANCED, ROUTED_NEAR
 from controller.scheduler.plan.judge import count_hosts, judge_edge
-from controller.scheduler.plan.problem import Edge, Problem
+from controller.scheduler.plan.problem import CallEdge, Problem
 from controller.scheduler.preferences import dependencies_of, measured_traffic, spread_of
 from controller.scheduler.problem_builder import Demand, Spread, Standing, draft
 from controller.scheduler.state import State
@@ -165,10 +165,10 @@ class _Standing:
         self._bytes = {(e.caller, e.callee): known.get((selectors[e.caller], selectors[e.callee])) for e in self.edges}
 
     @property
-    def edges(self) -> Sequence[Edge]:
+    def edges(self) -> Sequence[CallEdge]:
         return self.problem.edges
 
-    def callers_of(self, callee: int) -> list[Edge]:
+    def callers_of(self, callee: int) -> list[CallEdge]:
         """Dependencies on a workload with pods at both ends."""
         found = [e for e in self.edges if e.callee == callee]
         return [e for e in found if self.hosts_of[e.caller] and self.hosts_of[callee]]
@@ -177,7 +177,7 @@ class _Standing:
         """Whether a replica is on a node without a zone: then nobody's zone hints count."""
         return any(not self.problem.zoned[self.problem.zone_of[host]] for host in self.hosts_of[callee])
 
-    def fare(self, edges: Sequence[Edge], routing: Routing) -> Fare:
+    def fare(self, edges: Sequence[CallEdge], routing: Routing) -> Fare:
         """As if the Service behind these dependencies had that routing."""
         weight = sum(edge.weight for edge in edges)
         latency = hottest = crossing = 0.0
@@ -189,11 +189,11 @@ class _Standing:
             crossing += (self._bytes[edge.caller, edge.callee] or 0.0) * (1.0 - found.in_zone)
         return Fare(latency / weight, hottest / weight, crossing if self.is_measured(edges) else None)
 
-    def is_measured(self, edges: Iterable[Edge]) -> bool:
+    def is_measured(self, edges: Iterable[CallEdge]) -> bool:
         """Whether traffic of any of these dependencies is."""
         return any(self._bytes[edge.caller, edge.callee] is not None for edge in edges)
 
-    def missing(self, edges: Sequence[Edge]) -> tuple[tuple[str, ...], float, float]:
+    def missing(self, edges: Sequence[CallEdge]) -> tuple[tuple[str, ...], float, float]:
         """Zones of callers without a replica; what one in each would spare of a call, and of bytes across zones."""
         problem, callee = self.problem, edges[0].callee
         ends = np.array(list(self.hosts_of[callee]), np.int64)
@@ -284,7 +284,7 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
         yield make("NoReplicaInZone", routing, then, text, zones)
 
 
-def _nearer(standing: _Standing, edges: Sequence[Edge], now: Fare) -> tuple[Routing, Fare] | None:
+def _nearer(standing: _Standing, edges: Sequence[CallEdge], now: Fare) -> tuple[Routing, Fare] | None:
     """By zone, or by node where that is worth as much again; neither where a replica would be hot for it."""
     best: tuple[Routing, Fare] | None = None
     for routing in (Routing.ZONE, Routing.NODE):

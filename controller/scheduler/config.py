@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.pods import Placement
+from controller.cluster.pods import OUR_SCHEDULER, Placement
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join
 
@@ -117,13 +117,14 @@ class SchedulerConfig(Section, frozen=True):
 
     Attributes:
         scheduler_names: whose pods the extender answers for; others get a neutral answer, since kube-scheduler sends the
-            pods of all its profiles. Empty for all.
+            pods of all its profiles. Empty for all. The policy and the webhook that gate pods name ``network-aware-scheduler``
+            alone; templates of others carry the gate themselves.
         placement: how decisions reach the scheduler; ``affinity`` needs no extender. Pods choose for themselves with the
             label ``netaware.io/placement``.
         parity: ``upstream`` for exactly what upstream's plugins do, without plans.
     """
 
-    scheduler_names: tuple[str, ...] = ("network-aware-scheduler",)
+    scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
     placement: Placement = "extender"
     parity: Parity = "none"
     network_overhead: NetworkOverheadArgs = NetworkOverheadArgs()

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
 from controller.cluster.hosts import Fleet
-from controller.cluster.pods import GroupPod, target_of
+from controller.cluster.pods import GroupPod, serves, target_of
 from controller.cluster.replicas import Declared
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
@@ -28,11 +28,19 @@ from controller.scheduler.index import GroupPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.patches import decision_patch, mode_of
 from controller.scheduler.plan_in_force import UNPLACED_FOR_S
-from controller.scheduler.planning import GroupPlans, Outlook
-from controller.scheduler.release import FORCED, GroupQueue, Turns, plan_release, settles_in_s
+from controller.scheduler.planning import GroupOutlook, GroupPlans
+from controller.scheduler.release import (
+    FORCED,
+    PENDING,
+    WAITING,
+    GroupQueue,
+    Turns,
+    WaitingNews,
+    plan_release,
+    settles_in_s,
+)
 from controller.scheduler.state import DeletedNodeError, State
 from controller.scheduler.unschedulable import StuckPods
-from controller.scheduler.waiting import PENDING, WAITING, WaitingNews
 from controller.scheduler.worker import PlanningProcess
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
@@ -76,7 +84,7 @@ class SchedulingController:
     ) -> None:
         self._config, self._recorder, self._clock = config, recorder, clock
         self.metrics = GateMetrics(registry)
-        self.state, self.fleet = State(config, namespace, consent=True), Fleet()
+        self.state, self.fleet = State(config, namespace), Fleet()
         self.volumes = Volumes()
         self._mirror = caches.group_pods
         self._declared = Declared(client)
@@ -218,7 +226,7 @@ class SchedulingController:
             return None
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now, self._config.gates) <= 0
-        outlook = self.plans.look(group, pods) if settled else Outlook()
+        outlook = self.plans.look(group, pods) if settled else GroupOutlook()
         turns = plan_release(await self._with_plan(group, queue, outlook), now, self._config.gates)
         held = await self._release(group, turns, outlook)
         told_s = self._tell_waiting(pods, {**turns.waiting, **held}, now)
@@ -229,7 +237,7 @@ class SchedulingController:
         stale_s = UNPLACED_FOR_S if turns.waiting and outlook.plan is not None and outlook.plan.unplaced else None
         return min((s for s in (turns.again_s, again_s, stale_s, told_s) if s is not None), default=None)
 
-    async def _with_plan(self, group: str, queue: GroupQueue, outlook: Outlook) -> GroupQueue:
+    async def _with_plan(self, group: str, queue: GroupQueue, outlook: GroupOutlook) -> GroupQueue:
         """Nominate what has a place and nothing else, and tell the queue what the plan says."""
         plan = outlook.plan
         nominated = [
@@ -247,7 +255,7 @@ class SchedulingController:
             self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
         return again_s
 
-    async def _release(self, group: str, turns: Turns, outlook: Outlook) -> Mapping[str, str]:
+    async def _release(self, group: str, turns: Turns, outlook: GroupOutlook) -> Mapping[str, str]:
         """Open gates; of pods whose turn it is and that the plan holds, what they wait for."""
         releases = turns.releases
         if outlook.pending:
@@ -304,8 +312,7 @@ class SchedulingController:
                 await self._writer.patch(pod, decision_patch(pod, decide(explanation, None, self._clock())))
 
     def _is_ours(self, pod: GroupPod) -> bool:
-        names = self._config.scheduler_names
-        return not names or pod.spec.scheduler_name in names or target_of(pod) is not None
+        return serves(pod.spec.scheduler_name, self._config.scheduler_names) or target_of(pod) is not None
 
     def _how(self, pod: GroupPod) -> str:
         target = target_of(pod)
@@ -318,7 +325,7 @@ class SchedulingController:
         return "planned-zone" if same else "elsewhere"
 
 
-def told(queue: GroupQueue, outlook: Outlook, nominated: frozenset[str]) -> GroupQueue:
+def told(queue: GroupQueue, outlook: GroupOutlook, nominated: frozenset[str]) -> GroupQueue:
     """What a plan says to the queue: who has no place, and whether those that go together once nominated may.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target
+from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, serves
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
     Verdicts,
@@ -52,8 +52,8 @@ FULL = Handover()
 
 def mode_of(pod: GroupPod, config: SchedulerConfig, state: State) -> Placement:
     """How a pod's decision is handed over: pods of schedulers that ask no extender of ours cannot be told by one."""
-    names, default = config.scheduler_names, config.placement
-    if names and pod.spec.scheduler_name not in names and default == "extender":
+    default = config.placement
+    if default == "extender" and not serves(pod.spec.scheduler_name, config.scheduler_names):
         default = "affinity"
     return state.placement_of(pod.metadata.labels, pod.metadata.namespace, default)
 

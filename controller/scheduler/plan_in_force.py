@@ -89,7 +89,7 @@ def members_of(pods: Sequence[GroupPod]) -> frozenset[str]:
     return frozenset(p.metadata.key for p in pods if not p.over and not (p.waiting and p.other_gates))
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class PlanVerdict(msgspec.Struct, frozen=True):
     """How a plan fares.
 
     Attributes:
@@ -103,7 +103,7 @@ class Verdict(msgspec.Struct, frozen=True):
     has_room: bool
 
 
-def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assumed: Assumed) -> Verdict:
+def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assumed: Assumed) -> PlanVerdict:
     """Hold a plan against the cluster.
 
     Args:
@@ -129,7 +129,7 @@ def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assume
             followed &= not astray and not (refused and target.node in refused.get(key, ()))
         if not seat and (node or target is not None):
             uncounted.append((pod, node or (target.node if target is not None else "")))
-    return Verdict(uncounted, followed, _has_room(group, uncounted, fleet, assumed))
+    return PlanVerdict(uncounted, followed, _has_room(group, uncounted, fleet, assumed))
 
 
 def _has_room(group: str, uncounted: Sequence[tuple[GroupPod, str]], fleet: Fleet, assumed: Assumed) -> bool:

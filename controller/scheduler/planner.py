@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 
 from controller.cluster.costs import CostTable, Location
+from controller.cluster.eligibility import is_choosy, may_run_on, tolerated
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector, Target
-from controller.cluster.requests import Amounts
+from controller.cluster.requests import PORT_PREFIX, Amounts
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service, routing_to
 from controller.scheduler.affinity import as_asked
@@ -34,14 +35,13 @@ from controller.scheduler.problem_builder import (
     Objective,
     Spread,
     Standing,
-    Waiting,
+    WaitingReplica,
     asks_of,
     draft,
     timed,
     whole_cost,
 )
 from controller.scheduler.survival import pays, price_us
-from controller.scheduler.why import why_unplaced
 from controller.traffic.prices import PriceTable
 
 EFFORT = Effort(steps_per_replica=600, most_steps=1_500_000, room_turns=4000)
@@ -163,7 +163,7 @@ def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
 class _Slot(msgspec.Struct, frozen=True):
     """A replica to place, and what it comes after: pods by age, then those that do not exist yet."""
 
-    waiting: Waiting
+    waiting: WaitingReplica
     order: tuple[str, str]
 
 
@@ -195,12 +195,12 @@ class _Reading:
             if not self._stays(pod, position) and not pod.other_gates:
                 key, snapshot = pod.metadata.key, self.snapshot
                 refused = snapshot.refused.get(key, frozenset())
-                waiting = Waiting(key, position, asked, snapshot.volumes.get(key, ()), refused)
+                waiting = WaitingReplica(key, position, asked, snapshot.volumes.get(key, ()), refused)
                 slots.append(_Slot(waiting, (pod.metadata.creation_timestamp or "", key)))
         for position, selector in enumerate(self.graph.selectors):
             model = self._models[position] or GroupPod()
             missing = self.snapshot.replicas.get(selector, 0) - live[position]
-            slots += [_Slot(Waiting("", position, model), ("~", str(i))) for i in range(missing)]
+            slots += [_Slot(WaitingReplica("", position, model), ("~", str(i))) for i in range(missing)]
         return slots
 
     def _stays(self, pod: GroupPod, position: int) -> bool:
@@ -369,3 +369,55 @@ def total_cost(graph: Graph, places: Iterable[tuple[str, Location, str]], costs:
                 total += cost
                 violations += verdict == "violated"
     return total, violations
+
+
+def why_unplaced(demand: Demand, draft: Draft, at: Ints, replica: int) -> str:
+    """Why a replica has no place, in kube-scheduler's manner: how many nodes there are, and what each of them lacks.
+
+    Args:
+        demand: what was asked.
+        draft: its arrays.
+        at: [replica] host or -1.
+        replica: which one has no place.
+    """
+    problem, waiting = draft.problem, demand.waiting[replica]
+    class_ = int(problem.class_of[replica])
+    asks = problem.asks[class_]
+    taken = problem.free.copy()
+    for other, host in enumerate(at.tolist()):
+        if host >= 0:
+            taken[host] -= problem.asks[problem.class_of[other]]
+    reasons: Counter[str] = Counter()
+    for number, name in enumerate(draft.names):
+        if not draft.eligible[problem.row_of[class_]][number]:
+            reasons[_refused(demand, waiting, name)] += 1
+            continue
+        lacking = [r for r, resource in enumerate(draft.resources) if asks[r] and problem.free[number, r] < asks[r]]
+        crowded = [r for r, resource in enumerate(draft.resources) if asks[r] and taken[number, r] < asks[r]]
+        if lacking:
+            reasons[_lack(draft.resources[lacking[0]])] += 1
+        elif crowded:
+            reasons["no room left beside the other pods of the plan"] += 1
+        else:
+            reasons["pod affinity, anti-affinity or topology spread constraints"] += 1
+    listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda r: (-r[1], r[0])))
+    return f"0/{len(draft.names)} nodes are available: {listed or 'there are none'}"
+
+
+def _refused(demand: Demand, waiting: WaitingReplica, name: str) -> str:
+    host, spec = demand.hosts[name], waiting.pod.spec
+    if not tolerated(host.taints, spec.tolerations):
+        return "had taints that the pod does not tolerate"
+    if host.closing:
+        return "were about to be removed"
+    if is_choosy(spec) and not may_run_on(spec, name, host.labels):
+        return "did not match the pod's node selector or affinity"
+    if name in waiting.refused:
+        return "were refused by the scheduler a moment ago, or are hot"
+    return "had a volume node affinity conflict"
+
+
+def _lack(resource: str) -> str:
+    if resource.startswith(PORT_PREFIX):
+        return "had no free port for the pod's host ports"
+    return "had too many pods" if resource == "pods" else f"had insufficient {resource}"

@@ -54,7 +54,7 @@ class PlanningError(KubekitError):
         self.reason = reason
 
 
-class Outlook(msgspec.Struct, frozen=True):
+class GroupOutlook(msgspec.Struct, frozen=True):
     """What a group can count on now.
 
     Attributes:
@@ -150,11 +150,11 @@ class GroupPlans:
         """Make plans, one after the other, until cancelled."""
         await self._queue.work(self.make, name="plans", base_s=0.1, cap_s=10.0)
 
-    def look(self, group: str, pods: Sequence[GroupPod]) -> Outlook:
+    def look(self, group: str, pods: Sequence[GroupPod]) -> GroupOutlook:
         """The plan that holds for a group; where none does, one is asked for."""
         known = self._state.groups.get(group)
         if not self._config.plans or known is None:
-            return Outlook()
+            return GroupOutlook()
         standing = self._standing.get(group)
         if standing is None:
             return self._ask(group)
@@ -172,21 +172,21 @@ class GroupPlans:
         stale = bool(standing.plan.unplaced) and now - standing.made_at > UNPLACED_FOR_S
         if same and verdict.followed and verdict.has_room and not stale:
             self.assumed.promise(group, verdict.uncounted)
-            return Outlook(standing.plan)
+            return GroupOutlook(standing.plan)
         asked = self._ask(group)
         usable = verdict.followed and verdict.has_room and asked.pending
-        return Outlook(standing.plan if usable else None, asked.pending)
+        return GroupOutlook(standing.plan if usable else None, asked.pending)
 
-    def _ask(self, group: str) -> Outlook:
+    def _ask(self, group: str) -> GroupOutlook:
         """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""
         now = self._clock()
         failed_at, times = self._failed.get(group, (0.0, 0))
         if times and now < failed_at + min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S):
-            return Outlook()
+            return GroupOutlook()
         standing = self._standing.get(group)
         rest_s = standing.made_at + SHARE * standing.took_s - now if standing is not None else 0.0
         self._queue.add_after(group, rest_s) if rest_s > 0 else self._queue.add(group)
-        return Outlook(pending=True)
+        return GroupOutlook(pending=True)
 
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
         """Nothing of a group waits any more; what was bound a moment ago stays promised until its host counts it."""

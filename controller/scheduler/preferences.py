@@ -11,16 +11,14 @@ from typing import get_args
 import msgspec
 
 from controller.cluster.graph import Graph
-from controller.cluster.resources import AppGroup
+from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
-from controller.scheduler.problem_builder import PRICED, Dependency, Objective, Spread
+from controller.scheduler.problem_builder import PRICED, DependencyDemand, Objective, Spread
 from kubekit.wire import UNREADABLE
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 _decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
 
-SPREAD_ANNOTATION = "netaware.io/spread"
-"""On an AppGroup, or on the pods of one of its workloads: see `Spread`."""
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
 """On an AppGroup: see `Objective`."""
 WEIGHTS_ANNOTATION = "netaware.io/weights"
@@ -67,7 +65,7 @@ def objective_of(group: AppGroup, default: Objective, problems: list[str], *, pr
 
 def dependencies_of(
     group: AppGroup, graph: Graph, replicas: Sequence[int], routings: Sequence[Routing], problems: list[str]
-) -> list[Dependency]:
+) -> list[DependencyDemand]:
     """The group's dependencies with their weights.
 
     What its user says counts where that is said of any, else measured traffic, else minBandwidth, else each caller counts 1. A
@@ -82,7 +80,7 @@ def dependencies_of(
     """
     weights = _weights(group, graph, problems)
     return [
-        Dependency(
+        DependencyDemand(
             caller=edge.dependant,
             callee=edge.dependency,
             weight=weights[i] if weights else float(max(replicas[edge.dependant], 1)),

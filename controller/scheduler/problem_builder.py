@@ -20,7 +20,7 @@ from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity, NodeSelector
 from controller.cluster.requests import PORT_PREFIX, Amounts, bounded, port_name, requests_of
 from controller.cluster.services import Routing
-from controller.scheduler.plan.problem import Bools, Edge, Floats, Ints, Problem, Table
+from controller.scheduler.plan.problem import Bools, CallEdge, Floats, Ints, Problem, Table
 from controller.scheduler.sharing import Shared, Sharing
 from controller.traffic.prices import PriceTable
 
@@ -53,7 +53,7 @@ _CROWD = 0.1
 """So much of what sharing a host gains is lost with each replica that is there already: some share hosts, never all."""
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingReplica(msgspec.Struct, frozen=True):
     """A replica to place: a pod, or one that its workload declares and that does not exist yet (no key).
 
     Attributes:
@@ -85,7 +85,7 @@ class Standing(msgspec.Struct, frozen=True):
     pod: GroupPod | None = None
 
 
-class Dependency(msgspec.Struct, frozen=True):
+class DependencyDemand(msgspec.Struct, frozen=True):
     """One workload calls another.
 
     Attributes:
@@ -122,10 +122,10 @@ class Demand(msgspec.Struct, frozen=True):
 
     hosts: Mapping[str, Host]
     room: Room
-    waiting: Sequence[Waiting]
+    waiting: Sequence[WaitingReplica]
     standing: Sequence[Standing]
     spreads: Sequence[Spread]
-    dependencies: Sequence[Dependency]
+    dependencies: Sequence[DependencyDemand]
     costs: CostTable
     taken: Mapping[str, Amounts] = {}
     objective: Objective = "time"
@@ -187,7 +187,7 @@ class _Drafting:
             problem = msgspec.structs.replace(problem, rules=rules)
         return Draft(problem, self._room.names, self._resources, problem.allowed)
 
-    def _classify(self, waiting: Waiting, *, labels_tell: bool) -> int:
+    def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
         spec = waiting.pod.spec
         affinity = spec.affinity
         own = affinity.node_affinity if affinity else None
@@ -212,7 +212,7 @@ class _Drafting:
             self._known.append(_Class(waiting.workload, asks, self._row(hosts, waiting), waiting.pod, hosts))
         return number
 
-    def _row(self, hosts: bytes, waiting: Waiting) -> int:
+    def _row(self, hosts: bytes, waiting: WaitingReplica) -> int:
         if hosts not in self._rows:
             self._rows[hosts] = len(self._allowed)
             self._allowed.append(eligible_hosts(self._demand, waiting))
@@ -291,14 +291,14 @@ class _Drafting:
         tables = [Table(prices, local, beyond_table(locations, demand.costs, limit)) for limit in limits]
         return tuple(tables), {limit: i for i, limit in enumerate(limits)}
 
-    def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[Edge, ...]:
+    def _edges(self, table_of: Mapping[int, int], fixed: Sequence[Sequence[int]]) -> tuple[CallEdge, ...]:
         """In parity every pair weighs the same, and every replica may answer."""
         count = np.array([len(hosts) for hosts in fixed], np.int64)
         for class_ in self._class_of:
             count[self._known[class_].workload] += 1
         parity = self._demand.objective == "parity"
         return tuple(
-            Edge(
+            CallEdge(
                 caller=d.caller,
                 callee=d.callee,
                 weight=float(count[d.caller] * count[d.callee]) if parity else d.weight,
@@ -340,7 +340,7 @@ def asks_of(spec: GroupPodSpec) -> Amounts:
     return asks
 
 
-def eligible_hosts(demand: Demand, waiting: Waiting) -> Bools:
+def eligible_hosts(demand: Demand, waiting: WaitingReplica) -> Bools:
     """[host] whether a replica may go there at all: node selector, required affinity, taints, volumes; nobody goes to one that is about to be removed."""
     hosts, room, spec = demand.hosts, demand.room, waiting.pod.spec
     count = len(room.names)

@@ -68,7 +68,7 @@ class State:
         node_version: counts changes of nodes alone.
     """
 
-    def __init__(self, config: SchedulerConfig, namespace: str, *, consent: bool = False) -> None:
+    def __init__(self, config: SchedulerConfig, namespace: str) -> None:
         self._rules = config.rules
         self.version = self.surroundings_version = self.node_version = 0
         self.places: list[Location] = [NOWHERE]
@@ -76,8 +76,7 @@ class State:
         self.nodes: dict[str, NodeFacts] = {}
         self.population: Counter[int] = Counter()
         self._place_ids: dict[Location, int] = {NOWHERE: 0}
-        everywhere = self._rules.search_everywhere
-        self._membership = Membership(self._rules.namespaces, everywhere=everywhere, consent=consent)
+        self._membership = Membership(self._rules)
         self._placements: dict[str, str] = {}
         self._costs = CostIndex(self._rules, namespace)
         self._pods: dict[str, dict[str, dict[str, Counter[str]]]] = defaultdict(dict)
@@ -263,10 +262,7 @@ class State:
     def members(self, key: str) -> Members:
         """Placed pods of a group."""
         name = self.groups[key].metadata.name
-        by_namespace = self._pods.get(name, {})
-        # Upstream takes every namespace's pods with this label for the group's.
-        everybody = not self._rules.search_everywhere
-        mine = [p for n, p in by_namespace.items() if everybody or self.group_of(n, name) == key]
+        mine = [pods for n, pods in self._pods.get(name, {}).items() if self.group_of(n, name) == key]
         if len(mine) == 1:
             return mine[0]
         total: dict[str, Counter[str]] = defaultdict(Counter)

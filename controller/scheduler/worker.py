@@ -1,8 +1,9 @@
 """Plans in a process of their own: whatever a group asks of the planner, the event loop and the Lease go on.
 
-The process mirrors the hosts and what is used of them, so that a question carries only the group. Messages are pickled and
-framed by their length; large ones go in pieces, since encoding is the one part of a plan that the event loop has to do. A
-plan that is not there in time ends the process; the next question starts another.
+The process mirrors the hosts and what is used of them, so that a question carries only the group; of hosts that a plan cannot
+tell apart (`Alike`) it plans over no more than the group has pods. Messages are pickled and framed by their length; large ones go
+in pieces, since encoding is the one part of a plan that the event loop has to do. A plan that is not there in time ends the
+process; the next question starts another.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import pickle
 import signal
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, BinaryIO
 
 import msgspec
@@ -23,8 +26,9 @@ import msgspec
 from controller.cluster.costs import CostTable
 from controller.cluster.hosts import Fleet, Host, Room
 from controller.cluster.pod_info import PodInfo
+from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts
-from controller.scheduler.equivalent_hosts import Alike, names_hosts, part_of
+from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.planner import EFFORT, GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import PlanningError
 from kubekit import logs
@@ -193,7 +197,7 @@ def _join(fields: dict[str, Any], name: str, piece: Any) -> None:
         fields[name] = (*fields[name], *piece)
 
 
-class Planner:
+class PlanningWorker:
     """The process's end: a mirror of the hosts, and one question at a time."""
 
     def __init__(self) -> None:
@@ -264,7 +268,7 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     # What somebody prints must not get among the answers.
     sys.stdout = sys.stderr
-    planner = Planner()
+    planner = PlanningWorker()
     while (message := _read(source)) is not None:
         try:
             answers = list(planner.take(*message))
@@ -296,6 +300,79 @@ def _read(source: BinaryIO) -> tuple[str, Any] | None:
         return None
     message: tuple[str, Any] = pickle.loads(source.read(_HEADER.unpack(header)[0]))
     return message
+
+
+_NAMES = (HOSTNAME_LABEL.encode(), b"matchFields")
+
+
+class Alike:
+    """Kinds of hosts that a plan cannot tell apart, kept up to date host by host.
+
+    Two hosts are alike when they are in the same place, have the same labels but for their names, the same taints, and the
+    same amounts, free and taken. A group of n pods can use at most n of them, so leaving out the others changes no plan's
+    worth: of ten thousand hosts in a few sizes, a plan needs to look at no more of each kind than it has pods.
+    """
+
+    def __init__(self) -> None:
+        self._kind_of: dict[str, Hashable] = {}
+        self._members: dict[Hashable, dict[str, None]] = defaultdict(dict)
+
+    def take(self, name: str, host: Host | None, used: Mapping[str, int]) -> None:
+        """A host came, changed, or is gone (None)."""
+        before = self._kind_of.pop(name, None)
+        if before is not None:
+            self._members[before].pop(name, None)
+            if not self._members[before]:
+                del self._members[before]
+        if host is None:
+            return
+        labels = frozenset(item for item in host.labels.items() if item[1] != name)
+        kind = (
+            host.location,
+            labels,
+            host.taints,
+            _fixed(host.allocatable),
+            _fixed(used),
+            host.schedulable,
+            host.closing,
+        )
+        self._kind_of[name] = kind
+        self._members[kind][name] = None
+
+    def enough(self, count: int, always: Collection[str]) -> list[str]:
+        """Names of those that are always to be there, and of at most so many others of each kind.
+
+        Others, since of a host that is spoken of more is known than its kind: it was refused, or promised to another group.
+        """
+        spoken_of = {name for name in always if name in self._kind_of}
+        found = set(spoken_of)
+        for members in self._members.values():
+            found.update(islice((name for name in members if name not in spoken_of), count))
+        return sorted(found)
+
+
+def _fixed(amounts: Mapping[str, int]) -> frozenset[tuple[str, int]]:
+    return frozenset(item for item in amounts.items() if item[1])
+
+
+def names_hosts(pods: Iterable[GroupPod], volumes: Iterable[Sequence[NodeSelector]] = ()) -> bool:
+    """Whether any pod, or what its volumes demand, asks for hosts by name, for which no two are alike."""
+    if any(name in msgspec.json.encode(demands) for demands in volumes for name in _NAMES):
+        return True
+    for pod in pods:
+        affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
+        asked = msgspec.json.encode((pod.spec.node_selector, affinity)) if pod.spec.node_selector or affinity else b""
+        if any(name in asked for name in _NAMES):
+            return True
+    return False
+
+
+def part_of(
+    hosts: Mapping[str, Host], used: Mapping[str, Amounts], names: Iterable[str]
+) -> tuple[dict[str, Host], dict[str, Amounts]]:
+    """The same cluster with these hosts alone."""
+    chosen = {name: hosts[name] for name in names}
+    return chosen, {name: used[name] for name in chosen if name in used}
 
 
 if __name__ == "__main__":

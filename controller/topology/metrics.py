@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 
 from controller.cluster.zones import Map
 from controller.topology.bandwidth import Quantity
-from controller.topology.status import Tally, count_bases
+from controller.topology.status import PairTally, count_bases
 from controller.topology.weights import Bandwidths
 from kubekit import quantity
-from netperf.costs import CostTable
+from netperf.costs import ZoneCosts
 from netperf.memory import ZonePair
 from netperf.results import Results
 
@@ -26,11 +26,11 @@ _ZONES = ["topology", "origin", "destination"]
 SHOWN_ODD = 50
 
 
-class View(msgspec.Struct, frozen=True):
+class MetricsView(msgspec.Struct, frozen=True):
     """What there is to show of one topology."""
 
-    table: CostTable
-    counts: Tally
+    table: ZoneCosts
+    counts: PairTally
     bandwidths: Bandwidths
     results: Results
     map: Map
@@ -45,14 +45,14 @@ class TopologyMetrics(Collector):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._views: dict[str, View] = {}
+        self._views: dict[str, MetricsView] = {}
         self.writes = Counter("netaware_topology_writes", "Writes to NetworkTopologies.", ["what"], registry=registry)
         self.conflicts = Counter(
             "netaware_topology_conflicts", "Writes refused because the object had changed.", registry=registry
         )
         registry.register(self)
 
-    def show(self, key: str, view: View) -> None:
+    def show(self, key: str, view: MetricsView) -> None:
         """Show this from now on for ``namespace/name``."""
         self._views[key] = view
 
@@ -64,7 +64,7 @@ class TopologyMetrics(Collector):
         """Show nothing: this replica does not lead."""
         self._views.clear()
 
-    def _shown(self) -> tuple[tuple[str, View], ...]:
+    def _shown(self) -> tuple[tuple[str, MetricsView], ...]:
         """A copy, since metrics are collected in a thread; views do not change."""
         return tuple(self._views.items())
 

@@ -27,7 +27,7 @@ from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.contract import PART_OF, PLAN_FORM, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
-from netperf.pairs import NodeFacts, PairPlan, plan_pairs
+from netperf.pairs import PairPlan, ProbeNode, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, form_of, plan_object_name
 from netperf.results import decode_results, planned_keys, removal_patch, shard_names
 
@@ -79,7 +79,7 @@ def _same_text(found: ConfigMap, wanted: ZonePlan, form: int) -> bool:
         return False
 
 
-def oldest_forms(facts: Iterable[NodeFacts]) -> dict[str, int]:
+def oldest_forms(facts: Iterable[ProbeNode]) -> dict[str, int]:
     """Zone -> the oldest form of plans that one of its agents reads."""
     oldest: dict[str, int] = {}
     for node in facts:
@@ -88,7 +88,7 @@ def oldest_forms(facts: Iterable[NodeFacts]) -> dict[str, int]:
     return oldest
 
 
-class Planner:
+class ProbePlanner:
     """Makes the plan from the node mirror and writes it; removes results that nobody will write again.
 
     Attributes:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from netperf.pairs import NodeFacts
+from netperf.pairs import ProbeNode
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import Failure, Sample
 
@@ -132,7 +132,7 @@ def _order(witness: str, node: str) -> bytes:
     return hashlib.blake2b(f"{witness}\0{node}".encode(), digest_size=8).digest()
 
 
-def without_suspects(facts: Iterable[NodeFacts], quarantine: Mapping[str, float]) -> list[NodeFacts]:
+def without_suspects(facts: Iterable[ProbeNode], quarantine: Mapping[str, float]) -> list[ProbeNode]:
     """The same facts, with suspects' agents taken for not ready; but no zone loses all its probers by it."""
     facts = list(facts)
     left = {f.zone for f in facts if f.name not in quarantine and f.ready and f.schedulable and f.agent_ready}

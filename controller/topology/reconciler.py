@@ -22,8 +22,8 @@ from controller.cluster.status_writing import Capabilities, announce, write_stat
 from controller.cluster.zones import Map, draw_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
-from controller.topology.metrics import TopologyMetrics, View
-from controller.topology.planner import Planner
+from controller.topology.metrics import MetricsView, TopologyMetrics
+from controller.topology.planner import ProbePlanner
 from controller.topology.results import ObjectName, ResultsMirror
 from controller.topology.weights import Bandwidths, build_weight, patch_topology, written_capacities, written_costs
 from kubekit import logs
@@ -37,7 +37,7 @@ from kubekit.runtime import supervise
 from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.contract import REGION_LABEL
-from netperf.costs import CostTable, price
+from netperf.costs import ZoneCosts, price
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, decode_latencies, hold_latencies
 from netperf.memory import CostState, ZonePair, fold, restore, resume
 from netperf.policy import CostPolicy, parse_policy
@@ -51,7 +51,7 @@ ALL = "*"
 """Stands for every topology in the queue."""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class TopologySnapshot(msgspec.Struct, frozen=True):
     """Everything that one decision about a NetworkTopology rests on.
 
     Attributes:
@@ -76,11 +76,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     streams: bool = False
 
 
-class Decision(msgspec.Struct, frozen=True):
+class TopologyDecision(msgspec.Struct, frozen=True):
     """What follows from a snapshot: costs, latencies to write, the next state, and the bandwidths and faults beside them."""
 
     latencies: Latencies
-    table: CostTable
+    table: ZoneCosts
     state: CostState
     policy: CostPolicy
     results: Results
@@ -92,11 +92,11 @@ class Conclusion(msgspec.Struct, frozen=True):
     """What a decision comes to: the patch of the object, None where nothing is to be written, and what costs rest on."""
 
     operations: list[Operation] | None
-    counts: status.Tally
+    counts: status.PairTally
 
 
 def decide(
-    snapshot: Snapshot,
+    snapshot: TopologySnapshot,
     state: CostState | None,
     defaults: CostPolicy,
     *,
@@ -104,7 +104,7 @@ def decide(
     wall_s: float,
     capacity_hysteresis: float = 0.25,
     earlier: CostState | None = None,
-) -> Decision:
+) -> TopologyDecision:
     """Price one NetworkTopology. Pure.
 
     Args:
@@ -134,7 +134,7 @@ def decide(
     region_held = bandwidth.held_capacities(
         written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), capacity_hysteresis
     )
-    return Decision(
+    return TopologyDecision(
         latencies=hold_latencies(written, table.latencies()),
         table=table,
         state=state,
@@ -201,7 +201,7 @@ class TopologyController:
         self._queue = WorkQueue()
         self._results, self._home = results, namespace
         results.subscribe(self._result_changed)
-        self.planner = Planner(
+        self.planner = ProbePlanner(
             client, caches, config, registry, namespace=namespace, results=self._results, clock=clock, wall=wall
         )
         self._metrics = TopologyMetrics(registry)
@@ -214,7 +214,7 @@ class TopologyController:
         self._map: Map | None = None
         self._moves = self._pod_moves = 0
         self._allocated: Mapping[ZonePair, int] | None = None
-        self._membership = Membership(rules.namespaces, consent=True)
+        self._membership = Membership(rules)
         self._subscribe()
 
     def _subscribe(self) -> None:
@@ -308,8 +308,8 @@ class TopologyController:
         return min(self._config.resync_s, due_s)
 
     def _think(
-        self, key: str, snapshot: Snapshot, state: CostState | None, *, now_s: float, wall_s: float
-    ) -> tuple[Decision, Conclusion]:
+        self, key: str, snapshot: TopologySnapshot, state: CostState | None, *, now_s: float, wall_s: float
+    ) -> tuple[TopologyDecision, Conclusion]:
         """Decide, and what to write. Reads nothing but its arguments and the configuration."""
         decision = decide(
             snapshot,
@@ -380,7 +380,7 @@ class TopologyController:
             self._allocated = allocated
         return allocated
 
-    async def _read(self, topology: NetworkTopology, objects: Iterable[ObjectName]) -> Snapshot:
+    async def _read(self, topology: NetworkTopology, objects: Iterable[ObjectName]) -> TopologySnapshot:
         shape = await self._shape()
         allocated = await self._count_allocated(shape.places)
         merged: dict[str, str] = {}
@@ -391,7 +391,7 @@ class TopologyController:
                 sizes[str(name)] = self._results.size_bytes(name)
                 merged |= data
         own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
-        return Snapshot(
+        return TopologySnapshot(
             topology=topology,
             map=shape,
             data=merged,
@@ -404,7 +404,9 @@ class TopologyController:
             streams="TCP_STREAM" in self._config.probing.settings.tests,
         )
 
-    async def _execute(self, key: str, snapshot: Snapshot, decision: Decision, conclusion: Conclusion) -> float:
+    async def _execute(
+        self, key: str, snapshot: TopologySnapshot, decision: TopologyDecision, conclusion: Conclusion
+    ) -> float:
         topology, counts = snapshot.topology, conclusion.counts
         if conclusion.operations is not None:
             after = await self._client.patch(
@@ -421,7 +423,9 @@ class TopologyController:
             self._metrics.writes.labels("weights").inc()
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
             topology = after
-        self._metrics.show(key, View(decision.table, counts, decision.bandwidths, decision.results, snapshot.map))
+        self._metrics.show(
+            key, MetricsView(decision.table, counts, decision.bandwidths, decision.results, snapshot.map)
+        )
         fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
         return await self._write_status(key, topology, fresh)
 

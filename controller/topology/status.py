@@ -15,7 +15,7 @@ from controller.cluster.resources import NetworkTopologyStatus
 from controller.cluster.zones import SHOWN_NODES, Map
 from kubekit.conditions import condition, merge, news
 from kubekit.wire import Condition, format_time
-from netperf.costs import MISSED_ROUNDS, CostTable, ZoneCost
+from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
 from netperf.memory import ZonePair
 from netperf.policy import CostPolicy
 
@@ -50,7 +50,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     map: Map = Map({}, {})
 
 
-class Tally(msgspec.Struct, frozen=True):
+class PairTally(msgspec.Struct, frozen=True):
     """Directed zone pairs by what their cost rests on; each in one list, worst first."""
 
     measured: tuple[ZonePair, ...]
@@ -66,7 +66,7 @@ class Tally(msgspec.Struct, frozen=True):
         return sum(map(len, lists))
 
 
-def tally(table: CostTable, policy: CostPolicy, interval_s: float) -> Tally:
+def tally(table: ZoneCosts, policy: CostPolicy, interval_s: float) -> PairTally:
     """Sort pairs by basis. A last good value counts as measured until it is old: a pair that moved to another node misses a
     round, which is no news.
     """
@@ -78,7 +78,7 @@ def tally(table: CostTable, policy: CostPolicy, interval_s: float) -> Tally:
     measured = [p for p, e in table.zones.items() if e.basis not in {"inferred", "unreachable"} and not is_old(e)]
     stale = [p for p, e in table.zones.items() if is_old(e)]
     inferred = [p for p, e in table.zones.items() if e.basis == "inferred"]
-    return Tally(
+    return PairTally(
         measured=tuple(sorted(measured, key=lambda p: (-table.zones[p].cost, p))),
         stale=tuple(sorted(stale, key=lambda p: (-table.zones[p].age_s, p))),
         inferred=tuple(sorted(inferred, key=lambda p: (-table.zones[p].cost, p))),
@@ -87,7 +87,7 @@ def tally(table: CostTable, policy: CostPolicy, interval_s: float) -> Tally:
     )
 
 
-def conditions_of(counts: Tally, table: CostTable, faults: InputFaults, generation: int) -> list[Condition]:
+def conditions_of(counts: PairTally, table: ZoneCosts, faults: InputFaults, generation: int) -> list[Condition]:
     """The conditions, without times."""
     return [
         _measured(counts, table, faults, generation),
@@ -99,7 +99,7 @@ def conditions_of(counts: Tally, table: CostTable, faults: InputFaults, generati
     ]
 
 
-def _measured(counts: Tally, table: CostTable, faults: InputFaults, generation: int) -> Condition:
+def _measured(counts: PairTally, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
     zones = len(faults.map.zones)
     if counts.total == 0:
         message = f"{zones} zones: there is no pair of zones to measure"
@@ -117,7 +117,7 @@ def _measured(counts: Tally, table: CostTable, faults: InputFaults, generation: 
     return condition(MEASURED, holds=False, reason=reason, message=message, generation=generation)
 
 
-def _stale(counts: Tally, generation: int) -> Condition:
+def _stale(counts: PairTally, generation: int) -> Condition:
     if not counts.stale:
         return condition(
             STALE, holds=False, reason="Fresh", message="no cost rests on an old value", generation=generation
@@ -129,7 +129,7 @@ def _stale(counts: Tally, generation: int) -> Condition:
     return condition(STALE, holds=True, reason="MeasurementsOld", message=message, generation=generation)
 
 
-def _incomplete(counts: Tally, generation: int) -> Condition:
+def _incomplete(counts: PairTally, generation: int) -> Condition:
     if not counts.inferred and not counts.absent:
         return condition(
             INCOMPLETE, holds=False, reason="Complete", message="every pair has a cost", generation=generation
@@ -143,7 +143,7 @@ def _incomplete(counts: Tally, generation: int) -> Condition:
     return condition(INCOMPLETE, holds=True, reason=reason, message="; ".join(parts), generation=generation)
 
 
-def _unreachable(counts: Tally, table: CostTable, faults: InputFaults, generation: int) -> Condition:
+def _unreachable(counts: PairTally, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
     dead = counts.unreachable
     if not dead:
         message = "no path is known to be dead"
@@ -157,7 +157,7 @@ def _unreachable(counts: Tally, table: CostTable, faults: InputFaults, generatio
     return condition(UNREACHABLE, holds=True, reason="PathsDead", message=message, generation=generation)
 
 
-def _odd_nodes(table: CostTable, faults: InputFaults, generation: int) -> Condition:
+def _odd_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
     found: list[tuple[str, str]] = []
     if faults.quarantine:
         found.append(("NodesUnmeasurable", f"nobody can measure {_some(faults.quarantine)}: left out of the plan"))
@@ -256,7 +256,7 @@ def is_bad(found: Condition) -> bool:
     return found.status == ("True" if found.type in {STALE, INCOMPLETE, UNREACHABLE, ODD_NODES} else "False")
 
 
-def count_bases(counts: Tally, table: CostTable) -> dict[str, int]:
+def count_bases(counts: PairTally, table: ZoneCosts) -> dict[str, int]:
     """Pairs by basis, for metrics; ``mirrored`` ones apart from those measured themselves."""
     bases = Counter(
         {"measured": 0, "mirrored": 0, "stale": 0, "inferred": len(counts.inferred), "absent": len(counts.absent)}

@@ -18,7 +18,7 @@ from controller.topology.bandwidth import Quantity, spell
 from kubekit import patches
 from kubekit.patches import Operation
 from netperf.contract import REGION_LABEL, ZONE_LABEL
-from netperf.costs import CostTable
+from netperf.costs import ZoneCosts
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
 from netperf.memory import ZonePair
 
@@ -32,7 +32,7 @@ class Bandwidths(msgspec.Struct, frozen=True):
     region_allocated: Mapping[ZonePair, int] = {}
 
 
-def build_weight(table: CostTable, bandwidths: Bandwidths) -> WeightInfo:
+def build_weight(table: ZoneCosts, bandwidths: Bandwidths) -> WeightInfo:
     """Costs and bandwidths as the weight, everything in bytewise order, as upstream's binary search needs it.
 
     Pairs without a cost have no entry at all: the scheduler then takes its own value for unknown, never 0.

@@ -33,7 +33,7 @@ THIN_SHARE = 0.001
 Reason = Literal["external", "dns", "scrape", "system", "self", "thin"]
 
 
-class Dependency(msgspec.Struct, frozen=True):
+class ObservedDependency(msgspec.Struct, frozen=True):
     """One workload calls another, over all zones and ports.
 
     Attributes:
@@ -65,7 +65,7 @@ class LeftOut(msgspec.Struct, frozen=True):
 class TrafficGraph(msgspec.Struct, frozen=True):
     """Dependencies, greatest first, and what is none."""
 
-    dependencies: tuple[Dependency, ...] = ()
+    dependencies: tuple[ObservedDependency, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -116,7 +116,7 @@ def build_traffic_graph(flows: Iterable[Flow], *, thin_share: float = THIN_SHARE
             out["thin", client.key, server.key] += found.total
             continue
         kept.append(
-            Dependency(
+            ObservedDependency(
                 client,
                 server,
                 found.total,

@@ -20,7 +20,7 @@ from controller.cluster.zones import draw_map
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
 from controller.traffic.flows import Flow
-from controller.traffic.graph import Dependency, TrafficGraph, build_traffic_graph
+from controller.traffic.graph import ObservedDependency, TrafficGraph, build_traffic_graph
 from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import (
@@ -69,7 +69,7 @@ def judge(flows: Iterable[Flow], workloads: Workloads, groups: Sequence[AppGroup
     known, _ = workloads.resolve(flows)
     graph = as_declared(build_traffic_graph(known), groups)
     # A group speaks of its own workloads alone; to go through all traffic for each group would be quadratic.
-    calls: dict[str, list[Dependency]] = defaultdict(list)
+    calls: dict[str, list[ObservedDependency]] = defaultdict(list)
     for d in graph.dependencies:
         calls[d.client.key].append(d)
     of = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from controller.traffic.graph import Dependency, TrafficGraph
+from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.prices import PriceTable, Reach, per_month, reach_of
 from controller.traffic.workloads import Place, Workloads
 
@@ -63,7 +63,7 @@ class Money(msgspec.Struct, frozen=True):
     namespaces: Mapping[str, float] = {}
 
 
-def spread_over_zones(dependency: Dependency, workloads: Workloads) -> Iterator[tuple[Place, Place, float]]:
+def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> Iterator[tuple[Place, Place, float]]:
     """A dependency's bytes per second by (client's place, server's place).
 
     Of bytes that the source tells no zones for, each client replica is taken to call each server replica alike, which is what a
@@ -83,7 +83,7 @@ def spread_over_zones(dependency: Dependency, workloads: Workloads) -> Iterator[
             yield client, server, unplaced * calling * answering / pairs
 
 
-def _without_zones(dependency: Dependency) -> float:
+def _without_zones(dependency: ObservedDependency) -> float:
     """Bytes per second whose zones nobody told; what rounding leaves is none."""
     left = dependency.bytes_per_s - sum(dependency.zones.values())
     return left if left > _ROUNDING * dependency.bytes_per_s else 0.0

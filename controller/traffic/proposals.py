@@ -15,9 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from controller.cluster.pods import PLACEMENT_LABEL
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOTATION, WORKLOAD_LABEL, AppGroup
 from controller.traffic.flows import WorkloadId
-from controller.traffic.graph import Dependency, TrafficGraph
+from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.workloads import Place, Workloads
 from kubekit import quantity
 from kubekit.errors import QuantityError
@@ -36,7 +36,6 @@ HUB_LEAST = 6
 DRIFT_FACTOR = 10.0
 GREATEST_COST = 10_000
 _DEFAULT_SCHEDULER = "default-scheduler"
-_SPREAD_ANNOTATION = "netaware.io/spread"
 
 CostOf = Callable[[Place, Place], int | None]
 """Cost between two places as the scheduler has it; None where it is not known."""
@@ -112,8 +111,8 @@ def propose(
     wish: Wish | None = None,
 ) -> list[Proposal]:
     """AppGroups for one namespace, greatest traffic first."""
-    inside: list[Dependency] = []
-    outside: list[Dependency] = []
+    inside: list[ObservedDependency] = []
+    outside: list[ObservedDependency] = []
     for d in graph.dependencies:
         namespaces, kinds = {d.client.namespace, d.server.namespace}, {d.client.kind, d.server.kind}
         if namespaces == {namespace} and kinds <= LABELLED_KINDS | {""}:
@@ -123,7 +122,7 @@ def propose(
     known = _Written.of(groups, namespace)
     parts = _parts(inside, known)
     part_of = {member: index for index, members in enumerate(parts) for member in members}
-    edges: dict[int, list[Dependency]] = defaultdict(list)
+    edges: dict[int, list[ObservedDependency]] = defaultdict(list)
     ends: dict[int, set[str]] = defaultdict(set)
     for d in inside:
         if part_of[d.client] == part_of[d.server]:
@@ -149,7 +148,7 @@ class _Part(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     members: frozenset[WorkloadId]
-    edges: list[Dependency]
+    edges: list[ObservedDependency]
     external: tuple[str, ...]
 
 
@@ -197,7 +196,7 @@ class _Written:
         return None
 
 
-def _parts(edges: Sequence[Dependency], known: _Written) -> list[frozenset[WorkloadId]]:
+def _parts(edges: Sequence[ObservedDependency], known: _Written) -> list[frozenset[WorkloadId]]:
     """Workloads that belong together, each part one group-to-be: joined by what is not thin, or by a group that exists."""
     ends = sorted({end for d in edges for end in (d.client, d.server)})
     parent = {end: end for end in ends}
@@ -234,7 +233,9 @@ def _parts(edges: Sequence[Dependency], known: _Written) -> list[frozenset[Workl
     return [frozenset(part) for _, part in sorted(parts.items())]
 
 
-def _new_name(edges: Sequence[Dependency], members: frozenset[WorkloadId], namespace: str, taken: set[str]) -> str:
+def _new_name(
+    edges: Sequence[ObservedDependency], members: frozenset[WorkloadId], namespace: str, taken: set[str]
+) -> str:
     """The namespace's own name for its first group; later ones are named after the workload that nobody calls."""
     called = {d.server for d in edges}
     calls: dict[WorkloadId, float] = defaultdict(float)
@@ -269,12 +270,12 @@ def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostO
         )
     metadata: dict[str, Any] = {"name": part.name, "namespace": part.namespace}
     if wish.spread:
-        metadata["annotations"] = {_SPREAD_ANNOTATION: wish.spread}
+        metadata["annotations"] = {SPREAD_ANNOTATION: wish.spread}
     return Proposal(
         part.namespace,
         part.name,
         {
-            "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1",
+            "apiVersion": APPGROUPS.api_version,
             "kind": "AppGroup",
             "metadata": metadata,
             "spec": spec,
@@ -341,7 +342,7 @@ def _patches(
 
 
 def _dependency(
-    found: Dependency, group: str, workloads: Workloads, known: _Written, cost_of: CostOf
+    found: ObservedDependency, group: str, workloads: Workloads, known: _Written, cost_of: CostOf
 ) -> ProposedDependency:
     return ProposedDependency(
         found.client.key,
@@ -362,7 +363,7 @@ def round_up(rate_bps: float) -> int:
     return math.ceil(rate_bps / unit) * unit
 
 
-def _bearable_cost(found: Dependency, workloads: Workloads, cost_of: CostOf) -> int:
+def _bearable_cost(found: ObservedDependency, workloads: Workloads, cost_of: CostOf) -> int:
     """The highest cost that calls bear today: they work, so that much is bearable; at least 1, the cost within a zone."""
     zones = found.zones or {
         (client[1], server[1]): 1.0
@@ -409,7 +410,7 @@ def as_declared(graph: TrafficGraph, groups: Iterable[AppGroup]) -> TrafficGraph
     if all(d.direction_known for d in graph.dependencies):
         return graph
     written = {ends for group in groups for ends in declared(group)}
-    found: dict[tuple[str, str], Dependency] = {}
+    found: dict[tuple[str, str], ObservedDependency] = {}
     for d in graph.dependencies:
         ends = d.client.key, d.server.key
         if not d.direction_known and (ends in written or ends[::-1] in written):
@@ -421,12 +422,12 @@ def as_declared(graph: TrafficGraph, groups: Iterable[AppGroup]) -> TrafficGraph
     return TrafficGraph(tuple(kept), graph.left_out)
 
 
-def _turned(d: Dependency) -> Dependency:
+def _turned(d: ObservedDependency) -> ObservedDependency:
     zones = {(b, a): rate for (a, b), rate in d.zones.items()}
     return msgspec.structs.replace(d, client=d.server, server=d.client, zones=zones)
 
 
-def _together(a: Dependency, b: Dependency) -> Dependency:
+def _together(a: ObservedDependency, b: ObservedDependency) -> ObservedDependency:
     zones = {pair: a.zones.get(pair, 0.0) + b.zones.get(pair, 0.0) for pair in a.zones.keys() | b.zones.keys()}
     counted = [d.requests_per_s for d in (a, b) if d.requests_per_s is not None]
     return msgspec.structs.replace(

@@ -408,11 +408,6 @@ async def find_sources(prometheus: PrometheusClient) -> list[Source]:
     return [source for source in candidates if await prometheus.query(source.presence)]
 
 
-async def choose_source(prometheus: PrometheusClient, name: str = "") -> Source:
-    """The source of that name, or the best one that is there; raises as `choose_among`."""
-    return (await choose_among(prometheus, name))[0]
-
-
 async def choose_among(prometheus: PrometheusClient, name: str = "") -> list[Source]:
     """The source of that name alone, or all that are there, best first. Bytes of two are never added: they count the same.
 

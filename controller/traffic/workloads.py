@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import FINISHED
 from controller.cluster.services import Service
 from controller.traffic.flows import Flow, WorkloadId
 from kubekit.owners import owner_of
-from kubekit.wire import Object, ObjectMeta, Wire
+from kubekit.wire import FINISHED, Object, ObjectMeta, Wire
 
 Place = tuple[str, str]
 """(region, zone)."""

@@ -7,14 +7,14 @@ from typing import Literal
 
 from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of
 from controller.views.model import AgentView
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, read_announcement
-from netperf.pairs import NodeFacts
+from netperf.pairs import ProbeNode
 from netperf.results import decode_results
 
 
-def build_agents(snapshot: Snapshot) -> tuple[AgentView, ...]:
+def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
     """One entry per node, sorted by zone and name."""
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     probes = Counter(probe.origin.node for plan in snapshot.plans for probe in plan.probes)
@@ -23,7 +23,7 @@ def build_agents(snapshot: Snapshot) -> tuple[AgentView, ...]:
     return tuple(sorted(agents, key=lambda a: (not a.zone, a.zone, a.node)))
 
 
-def _newest(snapshot: Snapshot) -> dict[str, float]:
+def _newest(snapshot: ClusterSnapshot) -> dict[str, float]:
     places = draw_map(snapshot.nodes).places
     newest: dict[str, float] = {}
     for data in snapshot.results.values():
@@ -34,7 +34,7 @@ def _newest(snapshot: Snapshot) -> dict[str, float]:
     return newest
 
 
-def _agent(node: Node, facts: NodeFacts, probes: Counter[str], newest: dict[str, float]) -> AgentView:
+def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str, float]) -> AgentView:
     note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     state, reason = _state(facts, note is not None)
     return AgentView(
@@ -51,7 +51,7 @@ def _agent(node: Node, facts: NodeFacts, probes: Counter[str], newest: dict[str,
     )
 
 
-def _state(facts: NodeFacts, announced: bool) -> tuple[Literal["up", "down", "away"], str]:
+def _state(facts: ProbeNode, announced: bool) -> tuple[Literal["up", "down", "away"], str]:
     if not facts.ready:
         return "away", "node is not Ready"
     if not announced:

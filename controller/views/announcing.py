@@ -11,13 +11,14 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from controller.diagnosis.news import About, FindingNews, Kind, News
 from controller.diagnosis.rules import diagnose
 from controller.views.agents import build_agents
-from controller.views.diagnosing import read_facts
 from controller.views.network import build_network
-from controller.views.snapshot import Snapshot
+from controller.views.overview import read_facts
+from controller.views.snapshot import ClusterSnapshot
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.events import EventRecorder, reference
+from kubekit.runtime import outlive
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object, ObjectMeta, Resource
 from netperf.contract import AGENT_POD_SELECTOR
 
@@ -48,7 +49,7 @@ class Announcer:
 
     def __init__(
         self,
-        look: Callable[[], Awaitable[Snapshot]],
+        look: Callable[[], Awaitable[ClusterSnapshot]],
         client: Client,
         recorder: EventRecorder,
         *,
@@ -62,13 +63,9 @@ class Announcer:
         self._news = FindingNews()
         while True:
             began = self._clock()
-            try:
-                await self.tell()
-            except Exception as error:
-                # An object that confuses a diagnosis must not end the leader, who has more to do than to tell of it.
-                log.change("look", repr(error), "nothing is told of what is wrong", error=repr(error))
-            else:
-                log.change("look", "", "what is wrong is told again")
+            # An object that confuses a diagnosis must not end the leader, who has more to do than to tell of it.
+            broken, mended = "nothing is told of what is wrong", "what is wrong is told again"
+            await outlive(self.tell(), log, "look", broken=broken, mended=mended)
             await asyncio.sleep(max(INTERVAL_S, REST * (self._clock() - began)))
 
     async def tell(self) -> None:
@@ -81,7 +78,7 @@ class Announcer:
             regarding = reference(_RESOURCES[about.kind], known)
             self._recorder.warning(regarding, news.reason, news.note, action="Diagnosing")
 
-    async def _uid_of(self, about: About, snapshot: Snapshot) -> str:
+    async def _uid_of(self, about: About, snapshot: ClusterSnapshot) -> str:
         """Empty where it cannot be read."""
         with contextlib.suppress(KubekitError):
             if about.kind == "Deployment":
@@ -102,7 +99,7 @@ class Announcer:
         return ""
 
 
-def news_of(snapshot: Snapshot, memory: FindingNews) -> list[tuple[News, ObjectMeta | None]]:
+def news_of(snapshot: ClusterSnapshot, memory: FindingNews) -> list[tuple[News, ObjectMeta | None]]:
     """What to tell, and of what of it is mirrored the metadata. At 10,000 nodes this takes half a second, which the loop does not have."""
     facts = read_facts(snapshot, build_network(snapshot, "", ""), build_agents(snapshot))
     news = memory.of(diagnose(facts), facts)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from controller.cluster.pod_info import PodInfo
 from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView
 from controller.views.network import rate_of
-from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
+from controller.views.snapshot import ClusterSnapshot, NodeReading, PodReading, Readings
 from kubekit.wire import Node
 from netperf.contract import BANDWIDTH, SOURCE_ANNOTATION, ZONE_LABEL
 
@@ -19,7 +19,7 @@ LEAST_BPS, MOST_BPS = 1_000, 10**15
 """What the CNI bandwidth plugin takes (the bandwidth annotations, docs/contracts)."""
 
 
-def build_bandwidth(snapshot: Snapshot) -> BandwidthView:
+def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
     """Every node, and every pod that asks for bandwidth in one way or the other and has not finished."""
     pods = [pod for pod in snapshot.bandwidth_pods if not pod.finished and asks_for_bandwidth(pod)]
     views = sorted((_pod(pod, snapshot.readings) for pod in pods), key=lambda p: (p.namespace, p.name))

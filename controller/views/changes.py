@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.reading import seconds
 from controller.views.model import ChangeView
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition
 
 SPAN_S, MOST = 3600.0, 40
@@ -29,7 +28,7 @@ _GOOD = {
 """Conditions that are told, and the status of each that is good."""
 
 
-def build_changes(snapshot: Snapshot) -> tuple[ChangeView, ...]:
+def build_changes(snapshot: ClusterSnapshot) -> tuple[ChangeView, ...]:
     """The newest first, at most `MOST`."""
     found = [
         *_conditions("AppGroup", ((g.metadata.key, g.status.conditions) for g in snapshot.groups)),
@@ -51,7 +50,7 @@ def _conditions(kind: str, objects: Iterable[tuple[str, list[Condition] | None]]
                 yield ChangeView(at=at, about=f"{kind} {key}", what=what, good=is_good)
 
 
-def _nodes(snapshot: Snapshot) -> Iterator[ChangeView]:
+def _nodes(snapshot: ClusterSnapshot) -> Iterator[ChangeView]:
     for node in snapshot.nodes:
         ready = next((c for c in node.status.conditions or () if c.type == "Ready"), None)
         at = seconds(ready.last_transition_time) if ready is not None else None
@@ -62,14 +61,15 @@ def _nodes(snapshot: Snapshot) -> Iterator[ChangeView]:
         yield ChangeView(at=at, about=f"Node {node.metadata.name}", what="Ready" if good else "not Ready", good=good)
 
 
-def _placed(snapshot: Snapshot) -> Iterator[ChangeView]:
+def _placed(snapshot: ClusterSnapshot) -> Iterator[ChangeView]:
     """Pods that were bound, a group and a minute at a time."""
     bound: dict[tuple[str, int], list[float]] = defaultdict(list)
+    membership = snapshot.membership
     for pod in snapshot.pods:
         found = pod.condition("PodScheduled")
         at = seconds(found.last_transition_time) if found is not None and found.status == "True" else None
-        if at is not None:
-            group = f"{pod.metadata.namespace}/{pod.metadata.label(APPGROUP_LABEL)}"
+        group = membership.group_of(pod.metadata.namespace, pod.group)
+        if at is not None and group:
             bound[group, int(at // 60)].append(at)
     for (group, _), times in bound.items():
         what = f"{len(times)} {'pod' if len(times) == 1 else 'pods'} placed"

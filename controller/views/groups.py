@@ -14,7 +14,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import ServiceIndex
 from controller.cluster.zones import draw_map
-from controller.groups.status import Facts, Judged, gather
+from controller.groups.status import GroupFacts, Judged, gather
 from controller.scheduler.survival import survival_of
 from controller.traffic.foretold import read_foretold
 from controller.traffic.placed import GroupTraffic, by_zones, crossing_of, month_of, near_of
@@ -33,7 +33,7 @@ from controller.views.model import (
 )
 from controller.views.network import by_pair, choose_topology
 from controller.views.savings import Savings
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition
 from netperf.memory import ZonePair
 from netperf.sample import Place
@@ -41,7 +41,7 @@ from netperf.sample import Place
 Places = Mapping[str, Place]
 
 
-def build_groups(snapshot: Snapshot, network: NetworkView, *, asked_for: bool = False) -> tuple[GroupView, ...]:
+def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: bool = False) -> tuple[GroupView, ...]:
     """All groups, sorted by namespace and name.
 
     Args:
@@ -51,7 +51,7 @@ def build_groups(snapshot: Snapshot, network: NetworkView, *, asked_for: bool = 
             is judged by the costs that the scheduler uses for it.
     """
     pairs, places = by_pair(network.pairs), draw_map(snapshot.nodes).places
-    membership = Membership.among(snapshot.groups, snapshot.rules.namespaces)
+    membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in snapshot.pods:
         name = pod.metadata.label(APPGROUP_LABEL)
@@ -83,7 +83,7 @@ def build_groups(snapshot: Snapshot, network: NetworkView, *, asked_for: bool = 
     )
 
 
-def _shown_costs(snapshot: Snapshot, network: NetworkView) -> CostTable:
+def _shown_costs(snapshot: ClusterSnapshot, network: NetworkView) -> CostTable:
     topology = choose_topology(snapshot, network.topology) if network.topology else None
     return CostTable(topology.weight(network.weights) if topology is not None and network.weights else None)
 
@@ -179,7 +179,9 @@ def _proposal(
     )
 
 
-def _workloads(group: AppGroup, facts: Facts, pods: Iterable[GroupPod], places: Places) -> tuple[WorkloadView, ...]:
+def _workloads(
+    group: AppGroup, facts: GroupFacts, pods: Iterable[GroupPod], places: Places
+) -> tuple[WorkloadView, ...]:
     by_selector: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
         by_selector[pod.metadata.label(WORKLOAD_LABEL)].append(pod)
@@ -208,7 +210,7 @@ def _pod(pod: GroupPod, places: Places) -> PodView:
     )
 
 
-def _edge(judged: Judged, facts: Facts, pairs: Mapping[ZonePair, PairView], weights: Weights) -> EdgeView:
+def _edge(judged: Judged, facts: GroupFacts, pairs: Mapping[ZonePair, PairView], weights: Weights) -> EdgeView:
     edge, zones = judged.edge, (judged.origin.zone, judged.destination.zone)
     dependant, dependency = (facts.graph.selectors[position] for position in (edge.dependant, edge.dependency))
     measured = weights.get(dependant, {}).get(dependency)
@@ -227,7 +229,7 @@ def _edge(judged: Judged, facts: Facts, pairs: Mapping[ZonePair, PairView], weig
     )
 
 
-def _placed(facts: Facts, places: Places) -> dict[str, Counter[tuple[str, str]]]:
+def _placed(facts: GroupFacts, places: Places) -> dict[str, Counter[tuple[str, str]]]:
     """Selector -> pods by (region, zone)."""
     found: dict[str, Counter[tuple[str, str]]] = {}
     for selector, nodes in zip(facts.graph.selectors, facts.members, strict=True):

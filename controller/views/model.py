@@ -92,6 +92,7 @@ class NetworkView(View, frozen=True):
         planned: links that are measured, one per two zones.
         measured_at: unix seconds of the newest sample.
         currency: of every ``month``; empty without prices.
+        unused: the scheduler does not go by these costs; they are shown because somebody asked, or for want of others.
     """
 
     topology: str | None
@@ -107,6 +108,7 @@ class NetworkView(View, frozen=True):
     measured_at: float | None
     refused_keys: dict[str, int]
     currency: str = ""
+    unused: bool = False
 
 
 class AgentView(View, frozen=True):

@@ -10,14 +10,14 @@ import msgspec
 
 import controller.topology.reconciler as topology_rules
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import entries_of, topology_for, weight_for
+from controller.cluster.costs import entries_of, topology_for, topology_named, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import Map, agent_pods_by_node, draw_map, facts_of
-from controller.topology.reconciler import Decision, decide
+from controller.topology.reconciler import TopologyDecision, decide
 from controller.topology.status import tally
 from controller.traffic.prices import per_month
 from controller.views.model import NetworkView, PairBasis, PairView, RegionPairView, ZoneView
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -30,22 +30,25 @@ from netperf.sample import Sample
 DEFAULT_INTERVAL_S = 60.0
 
 
-def choose_topology(snapshot: Snapshot, name: str = "", *, namespace: str = "") -> NetworkTopology | None:
-    """The NetworkTopology to show: the one of that name or ``namespace/name``, else the scheduler's, else the first.
+def choose_topology(snapshot: ClusterSnapshot, name: str = "") -> NetworkTopology | None:
+    """The NetworkTopology to show: the one of that name or ``namespace/name``, else the scheduler's, else one of its name, else any."""
+    if name:
+        return topology_named(snapshot.topologies, name)
+    named = topology_named(snapshot.topologies, snapshot.rules.network_topology_name)
+    return _counting(snapshot) or named or min(snapshot.topologies, key=lambda t: t.metadata.key, default=None)
 
-    Args:
-        snapshot: what there is.
-        name: what a person asked for.
-        namespace: of the groups that are judged by it; empty for the cluster as a whole.
-    """
-    wanted = name or snapshot.rules.network_topology_name
-    by_key = {t.metadata.key: t for t in sorted(snapshot.topologies, key=lambda t: t.metadata.key)}
-    if not name:
-        chosen = topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
-        if chosen is not None:
-            return chosen
-    named = [t for key, t in by_key.items() if wanted in {t.metadata.name, key}]
-    return next(iter(named if name else (*named, *by_key.values())), None)
+
+def _counting(snapshot: ClusterSnapshot, namespace: str = "") -> NetworkTopology | None:
+    """The scheduler's, for the groups of a namespace."""
+    by_key = {t.metadata.key: t for t in snapshot.topologies}
+    return topology_for(by_key, snapshot.rules, home=snapshot.home, namespace=namespace)
+
+
+def _is_unused(snapshot: ClusterSnapshot, topology: NetworkTopology, weights: str | None) -> bool:
+    """Whether the scheduler judges no group by them, be it one of the NetworkTopology's own namespace."""
+    used = weight_for(topology, snapshot.rules)
+    counting = (_counting(snapshot, namespace) for namespace in ("", topology.metadata.namespace))
+    return not any(t is topology for t in counting) or weights != (used.name if used is not None else None)
 
 
 def choose_weights(topology: NetworkTopology | None, rules: NetworkOverheadArgs, name: str = "") -> str | None:
@@ -58,7 +61,7 @@ def choose_weights(topology: NetworkTopology | None, rules: NetworkOverheadArgs,
     return used.name if used is not None else None
 
 
-def data_for(topology: NetworkTopology | None, snapshot: Snapshot) -> dict[str, str]:
+def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot) -> dict[str, str]:
     """Keys and values of the results that price a topology: netaware's own, and those in the ConfigMaps it names."""
     data: dict[str, str] = {}
     for key, content in snapshot.results.items():
@@ -73,12 +76,12 @@ def data_for(topology: NetworkTopology | None, snapshot: Snapshot) -> dict[str, 
     return data
 
 
-def decide_now(topology: NetworkTopology | None, snapshot: Snapshot, shape: Map) -> Decision:
+def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, shape: Map) -> TopologyDecision:
     """What the controller would decide if it started now: the same rules, with no memory but the costs written last.
 
     The samples' ages are those that their writers claim, since we have not watched them arrive.
     """
-    read = topology_rules.Snapshot(
+    read = topology_rules.TopologySnapshot(
         topology=topology or NetworkTopology(),
         map=shape,
         data=data_for(topology, snapshot),
@@ -89,7 +92,7 @@ def decide_now(topology: NetworkTopology | None, snapshot: Snapshot, shape: Map)
     return decide(read, None, snapshot.policy, now_s=snapshot.now_s, wall_s=snapshot.now_s)
 
 
-def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str = "") -> NetworkView:
+def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_name: str = "") -> NetworkView:
     """All zones and every ordered pair of them.
 
     Args:
@@ -128,10 +131,11 @@ def build_network(snapshot: Snapshot, topology_name: str = "", weights_name: str
         measured_at=max(newest, default=None),
         refused_keys=dict(decision.results.refused),
         currency=snapshot.prices.currency if snapshot.prices is not None else "",
+        unused=topology is not None and _is_unused(snapshot, topology, weights),
     )
 
 
-def _with_traffic(pair: PairView, snapshot: Snapshot, shape: Map) -> PairView:
+def _with_traffic(pair: PairView, snapshot: ClusterSnapshot, shape: Map) -> PairView:
     """A pair that has no series, where others have, has no traffic."""
     # Three digits: what is told to every browser at each change should be more than noise.
     bps = float(f"{snapshot.readings.traffic.get((pair.origin, pair.destination), 0.0):.3g}")
@@ -152,7 +156,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def _zones(snapshot: Snapshot, shape: Map) -> tuple[ZoneView, ...]:
+def _zones(snapshot: ClusterSnapshot, shape: Map) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     facts = [facts_of(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(f.zone for f in facts)
@@ -165,7 +169,7 @@ def _zones(snapshot: Snapshot, shape: Map) -> tuple[ZoneView, ...]:
 
 
 def _pairs(
-    decision: Decision,
+    decision: TopologyDecision,
     entries: Mapping[ZonePair, CostInfo],
     weights: str | None,
     *,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from controller.cluster.costs import SAME_ZONE_COST, CostTable, Location
-from controller.groups.status import Facts
+from controller.groups.status import GroupFacts
 from controller.views.model import PairView, SavingView
 from netperf.memory import ZonePair
 
@@ -31,7 +31,7 @@ class Savings:
         self._nodes = Counter(locations.values())
         self._random: dict[int, Mean] = {}
 
-    def of(self, facts: Facts, costs: CostTable) -> SavingView | None:
+    def of(self, facts: GroupFacts, costs: CostTable) -> SavingView | None:
         """A group's; None while no dependency has pods placed at both ends, or where something is not known."""
         places = [self._places(nodes) for nodes in facts.members]
         edges = [(places[e.dependant], places[e.dependency]) for e in facts.graph.edges]

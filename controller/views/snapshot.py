@@ -7,13 +7,15 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.diagnosis.facts import Surroundings
+from controller.scheduler.config import SchedulerConfig
 from controller.traffic.prices import PriceTable
-from kubekit.wire import Node
+from kubekit.wire import Node, Object
 from netperf.contract import HOME_NAMESPACE
 from netperf.plans import ZonePlan
 from netperf.policy import CostPolicy
@@ -62,12 +64,14 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[Alert, ...] = ()
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a view may ask for.
 
     Attributes:
         now_s: wall clock, unix seconds.
         home: the namespace that netaware lives in.
+        groups: of all namespaces: whose a pod is, all of one name decide together.
+        namespaces: their labels say which AppGroups may have their pods.
         pods: at least those of AppGroups; others are ignored.
         bandwidth_pods: those that may ask for bandwidth; others are ignored.
         agent_pods: pods of the agent's DaemonSet; empty where agents run outside pods.
@@ -75,8 +79,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         plans: the probe plan, one per origin zone.
         services: those of the groups' pods at least; they say which replica answers a call.
         policy: the controller's default cost policy.
-        rules: the scheduler's: which NetworkTopology and which of its weights count.
-        max_wait_s, our_schedulers: the scheduler's: how long a gate stays shut, and who asks us.
+        scheduler: the scheduler's configuration: which costs count, how long a gate stays shut, and who asks us (nobody named: all).
         prices: of bytes between zones; None where nobody configured any.
         around: how our own programs fare; None where nobody looked, and then nothing is diagnosed.
     """
@@ -86,6 +89,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...] = ()
     topologies: tuple[NetworkTopology, ...] = ()
     groups: tuple[AppGroup, ...] = ()
+    namespaces: tuple[Object, ...] = ()
     pods: tuple[GroupPod, ...] = ()
     bandwidth_pods: tuple[PodInfo, ...] = ()
     agent_pods: tuple[PodInfo, ...] = ()
@@ -93,9 +97,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[ZonePlan, ...] = ()
     services: tuple[Service, ...] = ()
     policy: CostPolicy = CostPolicy()
-    rules: NetworkOverheadArgs = NetworkOverheadArgs()
-    max_wait_s: float = 120.0
-    our_schedulers: tuple[str, ...] = ("network-aware-scheduler",)
+    scheduler: SchedulerConfig = SchedulerConfig()
     readings: Readings = Readings()
     prices: PriceTable | None = None
     around: Surroundings | None = None
+
+    @property
+    def rules(self) -> NetworkOverheadArgs:
+        """Which NetworkTopology and which of its weights count."""
+        return self.scheduler.rules
+
+    @property
+    def membership(self) -> Membership:
+        """Whose group each pod is, by the rule of the scheduler; made at each call."""
+        return Membership.among(self.groups, self.namespaces, self.rules)

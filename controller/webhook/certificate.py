@@ -16,16 +16,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from controller.cluster.pods import PLACEMENT_LABEL
+from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL
 from controller.cluster.resources import APPGROUP_LABEL
+from netperf.contract import PART_OF
 
 NAME, PATH = "netaware-webhook", "/gate"
-LABELS = {"app.kubernetes.io/part-of": "netaware"}
 _NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
 _OURS = {
     "name": "is-placed-by-us",
     "expression": (
-        "object.spec.schedulerName == 'network-aware-scheduler' || "
+        f"object.spec.schedulerName == '{OUR_SCHEDULER}' || "
         f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in ['affinity', 'nominated'])"
     ),
 }
@@ -46,7 +46,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": NAME, "namespace": namespace, "labels": dict(LABELS)},
+        "metadata": {"name": NAME, "namespace": namespace, "labels": dict(PART_OF)},
         "type": "kubernetes.io/tls",
         "data": {"tls.crt": encoded, "tls.key": base64.b64encode(key).decode()},
     }
@@ -57,7 +57,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": NAME, "labels": dict(LABELS)},
+        "metadata": {"name": NAME, "labels": dict(PART_OF)},
         "webhooks": [
             _webhook("pods", copy.deepcopy(client), {}, [_IN_GROUP], [_NO_NODE, _OURS]),
             _webhook("namespaces", client, namespaces, [dict(_IN_GROUP), _UNDECIDED], [dict(_NO_NODE)]),

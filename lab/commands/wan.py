@@ -62,10 +62,7 @@ def _changes(args: argparse.Namespace) -> dict[str, float | None]:
     changes: dict[str, float | None] = {}
     for option, field in (("delay", "rtt_us"), ("jitter", "jitter_us")):
         if getattr(args, option) is not None:
-            try:
-                changes[field] = parse_duration_us(getattr(args, option))
-            except ValueError as error:
-                raise ConfigError(f"--{option}", str(error)) from error
+            changes[field] = parse_duration_us(getattr(args, option), f"--{option}")
     if args.loss is not None:
         try:
             changes["loss"] = parse_loss(args.loss)

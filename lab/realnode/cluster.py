@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
+from kubekit.waiting import until
 from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, free_ports
 from lab.errors import BootError
@@ -115,13 +116,14 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
     async with gate:
         cgroups.create(node.cgroup)
         await node.start()
-        deadline = time.monotonic() + _REGISTER_TIMEOUT_S
-        while not await _is_registered(client, node.name):
-            node.programs.check()
-            if time.monotonic() > deadline:
-                log = node.running["kubelet"].log_tail()
-                raise BootError(f"node {node.name} did not register; the log of its kubelet ends:\n{log}")
-            await asyncio.sleep(_POLL_S)
+        await until(
+            partial(_is_registered, client, node.name),
+            lambda: f"node {node.name} to register; {node.running['kubelet'].told}",
+            _REGISTER_TIMEOUT_S,
+            every_s=_POLL_S,
+            meanwhile=node.programs.check,
+            error=BootError,
+        )
         # What the controller manager would do if it handed out the ranges; a kubelet may not write its own spec.
         ranges = {"spec": {"podCIDR": node.network.pod_ranges[0], "podCIDRs": list(node.network.pod_ranges)}}
         await client.patch(NODES, node.name, ranges, Node, kind=MERGE_PATCH)

@@ -22,7 +22,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
-class Reference:
+class ImageReference:
     """A complete name of an image, such as ``docker.io/library/netaware-agent:0.1.0``."""
 
     registry: str
@@ -30,7 +30,7 @@ class Reference:
     tag: str
 
     @classmethod
-    def parse(cls, text: str) -> Reference:
+    def parse(cls, text: str) -> ImageReference:
         """Read a name as containerd does: without a registry it is Docker Hub's, and there without a folder ``library``'s."""
         path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", "latest")
         first, slash, rest = path.partition("/")
@@ -53,7 +53,7 @@ class ImageStore:
             raise ValueError(f"{digest!r} is no sha256 digest")
         return self.folder / "blobs" / value
 
-    def tag(self, reference: Reference) -> Path:
+    def tag(self, reference: ImageReference) -> Path:
         """Where the digest of a name's manifest is, or is to be."""
         return self.folder / "tags" / reference.registry / reference.repository / reference.tag
 
@@ -115,7 +115,7 @@ class ImageStore:
         return digest
 
     def _put_tag(self, name: str, digest: str) -> None:
-        path = self.tag(Reference.parse(name))
+        path = self.tag(ImageReference.parse(name))
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.draft")
         draft.write_text(digest)

@@ -7,7 +7,6 @@ import base64
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import psutil
 import yaml
 
 from kubekit import quantity
+from kubekit.waiting import until
 from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane
 from lab.errors import BootError
@@ -213,13 +213,12 @@ class RealNode:
         await self._until(socket.exists, "containerd's socket")
 
     async def _until(self, ready: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not ready():
+        def check() -> None:
             # Its own alone: a node is also started while somebody has broken other programs of the lab.
             self.programs.check(self.running.values())
-            if time.monotonic() > deadline:
-                raise BootError(f"node {self.name}: waited {_START_TIMEOUT_S:.0f} s for {what} in vain")
-            await asyncio.sleep(_POLL_S)
+
+        what = f"{what}, of node {self.name}"
+        await until(ready, what, _START_TIMEOUT_S, every_s=_POLL_S, meanwhile=check, error=BootError)
 
     def _write_files(self) -> None:
         etc = self.folder / "etc"

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from kubekit import logs
 from kubekit.runtime import run_program
-from lab.realnode.images import MANIFEST, ImageStore, Reference
+from lab.realnode.images import MANIFEST, ImageReference, ImageStore
 
 _DEFAULT_REGISTRY = "docker.io"
 
@@ -42,7 +42,7 @@ class Registry:
             return self._file(wanted, MANIFEST)
         # containerd names the registry that it was asked for beside its mirror.
         registry = request.query.get("ns", _DEFAULT_REGISTRY)
-        tag = self._store.tag(Reference(registry, request.match_info["repository"], wanted))
+        tag = self._store.tag(ImageReference(registry, request.match_info["repository"], wanted))
         if not tag.is_relative_to(self._store.folder) or not tag.is_file():
             return _error(
                 "MANIFEST_UNKNOWN", f"this lab has no image {registry}/{request.match_info['repository']}:{wanted}"

@@ -14,7 +14,7 @@ import aiohttp
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import KubekitError
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Node, Object
-from lab.controlplane import KWOK_ANNOTATION
+from lab.controlplane import PLAYED_BY_KWOK
 from lab.scale.objects import agent_labels, node_body, pod_body, zone_name
 from netperf.contract import HOME_NAMESPACE
 
@@ -100,7 +100,7 @@ class Life:
 
     async def _set_ready(self, nodes: list[str], status: str) -> None:
         # kwok, where it plays these nodes, plays only those with its annotation, and would make them Ready again.
-        key, value = KWOK_ANNOTATION
+        key, value = PLAYED_BY_KWOK
         note = {"metadata": {"annotations": {key: value if status == "True" else None}}}
         condition = {"type": "Ready", "status": status, "reason": "Scale", "message": "set by the scale run"}
         for node in tuple(nodes):

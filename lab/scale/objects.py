@@ -6,9 +6,19 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lab.boutique import GROUP_LABEL, WORKLOAD_LABEL
-from lab.controlplane import KWOK_ANNOTATION
-from netperf.contract import AGENT, AGENT_ANNOTATION, BANDWIDTH, PLAN_FORM, REGION_LABEL, ZONE_LABEL
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from lab.controlplane import PLAYED_BY_KWOK
+from netperf.contract import (
+    AGENT,
+    AGENT_ANNOTATION,
+    BANDWIDTH,
+    NAME_LABEL,
+    PART_OF,
+    PLAN_FORM,
+    REGION_LABEL,
+    ZONE_LABEL,
+)
+from netperf.plans import PROBE_PORT
 
 ZONES_PER_REGION = 4
 CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable", "Ready")
@@ -55,14 +65,16 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
         for type_ in CONDITIONS
     ]
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi", BANDWIDTH: "10000000000"}
-    note = json.dumps({"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf", "plans": PLAN_FORM})
+    note = json.dumps(
+        {"address": address, "port": PROBE_PORT, "version": "0.1.0", "prober": "netperf", "plans": PLAN_FORM}
+    )
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": name,
             "labels": labels,
-            "annotations": {AGENT_ANNOTATION: note, **dict([KWOK_ANNOTATION])},
+            "annotations": {AGENT_ANNOTATION: note, **dict([PLAYED_BY_KWOK])},
         },
         "spec": {"podCIDR": "10.244.0.0/24"},
         "status": {
@@ -146,9 +158,9 @@ def running_status(containers: Iterable[tuple[str, str]], address: str, now: str
 
 def agent_labels() -> dict[str, str]:
     """Of the pods of the agent's DaemonSet."""
-    return {"app.kubernetes.io/name": AGENT, "app.kubernetes.io/part-of": "netaware"}
+    return {NAME_LABEL: AGENT, **PART_OF}
 
 
 def group_labels(group: str, workload: str) -> dict[str, str]:
     """Of an AppGroup's pods."""
-    return {GROUP_LABEL: group, WORKLOAD_LABEL: workload}
+    return {APPGROUP_LABEL: group, WORKLOAD_LABEL: workload}

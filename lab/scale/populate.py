@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from controller.cluster.pods import OUR_SCHEDULER
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -23,10 +24,10 @@ from lab.installation import OVERLAY
 from lab.programs import run_to_end
 from lab.scale.objects import agent_labels, group_labels, running_pod, settled_node
 from lab.scale.restore import Item, put_all
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
+from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
 
 FLOW_SCHEMAS = Resource("flowcontrol.apiserver.k8s.io", "v1", "flowschemas", "FlowSchema", namespaced=False)
-ACCOUNTS = (CONTROLLER, "netaware-scheduler", AGENT)
+ACCOUNTS = (CONTROLLER, SCHEDULER, AGENT)
 LIVING_SHARE = 0.1
 """Of the AppGroups, so many are Deployments that are rolled out; the pods of the others just stand there."""
 _NOT_APPLIED = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
@@ -197,4 +198,4 @@ def group_namespace(index: int) -> str:
 
 
 def _application() -> boutique.Application:
-    return boutique.load(scheduler="network-aware-scheduler", cpu="100m")
+    return boutique.load(scheduler=OUR_SCHEDULER, cpu="100m")

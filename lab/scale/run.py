@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import KubekitError
 from kubekit.lease import Lease
+from kubekit.waiting import until
 from kubekit.wire import LEASES
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
 from lab.installation import MANIFESTS
+from lab.programs import is_ready
 from lab.prometheus_build import find_or_build_prometheus
 from lab.scale import figures, populate
 from lab.scale.agents import Traffic, ZoneAgents
@@ -36,7 +39,7 @@ from lab.scale.objects import zone_name
 from lab.scale.populate import Say, Sizes
 from lab.scale.readings import Readings
 from lab.scale.restore import client_context
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
+from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
 
 # Ten thousand kubelets renew their Leases a thousand times a second, which two cores do not bear: here there are none, kubelets
 # report the nodes' status every twenty minutes, and the node controller is as patient.
@@ -83,46 +86,37 @@ async def _start_kubelets(lab: Lab, stack: AsyncExitStack, life: Life) -> Kubele
     return kubelets
 
 
-class Programs(msgspec.Struct, frozen=True):
+class ServingPrograms(msgspec.Struct, frozen=True):
     """Where our programs serve."""
 
     controller_url: str
     extender_url: str
 
 
-async def _start_programs(lab: Lab, say: Say) -> Programs:
+async def _start_programs(lab: Lab, say: Say) -> ServingPrograms:
     controller, extender = (f"http://{LOOPBACK}:{port}" for port in free_ports(2))
     # The configuration as it is shipped.
     config = MANIFESTS / "base" / "controller" / "config.yaml"
     for name, account, verb, url in (
         ("controller", CONTROLLER, "manager", controller),
-        ("extender", "netaware-scheduler", "extender", extender),
+        ("extender", SCHEDULER, "extender", extender),
     ):
         kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
         argv: list[str | Path] = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfig}"]
         argv += [f"--config={config}", f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
         lab.spawn(None, argv, name, env={"POD_NAME": name})
     for url in (controller, extender):
-        await _until_ready(lab, f"{url}/readyz")
+        await until(
+            partial(is_ready, f"{url}/readyz", 5),
+            f"{url} to be ready",
+            _DEADLINE_S,
+            every_s=0.5,
+            meanwhile=lab.programs.check,
+            error=BootError,
+        )
     say("controller and extender are ready")
     await lab.control_plane.start_scheduler(extender_url=extender)
-    return Programs(controller, extender)
-
-
-async def _until_ready(lab: Lab, url: str) -> None:
-    ends = time.monotonic() + _DEADLINE_S
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-        while True:
-            lab.programs.check()
-            try:
-                async with session.get(url) as answer:
-                    if answer.status == 200:
-                        return
-            except (aiohttp.ClientError, TimeoutError):
-                pass
-            if time.monotonic() > ends:
-                raise BootError(f"{url} is not ready after {_DEADLINE_S:.0f} s")
-            await asyncio.sleep(0.5)
+    return ServingPrograms(controller, extender)
 
 
 class Agents:
@@ -185,7 +179,7 @@ class Run:
     agents: Agents
     life: Life
     kubelets: Kubelets
-    programs: Programs
+    programs: ServingPrograms
     sizes: Sizes
     say: Say
 
@@ -265,7 +259,7 @@ class Run:
 class Sources:
     """Where figures are read: API server, etcd, controller, extender."""
 
-    def __init__(self, lab: Lab, admin: Client, programs: Programs) -> None:
+    def __init__(self, lab: Lab, admin: Client, programs: ServingPrograms) -> None:
         self._lab, self._admin, self._programs = lab, admin, programs
 
     async def read(self) -> Mapping[str, Readings]:

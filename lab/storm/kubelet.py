@@ -23,10 +23,10 @@ from kubekit.wire import PODS, Pod
 from lab.installation import Installation
 from lab.programs import Program
 from lab.storm.journal import Journal
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
+from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, SCHEDULER
 
 SECOND_CONTROLLER = "controller-2"
-EXTENDER_ACCOUNT = "netaware-scheduler"
+EXTENDER_ACCOUNT = SCHEDULER
 # A kubelet starts a container again at once, and later after 10 s and more; a storm's programs die more often than that.
 _RESTART_AFTER_S = 1.0
 _POLL_S = 0.25
@@ -43,7 +43,7 @@ class Kubelet:
     """
 
     def __init__(self, client: Client, installation: Installation, journal: Journal) -> None:
-        self._client, self._installation, self._journal = client, installation, journal
+        self._client, self._journal = client, journal
         self._lab = installation.lab
         self.roles = _roles(installation)
         self._restarting = asyncio.Lock()
@@ -147,7 +147,7 @@ def _roles(installation: Installation) -> dict[str, tuple[str, str]]:
 
 
 def _stands_for(pod: Pod, account: str, node: str) -> bool:
-    return pod.metadata.label("app.kubernetes.io/name") == account and node in {"", pod.spec.node_name}
+    return pod.metadata.label(NAME_LABEL) == account and node in {"", pod.spec.node_name}
 
 
 def kubeconfig_of(folder: Path, role: str) -> Path:

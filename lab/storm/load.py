@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
+from controller.cluster.pods import OUR_SCHEDULER
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.errors import KubekitError
@@ -28,7 +29,7 @@ class Load:
 
     def __init__(self, client: Client, journal: Journal) -> None:
         self._client, self._journal = client, journal
-        self._application = boutique.load(scheduler="network-aware-scheduler", cpu=_CPU)
+        self._application = boutique.load(scheduler=OUR_SCHEDULER, cpu=_CPU)
         self.deployed = 0
 
     async def run(self) -> None:

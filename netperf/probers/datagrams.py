@@ -35,7 +35,7 @@ STEP_LIMIT_NS = 10**6
 _BATCH = 64
 
 
-class Target(NamedTuple):
+class EchoTarget(NamedTuple):
     """Where datagrams go: a literal address and the echo's port."""
 
     address: str
@@ -89,7 +89,7 @@ class Window:
 
 
 class _Sent(NamedTuple):
-    target: Target
+    target: EchoTarget
     wall_ns: int
     monotonic_ns: int
 
@@ -107,15 +107,15 @@ class DatagramStream:
         self._address, self._key = address, derive_key(secret)
         self._rng = rng or random.Random()
         self._session = secrets.token_bytes(8)
-        self._windows: dict[Target, Window] = {}
-        self._order: list[Target] = []
+        self._windows: dict[EchoTarget, Window] = {}
+        self._order: list[EchoTarget] = []
         self._next = self._number = 0
         self._under_way: OrderedDict[int, _Sent] = OrderedDict()
         self._interval_s = 60.0
         self._changed = asyncio.Event()
         self.paused = False
 
-    def aim(self, targets: Iterable[Target], interval_s: float) -> None:
+    def aim(self, targets: Iterable[EchoTarget], interval_s: float) -> None:
         """Send to exactly these from now on; windows of those that stay go on.
 
         Args:
@@ -134,12 +134,12 @@ class DatagramStream:
         each = min(MOST_PER_DESTINATION_S, PER_ROUND / self._interval_s)
         return min(MOST_PER_S, len(self._order) * each)
 
-    def peek(self, target: Target) -> Window | None:
+    def peek(self, target: EchoTarget) -> Window | None:
         """The window of a destination, which goes on."""
         self._settle(time.monotonic_ns())
         return self._windows.get(target)
 
-    def close_window(self, target: Target) -> Window | None:
+    def close_window(self, target: EchoTarget) -> Window | None:
         """The window of a destination, which is over now, and a new one in its place; None for one that is no destination."""
         self._settle(time.monotonic_ns())
         window = self._windows.get(target)

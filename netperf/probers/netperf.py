@@ -91,7 +91,7 @@ def transactions_for(duration_s: float, rtt_s: float) -> int | None:
 def command_line(
     binary: str, address: str, settings: ProbeSettings, passphrase: str, transactions: int | None = None
 ) -> list[str]:
-    """The arguments for one run; log it through `redact` only. It ends by time, or after so many round trips."""
+    """The arguments for one run; the passphrase is among them, so it is never logged. It ends by time, or after so many round trips."""
     timed = transactions is None or settings.test == "TCP_STREAM"
     length = str(max(1, math.ceil(settings.duration_s))) if timed else f"-{transactions}"
     command = [binary, "-H", address, "-p", str(settings.port), "-Z", passphrase, "-t", settings.test]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Sequence
 
 from kubekit.errors import ConfigError
 
@@ -44,12 +43,3 @@ def epochs_to_try(wall_s: float, epoch_s: float = EPOCH_S) -> tuple[int, int]:
     """The current epoch, and the neighbour that a peer with a slightly different clock may be in."""
     epoch = epoch_at(wall_s, epoch_s)
     return epoch, epoch - 1 if wall_s / epoch_s - epoch < 0.5 else epoch + 1
-
-
-def redact(arguments: Sequence[str]) -> list[str]:
-    """A command line fit for a log: what follows ``-Z`` is hidden."""
-    hidden = list(arguments)
-    for index in range(1, len(hidden)):
-        if hidden[index - 1] == "-Z":
-            hidden[index] = "***"
-    return hidden

@@ -17,14 +17,14 @@ from typing import Any
 from controller.cluster.resources import NetworkTopology, NetworkTopologySpec
 from controller.cluster.zones import Map, draw_map
 from controller.groups.order import ALGORITHMS, order
-from controller.topology.reconciler import Decision, Snapshot, decide
+from controller.topology.reconciler import TopologyDecision, TopologySnapshot, decide
 from controller.topology.weights import build_weight, patch_topology
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, ObjectMeta
 from lab.build import find_or_build
 from lab.controlplane import ControlPlane
 from lab.scale.objects import node_body
-from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Place, Sample
@@ -55,13 +55,13 @@ def _rules() -> Figures:
     shape = draw_map(_node(i) for i in range(10 * ZONES))
     data = _results(shape)
     topology = NetworkTopology(metadata=ObjectMeta(name="nt", namespace="n"), spec=NetworkTopologySpec("c", []))
-    snapshot = Snapshot(topology=topology, map=shape, data=data, missing=(), allocated={}, interval_s=234.0)
+    snapshot = TopologySnapshot(topology=topology, map=shape, data=data, missing=(), allocated={}, interval_s=234.0)
     cold = _median(lambda: _decide(snapshot, None), 9)
     state = _decide(snapshot, None).state
     warm = _median(lambda: _decide(snapshot, state), 9)
     pairs = len(_decide(snapshot, None).table.zones)
     facts = [
-        NodeFacts(name=n.metadata.name, address="10.0.0.1", zone=f"zone-{i % ZONES:02}") for i, n in _nodes(10_000)
+        ProbeNode(name=n.metadata.name, address="10.0.0.1", zone=f"zone-{i % ZONES:02}") for i, n in _nodes(10_000)
     ]
     plan = _median(lambda: plan_pairs(facts, PlanOptions(), None, 1e6), 3)
     chain = [list(range(i + 1, min(i + 6, 500))) for i in range(500)]
@@ -78,7 +78,7 @@ def _rules() -> Figures:
     }
 
 
-def _decide(snapshot: Snapshot, state: Any) -> Decision:
+def _decide(snapshot: TopologySnapshot, state: Any) -> TopologyDecision:
     decision = decide(snapshot, state, CostPolicy(), now_s=1e6, wall_s=1e6)
     patch_topology(snapshot.topology, build_weight(decision.table, decision.bandwidths), decision.latencies)
     return decision

@@ -23,7 +23,7 @@ from controller.descheduler.decision import Watched
 from controller.descheduler.memory import Memory
 from controller.descheduler.plan import Thought, think
 from controller.descheduler.snapshot import World
-from controller.descheduler.usage import Batch, Reading, UsageBook
+from controller.descheduler.usage import Batch, UsageBook, UsageReading
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from kubekit.runtime import settle_memory
@@ -151,16 +151,16 @@ class _Cluster:
             reading
             for i, name in enumerate(self._names)
             for reading in (
-                Reading(name, "cpu", cores * self._share(i) / 100, now),
-                Reading(name, "memory", 40 * 2**30, now),
+                UsageReading(name, "cpu", cores * self._share(i) / 100, now),
+                UsageReading(name, "memory", 40 * 2**30, now),
             )
         ]
         pods = [
             reading
             for key, i in self._pods
             for reading in (
-                Reading(key, "cpu", cores * self._share(i) / 100 / per_node, now),
-                Reading(key, "memory", 2**30, now),
+                UsageReading(key, "cpu", cores * self._share(i) / 100 / per_node, now),
+                UsageReading(key, "memory", 2**30, now),
             )
         ]
         return Batch(tuple(nodes), tuple(pods))

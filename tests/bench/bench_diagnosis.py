@@ -16,7 +16,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.diagnosis.facts import Surroundings
 from controller.diagnosis.news import MOST_AT_ONCE, FindingNews
 from controller.views.announcing import news_of
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.runtime import settle_memory
 from kubekit.wire import Node, format_time
 from netperf.contract import ZONE_LABEL
@@ -66,9 +66,9 @@ def _figure(value: float, unit: str, budget: float, reference: str) -> Figure:
     }
 
 
-def _snapshot() -> Snapshot:
+def _snapshot() -> ClusterSnapshot:
     nodes = [{"metadata": {"name": f"n{i}", "labels": {ZONE_LABEL: f"z{i % ZONES}"}}} for i in range(NODES)]
-    return Snapshot(
+    return ClusterSnapshot(
         now_s=NOW_S,
         nodes=tuple(msgspec.convert(node, Node) for node in nodes),
         groups=tuple(_group(i) for i in range(GROUPS)),

@@ -27,12 +27,12 @@ from aiohttp import web
 from controller.page.document import document, security_policy
 from controller.page.model import PageData, difference, encode, plain
 from controller.views.overview import build
-from controller.views.snapshot import Snapshot
-from tests.support.browser import Tab, open_tab
+from controller.views.snapshot import ClusterSnapshot
 from lab.chromium_install import Chromium, find_or_fetch
 from lab.netperf_install import Missing
 from netperf.results import encode_samples
 from netperf.sample import Sample
+from tests.support.browser import Tab, open_tab
 from tests.unit.controller.made_up import HOME, NOW_S, make_snapshot
 
 Figures = dict[str, dict[str, object]]
@@ -137,7 +137,7 @@ def _compute(zones: int) -> tuple[float, list[PageData]]:
     return min(spent), pages
 
 
-def _a_second_later(snapshot: Snapshot, seed: int) -> Snapshot:
+def _a_second_later(snapshot: ClusterSnapshot, seed: int) -> ClusterSnapshot:
     chance = random.Random(seed)
     data = dict(snapshot.results[RESULTS])
     for key in chance.sample(sorted(data), min(PAIRS_PER_SECOND, len(data) // 2)):

@@ -27,7 +27,7 @@ from lab.netperf_install import Missing, find_or_fetch
 from netperf.costs import price
 from netperf.memory import fold
 from netperf.pacing import ProbeBudget
-from netperf.pairs import NodeFacts, PairPlan, PlanOptions, plan_pairs
+from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan
 from netperf.policy import CostPolicy
 from netperf.probers.contention import read_cpu_use
@@ -53,9 +53,9 @@ ADDRESS = "127.77.0.1"
 HERE = Place("here", "z0")
 
 
-def made_up(zones: int, nodes_per_zone: int) -> list[NodeFacts]:
+def made_up(zones: int, nodes_per_zone: int) -> list[ProbeNode]:
     return [
-        NodeFacts(name=f"ip-10-{z}-{i}.example", address=f"10.{z}.0.{i + 1}", zone=f"zone-{z:03}", region=f"r{z // 10}")
+        ProbeNode(name=f"ip-10-{z}-{i}.example", address=f"10.{z}.0.{i + 1}", zone=f"zone-{z:03}", region=f"r{z // 10}")
         for z in range(zones)
         for i in range(nodes_per_zone)
     ]

@@ -27,7 +27,7 @@ from controller.cluster.hosts import host_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender import Extender
+from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.state import State

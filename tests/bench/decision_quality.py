@@ -30,15 +30,15 @@ from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from controller.groups.order import ALGORITHMS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.extender.program import ExtenderService
 from controller.scheduler.gates import SchedulingController
 from controller.scheduler.planner import plan_group
-from controller.scheduler.program import Service
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import KWOK_ANNOTATION, ControlPlane
+from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
 from netperf.contract import ZONE_LABEL
 from tests.bench.control_plane import make_topology, started
 from tests.unit.controller import groups
@@ -116,7 +116,7 @@ async def make_nodes(client: Client, number: int, case: groups.Case) -> None:
         name = f"c{number}-z{zone}"
         labels = {ZONE_LABEL: name, "topology.kubernetes.io/region": "r", CASE_LABEL: str(number)}
         amounts = {"cpu": str(slots), "memory": "64Gi", "pods": "110"}
-        metadata = {"name": name, "labels": labels, "annotations": dict([KWOK_ANNOTATION])}
+        metadata = {"name": name, "labels": labels, "annotations": dict([PLAYED_BY_KWOK])}
         await client.create(
             NODES, {"metadata": metadata, "status": {"capacity": amounts, "allocatable": amounts}}, Node
         )
@@ -183,7 +183,7 @@ async def run_mode(
         url = None
         if mode.config is not None:
             registry = CollectorRegistry()
-            service = Service(client, mode.config, listen="127.0.0.1:0", namespace=NAMESPACE, registry=registry)
+            service = ExtenderService(client, mode.config, listen="127.0.0.1:0", namespace=NAMESPACE, registry=registry)
             url = "http://" + await stack.enter_async_context(service.server.running())
             caches = Caches(client, NAMESPACE)
             recorder = EventRecorder(client, component="quality", instance="quality", registry=registry)

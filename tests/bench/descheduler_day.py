@@ -35,7 +35,7 @@ from controller.descheduler.decision import Watched
 from controller.descheduler.followup import FAILED, follow
 from controller.descheduler.load import shunned_by
 from controller.descheduler.memory import Memory, add_moves
-from controller.descheduler.plan import decide
+from controller.descheduler.plan import deliberate
 from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
 from controller.scheduler.config import SchedulerConfig
@@ -334,7 +334,7 @@ async def run_day(day: Day, nodes: list[Node], settings: Settings) -> Figures:
             memory, ended = follow(snapshot, memory, settings.limits, now)
             ends += ended
             began = time.perf_counter()
-            decision = decide(snapshot, memory, watched, settings, now)
+            decision = deliberate(snapshot, memory, watched, settings, now).decision
             took.append(time.perf_counter() - began)
             watched, memory = decision.watched, add_moves(memory, decision.follows)
             if settings.taint_hot_nodes:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.services import Routing
-from controller.scheduler.plan.problem import Edge, Floats, Ints, Problem, Table
+from controller.scheduler.plan.problem import CallEdge, Floats, Ints, Problem, Table
 
 _DATA = Path(__file__).parent / "data" / "m3.json"
 _WHOLE = 10**12
@@ -76,7 +76,7 @@ def problem_of(data: Mapping[str, Any], deal: int | None = None) -> Problem:
         class_of=np.repeat(np.arange(len(services)), [len(s["ContainerList"]) for s in services]),
         fixed=((),) * len(services),
         edges=tuple(
-            Edge(number[t["Service1"]], number[t["Service2"]], t["Traffic"], routing) for t in data["TrafficList"]
+            CallEdge(number[t["Service1"]], number[t["Service2"]], t["Traffic"], routing) for t in data["TrafficList"]
         ),
         tables=(Table(latency, LOCAL_US, np.zeros((zones, zones), np.bool_)),),
         survives=np.full(len(services), deal is not None, np.bool_),

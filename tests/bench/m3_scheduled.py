@@ -35,7 +35,7 @@ from controller.cluster.resources import (
 )
 from kubekit.client import Client
 from kubekit.wire import NODES, PODS, Node, Object, Resource
-from lab.controlplane import KWOK_ANNOTATION, ControlPlane
+from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.bench import m3
@@ -62,7 +62,7 @@ def node_body(number: int, machine: Mapping[str, Any], zone: int) -> dict[str, A
     labels = {ZONE_LABEL: f"z{zone}", REGION_LABEL: "r", "kubernetes.io/hostname": name}
     # What was rounded off the requests cannot add up to more than what a machine loses here.
     amounts = {**_amounts(machine["TotalCPU"], machine["TotalMem"]), "pods": "1000"}
-    metadata = {"name": name, "labels": labels, "annotations": dict([KWOK_ANNOTATION])}
+    metadata = {"name": name, "labels": labels, "annotations": dict([PLAYED_BY_KWOK])}
     return {**NODES.type_meta, "metadata": metadata, "status": {"capacity": amounts, "allocatable": amounts}}
 
 

@@ -29,7 +29,7 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from controller.cluster.resources import APPGROUPS
+from controller.cluster.resources import APPGROUPS, WORKLOAD_LABEL
 from controller.descheduler.memory import KEY, NAME, Followed, Memory, mark_of
 from kubekit.client import Client
 from kubekit.config import load_cluster
@@ -46,7 +46,7 @@ from lab.scale.objects import zone_name
 from lab.scale.populate import Sizes
 from lab.scale.readings import Readings
 from lab.scale.run import beside
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
+from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
 
 SIZES = Sizes(zones=3, nodes_per_zone=5, pods=15, groups=0, viewers=0)
 CORES = 8.0
@@ -117,7 +117,7 @@ class Usage:
 
     def cores(self, pod: Pod) -> float:
         """Of a pod, now."""
-        label = pod.metadata.label("app") or pod.metadata.label(boutique.WORKLOAD_LABEL)
+        label = pod.metadata.label("app") or pod.metadata.label(WORKLOAD_LABEL)
         if not label:
             return 0.05
         rng = random.Random(f"{pod.metadata.namespace}/{label}")
@@ -311,7 +311,7 @@ async def start_programs(lab: Lab, usage_url: str) -> str:
     path.write_text(yaml.safe_dump(configuration(usage_url)))
     for name, account, verb, url in (
         ("controller", CONTROLLER, "manager", controller),
-        ("extender", "netaware-scheduler", "extender", extender),
+        ("extender", SCHEDULER, "extender", extender),
     ):
         kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
         argv: list[str | Path] = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfig}"]

@@ -22,7 +22,7 @@ from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.cluster import Lab
-from lab.controlplane import KWOK_ANNOTATION, LOOPBACK, free_ports
+from lab.controlplane import LOOPBACK, PLAYED_BY_KWOK, free_ports
 from lab.installation import Installation
 from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, REGION_LABEL, ZONE_LABEL
 from tests.e2e.program_states import busy_uplink, frozen, limit_not_set
@@ -195,7 +195,7 @@ async def zone_without_agent(client: Client, zone: str, node: str) -> AsyncItera
     labels = {"kubernetes.io/hostname": node, ZONE_LABEL: zone, REGION_LABEL: "us-west-1"}
     amounts = {"cpu": "1", "memory": "1Gi", "pods": "10"}
     body = {
-        "metadata": {"name": node, "labels": labels, "annotations": dict([KWOK_ANNOTATION])},
+        "metadata": {"name": node, "labels": labels, "annotations": dict([PLAYED_BY_KWOK])},
         "status": {"capacity": amounts, "allocatable": amounts},
     }
     await client.create(NODES, body, Node)

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,16 @@ import yaml
 
 from controller.prometheus import PrometheusClient
 from kubekit.client import Client
+from kubekit.waiting import until
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.demo import COMPONENTS
 from lab.installation import MANIFESTS, Installation, install
-from lab.prometheus_server import start_prometheus, write_history
+from lab.prometheus_server import start_prometheus
 from lab.topology import load
 from tests.e2e import program_states as programs
 from tests.e2e import prometheus_states as states
+from tests.support.prometheus_past import back_fill
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "manifests" / "prometheus"
@@ -239,13 +241,6 @@ def targets_of(installation: Installation, second: str) -> Mapping[str, list[str
     }
 
 
-async def until(check: Callable[[], Awaitable[bool]], what: str, deadline_s: float) -> None:
-    ends = time.monotonic() + deadline_s
-    while not await check():
-        assert time.monotonic() < ends, f"waited {deadline_s:.0f} s for {what} in vain"
-        await asyncio.sleep(0.5)
-
-
 async def measured_pairs(installation: Installation, wanted: int) -> dict[str, float]:
     """Labels of every zone pair, as the exposition has them, and its newest median in seconds, as soon as there are so many."""
     line = re.compile(r'netaware_probe_latency_seconds\{(.*quantile="0.5".*)\} (\S+)')
@@ -321,7 +316,9 @@ async def test_every_rule_and_panel_has_data_and_every_alert_fires_and_resolves(
             traffic = {**TRAFFIC, "prometheusUrl": f"http://{LOOPBACK}:{prometheus_port}"}
             installation = await install(lab, controller_config={**CONFIG, "traffic": traffic}, overlay=overlay)
             pairs = await measured_pairs(installation, len(topology.zones) * (len(topology.zones) - 1) // 2)
-            await write_history(lab, promtool, week_of(pairs, time.time()))
+            home = lab.place.state_dir / "prometheus"
+            home.mkdir(parents=True, exist_ok=True)
+            await back_fill(promtool, home, week_of(pairs, time.time()))
             rules = [hastened(path, Path(folder)) for path in sorted(RULES.glob("*.rules.yaml"))]
             targets = {**targets_of(installation, second), MESH_JOB: [mesh]}
             program = prometheus_programs["prometheus"]

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab import boutique
 from lab.cluster import COMPONENTS, Lab
 from lab.prometheus_build import find_or_build_prometheus
@@ -119,7 +120,7 @@ async def _rolled(lab: Lab, applied: Any) -> list[tuple[str, str, str]]:
     pods = {
         pod["metadata"]["labels"]["app"]: pod
         for pod in listed
-        if pod["metadata"]["labels"].get(boutique.GROUP_LABEL) == proposal["name"]
+        if pod["metadata"]["labels"].get(APPGROUP_LABEL) == proposal["name"]
     }
     found = []
     for _, name, _ in proposal["patches"]:
@@ -140,7 +141,7 @@ async def deploy(lab: Lab, application: boutique.Application, folder: Path) -> s
     documents = list(application.services.values())
     for deployment in application.deployments.values():
         labels = deployment["spec"]["template"]["metadata"]["labels"]
-        for label in (boutique.GROUP_LABEL, boutique.WORKLOAD_LABEL):
+        for label in (APPGROUP_LABEL, WORKLOAD_LABEL):
             del labels[label]
         deployment["spec"]["template"]["spec"]["containers"][0]["args"].append(f"--answer={ANSWER_BYTES}")
         documents.append(deployment)

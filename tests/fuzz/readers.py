@@ -30,8 +30,9 @@ from controller.cluster.resources import NETPERF_COSTS, AppGroup, NetworkTopolog
 from controller.config import parse_config
 from controller.descheduler.policy import parse_policy as parse_descheduler_policy
 from controller.prometheus import PrometheusError
-from controller.scheduler import extender, preferences
-from controller.scheduler.preemption import decode_preemption
+from controller.scheduler import preferences
+from controller.scheduler.extender import handler as extender
+from controller.scheduler.extender.handler import decode_preemption
 from controller.topology.weights import written_costs
 from controller.traffic.proposals import read_weights
 from controller.webhook import gate

@@ -16,7 +16,7 @@ import yaml
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
-from lab.controlplane import KWOK_ANNOTATION, ControlPlane
+from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
 from lab.netperf_install import Missing, Netperf, find_or_fetch
 from lab.programs import Program
 
@@ -114,7 +114,7 @@ async def make_node(client: Client) -> AsyncIterator[MakeNode]:
         all_labels = {"kubernetes.io/hostname": name, **{k: v for k, v in places.items() if v}, **(labels or {})}
         amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", **(capacity or {})}
         body = _object("v1", "Node", name)
-        body["metadata"] |= {"labels": all_labels, "annotations": dict([KWOK_ANNOTATION])}
+        body["metadata"] |= {"labels": all_labels, "annotations": dict([PLAYED_BY_KWOK])}
         body["status"] = {"capacity": amounts, "allocatable": amounts}
         if address:
             body["status"]["addresses"] = [{"type": "InternalIP", "address": address}]

@@ -37,7 +37,7 @@ SLOWEST_S = 60.0
 TARGETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rules": ("controller.scheduler.rules", ("test_scheduler_rules.py",)),
     "planner": ("controller.scheduler.planner", ("test_scheduler_planner.py",)),
-    "release": ("controller.scheduler.release", ("test_scheduler_release.py",)),
+    "release": ("controller.scheduler.release", ("test_scheduler_release.py", "test_scheduler_waiting.py")),
     "affinity": ("controller.scheduler.affinity", ("test_scheduler_affinity.py", "test_scheduler_unschedulable.py")),
 }
 LIBRARIES = (

@@ -38,17 +38,22 @@ def exposition(made: Iterable[Made], *, since_s: int = PAST_S) -> Iterator[str]:
     yield "# EOF\n"
 
 
+async def back_fill(promtool: Path, folder: Path, lines: Iterable[str]) -> None:
+    """Give a Prometheus that keeps its series in ``folder``/tsdb, and is not yet started, a past in the OpenMetrics text format."""
+    past = folder / "past.om"
+    with past.open("w") as file:
+        file.writelines(lines)
+    words = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(past), str(folder / "tsdb")]
+    filling = await asyncio.create_subprocess_exec(promtool, *words)
+    assert await filling.wait() == 0
+
+
 @asynccontextmanager
 async def prometheus(
     programs: Mapping[str, Path], folder: Path, made: Iterable[Made], *flags: str, since_s: int = PAST_S
 ) -> AsyncIterator[PrometheusClient]:
     """A Prometheus with these series' past, and nothing to scrape."""
-    past = folder / "past.om"
-    with past.open("w") as file:
-        file.writelines(exposition(made, since_s=since_s))
-    words = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(past), str(folder / "tsdb")]
-    filling = await asyncio.create_subprocess_exec(programs["promtool"], *words)
-    assert await filling.wait() == 0
+    await back_fill(programs["promtool"], folder, exposition(made, since_s=since_s))
     (folder / "prometheus.yaml").write_text("scrape_configs: []\n")
     (port,) = free_ports(1)
     url = f"http://{LOOPBACK}:{port}"

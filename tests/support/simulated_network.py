@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.probing.results import REFRESH_S, TOLD_TWICE, says_the_same
-from netperf.costs import CostTable, price
+from netperf.costs import ZoneCosts, price
 from netperf.latencies import Latencies, hold_latencies
 from netperf.memory import CostState, ZonePair, fold
-from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
 from netperf.results import decode_results, encode_failure, encode_samples, planned_keys, sample_key
@@ -49,7 +49,7 @@ class SimulatedNetwork:
         self._spike_ratio, self._noise, self.round_s = spike_ratio, noise, round_s
         self.zones = sorted({zone for pair in rtt_us for zone in pair})
         self.facts = [
-            NodeFacts(name=f"{zone}-n{i}", address="10.0.0.1", zone=zone, region=f"region-of-{zone}")
+            ProbeNode(name=f"{zone}-n{i}", address="10.0.0.1", zone=zone, region=f"region-of-{zone}")
             for zone in self.zones
             for i in range(nodes_per_zone)
         ]
@@ -62,7 +62,7 @@ class SimulatedNetwork:
         self.extra_data: dict[str, str] = {}
         self.number = 0
         self.state: CostState = {}
-        self.table: CostTable = CostTable(zones={}, regions={}, absent=())
+        self.table: ZoneCosts = ZoneCosts(zones={}, regions={}, absent=())
         self.latencies = Latencies()
         self.costs: dict[ZonePair, int] = {}
         self.writes = 0

@@ -88,7 +88,7 @@ function repaint(tabs) {
 function drawSummary() {
   const page = state.page;
   const network = page.network;
-  byId("where").textContent = `${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`;
+  byId("where").textContent = `${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""}${network.unused ? " (the scheduler does not use it)" : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`;
   const m = page.matrix;
   let measured = 0, oldest = null, stale = 0, inferred = 0, absent = 0, dead = 0, doubtful = 0, lowest = Infinity, highest = 0;
   for (let k = 0; k < m.cost.length; k++) {

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.services import Routing
-from controller.scheduler.plan.problem import Edge, Ints, Problem
+from controller.scheduler.plan.problem import CallEdge, Ints, Problem
 
 
 class EdgeJudgement(msgspec.Struct, frozen=True):
@@ -99,7 +99,9 @@ def count_hosts(problem: Problem, at: Ints) -> list[Counter[int]]:
     return found
 
 
-def judge_edge(problem: Problem, edge: Edge, callers: Mapping[int, int], called: Mapping[int, int]) -> EdgeJudgement:
+def judge_edge(
+    problem: Problem, edge: CallEdge, callers: Mapping[int, int], called: Mapping[int, int]
+) -> EdgeJudgement:
     """One dependency, by who answers.
 
     Args:

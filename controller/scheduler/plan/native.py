@@ -63,8 +63,6 @@ _WHOLE = 1e6
 """What all calls together cost at worst, once scaled: prices above it come first, whatever the unit of weights."""
 BEYOND_PRICE = 4 * _WHOLE
 TOGETHER_PRICE = 1e4 * BEYOND_PRICE
-MOST_CELLS = 1 << 28
-"""Workloads times hosts: more would take over a gigabyte."""
 
 
 class _Problem(ctypes.Structure):

@@ -34,7 +34,7 @@ COUNTED, OWNER = 1, 2
 """Roles of a class in a rule: the rule's selector selects it; it carries the rule. Both may be."""
 
 
-class Edge(msgspec.Struct, frozen=True):
+class CallEdge(msgspec.Struct, frozen=True):
     """A dependency between two workloads.
 
     Attributes:
@@ -128,7 +128,7 @@ class Problem(msgspec.Struct, frozen=True):
     allowed: Bools
     class_of: Ints
     fixed: tuple[tuple[int, ...], ...]
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[CallEdge, ...] = ()
     tables: tuple[Table, ...] = ()
     rules: tuple[Rule, ...] = ()
     survives: Bools | None = None

@@ -21,16 +21,14 @@ from agent.bandwidth.programs import read_programs
 from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import RECEIVED_HOOK, BandwidthPlan, Judgement, LimitEgress
-from agent.bandwidth.tbf import bounded_shape, plugin_shape
+from agent.bandwidth.tbf import bounded_shape
 from agent.errors import KernelError
 from kubekit.wire import ObjectMeta, Pod, PodStatus
 from tests.integration.agent.bpf_programs import NEXT, attach_tcx, dropping_udp, loaded, returning
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+from tests.support.plugin_bucket import plugin_shape
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
-    pytest.mark.alone,  # an enforcing agent of another test would take limits of pods it does not know for leftovers
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 ENFORCE = Policy(enforce=True, repair_burst=True)
 
 

@@ -19,7 +19,6 @@ import pytest
 from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 
-from agent.bandwidth import tbf
 from agent.bandwidth.annotations import PodWish
 from agent.bandwidth.cni import Network
 from agent.bandwidth.counters import take_readings
@@ -31,6 +30,7 @@ from agent.bandwidth.state import RECEIVED_HOOK, BandwidthPlan, Judgement, Limit
 from agent.bandwidth.supervisor import EFFECT_S
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+from tests.support.plugin_bucket import plugin_shape
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -85,7 +85,7 @@ def follow(judgements: Sequence[Judgement], readings: int) -> Effects:
 def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
     name = intermediate_name(NETWORK, pod.container)
-    shape = tbf.plugin_shape(RATE, 100_000)
+    shape = plugin_shape(RATE, 100_000)
     asyncio.run(execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, shape, "", redirect=False)))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
@@ -108,7 +108,7 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
         wrapped, peer, stray, deleted, kept, kept_out, source = (
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
-        shape = tbf.plugin_shape(RATE, CONTAINERD_BURST)
+        shape = plugin_shape(RATE, CONTAINERD_BURST)
         asyncio.run(execute(LimitIngress(index_of(wrapped.host_device), wrapped.host_device, shape)))
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
             enforce(pod, direction)

@@ -34,6 +34,7 @@ from agent.bandwidth.state import (
     LimitIngress,
 )
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+from tests.support.plugin_bucket import plugin_shape
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -132,15 +133,15 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
             finish(start(pod, direction, "rr", 0.5))  # until the flow fills the queue
             trips = sorted(finish(start(pod, direction, "rr", 2.0)))
             finish(beside)
-            short_queue = trips[int(len(trips) * 0.99)] <= tbf.queue_bound_s(rate * 10**6, 1500)
-        assert judged[direction].queue_s == pytest.approx(tbf.queue_bound_s(rate * 10**6, 1500), rel=1e-3)
+            short_queue = trips[int(len(trips) * 0.99)] <= tbf.bounded_shape(rate * 10**6, 1500).queue_s
+        assert judged[direction].queue_s == pytest.approx(tbf.bounded_shape(rate * 10**6, 1500).queue_s, rel=1e-3)
 
 
 def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     """What the CNI bandwidth plugin sets up when a runtime passes this burst, both directions."""
     snapshot = take_snapshot([pod.wish()])
     device = next(d for d in snapshot.kernel.devices if d.name == pod.host_device)
-    shape = tbf.plugin_shape(rate_bps, burst)
+    shape = plugin_shape(rate_bps, burst)
     name = intermediate_name(NETWORK, pod.container)
     execute(LimitIngress(device.index, device.name, shape))
     execute(LimitEgress(device.index, device.name, name, 1500, shape, alias=""))

@@ -15,7 +15,6 @@ import yaml
 
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup
 from controller.convert.spellings import convert
-from controller.convert.unindented import read_documents
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.conditions import find
 from kubekit.errors import ApiError
@@ -309,7 +308,7 @@ async def test_converted_spellings_of_the_field_are_accepted_without_an_unknown_
 ) -> None:
     with pytest.raises(ApiError):
         await _create_strictly(client, namespace, yaml.safe_load(text))
-    objects, _ = convert(read_documents(text))
+    objects, _ = convert([yaml.safe_load(text)])
     await _create_strictly(client, namespace, objects[0])
 
 

@@ -14,7 +14,7 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPO
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.rules import diagnose
 from controller.views.announcing import Announcer
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.client import Client
 from kubekit.events import EventRecorder
 from kubekit.wire import LEASES, PODS, Object, format_time
@@ -150,7 +150,7 @@ async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(
     recorder = EventRecorder(client, component=CONTROLLER, instance="test")
     sending = asyncio.ensure_future(recorder.run())
 
-    async def look() -> Snapshot:
+    async def look() -> ClusterSnapshot:
         return await Session(client, None, None, namespace).snapshot(groups=True, agents=True, around=True)
 
     announcer = Announcer(look, client, recorder)

@@ -13,9 +13,10 @@ import pytest
 
 from kubekit.client import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.reflector import Reflector, wait_synced
+from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.controlplane import ControlPlane
+from tests.support.mirrors import wait_synced
 
 Change = tuple[str, str, str]
 

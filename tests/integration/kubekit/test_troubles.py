@@ -22,10 +22,11 @@ import pytest_asyncio
 from kubekit.client import WATCH_SILENCE_S, Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError, KubekitError, UnreachableError
-from kubekit.reflector import Reflector, wait_synced
+from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, NAMESPACES, ConfigMap, Object, Resource
 from kubekit.workqueue import WorkQueue
 from lab.controlplane import ControlPlane
+from tests.support.mirrors import wait_synced
 from tests.support.tunnels import Tunnels
 
 NAMESPACE = "troubles"

@@ -24,7 +24,7 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
-from lab.controlplane import KWOK_ANNOTATION, ControlPlane, free_ports
+from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, free_ports
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
 from tests.support.audit_log import audit_events
 
@@ -135,7 +135,7 @@ def _node(name: str, zone: str, address: str) -> dict[str, Any]:
         "topology.kubernetes.io/zone": zone,
         "topology.kubernetes.io/region": "r",
     }
-    notes = dict([KWOK_ANNOTATION]) | {"netaware.io/bandwidth-capacity": "10G"}
+    notes = dict([PLAYED_BY_KWOK]) | {"netaware.io/bandwidth-capacity": "10G"}
     addresses = [{"type": "InternalIP", "address": address}]
     return {
         "apiVersion": "v1",

@@ -27,7 +27,7 @@ from lab.wan.control import WanControl
 from lab.wan.plan import WanNode, WanPlan, link_of
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
-from netperf.probers.datagrams import DatagramStream, Target
+from netperf.probers.datagrams import DatagramStream, EchoTarget
 from netperf.probers.echo import EchoProber
 from netperf.probers.echo_server import EchoServer
 from netperf.probers.netperf import NetperfProber
@@ -169,7 +169,7 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
     The two send at different moments, so a burst of other work on the machine may delay one of them alone: one window in a
     quiet moment shows that the instrument is right.
     """
-    target = Target(wan.destination.address, ProbeSettings().echo_port)
+    target = EchoTarget(wan.destination.address, ProbeSettings().echo_port)
     with namespaces.entered(wan.destination.netns):
         serving = running(EchoServer(target.address, target.port, SECRET))
         await serving.__aenter__()

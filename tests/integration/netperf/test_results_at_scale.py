@@ -20,7 +20,7 @@ from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.controlplane import ControlPlane
-from netperf.pairs import NodeFacts, PairPlan, PlanOptions, plan_pairs
+from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import PLAN_KEY, Probe, ZonePlan, decode_plan, encode_plan, plan_object_name
 from netperf.results import (
     decode_results,
@@ -41,9 +41,9 @@ MIB = 2**20
 pytestmark = pytest.mark.timeout(400)
 
 
-def cluster(zones: int, nodes_per_zone: int) -> list[NodeFacts]:
+def cluster(zones: int, nodes_per_zone: int) -> list[ProbeNode]:
     return [
-        NodeFacts(
+        ProbeNode(
             name=f"ip-10-{z}-{i}.compute.example.com",
             address=f"10.{z}.0.{i}",
             zone=f"zone-{z:03}",
@@ -54,7 +54,7 @@ def cluster(zones: int, nodes_per_zone: int) -> list[NodeFacts]:
     ]
 
 
-def places_of(nodes: Iterable[NodeFacts]) -> dict[str, Place]:
+def places_of(nodes: Iterable[ProbeNode]) -> dict[str, Place]:
     return {node.name: Place(node.name, node.zone, node.region) for node in nodes}
 
 

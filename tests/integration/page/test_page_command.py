@@ -15,10 +15,11 @@ import pytest
 from controller.cli import page as command
 from controller.cli.connecting import NoWayError
 from controller.cli.page import OpenPage
-from controller.cli.session import CONTROLLER_SELECTOR, Session
+from controller.cli.session import Session
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import PODS, Object
 from lab.controlplane import ControlPlane
+from netperf.contract import CONTROLLER_POD_SELECTOR
 from tests.integration.page.conftest import ServePage
 from tests.integration.page.test_page_behind_the_proxy import own_address, relay
 
@@ -26,7 +27,7 @@ DEADLINE_S = 30.0
 
 
 async def controller_pod(client: Client, namespace: str, name: str, address: str) -> None:
-    key, _, value = CONTROLLER_SELECTOR.partition("=")
+    key, _, value = CONTROLLER_POD_SELECTOR.partition("=")
     spec = {"automountServiceAccountToken": False, "containers": [{"name": "controller", "image": "none"}]}
     body = {"metadata": {"name": name, "labels": {key: value}}, "spec": spec}
     await client.create(PODS, body, Object, namespace=namespace)

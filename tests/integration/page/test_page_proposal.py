@@ -13,6 +13,7 @@ import yaml
 
 from controller.cli import proposing
 from controller.cli.proposing import NO_SOURCE, Proposer
+from controller.scheduler.config import SchedulerConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
@@ -96,7 +97,7 @@ async def test_what_the_command_would_propose_now_is_told_with_its_gain_money_an
     kubeconfig = await as_controller(client, namespace, control_plane, tmp_path)
     config = TrafficConfig(window_s=3600, prices=PricesConfig(preset="aws"))
     async with prometheus(prometheus_programs, tmp_path, called(namespace, zones)) as past:
-        proposer = Proposer(config, past.url, home=namespace, kubeconfig=str(kubeconfig))
+        proposer = Proposer(config, past.url, home=namespace, scheduler=SchedulerConfig(), kubeconfig=str(kubeconfig))
         first, second = await asyncio.gather(told(proposer, namespace), told(proposer, namespace))
     assert first == second
     assert first["error"] == ""
@@ -116,11 +117,19 @@ async def test_what_the_command_would_propose_now_is_told_with_its_gain_money_an
 async def test_what_is_missing_is_told_without_the_password_in_an_address(control_plane: ControlPlane) -> None:
     (port,) = free_ports(1)
     kubeconfig = str(control_plane.kubeconfig)
-    away = Proposer(TrafficConfig(), f"http://me:secret@{LOOPBACK}:{port}", home="x", kubeconfig=kubeconfig)
+    away = Proposer(
+        TrafficConfig(),
+        f"http://me:secret@{LOOPBACK}:{port}",
+        home="x",
+        scheduler=SchedulerConfig(),
+        kubeconfig=kubeconfig,
+    )
     found = await told(away, "shop")
     assert found["error"].startswith("Prometheus: ")
     assert "secret" not in msgspec.json.encode(found).decode()
-    assert (await told(Proposer(TrafficConfig(), "", home="x"), "shop"))["error"] == NO_SOURCE
+    assert (await told(Proposer(TrafficConfig(), "", home="x", scheduler=SchedulerConfig()), "shop"))[
+        "error"
+    ] == NO_SOURCE
 
 
 async def test_one_process_at_a_time_and_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +137,7 @@ async def test_one_process_at_a_time_and_only_so_many_wait(monkeypatch: pytest.M
     most = 0
     go_on = asyncio.Event()
 
-    async def run(question: proposing.Question) -> tuple[bytes, str]:
+    async def run(question: proposing.ProposalQuestion) -> tuple[bytes, str]:
         nonlocal most
         running.append(question.namespace)
         most = max(most, len(running))
@@ -137,7 +146,7 @@ async def test_one_process_at_a_time_and_only_so_many_wait(monkeypatch: pytest.M
         return b"", "no"
 
     monkeypatch.setattr(proposing, "_run", run)
-    proposer = Proposer(TrafficConfig(), "http://p", home="x")
+    proposer = Proposer(TrafficConfig(), "http://p", home="x", scheduler=SchedulerConfig())
     making = [proposer.ask(f"n{i}") for i in range(proposing.MOST_WAITING)]
     assert proposer.ask("n0") is making[0]
     assert proposer.ask("another") is None

@@ -27,10 +27,10 @@ from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Proposal, ProposedDependency
 from controller.views.overview import build
-from controller.views.snapshot import Readings, Snapshot
-from tests.support.browser import Tab, open_tab
+from controller.views.snapshot import ClusterSnapshot, Readings
 from lab.chromium_install import Chromium
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PROPOSAL_ANNOTATION
+from tests.support.browser import Tab, open_tab
 from tests.unit.controller.made_up import NOW_S, make_snapshot
 
 VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
@@ -83,7 +83,7 @@ NAMELESS = """
 """
 
 
-def broken() -> Snapshot:
+def broken() -> ClusterSnapshot:
     """No leader, no ready scheduler, and a zone without an agent."""
     healthy = make_snapshot(6)
     bare = [
@@ -101,7 +101,7 @@ def broken() -> Snapshot:
     return msgspec.structs.replace(healthy, nodes=(*bare, *healthy.nodes[2:]), around=around)
 
 
-def with_traffic() -> Snapshot:
+def with_traffic() -> ClusterSnapshot:
     """Two dependencies of the boutique's frontend are measured, one a hundred times the other; between zones there is traffic one way."""
     healthy = make_snapshot(6)
     weights = {MEASURED_WEIGHTS_ANNOTATION: msgspec.json.encode({"P1": {"P2": 125_000.0, "P3": 1250.0}}).decode()}
@@ -126,7 +126,7 @@ def with_traffic() -> Snapshot:
 PAGES: dict[str, PageData] = {
     "traffic": encode(build(with_traffic()), 1, RUNBOOK),
     "data": encode(build(msgspec.structs.replace(make_snapshot(6), around=WELL)), 1, RUNBOOK),
-    "empty": encode(build(Snapshot(now_s=NOW_S, around=WELL)), 1, RUNBOOK),
+    "empty": encode(build(ClusterSnapshot(now_s=NOW_S, around=WELL)), 1, RUNBOOK),
     "broken": encode(build(broken()), 1, RUNBOOK),
 }
 

@@ -22,7 +22,7 @@ from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.money import bill_of
 from controller.traffic.prices import PRESETS
 from controller.traffic.proposals import propose
-from controller.traffic.sources import SOURCES, NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Workloads
 from lab.controlplane import LOOPBACK, free_ports
 from tests.support.prometheus_past import PAST_S, Made, prometheus
@@ -176,7 +176,7 @@ BOUTIQUE = cluster(["frontend", "cart", "redis", "catalog"], {f"{s}-svc": s for 
 async def graph_from(
     client: PrometheusClient, workloads: Workloads, source: str = ""
 ) -> tuple[TrafficGraph, dict[str, float]]:
-    chosen = await choose_source(client, source)
+    chosen, *_ = await choose_among(client, source)
     assert source in {"", chosen.name}
     window_s = await known_window(client, chosen, WINDOW_S)
     flows, unknown = workloads.resolve(await read_flows(client, chosen, window_s, workloads.served))
@@ -209,7 +209,7 @@ async def test_a_source_is_found_by_what_prometheus_has(
 ) -> None:
     stranger: Made = ("request_total", {"job": "somebody-else"}, 1.0)
     async with prometheus(prometheus_programs, tmp_path, [*SERIES[name](), stranger]) as client:
-        assert (await choose_source(client)).name == name
+        assert (await choose_among(client))[0].name == name
 
 
 async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping[str, Path], tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ async def test_bad_input_is_told_and_spoils_nothing(prometheus_programs: Mapping
         (proposal,) = propose(graph, workloads, [], "shop", lambda _, __: None)
         assert {d.server for d in proposal.dependencies} >= {"shop/cart", "shop/logs"}
         with pytest.raises(NoTrafficError, match="obi_network_flow_bytes_total"):
-            await choose_source(client, "obi")
+            await choose_among(client, "obi")
 
 
 async def test_a_prometheus_that_began_a_moment_ago_gives_rates_all_the_same(
@@ -264,7 +264,7 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
     (port,) = free_ports(1)
     async with PrometheusClient(f"http://{LOOPBACK}:{port}") as away:
         with pytest.raises(PrometheusError, match=str(port)):
-            await choose_source(away)
+            await choose_among(away)
 
     async def never(_: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -279,7 +279,7 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
     try:
         async with PrometheusClient(f"http://{LOOPBACK}:{port}", timeout_s=0.2) as slow:
             with pytest.raises(PrometheusError, match="no answer in"):
-                await choose_source(slow)
+                await choose_among(slow)
     finally:
         await runner.cleanup()
 
@@ -325,7 +325,7 @@ async def test_ten_thousand_services_and_a_hundred_thousand_edges(
     workloads = cluster(f"s{number}" for number in range(services))
     async with prometheus(prometheus_programs, tmp_path, made, since_s=240) as client:
         began_s = time.monotonic()
-        flows, _ = workloads.resolve(await read_flows(client, await choose_source(client), 240))
+        flows, _ = workloads.resolve(await read_flows(client, (await choose_among(client))[0], 240))
         read_s = time.monotonic() - began_s
         graph = build_traffic_graph(flows)
         proposals = propose(graph, workloads, [], "shop", lambda _, __: None)

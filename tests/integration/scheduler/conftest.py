@@ -25,8 +25,8 @@ from controller.cluster.resources import (
     NetworkTopology,
 )
 from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.extender.program import ExtenderService
 from controller.scheduler.gates import SchedulingController
-from controller.scheduler.program import Service
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
@@ -85,7 +85,7 @@ def extender(client: Client) -> Serve:
 
     @asynccontextmanager
     async def serve(config: SchedulerConfig | None = None) -> AsyncIterator[str]:
-        service = Service(
+        service = ExtenderService(
             client,
             config or SchedulerConfig(),
             listen="127.0.0.1:0",

@@ -13,7 +13,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.cluster.volumes import VOLUMES
 from controller.scheduler.config import SchedulerConfig
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import DEPLOYMENTS, PODS, Object, Resource
+from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.scheduler.conftest import (
     PATIENT,
@@ -28,7 +28,6 @@ from tests.integration.scheduler.conftest import (
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
-STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 ZONE = "topology.kubernetes.io/zone"
 FAR = {("a", "b"): 40, ("b", "a"): 40}
 

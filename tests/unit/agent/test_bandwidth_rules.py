@@ -27,9 +27,10 @@ from agent.bandwidth.state import (
     RemoveDevice,
     Unlimit,
 )
-from agent.bandwidth.tbf import Shape, bounded_shape, plugin_shape
+from agent.bandwidth.tbf import Shape, bounded_shape
 from agent.bandwidth.traffic_control import plugin_htb
 from agent.bandwidth.view import pod_ends
+from tests.support.plugin_bucket import plugin_shape
 
 UID = "0f3a1b2c-0000-4000-8000-000000000001"
 SANDBOX = "a" * 64

@@ -17,10 +17,9 @@ from agent.bandwidth.tbf import (
     is_bounded,
     lets_too_much_through,
     plugin_buffers,
-    plugin_shape,
-    queue_bound_s,
     wrapped_burst,
 )
+from tests.support.plugin_bucket import plugin_shape
 
 CONTAINERD_BURST = 536_870_911
 CRIO_BURST = 4_294_967_294
@@ -73,7 +72,7 @@ def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_b
     assert not lets_too_much_through(shape, mtu)
     assert is_bounded(shape, mtu)
     frames_s = LEAST_FRAMES * (mtu + 14) / shape.rate_bytes_per_s
-    assert queue_bound_s(rate_bps, mtu) <= max(QUEUE_S, frames_s) * 1.001 + 1 / shape.rate_bytes_per_s
+    assert shape.queue_s <= max(QUEUE_S, frames_s) * 1.001 + 1 / shape.rate_bytes_per_s
 
 
 def test_the_plugins_set_up_is_never_taken_for_ours() -> None:

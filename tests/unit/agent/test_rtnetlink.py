@@ -32,6 +32,7 @@ from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
 from agent.errors import KernelError
 from agent.rtnetlink import attributes, dump, read_text, read_u32, rtnetlink
+from tests.support.plugin_bucket import plugin_shape
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
 VETH, IFB, BRIDGE = RECORDED["veth"], RECORDED["ifb"], RECORDED["br"]
@@ -54,7 +55,7 @@ def test_devices_with_their_kind_alias_and_the_namespace_at_their_other_end() ->
 def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
     qdiscs = [parse_qdisc(m, HEADER, len(m)) for m in recorded("qdiscs")]
     by_place = {(q.device, q.kind): q for q in qdiscs}
-    limit = tbf.plugin_shape(10_000_000, 536_870_911)
+    limit = plugin_shape(10_000_000, 536_870_911)
     assert by_place[VETH, "tbf"] == Qdisc(device=VETH, kind="tbf", handle=0x10000, parent=ROOT, shape=limit)
     assert by_place[IFB, "tbf"].shape == tbf.bounded_shape(100 * 10**9, 1500, 0.050)
     assert by_place[VETH, "ingress"].parent == 0xFFFFFFF1
@@ -249,7 +250,7 @@ async def test_a_refusal_has_the_kernels_own_words(monkeypatch: pytest.MonkeyPat
 
     async with stand_in(monkeypatch, refuse):
         with pytest.raises(KernelError, match="LimitIngress on x0: Specified qdisc kind is unknown") as refused:
-            await execute(LimitIngress(device=7, name="x0", shape=tbf.plugin_shape(10_000_000, 536_870_911)))
+            await execute(LimitIngress(device=7, name="x0", shape=plugin_shape(10_000_000, 536_870_911)))
     assert refused.value.code == errno.EINVAL
 
 
@@ -260,9 +261,7 @@ async def test_no_answer_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
             await links()
 
 
-@pytest.mark.parametrize(
-    "shape", [tbf.plugin_shape(10_000_000, 536_870_911), tbf.bounded_shape(100 * 10**9, 1500, 0.050)]
-)
+@pytest.mark.parametrize("shape", [plugin_shape(10_000_000, 536_870_911), tbf.bounded_shape(100 * 10**9, 1500, 0.050)])
 async def test_a_token_bucket_is_set_with_the_exact_ticks_and_rate(
     shape: tbf.Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -418,7 +418,7 @@ class _Cluster:
         if rng.random() < 0.5:
             table = [[None if a == b else rng.choice((300, 450, 900, 1900)) for b in self.zones] for a in self.zones]
             meta["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
-        spec = {"configmapName": "netperf-metrics", "weights": [{"name": "UserDefined", "topologyList": lists}]}
+        spec = {"configmapName": "netperf-metrics", "weights": [{"name": "NetperfCosts", "topologyList": lists}]}
         return {
             "apiVersion": "networktopology.diktyo.x-k8s.io/v1alpha1",
             "kind": "NetworkTopology",

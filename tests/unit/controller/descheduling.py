@@ -11,11 +11,11 @@ from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.decision import RoundDecision, Watched
 from controller.descheduler.followup import Ended, follow
 from controller.descheduler.memory import Memory, add_moves
-from controller.descheduler.plan import decide
-from controller.descheduler.snapshot import Guard, PodIndex, Snapshot, by_namespace
+from controller.descheduler.plan import deliberate
+from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex, by_namespace
 from controller.descheduler.usage import UsageView
 from kubekit.selectors import parse
 from kubekit.wire import Node, format_time
@@ -132,11 +132,11 @@ def snapshot(
     guards: Iterable[Guard] = (),
     network: Any = None,
     expired: Iterable[str] = (),
-) -> Snapshot:
+) -> LoadSnapshot:
     """A snapshot; pods are named ``name`` or ``namespace/name`` in ``pod_usage``."""
     used = {key if "/" in key else f"default/{key}": value for key, value in (pod_usage or {}).items()}
     view = UsageView(node_usage, used, frozenset(expired))
-    return Snapshot({n.name: n for n in nodes}, PodIndex(pods), view, by_namespace(guards), network)
+    return LoadSnapshot({n.name: n for n in nodes}, PodIndex(pods), view, by_namespace(guards), network)
 
 
 def guard(name: str, selector: str, allowed: int, namespace: str = "default") -> Guard:
@@ -168,12 +168,19 @@ def settings(policy: Mapping[str, Any] | None = None, **sections: Any) -> Settin
     return msgspec.convert(document, DeschedulerConfig).compiled()
 
 
-def moved(decision: Decision) -> list[str]:
+def moved(decision: RoundDecision) -> list[str]:
     """Names of the pods that would go, in order."""
     return [move.pod.partition("/")[2] for move in decision.plan.moves]
 
 
-def once(view: Snapshot, rules: Settings, *, memory: Memory | None = None, now: float = NOW_S) -> Decision:
+def decide(
+    view: LoadSnapshot, memory: Memory, watched: Watched, rules: Settings, now: float, *, confirmed: bool = False
+) -> RoundDecision:
+    """The decision of `deliberate` alone."""
+    return deliberate(view, memory, watched, rules, now, confirmed=confirmed).decision
+
+
+def once(view: LoadSnapshot, rules: Settings, *, memory: Memory | None = None, now: float = NOW_S) -> RoundDecision:
     """One round from nothing."""
     return decide(view, memory or Memory(), Watched(), rules, now)
 
@@ -186,12 +193,14 @@ class Days:
         ends: how followed moves ended.
     """
 
-    def __init__(self, rules: Settings, look: Callable[[float], Snapshot], evict: Callable[[str, float], None]) -> None:
+    def __init__(
+        self, rules: Settings, look: Callable[[float], LoadSnapshot], evict: Callable[[str, float], None]
+    ) -> None:
         self._rules, self._look, self._evict = rules, look, evict
         self.memory, self.watched = Memory(), Watched()
         self.moves: list[tuple[float, str]] = []
         self.ends: list[Ended] = []
-        self.last: Decision | None = None
+        self.last: RoundDecision | None = None
 
     def restart(self) -> None:
         """A new process: what is in the ConfigMap survives, detectors do not."""

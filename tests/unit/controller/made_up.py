@@ -11,18 +11,19 @@ from typing import Any
 import msgspec
 import yaml
 
+from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable
 from controller.cluster.membership import Membership
-from controller.cluster.pods import Container, GroupPod, GroupPodSpec, GroupPodStatus
+from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus, PodContainer
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology, NetworkTopologySpec
 from controller.groups.status import gather, plan_status
 from controller.topology.weights import Bandwidths, build_weight
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition, Node, NodeAddress, NodeStatus, ObjectMeta, ResourceRequirements
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL
 from netperf.costs import price
 from netperf.memory import fold
-from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Place, Sample
@@ -65,7 +66,7 @@ def make_pod(
     namespace: str = "default",
     phase: str = "",
 ) -> GroupPod:
-    containers = [Container(ResourceRequirements(requests={BANDWIDTH: request} if request else {}))]
+    containers = [PodContainer(ResourceRequirements(requests={BANDWIDTH: request} if request else {}))]
     return GroupPod(
         metadata=ObjectMeta(
             name=name, namespace=namespace, labels=dict(labels or {}), annotations=dict(annotations or {})
@@ -81,7 +82,7 @@ def boutique(algorithm: str = "ReverseKahn") -> AppGroup:
     document["spec"]["topologySortingAlgorithm"] = algorithm
     document["metadata"]["namespace"] = "default"
     group = msgspec.convert(document, AppGroup)
-    facts = gather(group, (), {}, CostTable(), Membership.among([group], ()))
+    facts = gather(group, (), {}, CostTable(), Membership.among([group], (), NetworkOverheadArgs()))
     return msgspec.structs.replace(group, status=plan_status(group, facts, NOW_S))
 
 
@@ -144,11 +145,11 @@ def make_samples(nodes: Iterable[Node], plans: Iterable[Any], *, seed: int = 1, 
     return samples
 
 
-def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, seed: int = 1) -> Snapshot:
+def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, seed: int = 1) -> ClusterSnapshot:
     """A healthy cluster: planned and measured by the real rules, priced by them, the Online Boutique dealt out over it."""
     nodes = make_nodes(zones, per_zone)
     facts = [
-        NodeFacts(
+        ProbeNode(
             name=n.metadata.name,
             address="10.0.0.1",
             zone=n.metadata.label(ZONE_LABEL),
@@ -167,7 +168,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
     )
     group = boutique()
     data = {key: value for key, value in encode_samples(samples).items() if value is not None}
-    return Snapshot(
+    return ClusterSnapshot(
         now_s=now_s,
         nodes=tuple(nodes),
         topologies=(topology,),

@@ -13,7 +13,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from controller.cluster.services import Routing
-from controller.scheduler.plan.problem import COUNTED, OWNER, Edge, Ints, Problem, Rule, RuleKind, Table
+from controller.scheduler.plan.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
 
 
 class Score(msgspec.Struct, frozen=True, order=True):
@@ -71,7 +71,7 @@ def random_cluster(rng: random.Random, *, spread: bool = True, parity: bool = Fa
 
 def _edges(
     rng: random.Random, zones: int, totals: list[int], *, parity: bool
-) -> tuple[tuple[Edge, ...], tuple[Table, ...]]:
+) -> tuple[tuple[CallEdge, ...], tuple[Table, ...]]:
     """Whole prices: weights are multiples of the pairs, latencies even, and a host gains nothing over its zone by zone."""
     points = [(rng.random(), rng.random()) for _ in range(zones)]
     near, local = (1, 0) if parity else (100, 30)
@@ -84,7 +84,7 @@ def _edges(
     )
     pairs = [(rng.randrange(j), j) for j in range(1, len(totals))]
     pairs += [(i, j) for j in range(len(totals)) for i in range(len(totals)) if i < j and rng.random() < 0.2]
-    edges: list[Edge] = []
+    edges: list[CallEdge] = []
     tables: list[Table] = []
     for caller, callee in dict.fromkeys(pairs):
         if not totals[caller] or not totals[callee]:
@@ -94,7 +94,7 @@ def _edges(
         beyond = far > limit if rng.random() < 0.5 else np.zeros((zones, zones), np.bool_)
         inside = float(near if routing is Routing.ZONE else local)
         weight = totals[caller] * totals[callee] * (1 if parity else rng.randint(1, 5))
-        edges.append(Edge(caller, callee, float(weight), routing, len(tables)))
+        edges.append(CallEdge(caller, callee, float(weight), routing, len(tables)))
         tables.append(Table(far, inside, beyond))
     return tuple(edges), tuple(tables)
 
@@ -170,7 +170,7 @@ def _assert_rules(problem: Problem, moved: Ints) -> None:
             assert (counts[placed > 0] - counts.min() <= rule.skew).all(), "replicas are not even"
 
 
-def _edge_score(problem: Problem, edge: Edge, on: Ints, in_zone: Ints) -> tuple[int, int]:
+def _edge_score(problem: Problem, edge: CallEdge, on: Ints, in_zone: Ints) -> tuple[int, int]:
     table, totals = problem.tables[edge.table], problem.totals
     n_a, n_b = int(totals[edge.caller]), int(totals[edge.callee])
     unit = round(edge.weight / (n_a * n_b))
@@ -263,7 +263,7 @@ class _Model:
                     self.model.add(least <= counts[d])
                     self.model.add(counts[d] <= least + rule.skew).only_enforce_if(used)
 
-    def _edge(self, edge: Edge) -> None:
+    def _edge(self, edge: CallEdge) -> None:
         problem, model = self.problem, self.model
         table = problem.tables[edge.table]
         n_a, n_b = self.most[edge.caller], self.most[edge.callee]
@@ -296,7 +296,7 @@ class _Model:
             self.cost.append(price)
             self.beyond.append(broke)
 
-    def _staying(self, edge: Edge, here: list[int]) -> Any:
+    def _staying(self, edge: CallEdge, here: list[int]) -> Any:
         n_a, n_b = self.most[edge.caller], self.most[edge.callee]
         parts = []
         for h in here:

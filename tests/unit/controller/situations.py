@@ -77,8 +77,15 @@ def said(type_: str, status: str, reason: str, message: str, *, ago_s: float = 9
 
 
 def pod(name: str = "front-1", **fields: Any) -> PodFact:
-    known = {"group": "shop", "workload": "front", "scheduler": SCHEDULER, "created": NOW_S - 60}
-    return PodFact("web", name, **{**known, **fields})
+    known: dict[str, Any] = {
+        "group": "shop",
+        "workload": "front",
+        "scheduler": SCHEDULER,
+        "created": NOW_S - 60,
+        **fields,
+    }
+    known.setdefault("group_key", "web/shop" if known["group"] == "shop" else "")
+    return PodFact("web", name, **known)
 
 
 def unscheduled(message: str) -> Condition:
@@ -433,7 +440,7 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         "running pods whose AppGroup is gone",
-        facts(groups=(), pods=(pod(node="n1", owner=FRONT),)),
+        facts(groups=(), pods=(pod(node="n1", owner=FRONT, group_key=""),)),
         "pod-lost",
         "there is no AppGroup shop",
         "edit deployment front",

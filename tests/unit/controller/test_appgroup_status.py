@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
@@ -23,7 +24,7 @@ from controller.cluster.resources import (
     WorkloadRef,
 )
 from controller.cluster.services import Routing, Service, ServiceIndex, ServiceSpec
-from controller.groups.status import Facts, gather, plan_status
+from controller.groups.status import GroupFacts, gather, plan_status
 from kubekit.conditions import find
 from kubekit.wire import Condition, ObjectMeta
 
@@ -104,8 +105,8 @@ def pod(
     return GroupPod(metadata=meta, spec=GroupPodSpec(node_name=node), status=GroupPodStatus(phase=phase))
 
 
-def look(found: AppGroup, *pods: GroupPod) -> Facts:
-    return gather(found, pods, NODES, costs(), Membership.among([found], ()))
+def look(found: AppGroup, *pods: GroupPod) -> GroupFacts:
+    return gather(found, pods, NODES, costs(), Membership.among([found], (), NetworkOverheadArgs()))
 
 
 def condition(found: AppGroup, type_: str, *pods: GroupPod) -> Condition:
@@ -165,7 +166,13 @@ def test_dependencies_are_judged_by_the_rule_of_network_overhead(
 
 def test_a_cost_that_is_not_known_is_neither_met_nor_violated() -> None:
     found = group(CHAIN)
-    facts = gather(found, [pod("P1", "n1"), pod("P2", "n3")], NODES, CostTable(), Membership.among([found], ()))
+    facts = gather(
+        found,
+        [pod("P1", "n1"), pod("P2", "n3")],
+        NODES,
+        CostTable(),
+        Membership.among([found], (), NetworkOverheadArgs()),
+    )
     assert facts.judged[0].verdict == "unknown"
     held = find(plan_status(found, facts, 1.0).conditions, "CostsMet")
     assert held is not None
@@ -252,7 +259,9 @@ def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
         selector = {"appgroup.diktyo.x-k8s.io.workload": "P2"}
         spec = ServiceSpec(selector=selector, cluster_ip="10.0.0.1", traffic_distribution=distribution)
         services.take("shop/p2", None, Service(ObjectMeta(name="p2", namespace="shop"), spec))
-        facts = gather(found, which, NODES, costs(), Membership.among([found], ()), services=services)
+        facts = gather(
+            found, which, NODES, costs(), Membership.among([found], (), NetworkOverheadArgs()), services=services
+        )
         return facts.judged[0].verdict, facts.judged[0].cost
 
     assert verdict("", *pods) == ("violated", 5)

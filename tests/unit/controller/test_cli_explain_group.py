@@ -13,24 +13,23 @@ from controller.cli.explain_group import (
     price_line,
     show_group,
 )
-from controller.cli.scheduling import state_of
+from controller.cli.looking import state_of
 from controller.cli.style import money
-from controller.scheduler.config import SchedulerConfig
 from controller.traffic.prices import PriceTable
 from controller.views.groups import build_groups
 from controller.views.network import build_network
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from tests.unit.controller.made_up import make_snapshot
 
 PRICES = PriceTable(currency="EUR", between_zones=0.02, between_regions=0.05)
 
 
-def explained(snapshot: Snapshot, prices: PriceTable | None = None) -> ExplainedGroup:
-    state = state_of(snapshot, snapshot.pods, SchedulerConfig())
+def explained(snapshot: ClusterSnapshot, prices: PriceTable | None = None) -> ExplainedGroup:
+    state = state_of(snapshot, snapshot.pods)
     return explain_as_it_stands(snapshot, state, "default/online-boutique", {}, prices)
 
 
-def with_spread(snapshot: Snapshot, spread: str) -> Snapshot:
+def with_spread(snapshot: ClusterSnapshot, spread: str) -> ClusterSnapshot:
     group = snapshot.groups[0]
     meta = msgspec.structs.replace(group.metadata, annotations={"netaware.io/spread": spread})
     return msgspec.structs.replace(snapshot, groups=(msgspec.structs.replace(group, metadata=meta),))
@@ -50,7 +49,7 @@ def test_command_and_page_say_the_same_of_a_zones_loss() -> None:
     assert {row[2] for row in rows} == set(lost)
 
 
-def twice(snapshot: Snapshot) -> Snapshot:
+def twice(snapshot: ClusterSnapshot) -> ClusterSnapshot:
     """Two replicas of everything, on nodes with room for pods."""
     nodes = [
         msgspec.structs.replace(n, status=msgspec.structs.replace(n.status, allocatable={"pods": "110"}))

@@ -12,6 +12,7 @@ import json
 import os
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,9 +27,10 @@ from controller.cli.run import _print, _without_time, run
 from controller.cli.session import NotFoundError, Session
 from controller.diagnosis.facts import Surroundings
 from controller.views.network import build_network, by_pair
-from controller.views.snapshot import NodeReading, PodReading, Readings, Snapshot
+from controller.views.snapshot import ClusterSnapshot, NodeReading, PodReading, Readings
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
+from kubekit.errors import ApiError
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import HOME, make_pod, make_snapshot
@@ -54,10 +56,17 @@ class Terminal(io.StringIO):
         return True
 
 
+class Empty(Client):
+    """Of a cluster without a controller, whose configuration could be read."""
+
+    async def get(self, *_: object, **__: object) -> Any:
+        raise ApiError(404, "NotFound", "there is none")
+
+
 class MadeUpSession(Session):
     """A connection to a cluster that is made up."""
 
-    made_up: Snapshot
+    made_up: ClusterSnapshot
 
     async def snapshot(
         self,
@@ -68,12 +77,12 @@ class MadeUpSession(Session):
         readings: bool = False,
         around: bool = False,
         measurements: bool = True,
-    ) -> Snapshot:
+    ) -> ClusterSnapshot:
         unknown = Surroundings(lease_known=False)
         return msgspec.structs.replace(self.made_up, around=unknown if around else None)
 
 
-def healthy() -> Snapshot:
+def healthy() -> ClusterSnapshot:
     """Six zones, pods with limits, and a Prometheus that answers."""
     snapshot = make_snapshot(6)
     nodes = [node.metadata.name for node in snapshot.nodes]
@@ -97,7 +106,7 @@ def healthy() -> Snapshot:
     return msgspec.structs.replace(snapshot, bandwidth_pods=tuple(map(bandwidth_pod, pods)), readings=readings)
 
 
-def sick() -> Snapshot:
+def sick() -> ClusterSnapshot:
     """The same after a bad day: agents gone, old samples, one pair never measured."""
     snapshot = healthy()
     name = f"{HOME}/netperf-metrics"
@@ -118,11 +127,11 @@ def parsed(*argv: str) -> tuple[Command, argparse.Namespace]:
     return next(command for command in COMMANDS if command.name == options.command), options
 
 
-async def printed(snapshot: Snapshot, *argv: str, stream: io.StringIO | None = None) -> str:
+async def printed(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:
     """What a command writes to its stream."""
     command, options = parsed(*argv)
     out = Terminal() if stream is None else stream
-    async with Client(ClusterConfig("http://offline.invalid")) as client:
+    async with Empty(ClusterConfig("http://offline.invalid")) as client:
         session = MadeUpSession(client, None, options.namespace or None, HOME)
         session.made_up = snapshot
         answer = await command.ask(session, options)
@@ -233,7 +242,7 @@ async def test_watching_tells_a_script_only_what_is_new() -> None:
     command, options = parsed("costs")
     answers = []
     for snapshot in (healthy(), msgspec.structs.replace(healthy(), now_s=healthy().now_s + 2), make_snapshot(5)):
-        async with Client(ClusterConfig("http://offline.invalid")) as client:
+        async with Empty(ClusterConfig("http://offline.invalid")) as client:
             session = MadeUpSession(client, None, None, HOME)
             session.made_up = snapshot
             answers.append(_without_time(await command.ask(session, options)))
@@ -242,7 +251,7 @@ async def test_watching_tells_a_script_only_what_is_new() -> None:
 
 
 async def test_what_the_answer_is_about_must_be_readable_and_the_rest_is_a_note() -> None:
-    async with Client(ClusterConfig("http://offline.invalid")) as client:
+    async with Empty(ClusterConfig("http://offline.invalid")) as client:
         session = MadeUpSession(client, None, None, HOME)
         session.made_up = healthy()
         session.notes["appgroups"] = "not allowed to list them"

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.convert.spellings import KNOWN_GROUPS, ConvertError, convert
-from controller.convert.unindented import read_documents
 
 # The proposal's example, in the spelling of its text.
 PROPOSAL_GROUP = """
@@ -123,12 +122,8 @@ spec:
 """
 
 
-def without_indentation(text: str) -> str:
-    return "\n".join(line.strip() for line in text.splitlines())
-
-
 def only(text: str) -> tuple[dict[str, Any], list[str]]:
-    objects, changes = convert(read_documents(text))
+    objects, changes = convert([yaml.safe_load(text)])
     assert len(objects) == 1
     return objects[0], [str(change) for change in changes]
 
@@ -177,20 +172,10 @@ def test_the_proposals_topology_gets_todays_names() -> None:
     assert sum("was spelled costs" in change for change in changes) == 3
 
 
-@pytest.mark.parametrize("text", [PROPOSAL_GROUP, PROPOSAL_TOPOLOGY])
-def test_a_text_that_lost_its_indentation_gives_the_same_object(text: str) -> None:
-    assert only(without_indentation(text))[0] == only(text)[0]
-
-
-def test_a_text_with_one_space_of_indentation_gives_the_same_object() -> None:
-    shallow = "\n".join(" " * bool(line.startswith(" ")) + line.strip() for line in PROPOSAL_TOPOLOGY.splitlines())
-    assert only(shallow)[0] == only(PROPOSAL_TOPOLOGY)[0]
-
-
 def test_several_documents_and_lists_are_taken_apart_and_other_kinds_pass_untouched() -> None:
     other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "b"}}
     listed = {"apiVersion": "v1", "kind": "List", "items": [yaml.safe_load(PROPOSAL_GROUP), other]}
-    objects, _ = convert([*read_documents(PROPOSAL_GROUP + "\n---\n" + PROPOSAL_TOPOLOGY), listed, None, other])
+    objects, _ = convert([*yaml.safe_load_all(PROPOSAL_GROUP + "\n---\n" + PROPOSAL_TOPOLOGY), listed, None, other])
     assert [o["kind"] for o in objects] == ["AppGroup", "NetworkTopology", "AppGroup", "ConfigMap", "ConfigMap"]
     assert objects[-1] is other
 
@@ -328,8 +313,6 @@ def test_netperf_costs_are_sorted_and_the_users_weights_are_not() -> None:
         ("just a text", "document 1 is no object"),
         ("kind: AppGroup\nspec: {}", "metadata.name is missing"),
         ("kind: AppGroup\nmetadata: {name: a}", "spec is missing"),
-        ("a: 1\na: 2", "repeated fields a"),
-        ("a: [", "not YAML"),
         (
             "kind: AppGroup\nmetadata: {name: a}\nspec: {workloads: [{workload: {kind: Pod}}]}",
             "neither name nor selector",
@@ -342,7 +325,7 @@ def test_netperf_costs_are_sorted_and_the_users_weights_are_not() -> None:
 )
 def test_what_cannot_be_converted_is_told_by_document_and_field(text: str, told: str) -> None:
     with pytest.raises(ConvertError, match=told):
-        convert(read_documents(text))
+        convert([yaml.safe_load(text)])
 
 
 junk = st.recursive(

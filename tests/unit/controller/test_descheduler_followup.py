@@ -27,7 +27,7 @@ from controller.descheduler.memory import (
     put_to_rest,
     take_back,
 )
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import LoadSnapshot
 from tests.unit.controller.descheduling import NOW_S, Days, amounts, node, pod, settings, snapshot
 
 WORKLOAD = "default/Deployment/web"
@@ -52,11 +52,13 @@ def replica(name: str, on: str, age_s: float = 5, **fields: Any) -> PodInfo:
     return pod(name, on, owner="ReplicaSet/web-5d4f", labels=labels, created_s=NOW_S + age_s, **fields)
 
 
-def world(*pods: PodInfo, hot_cpu: float = 2.0) -> Snapshot:
+def world(*pods: PodInfo, hot_cpu: float = 2.0) -> LoadSnapshot:
     return snapshot([node("hot"), node("idle")], pods, {"hot": amounts(hot_cpu, 1), "idle": amounts(1, 1)})
 
 
-def judged(view: Snapshot, after_s: float, *moves: Followed, memory: Memory | None = None) -> tuple[Memory, list[str]]:
+def judged(
+    view: LoadSnapshot, after_s: float, *moves: Followed, memory: Memory | None = None
+) -> tuple[Memory, list[str]]:
     memory = msgspec.structs.replace(memory or Memory(), follows=moves or (move(),))
     memory, ended = follow(view, memory, LIMITS, NOW_S + after_s)
     return memory, [end.outcome for end in ended]
@@ -284,7 +286,7 @@ class Boomerang:
         self.generation = 0
         self.born_s = NOW_S - 1000
 
-    def look(self, now: float) -> Snapshot:
+    def look(self, now: float) -> LoadSnapshot:
         back = now - self.born_s >= 3
         labels = {"pod-template-hash": "5d4f"}
         one = pod(
@@ -348,7 +350,7 @@ class Fleet:
             found[on] += used
         return found
 
-    def look(self, _: float) -> Snapshot:
+    def look(self, _: float) -> LoadSnapshot:
         nodes = [node(f"n{n:02}", cpu="8", memory="32Gi") for n in range(50)]
         pods = [
             pod(key.partition("/")[2], on, owner=self.owners[key], created_s=self.born[key], uid=key)

@@ -11,14 +11,13 @@ import pytest
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.classify import Detector
-from controller.descheduler.decision import Decision, NodeState, Watched
+from controller.descheduler.decision import NodeState, RoundDecision, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.load import shunned_by
 from controller.descheduler.memory import Heir, Memory, Tried, mark_of
-from controller.descheduler.plan import decide
 from controller.descheduler.reporting import STOPPED, plan_conditions, taint_patches
 from controller.descheduler.round import Trust
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.stock import place
 from kubekit.wire import Condition, Node
 from netperf.contract import HOT_TAINT
@@ -26,6 +25,7 @@ from tests.unit.controller.descheduling import (
     NOW_S,
     Days,
     amounts,
+    decide,
     moved,
     node,
     once,
@@ -45,11 +45,11 @@ SPREAD = [
 ]
 
 
-def skips(decision: Decision) -> dict[str, str]:
+def skips(decision: RoundDecision) -> dict[str, str]:
     return {skip.pod.partition("/")[2]: skip.kind for skip in decision.plan.skips}
 
 
-def two_idle(victim: PodInfo, *others: PodInfo, view: dict[str, Any] | None = None, **limits: Any) -> Decision:
+def two_idle(victim: PodInfo, *others: PodInfo, view: dict[str, Any] | None = None, **limits: Any) -> RoundDecision:
     """A hot node and two idle ones, of which one is full of requests."""
     full = pod("hoarder", "promised", cpu="3", memory="12Gi", owner="ReplicaSet/hoarder")
     base = pod("base", "hot", cpu="1500m", memory="4Gi", owner="DaemonSet/base")
@@ -116,7 +116,7 @@ def test_hosts_of_equal_score_share_the_chance() -> None:
 # What of a round, or of a deletion, has happened by the time a replacement is placed
 
 
-def three(*pods: PodInfo, used: dict[str, float]) -> Decision:
+def three(*pods: PodInfo, used: dict[str, float]) -> RoundDecision:
     """Two hot nodes and an idle one; each pod uses 0.9 cores."""
     nodes = [node("hot-1"), node("hot-2"), node("idle")]
     usage = {n.name: amounts(used[n.name], 1) for n in nodes}
@@ -163,7 +163,7 @@ def bound_by(spec: dict[str, Any], others: list[PodInfo], **more: Any) -> list[s
     usage = {"hot": amounts(3.5, 1), "idle": amounts(0.2, 1)}
     view = snapshot(nodes, [victim, *others], usage, {"web": amounts(1, 1)})
     rules = settings(protection={"volumeClaims": True})
-    view = Snapshot(view.nodes, view.pods, view.usage, view.guards, view.network, more.get("volumes", Volumes()))
+    view = LoadSnapshot(view.nodes, view.pods, view.usage, view.guards, view.network, more.get("volumes", Volumes()))
     return moved(once(view, rules))
 
 
@@ -227,7 +227,7 @@ class Hoarded:
         self.nodes = [node("hot"), node("idle"), node("other")]
         self.where, self.generation = "hot", 0
 
-    def look(self, _: float) -> Snapshot:
+    def look(self, _: float) -> LoadSnapshot:
         web = pod(
             f"web-{self.generation}", self.where, cpu="200m", uid=f"web-{self.generation}", owner="Deployment/web"
         )
@@ -318,23 +318,41 @@ def test_the_taint_is_written_and_taken_back_beside_the_taints_of_others() -> No
 # Conditions
 
 
+SINCE = "2026-01-01T00:00:00Z"
+HOT_CONDITION = Condition("Overutilized", "True", "AboveHighThreshold", "cpu above 50 % for several rounds", SINCE)
+
+
+def stopped_condition(status: str, message: str = "2 of 9") -> Condition:
+    return Condition(STOPPED, status, "MovesDidNotHelp", message, SINCE)
+
+
 @pytest.mark.parametrize(
     ("stopped", "before", "wanted"),
     [("", None, None), ("2 of 9", None, "True"), ("2 of 9", "True", None), ("", "True", "False")],
 )
 def test_a_stopped_node_says_so_once_and_takes_it_back(stopped: str, before: str | None, wanted: str | None) -> None:
     state = msgspec.structs.replace(share_state("n", 90, "over"), stopped=stopped)
-    known = [Condition("Overutilized", "True")] + ([Condition(STOPPED, before)] if before else [])
-    found = plan_conditions([state], {"n": Detector(hot=True)}, {"n": known})
+    known = [HOT_CONDITION] + ([stopped_condition(before)] if before else [])
+    found = plan_conditions([state], {"n": Detector(hot=True)}, {"n": known}, NOW_S)
     assert [(c.type, c.status) for c in found.get("n", [])] == ([(STOPPED, wanted)] if wanted else [])
+
+
+def test_a_changed_message_is_written_and_the_condition_is_as_old_as_it_was() -> None:
+    state = msgspec.structs.replace(share_state("n", 90, "over"), stopped="3 of 9")
+    known = [HOT_CONDITION, stopped_condition("True", "2 of 9")]
+    found = plan_conditions([state], {"n": Detector(hot=True)}, {"n": known}, NOW_S)
+    assert found == {"n": [stopped_condition("True", "3 of 9")]}
+
+
+def test_a_hot_node_that_is_below_for_a_round_keeps_its_message() -> None:
+    found = plan_conditions([share_state("n", 40)], {"n": Detector(warm=True)}, {"n": [HOT_CONDITION]}, NOW_S)
+    assert found == {}
 
 
 @pytest.mark.parametrize(("kind", "cpu", "wanted"), [("over", 90, []), ("normal", 40, ["False"])])
 def test_overutilized_stays_while_a_node_is_above_its_threshold(kind: str, cpu: float, wanted: list[str]) -> None:
     """A detector forgets after its timeout, and a constant 90 % is not within the thresholds for that."""
-    found = plan_conditions(
-        [share_state("n", cpu, kind)], {"n": Detector()}, {"n": [Condition("Overutilized", "True")]}
-    )
+    found = plan_conditions([share_state("n", cpu, kind)], {"n": Detector()}, {"n": [HOT_CONDITION]}, NOW_S)
     assert [c.status for c in found.get("n", [])] == wanted
 
 
@@ -435,7 +453,7 @@ def test_a_replacement_whose_move_is_not_judged_yet_stays_whatever_the_settings(
     assert moved(once(heir_on_a_hot_node(), settings(limits=limits))) == ["q"]
 
 
-def heir_on_a_hot_node() -> Snapshot:
+def heir_on_a_hot_node() -> LoadSnapshot:
     nodes, usage = [node("hot"), node("idle")], {"hot": amounts(3, 1), "idle": amounts(0.1, 1)}
     return snapshot(nodes, [pod("q", "hot", uid="q")], usage, {"q": amounts(1, 1)})
 

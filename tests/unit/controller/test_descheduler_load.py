@@ -13,15 +13,16 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target
 from controller.descheduler.args import Anomaly
 from controller.descheduler.classify import Detector, classify, forget_unseen, mark
-from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.decision import RoundDecision, Watched
 from controller.descheduler.memory import Followed, Memory
-from controller.descheduler.plan import Question, confirm, decide, deliberate
+from controller.descheduler.plan import PlanQuestion, confirm, deliberate
 from controller.descheduler.reporting import describe_eviction
-from controller.descheduler.snapshot import Snapshot
+from controller.descheduler.snapshot import LoadSnapshot
 from tests.unit.controller.descheduling import (
     GI,
     NOW_S,
     amounts,
+    decide,
     guard,
     moved,
     node,
@@ -46,7 +47,7 @@ def stress() -> tuple[list[Host], list[PodInfo], dict[str, dict[str, float]]]:
     return nodes, pods, used
 
 
-def spread(**policy: Any) -> Decision:
+def spread(**policy: Any) -> RoundDecision:
     """A hot node with one big and one small pod, and an idle node, under a policy."""
     nodes, pods = [node("hot"), node("idle")], [pod("big", "hot"), pod("small", "hot", owner="ReplicaSet/b-1")]
     used = {"big": amounts(1.5, 1), "small": amounts(0.3, 1)}
@@ -532,13 +533,13 @@ def test_limits_count_moves_of_before_whose_replacements_are_not_there_yet() -> 
         assert len(moved(once(view, settings(limits=limits), memory=Memory(follows=there)))) == 3
 
 
-def two_planned(**pods_of: PodInfo) -> tuple[Snapshot, dict[str, Question]]:
+def two_planned(**pods_of: PodInfo) -> tuple[LoadSnapshot, dict[str, PlanQuestion]]:
     """Hot nodes with pods that our plans placed, one idle node that takes one of them, and a large one."""
     nodes = [node("hot1"), node("hot2"), node("idle"), node("large", cpu="40")]
     usage = {"hot1": amounts(2.5, 1), "hot2": amounts(2.5, 1), "idle": amounts(0.5, 1), "large": amounts(7, 1)}
     used = dict.fromkeys(pods_of, amounts(1.2, 0.1))
     view = snapshot(nodes, pods_of.values(), usage, used)
-    return view, {p.uid: Question(p, f"default/g{i}", "w") for i, p in enumerate(pods_of.values())}
+    return view, {p.uid: PlanQuestion(p, f"default/g{i}", "w") for i, p in enumerate(pods_of.values())}
 
 
 async def test_two_moves_of_one_round_do_not_count_on_the_same_room() -> None:
@@ -571,7 +572,7 @@ async def test_a_pod_that_the_planner_would_leave_does_not_keep_others_of_its_no
     watched, moves = Watched(), []
     for i in range(8):
         deliberation = deliberate(view, Memory(), watched, settings(), NOW_S + 60 * i, confirmed=True)
-        asked = {first.uid: Question(first, "default/g", "w")} if "first" in moved(deliberation.decision) else {}
+        asked = {first.uid: PlanQuestion(first, "default/g", "w")} if "first" in moved(deliberation.decision) else {}
         found = (await confirm(deliberation, asked, place)).decision
         watched = found.watched
         moves.append(moved(found))

@@ -12,12 +12,12 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import TARGET_ANNOTATION, Target
 from controller.cluster.resources import AppGroup, NetworkTopology
-from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.decision import RoundDecision, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.misplacement import describe_misplacement
 from controller.descheduler.plan import confirm, deliberate, questions
-from controller.descheduler.snapshot import Snapshot, World
+from controller.descheduler.snapshot import LoadSnapshot, World
 from controller.descheduler.usage import UsageView
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
@@ -136,7 +136,7 @@ def plan(
     usage: dict[str, dict[str, float]] | None = None,
     policy: dict[str, Any] | None = None,
     **misplacement: Any,
-) -> Decision:
+) -> RoundDecision:
     rules = settings(policy, misplacement={"enabled": True, **misplacement}, limits={"perAppGroup": 1})
     view = world.snapshot(UsageView(usage or {}, {}))
     thought = deliberate(
@@ -276,7 +276,7 @@ def test_a_cost_that_did_not_fall_is_a_move_that_did_not_help() -> None:
         world = cluster({"db-1": "z1-n1"})
         newborn = pod_document("web-2", on, created_s=NOW_S - 390)
         world.take_pod("default/web-2", None, read(newborn))
-        view: Snapshot = world.snapshot(UsageView({}, {}))
+        view: LoadSnapshot = world.snapshot(UsageView({}, {}))
         rules = settings().limits
         _, ended = follow(view, Memory(follows=(move,)), rules, NOW_S)
         assert [end.outcome for end in ended] == [outcome]

@@ -8,10 +8,9 @@ import pytest
 from controller.descheduler.decision import Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory, Strategy, add_moves
-from controller.descheduler.plan import decide
 from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
-from tests.unit.controller.descheduling import NOW_S, amounts, moved, read, settings
+from tests.unit.controller.descheduling import NOW_S, amounts, decide, moved, read, settings
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan, pod_document
 
 TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}

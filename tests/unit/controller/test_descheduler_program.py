@@ -24,7 +24,7 @@ from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.plan import think
 from controller.descheduler.program import Descheduler
 from controller.descheduler.snapshot import Budget, PodIndex, World
-from controller.descheduler.usage import Batch, Reading, UsageBook
+from controller.descheduler.usage import Batch, UsageBook, UsageReading
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.state import State
 from kubekit.wire import Node, ObjectMeta
@@ -42,9 +42,9 @@ NODES = {"hot": 3.6, "cold": 0.1, "cool": 0.2}
 
 def batch_of(world: World, nodes: dict[str, float]) -> Batch:
     cores = {name: nodes.get(name, 0.1) for name in world.nodes}
-    found = [Reading(name, "cpu", 1000 * used, NOW_S) for name, used in cores.items()]
-    found += [Reading(name, "memory", float(GI), NOW_S) for name in cores]
-    pods = [Reading(key, "cpu", 500.0, NOW_S) for key in world.pods.by_key]
+    found = [UsageReading(name, "cpu", 1000 * used, NOW_S) for name, used in cores.items()]
+    found += [UsageReading(name, "memory", float(GI), NOW_S) for name in cores]
+    pods = [UsageReading(key, "cpu", 500.0, NOW_S) for key in world.pods.by_key]
     return Batch(tuple(found), tuple(pods))
 
 

@@ -18,13 +18,12 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.volumes import PersistentVolume, Volumes
 from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decision import Decision, Watched
+from controller.descheduler.decision import RoundDecision, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory, Rest, Spent, Tried
-from controller.descheduler.plan import decide
-from controller.descheduler.snapshot import Guard, PodIndex, Snapshot, by_namespace
+from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex, by_namespace
 from controller.descheduler.usage import UsageView
-from tests.unit.controller.descheduling import NOW_S, guard, node, pod
+from tests.unit.controller.descheduling import NOW_S, decide, guard, node, pod
 
 ROUNDS = 300
 NAMESPACES = ("shop", "back.office", "kube-system")
@@ -40,7 +39,7 @@ class World(NamedTuple):
         plain: the configuration as it was written.
     """
 
-    view: Snapshot
+    view: LoadSnapshot
     memory: Memory
     plain: dict[str, Any]
     guards: list[Guard]
@@ -245,7 +244,7 @@ def make(seed: int) -> World:
     narrow = rng.randint(0, 6) if chance(rng, 0.5) else 0
     guards = [guard(f"b{i}", f"app=w{i}", rng.randint(0, 2), rng.choice(NAMESPACES)) for i in range(narrow)]
     guards += [guard("all", "app", rng.randint(0, 2), name) for name in NAMESPACES if not narrow and chance(rng, 0.6)]
-    view = Snapshot(
+    view = LoadSnapshot(
         {n.name: n for n in nodes},
         PodIndex(pods),
         make_usage(rng, nodes, pods),
@@ -274,11 +273,11 @@ def play(seed: int) -> int:
     return len(decision.plan.moves)
 
 
-def round_of(world: World, **more: Any) -> Decision:
+def round_of(world: World, **more: Any) -> RoundDecision:
     return decide(world.view, world.memory, Watched(), world.settings(**more), NOW_S, confirmed=True)
 
 
-def check_limits(world: World, decision: Decision) -> None:
+def check_limits(world: World, decision: RoundDecision) -> None:
     limits, moves = world.plain["limits"], decision.plan.moves
     assert len(moves) <= limits["perRound"]
     assert max(Counter(m.node for m in moves).values(), default=0) <= limits["perNode"]
@@ -332,7 +331,7 @@ def check_pod(world: World, one: PodInfo) -> None:
         assert one.labels["app"] in {"w0", "w1", "w2"}
 
 
-def check_landings(world: World, decision: Decision) -> None:
+def check_landings(world: World, decision: RoundDecision) -> None:
     """A promised node is one that kube-scheduler could take, with everything that was promised there before."""
     requested: dict[str, Counter[str]] = defaultdict(Counter)
     for one in world.view.pods.by_key.values():
@@ -355,7 +354,7 @@ def check_landings(world: World, decision: Decision) -> None:
             assert share <= state.high.get(resource, 100.0) + 1e-6 or not move.used.get(resource)
 
 
-def check_budgets(world: World, decision: Decision) -> None:
+def check_budgets(world: World, decision: RoundDecision) -> None:
     for one in world.guards:
         gone = [
             m

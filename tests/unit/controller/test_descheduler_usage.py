@@ -17,7 +17,7 @@ from aiohttp import web
 
 from controller.descheduler.config import Queries, UsageConfig
 from controller.descheduler.sources import MetricsApi, PrometheusUsage, source_of
-from controller.descheduler.usage import Batch, Reading, UsageBook
+from controller.descheduler.usage import Batch, UsageBook, UsageReading
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time
@@ -26,11 +26,11 @@ from tests.unit.controller.descheduling import GI, NOW_S
 BANDWIDTH = "network.aware.com/bandwidth"
 
 
-def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = "cpu") -> Reading:
-    return Reading(name, resource, value, at_s)
+def reading(value: float, at_s: float = NOW_S, name: str = "n", resource: str = "cpu") -> UsageReading:
+    return UsageReading(name, resource, value, at_s)
 
 
-def fold(book: UsageBook, *readings: Reading, now: float = NOW_S) -> dict[str, int]:
+def fold(book: UsageBook, *readings: UsageReading, now: float = NOW_S) -> dict[str, int]:
     return {str(k): v for k, v in book.fold(Batch(nodes=readings), {"n", "m"}, (), now).items()}
 
 
@@ -46,7 +46,7 @@ def fold(book: UsageBook, *readings: Reading, now: float = NOW_S) -> dict[str, i
         (reading(1, name="stranger"), "unknown-node"),
     ],
 )
-def test_readings_that_cannot_be_believed_are_ignored_and_counted(bad: Reading, why: str) -> None:
+def test_readings_that_cannot_be_believed_are_ignored_and_counted(bad: UsageReading, why: str) -> None:
     book = UsageBook(30, 180)
     assert fold(book, reading(100), bad) == {why: 1}
     assert book.view(NOW_S).nodes == {"n": {"cpu": 100}}
@@ -54,7 +54,7 @@ def test_readings_that_cannot_be_believed_are_ignored_and_counted(bad: Reading, 
 
 def test_usage_of_unknown_pods_is_ignored_and_counted() -> None:
     book = UsageBook(30, 180)
-    pods = (Reading("default/a", "cpu", 1.0, NOW_S), Reading("default/gone", "cpu", 1.0, NOW_S))
+    pods = (UsageReading("default/a", "cpu", 1.0, NOW_S), UsageReading("default/gone", "cpu", 1.0, NOW_S))
     assert book.fold(Batch(pods=pods), {"n"}, {"default/a"}, NOW_S) == {"unknown-pod": 1}
     assert book.view(NOW_S).pods == {"default/a": {"cpu": 1.0}}
 
@@ -146,8 +146,8 @@ def metrics_api(request: web.Request) -> tuple[int, Any]:
 async def test_the_metrics_api_gives_millicores_and_bytes_and_sums_containers() -> None:
     async with serving(metrics_api) as url, Client(ClusterConfig(url)) as client:
         batch = await MetricsApi(client, 5).read()
-    assert batch.nodes == (Reading("n", "cpu", 182250, NOW_S), Reading("n", "memory", 1367 * 2**20, NOW_S))
-    assert batch.pods == (Reading("shop/p", "cpu", 500, NOW_S), Reading("shop/p", "memory", 2 * GI, NOW_S))
+    assert batch.nodes == (UsageReading("n", "cpu", 182250, NOW_S), UsageReading("n", "memory", 1367 * 2**20, NOW_S))
+    assert batch.pods == (UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", "memory", 2 * GI, NOW_S))
     assert len(batch.faults) == 1
     assert "m: 'lots'" in batch.faults[0], "half a node's usage is not used"
 
@@ -207,9 +207,9 @@ async def test_prometheus_gives_cores_bytes_and_bits_by_the_configured_queries_a
         source = PrometheusUsage(url, QUERIES, token_file=str(token), wall=lambda: NOW_S)
         batch = await source.read()
     assert batch.faults == ()
-    assert batch.nodes[:2] == (Reading("n", "cpu", 3825, NOW_S), Reading("n", "memory", 4247781376, NOW_S))
+    assert batch.nodes[:2] == (UsageReading("n", "cpu", 3825, NOW_S), UsageReading("n", "memory", 4247781376, NOW_S))
     assert batch.nodes[2].value != batch.nodes[2].value, "NaN is passed on, to be refused and counted"
-    assert set(batch.pods) == {Reading("shop/p", "cpu", 500, NOW_S), Reading("shop/p", BANDWIDTH, 8e6, NOW_S)}
+    assert set(batch.pods) == {UsageReading("shop/p", "cpu", 500, NOW_S), UsageReading("shop/p", BANDWIDTH, 8e6, NOW_S)}
     assert simulated.tokens == {"Bearer secret"}
     assert len(set(simulated.asked.values())) == 1, "all queries are evaluated at one moment"
     book = UsageBook(30, 180)
@@ -220,7 +220,7 @@ async def test_a_query_that_fails_is_a_fault_and_the_others_count() -> None:
     simulated = SimulatedPrometheus({"nc": [({"host": "n"}, "1")], "nb": [], "pc": [], "pb": []})
     async with serving(simulated) as url:
         batch = await PrometheusUsage(url, QUERIES, wall=lambda: NOW_S).read()
-    assert batch.nodes == (Reading("n", "cpu", 1000, NOW_S),)
+    assert batch.nodes == (UsageReading("n", "cpu", 1000, NOW_S),)
     assert len(batch.faults) == 1
     assert batch.faults[0].startswith("memory: ")
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from controller.cluster.pod_info import PodInfo
-from controller.descheduler.decision import Decision
+from controller.descheduler.decision import RoundDecision
 from controller.descheduler.memory import Followed, Memory, Rest, Spent
 from tests.unit.controller.descheduling import NOW_S, amounts, moved, node, once, pod, settings, snapshot
 
 EVICT = "descheduler.alpha.kubernetes.io/evict"
 
 
-def hot_with(*pods: PodInfo, cpu: float = 0.5, memory: Memory | None = None, **sections: Any) -> Decision:
+def hot_with(*pods: PodInfo, cpu: float = 0.5, memory: Memory | None = None, **sections: Any) -> RoundDecision:
     """A node at 100 % cpu with these pods of half a core each, and a big idle node."""
     nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
     usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}

@@ -13,15 +13,17 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S, REFRESH_S
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, GroupPodSpec, Toleration
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, NodeFact, Program, ProgramPod
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
-from controller.diagnosis.reading import NAME_LABEL, ProgramPodObject, read_pod, read_programs
+from controller.diagnosis.reading import ProgramPodObject, read_pod, read_programs
 from controller.diagnosis.rules import diagnose, leads
 from kubekit.wire import Condition, Taint, format_time
-from netperf.contract import AGENT_POD_SELECTOR
+from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
 from tests.unit.controller.situations import (
     AROUND,
     BEGIN,
@@ -338,6 +340,15 @@ def test_pods_of_our_scheduler_that_it_has_not_seen_for_a_while_are_told() -> No
     assert SCHEDULER in finding.what
 
 
+@pytest.mark.parametrize("scheduler", [SCHEDULER, "default-scheduler"])
+def test_where_every_scheduler_is_ours_nothing_tells_pods_to_change_theirs(scheduler: str) -> None:
+    """`schedulerNames: []` is for all."""
+    new, old = (pod(name, scheduler=scheduler, created=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
+    now = facts(pods=(new, old, pod("other", node="n1", scheduler="another")), our_schedulers=())
+    assert [finding.code for finding in diagnose(now)] == ["nobody-schedules"]
+    assert judge_pod(new, now).kind == "waiting"
+
+
 @pytest.mark.parametrize(("ago_s", "by", "told"), [(50, SCHEDULER, 0), (70, SCHEDULER, 1), (50, "another", 1)])
 def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by: str, told: int) -> None:
     """A thousand pods whose gates were opened together wait for half a minute."""
@@ -386,7 +397,9 @@ def test_what_a_tenant_calls_things_comes_into_no_line_that_is_pasted(owner: str
         "spec": {"schedulerName": scheduler},
         "status": {"phase": "Pending"},
     }
-    read = msgspec.structs.replace(read_pod(msgspec.convert(body, GroupPod)), created=1.0)
+    read = msgspec.structs.replace(
+        read_pod(msgspec.convert(body, GroupPod), Membership(NetworkOverheadArgs())), created=1.0
+    )
     tainted = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {key: value}.")
     for one in (read, msgspec.structs.replace(read, scheduled=tainted)):
         view = facts(pods=(one,), nodes=TAINTED)

@@ -7,10 +7,16 @@ import random
 
 import msgspec
 
-from controller.cluster.membership import Membership
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.resources import AppGroup
+from kubekit.wire import Object, ObjectMeta
 
 NAMESPACES = ("a", "b", "c", "shared")
+CONSENTING = [
+    Object(metadata=ObjectMeta(name=name, labels={CONSENT_LABEL: ".".join(NAMESPACES)})) for name in NAMESPACES
+]
+NOWHERE_FIRST = NetworkOverheadArgs(namespaces=())
 
 
 def group(namespace: str, names: tuple[str, ...]) -> AppGroup:
@@ -28,8 +34,9 @@ def test_no_pod_of_a_group_is_where_it_may_hold_none() -> None:
     limited = 0
     for everywhere, consent in itertools.product((True, False), repeat=2):
         for _ in range(100):
-            searched = chance.sample(NAMESPACES, chance.randrange(3))
-            membership = Membership(searched, everywhere=everywhere, consent=consent)
+            searched = tuple(chance.sample(NAMESPACES, chance.randrange(3)))
+            rules = NetworkOverheadArgs(namespaces=searched, search_everywhere=everywhere)
+            membership = Membership.among((), CONSENTING if consent else (), rules)
             for home in chance.sample(NAMESPACES, 3):
                 made = group(home, tuple(chance.choices(("", *NAMESPACES), k=2)))
                 membership.take(made.metadata.key, None, made)
@@ -45,7 +52,7 @@ def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone()
     chance = random.Random(2)
     named = 0
     for _ in range(60):
-        membership, alive = Membership(()), dict[str, AppGroup]()
+        membership, alive = Membership.among((), CONSENTING, NOWHERE_FIRST), dict[str, AppGroup]()
         for _ in range(25):
             home = chance.choice(NAMESPACES)
             key, old = f"{home}/shop", alive.get(f"{home}/shop")
@@ -54,7 +61,7 @@ def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone()
                 continue
             membership.take(key, old, new)
             alive = {k: v for k, v in {**alive, key: new}.items() if v is not None}
-            fresh = Membership.among(chance.sample(list(alive.values()), len(alive)), ())
+            fresh = Membership.among(chance.sample(list(alive.values()), len(alive)), CONSENTING, NOWHERE_FIRST)
             for namespace in NAMESPACES:
                 expected = fresh.group_of(namespace, "shop")
                 assert (

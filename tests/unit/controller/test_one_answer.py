@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, cast
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from controller.cli.command import Command
+from controller.cli.graph import GraphOf
+from controller.cli.looking import facts_of, state_of, verdict_on
+from controller.cli.offline import Given, _Reading
+from controller.cli.offline_objects import ClusterFile
+from controller.cli.placed_money import PlacedMoney
+from controller.cli.session import Session
+from controller.cli.status import ShowStatus
+from controller.cli.why import about
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location
-from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.status_writing import Capabilities
 from controller.cluster.zones import draw_map
+from controller.diagnosis.appgroups import find_groups
+from controller.diagnosis.facts import Facts, Surroundings
+from controller.diagnosis.rules import diagnose
 from controller.groups.config import AppGroupConfig
 from controller.groups.reconciler import AppGroupController
-from controller.scheduler.config import SchedulerConfig
+from controller.page.sources import Sources
+from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.state import State
 from controller.topology.bandwidth import allocated_bps, placed_by_zone
+from controller.topology.config import TopologyConfig
+from controller.topology.reconciler import TopologyController
+from controller.topology.results import ResultsMirror
+from controller.traffic.prices import PriceTable
+from controller.views.changes import build_changes
 from controller.views.groups import build_groups
 from controller.views.network import build_network
-from controller.views.snapshot import Snapshot
-from kubekit.client import Client
+from controller.views.snapshot import ClusterSnapshot
+from kubekit.client import Client, RawPage
+from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
-from kubekit.wire import Node
+from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, Node, Object, Resource
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
+from netperf.policy import CostPolicy
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 HOME = "netaware-system"
+DEFAULT = SchedulerConfig()
 
 
 class Written:
@@ -64,17 +85,48 @@ class Silent(EventRecorder):
     def warning(self, *_: object, **__: object) -> None: ...
 
 
+class Served:
+    """In the place of a client: an API server that has a world's objects, and the controller's configuration."""
+
+    def __init__(self, world: World, *, may_list_all: bool) -> None:
+        self._world, self._may = world, may_list_all
+
+    async def pages(self, resource: Resource, *, namespace: str | None = None, **_: object) -> AsyncIterator[RawPage]:
+        if namespace is None and not self._may:
+            raise ApiError(403, "Forbidden", "not yours")
+        found = [plain for plain in self._world.objects if plain["kind"] == resource.kind]
+        mine = [plain for plain in found if namespace in {None, plain["metadata"].get("namespace")}]
+        yield RawPage([msgspec.Raw(msgspec.json.encode(plain)) for plain in mine])
+
+    async def list(self, resource: Resource, type_: type[Any], **_: object) -> list[Any]:
+        return self._world.of(resource.kind, type_)
+
+    async def get(self, resource: Resource, name: str, type_: type[Any], **_: object) -> Any:
+        head = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
+        text = f"{head}scheduler: {{parity: {self._world.config.parity}}}"
+        volume = {"name": "config", "configMap": {"name": "config"}}
+        known = {
+            DEPLOYMENTS: {"spec": {"template": {"spec": {"volumes": [volume]}}}},
+            CONFIGMAPS: {"data": {"config.yaml": text}},
+        }
+        if resource not in known or "netperf" in name:
+            raise ApiError(404, "NotFound", "there is none")
+        return msgspec.convert(known[resource], type_)
+
+
 class World:
     """Plain objects, read by everybody who has an opinion on them."""
 
-    def __init__(self, *objects: dict[str, Any]) -> None:
-        self.objects = objects
+    def __init__(self, *objects: dict[str, Any], config: SchedulerConfig = DEFAULT) -> None:
+        self.objects, self.config = objects, config
 
     def of(self, kind: str, type_: type[Any]) -> list[Any]:
         return [msgspec.convert(plain, type_) for plain in self.objects if plain["kind"] == kind]
 
     def scheduler(self) -> State:
-        state = State(SchedulerConfig(), HOME)
+        state = State(self.config, HOME)
+        for namespace in self.of("Namespace", Object):
+            state.take_namespace(namespace.metadata.name, None, namespace)
         for node in self.of("Node", Node):
             state.take_node(node.metadata.key, None, node)
         for pod in self.of("Pod", GroupPod):
@@ -94,14 +146,18 @@ class World:
             Silent(),
             CollectorRegistry(),
             namespace=HOME,
-            rules=NetworkOverheadArgs(),
+            rules=self.config.rules,
             capabilities=HasStatus(),
         )
+        self.fill(caches)
+        return controller, caches
+
+    def fill(self, caches: Caches) -> None:
+        _fill(caches.namespaces, self.of("Namespace", Object))
         _fill(caches.nodes, self.of("Node", Node))
         _fill(caches.topologies, self.of("NetworkTopology", NetworkTopology))
         _fill(caches.app_groups, self.of("AppGroup", AppGroup))
         _fill(caches.pods, map(PodReader().read, self.of("Pod", GroupPod)))
-        return controller, caches
 
     async def status(self, key: str) -> dict[str, Any]:
         client = Written()
@@ -111,20 +167,81 @@ class World:
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
         places = draw_map(self.of("Node", Node)).places
-        membership = Membership.among(self.of("AppGroup", AppGroup), NetworkOverheadArgs().namespaces)
-        return allocated_bps(membership, placed_by_zone(self.of("Pod", GroupPod), places))
+        return allocated_bps(self.account()._membership, placed_by_zone(self.of("Pod", GroupPod), places))
 
-    def view(self, key: str) -> Any:
-        snapshot = Snapshot(
-            now_s=0.0,
-            home=HOME,
-            nodes=tuple(self.of("Node", Node)),
-            topologies=tuple(self.of("NetworkTopology", NetworkTopology)),
-            groups=tuple(self.of("AppGroup", AppGroup)),
-            pods=tuple(self.of("Pod", GroupPod)),
+    def account(self) -> TopologyController:
+        """Who accounts for bandwidth."""
+        client = cast("Client", Written())
+        caches = Caches(client, HOME)
+        controller = TopologyController(
+            client,
+            caches,
+            TopologyConfig(),
+            Silent(),
+            CollectorRegistry(),
+            namespace=HOME,
+            results=ResultsMirror(client, HOME),
+            capabilities=HasStatus(),
+            rules=self.config.rules,
         )
+        self.fill(caches)
+        return controller
+
+    async def page(self) -> ClusterSnapshot:
+        client = cast("Client", Written())
+        caches = Caches(client, HOME)
+        self.fill(caches)
+        sources = Sources(
+            caches,
+            ResultsMirror(client, HOME),
+            client,
+            HOME,
+            policy=CostPolicy(),
+            scheduler=self.config,
+            changed=lambda: None,
+        )
+        return await sources.snapshot(0.0)
+
+    async def view(self, key: str) -> Any:
+        snapshot = await self.page()
         views = build_groups(snapshot, build_network(snapshot))
         return next(view for view in views if f"{view.namespace}/{view.name}" == key)
+
+    async def command(self, command: Command, *argv: str, may_list_all: bool = True) -> tuple[Any, Session]:
+        """What a command answers, of an API server that has these objects and the controller's configuration."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("-n", dest="namespace", default="")
+        command.configure(parser)
+        options = parser.parse_args(argv)
+        client = cast("Client", Served(self, may_list_all=may_list_all))
+        session = Session(client, None, options.namespace or "default", HOME)
+        return await command.ask(session, options), session
+
+    async def members(self, key: str) -> dict[str, int]:
+        """How many placed pods a group has, by whom one asks."""
+        state, snapshot, pods = self.scheduler(), await self.page(), self.of("Pod", GroupPod)
+        namespace, name = key.split("/")
+        graphs, _ = await self.command(GraphOf(), "-n", namespace, name)
+        status, _ = await self.command(ShowStatus(), "-n", namespace)
+        (shown,) = status.groups
+        judged = state_of(snapshot, snapshot.pods)
+        account = self.account()._membership
+        found = {
+            "scheduler": sum(state.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
+            "status": (await self.status(key))["runningWorkloads"],
+            "bandwidth": sum(account.group_of(pod.metadata.namespace, pod.group) == key for pod in pods),
+            "page": (await self.view(key)).running,
+            "graph": graphs[0].running,
+            "status command": shown.running,
+            "explain": sum(nodes.total() for nodes in judged.members(key).values()),
+            "rules": sum(nodes.total() for nodes in state.members(key).values()),
+            "money": sum(at.total() for at in PlacedMoney(snapshot, PriceTable())._placed[key].values()),
+        }
+        if self.config == DEFAULT:  # a file has no other
+            file = ClusterFile(nodes=self.of("Node", Node), pods=pods, groups=self.of("AppGroup", AppGroup))
+            file.namespaces.extend(self.of("Namespace", Object))
+            found["offline"] = len(_Reading(file, Given())._placed.get(key, ()))
+        return found
 
 
 def _fill(mirror: Reflector[Any], items: Iterable[Any]) -> None:
@@ -144,8 +261,8 @@ def pod(workload: str, on: str, *, namespace: str = "x", phase: str = "Running")
     return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": on}, "status": {"phase": phase}}
 
 
-def group(namespace: str = "x", *, names: str = "", most: int = 5) -> dict[str, Any]:
-    """a depends on b; ``names`` is a namespace that its workloads name."""
+def group(namespace: str = "x", *, names: str = "", most: int = 5, third: str = "c") -> dict[str, Any]:
+    """a depends on b, ``third`` on nobody; ``names`` is a namespace that its workloads name."""
 
     def ref(selector: str) -> dict[str, str]:
         return {"kind": "Deployment", "name": selector, "selector": selector, "namespace": names}
@@ -153,6 +270,7 @@ def group(namespace: str = "x", *, names: str = "", most: int = 5) -> dict[str, 
     workloads = [
         {"workload": ref("a"), "dependencies": [{"workload": ref("b"), "maxNetworkCost": most, "minBandwidth": "1M"}]},
         {"workload": ref("b")},
+        {"workload": ref(third)},
     ]
     spec = {"numMembers": 2, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
     return {"kind": "AppGroup", "metadata": {"name": "g", "namespace": namespace, "uid": namespace}, "spec": spec}
@@ -185,18 +303,122 @@ async def test_an_empty_weight_gives_way_to_the_measured_one_everywhere() -> Non
         5,
     )
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in world.view("x/g").edges] == [("met", 5)]
+    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
 
 
 async def test_a_pod_belongs_to_one_group_though_two_of_its_name_look_into_its_namespace() -> None:
     own, other = group("x"), group("y", names="x")
-    world = World(*NODES, *PODS, own, other, topology(weight("NetperfCosts", 5)))
+    world = World(*NODES, *PODS, own, other, namespace("x", lets_in="y"), topology(weight("NetperfCosts", 5)))
     state = world.scheduler()
     assert (sorted(state.members("x/g")), sorted(state.members("y/g"))) == (["a", "b"], [])
     assert (await world.status("x/g"))["runningWorkloads"] == 2
     assert (await world.status("y/g"))["runningWorkloads"] == 0
-    assert (world.view("x/g").running, world.view("y/g").running) == (2, 0)
+    assert ((await world.view("x/g")).running, (await world.view("y/g")).running) == (2, 0)
     assert world.allocated_bps() == {("z1", "z2"): 1_000_000}
+
+
+def namespace(name: str, *, lets_in: str) -> dict[str, Any]:
+    return {"kind": "Namespace", "metadata": {"name": name, "labels": {"netaware.io/appgroups-from": lets_in}}}
+
+
+def everybody_says(counts: dict[str, int], count: int) -> None:
+    assert counts == dict.fromkeys(counts, count)
+
+
+async def test_a_group_has_no_pods_of_a_namespace_that_does_not_let_it_in() -> None:
+    told = group("evil", names="x")
+    everybody_says(await World(*NODES, *PODS, told).members("evil/g"), 0)
+    everybody_says(await World(*NODES, *PODS, told, namespace("x", lets_in="friends")).members("evil/g"), 0)
+    everybody_says(await World(*NODES, *PODS, told, namespace("x", lets_in="friends.evil")).members("evil/g"), 2)
+
+
+async def test_in_parity_a_group_beside_its_pods_has_none_where_upstream_does_not_look() -> None:
+    parity = SchedulerConfig(parity="upstream")
+    everybody_says(await World(*NODES, *PODS, group("x"), config=parity).members("x/g"), 0)
+    everybody_says(await World(*NODES, *PODS, group("default"), group("x"), config=parity).members("default/g"), 2)
+
+
+async def test_of_groups_of_one_name_each_has_its_pods_whichever_namespace_is_asked_for() -> None:
+    world = World(*NODES, *PODS, group("x"), group("y", names="x"), namespace("x", lets_in="y"))
+    everybody_says(await world.members("x/g"), 2)
+    everybody_says(await world.members("y/g"), 0)
+
+
+async def test_who_may_list_the_appgroups_of_one_namespace_sees_them_with_a_note() -> None:
+    world = World(*NODES, group("x"), group("y"))
+    graphs, session = await world.command(GraphOf(), "-n", "x", may_list_all=False)
+    assert [(view.namespace, view.name) for view in graphs] == [("x", "g")]
+    assert {"appgroups of other namespaces", "namespaces"} <= session.notes.keys()
+
+
+def gated(workload: str, **where: str) -> dict[str, Any]:
+    spec = {"schedulingGates": [{"name": GATE}], "schedulerName": "network-aware-scheduler"}
+    return {**pod(workload, "", **where), "spec": spec}
+
+
+def led(snapshot: ClusterSnapshot) -> Facts:
+    return facts_of(msgspec.structs.replace(snapshot, around=Surroundings(lease_known=False)))
+
+
+@pytest.mark.parametrize(
+    ("objects", "wrong"),
+    [
+        ((group("other", third="web"),), "there is no AppGroup g"),
+        ((group("default"), group("other", names="x", third="web"), namespace("x", lets_in="other")), "no workload"),
+    ],
+    ids=["a group of another namespace", "of two groups the first by the rule"],
+)
+async def test_why_a_pod_waits_is_told_by_the_group_that_the_scheduler_takes_it_for(
+    objects: tuple[dict[str, Any], ...], wrong: str
+) -> None:
+    snapshot = await World(*NODES, gated("web"), *objects).page()
+    verdict = verdict_on(snapshot.pods[0], led(snapshot))
+    assert verdict is not None
+    assert wrong in verdict.what
+
+
+async def test_a_namespace_that_lets_a_group_not_in_is_one_finding_and_not_one_more_for_its_pods() -> None:
+    refused = group("other", names="x", third="web")
+    world = World(*NODES, gated("web"), refused)
+    refused["status"] = {"conditions": (await world.status("other/g"))["conditions"]}
+    codes = {finding.code for finding in diagnose(led(await world.page()))}
+    assert codes & {"no-consent", "pod-lost"} == {"no-consent"}
+
+
+async def test_what_is_told_of_a_group_is_told_of_pods_of_other_namespaces_too() -> None:
+    shared = group("default")
+    shared["spec"]["numMembers"] = 1
+    world = World(*NODES, shared, *(gated(name) for name in ("a", "b")))
+    facts = led(await world.page())
+    assert {f.code: f.hurts for f in find_groups(facts, ())} == {"members-exceeded": ("default/g",)}
+    old = tuple(msgspec.structs.replace(fact, created=-1000.0) for fact in facts.pods)
+    late = about("appgroup", "g", "default", msgspec.structs.replace(facts, pods=old))
+    (stuck,) = [finding for finding in late if finding.code == "gated-too-long"]
+    assert stuck.hurts == tuple(fact.key for fact in facts.pods)
+    assert stuck.do[0] == "kubectl -n default describe appgroup g"
+
+
+async def test_a_change_names_the_group_that_the_placed_pods_are_of() -> None:
+    placed = pod("a", "n1")
+    placed["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:00:00Z"}
+    ]
+    (change,) = build_changes(await World(*NODES, placed, group("default")).page())
+    assert change.about == "AppGroup default/g"
+
+
+async def test_graph_judges_by_the_costs_that_it_is_asked_for() -> None:
+    world = World(*NODES, *PODS, group(most=5), topology(weight("UserDefined", 5), weight("NetperfCosts", 9)))
+    for argv, cost in (((), 5), (("--weights", "NetperfCosts"), 9)):
+        (graph,), _ = await world.command(GraphOf(), "-n", "x", *argv)
+        assert [edge.cost for edge in graph.edges] == [cost]
+
+
+async def test_a_configuration_that_makes_no_sense_is_a_note_and_the_status_comes_all_the_same() -> None:
+    broken = msgspec.structs.replace(DEFAULT, parity=cast("Parity", "upside-down"))
+    status, session = await World(*NODES, config=broken).command(ShowStatus())
+    assert "upside-down" in session.notes["configuration"]
+    assert len(status.agents) == 2
 
 
 async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name() -> None:
@@ -229,7 +451,7 @@ async def test_a_group_in_a_namespace_of_the_configuration_has_the_pods_of_names
     world = World(*NODES, *PODS, group("default"), topology(weight("NetperfCosts", 5)))
     assert world.scheduler().members("default/g").keys() >= {"a", "b"}
     assert (await world.status("default/g"))["runningWorkloads"] == 2
-    assert world.view("default/g").running == 2
+    assert (await world.view("default/g")).running == 2
 
 
 async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
@@ -239,7 +461,7 @@ async def test_pods_on_one_node_without_a_zone_are_near_each_other() -> None:
     state = world.scheduler()
     assert state.weigh("x", "g", "a").tally("bare", state.place_of["bare"]).passes
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in world.view("x/g").edges] == [("met", 0)]
+    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 0)]
 
 
 async def test_each_group_is_judged_by_the_topology_of_its_own_namespace() -> None:
@@ -248,7 +470,7 @@ async def test_each_group_is_judged_by_the_topology_of_its_own_namespace() -> No
     state = world.scheduler()
     assert state.weigh("x", "g", "a").tally("n1", state.place_of["n1"]).violated == 1
     assert condition(await world.status("x/g"), "CostsMet") == ("False", "CostsExceeded")
-    assert [(edge.verdict, edge.cost) for edge in world.view("x/g").edges] == [("violated", 9)]
+    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("violated", 9)]
 
 
 async def test_a_pair_that_is_listed_twice_has_its_first_cost_everywhere() -> None:
@@ -258,7 +480,7 @@ async def test_a_pair_that_is_listed_twice_has_its_first_cost_everywhere() -> No
     state = world.scheduler()
     assert state.weigh("x", "g", "a").tally("n1", state.place_of["n1"]).cost == 5
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
-    assert [(edge.verdict, edge.cost) for edge in world.view("x/g").edges] == [("met", 5)]
+    assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
 
 
 def test_latencies_come_along_with_the_measured_costs_alone_and_across_regions() -> None:

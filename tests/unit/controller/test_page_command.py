@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from controller.cli.connecting import NoWayError, PodPort, Way, by_port_forward, forwarded_port
+from controller.cli.connecting import NoWayError, PodPort, WayToConnect, by_port_forward, forwarded_port
 from controller.cli.front_door import FrontDoor
 from controller.cli.page import ControllerPod, in_order_of_trust
 from kubekit.wire import Condition, ObjectMeta
@@ -62,8 +62,8 @@ async def test_what_a_proxy_says_in_latin_1_reaches_the_browser() -> None:
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
 
-            async def find() -> Way:
-                return cast("Way", session.get)
+            async def find() -> WayToConnect:
+                return cast("WayToConnect", session.get)
 
             async def token() -> str:
                 return ""

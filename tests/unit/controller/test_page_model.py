@@ -15,12 +15,12 @@ from controller.page.document import document, security_policy
 from controller.page.model import CELL, ROWS, PageData, difference, encode, plain, row_name, says_something
 from controller.traffic.prices import PriceTable, per_month
 from controller.views.overview import build
-from controller.views.snapshot import Readings, Snapshot
+from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.errors import ConfigError
 from tests.unit.controller.made_up import make_nodes, make_snapshot
 
 
-def page(snapshot: Snapshot, version: int = 1) -> PageData:
+def page(snapshot: ClusterSnapshot, version: int = 1) -> PageData:
     return encode(build(snapshot), version)
 
 
@@ -132,7 +132,7 @@ def test_of_very_many_nodes_those_that_need_attention_come_first() -> None:
 
 
 def test_an_empty_cluster_has_a_page_too() -> None:
-    found = plain(page(Snapshot(now_s=1.0)))
+    found = plain(page(ClusterSnapshot(now_s=1.0)))
     assert found["matrix"]["cost"] == []
     assert found["network"]["zones"] == ()
 

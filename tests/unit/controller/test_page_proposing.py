@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from controller.cli import proposing
-from controller.cli.proposing import Proposer
+from controller.cli.proposing import ProposalQuestion, Proposer
 from controller.cluster.caches import Caches
 from controller.page import server
 from controller.page.config import PageConfig
@@ -100,12 +100,26 @@ async def test_whatever_the_process_does_is_told_and_kept(
         program.write_text(f"#!{sys.executable}\n{says}\n")
         program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    proposer = Proposer(TrafficConfig(), "http://p", home="x")
+    proposer = Proposer(TrafficConfig(), "http://p", home="x", scheduler=SchedulerConfig())
     making = proposer.ask("shop")
     assert isinstance(making, asyncio.Task)
     told = await making
     assert msgspec.json.decode(told)["error"].startswith(why)
     assert proposer.ask("shop") == told
+
+
+async def test_proposals_are_judged_by_the_managers_own_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[ProposalQuestion] = []
+
+    async def run(question: ProposalQuestion) -> tuple[bytes, str]:
+        questions.append(question)
+        return b"", "no"
+
+    monkeypatch.setattr(proposing, "_run", run)
+    mine = SchedulerConfig(scheduler_names=("mine",), parity="upstream")
+    await cast("asyncio.Task[bytes]", Proposer(TrafficConfig(), "http://p", home="x", scheduler=mine).ask("shop"))
+    (question,) = questions
+    assert msgspec.json.decode(msgspec.json.encode(question), type=ProposalQuestion).scheduler == mine
 
 
 def test_a_proposal_has_room_in_the_container_beside_the_leader_and_its_planner() -> None:

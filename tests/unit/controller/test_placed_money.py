@@ -13,15 +13,15 @@ import pytest
 from controller.cli.explain import Explain, Explained, Months
 from controller.cli.placed_money import PlacedMoney
 from controller.cli.simulate import priced, simulate
-from controller.cluster.costs import CostTable
-from controller.cluster.hosts import host_of
+from controller.cluster.costs import Costs, CostTable
+from controller.cluster.hosts import hosts_of
 from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import Service
 from controller.scheduler.explain import CandidateLine, Explanation
 from controller.traffic.placed import crossing_of, month_of, month_of_pod, traffic_of
 from controller.traffic.prices import PriceTable, per_month
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
@@ -84,10 +84,10 @@ def test_two_replicas_in_two_zones_and_any_of_them_answering_leave_half_of_all_c
 
 
 def test_a_simulation_follows_the_groups_annotations_and_the_services() -> None:
-    hosts = {n.metadata.name: host_of(n) for n in NODES}
+    hosts = hosts_of(NODES)
     spec = GroupPodSpec()
     wanted = {"WEB": [spec, spec], "CART": [spec, spec]}
-    packed = simulate(annotated("none"), wanted, hosts, {}, costs=CostTable()).network_aware.zones
+    packed = simulate(annotated("none"), wanted, hosts, {}, costs=Costs(CostTable())).network_aware.zones
     assert len({zone for zones in packed.values() for zone in zones}) == 1
     service = msgspec.convert(
         {
@@ -97,7 +97,7 @@ def test_a_simulation_follows_the_groups_annotations_and_the_services() -> None:
         Service,
     )
     labels = {"CART": {"app": "cart"}}
-    spread = simulate(annotated("zone"), wanted, hosts, {}, costs=CostTable(), services=[service], labels=labels)
+    spread = simulate(annotated("zone"), wanted, hosts, {}, costs=Costs(CostTable()), services=[service], labels=labels)
     zones = spread.network_aware.zones
     # Each caller has a replica in its own zone: nothing else keeps calls near.
     assert sorted(zones["WEB"]) == sorted(zones["CART"])
@@ -145,7 +145,7 @@ def pod(name: str, workload: str, on: str) -> GroupPod:
 
 def test_a_move_is_priced_by_where_the_pods_of_its_group_are() -> None:
     pods = (pod("web-1", "WEB", "n2"), pod("cart-1", "CART", "n1"))
-    known = PlacedMoney(Snapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
+    known = PlacedMoney(ClusterSnapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
     before, after = known.month("shop/web-1", known.places["n2"]), known.month("shop/web-1", known.places["n1"])
     assert before == pytest.approx(per_month(1000, 0.02))
     assert after == 0
@@ -162,7 +162,7 @@ def test_a_move_is_priced_by_who_answers_a_call() -> None:
     spec = {"selector": {"app": "cart"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
     service = {"metadata": {"name": "cart", "namespace": "shop"}, "spec": spec}
     pods = (pod("web-1", "WEB", "n1"), near("cart-1", "CART", "n1"), near("cart-2", "CART", "n2"))
-    snapshot = Snapshot(
+    snapshot = ClusterSnapshot(
         now_s=0, nodes=NODES, groups=(group(),), pods=pods, services=(msgspec.convert(service, Service),)
     )
     known = PlacedMoney(snapshot, PRICES)
@@ -174,7 +174,7 @@ def test_a_move_is_priced_by_who_answers_a_call() -> None:
 
 def test_of_two_pods_that_call_each_other_and_move_together_only_the_first_costs() -> None:
     pods = (pod("web-1", "WEB", "n1"), pod("cart-1", "CART", "n1"))
-    known = PlacedMoney(Snapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
+    known = PlacedMoney(ClusterSnapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
     assert known.month("shop/web-1", Z2) == pytest.approx(per_month(1000, 0.02))
     assert known.saved_by("shop/web-1", Z2) == pytest.approx(-per_month(1000, 0.02))
     assert known.month("shop/cart-1", Z1) == pytest.approx(per_month(1000, 0.02)), "the other one is gone"
@@ -208,9 +208,11 @@ def test_a_candidates_row_has_the_money_of_its_zone() -> None:
 
 
 def test_a_simulation_says_what_either_placement_costs_a_month() -> None:
-    hosts = {one.metadata.name: host_of(one) for one in NODES}
+    hosts = hosts_of(NODES)
     replicas = {"WEB": [GroupPodSpec()], "CART": [GroupPodSpec()]}
-    answer = priced(simulate(group(), replicas, hosts, {}, costs=CostTable(None)), traffic_of(group()), hosts, PRICES)
+    answer = priced(
+        simulate(group(), replicas, hosts, {}, costs=Costs(CostTable())), traffic_of(group()), hosts, PRICES
+    )
     for outcome in (answer.default, answer.network_aware):
         ends = {w: [hosts[n].location for n in nodes] for w, nodes in outcome.nodes.items()}
         (web,), (cart,) = ends["WEB"], ends["CART"]

@@ -18,10 +18,10 @@ from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.services import Service
 from controller.traffic.flows import WorkloadId
-from controller.traffic.graph import Dependency, TrafficGraph
+from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.proposals import Proposal, Wish, propose
 from controller.traffic.workloads import Workloads
-from controller.views.snapshot import Snapshot
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 
 WORKLOADS = [f"w{number}" for number in range(8)]
@@ -65,7 +65,7 @@ def old_pod(name: str, number: int, on: str, labels: dict[str, str]) -> GroupPod
 
 
 class Cluster:
-    """The four questions that `gain_of` asks, about three nodes in three zones."""
+    """The three questions that `gain_of` asks, about three nodes in three zones."""
 
     def __init__(self, cpu: str, *, labelled: bool = False) -> None:
         own = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": ""} if labelled else {}
@@ -76,21 +76,18 @@ class Cluster:
         self.pods = [old_pod(name, i, spots.pop(), labels[name]) for name in WORKLOADS for i in range(2)]
         self.labels = labels
 
-    async def snapshot(self, **_: bool) -> Snapshot:
-        return Snapshot(now_s=0, nodes=self.nodes)
-
     async def controllers(self, _: str) -> list[Controller]:
         return self.templates
 
     async def services(self, _: str) -> list[Service]:
         return [service(name) for name in WORKLOADS]
 
-    async def room_and_pods(self, **_: Any) -> tuple[dict[str, dict[str, int]], list[Any]]:
+    async def room_and_pods(self, _: object) -> tuple[dict[str, dict[str, int]], list[Any]]:
         return {}, [PodReader().read(pod) for pod in self.pods]
 
     def traffic(self) -> Traffic:
         dependencies = tuple(
-            Dependency(ENDS[a], ENDS[b], bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for a, b in CALLS
+            ObservedDependency(ENDS[a], ENDS[b], bytes_per_s=1000.0, peak_bytes_per_s=1000.0) for a, b in CALLS
         )
         zones: dict[str, list[tuple[str, str]]] = {name: [] for name in WORKLOADS}
         for pod in self.pods:
@@ -102,7 +99,9 @@ class Cluster:
             labels={ENDS[name]: self.labels[name] for name in WORKLOADS},
             schedulers=dict.fromkeys(ENDS.values(), "netaware"),
         )
-        return cast("Traffic", SimpleNamespace(graph=TrafficGraph(dependencies, ()), workloads=workloads))
+        snapshot = ClusterSnapshot(now_s=0, nodes=self.nodes)
+        found = SimpleNamespace(graph=TrafficGraph(dependencies, ()), workloads=workloads, snapshot=snapshot, groups=[])
+        return cast("Traffic", found)
 
     async def gain(self, *, one_by_one: bool = False) -> tuple[Proposal, Gain]:
         traffic = self.traffic()

@@ -37,7 +37,7 @@ from controller.scheduler.affinity import (
 )
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import DECISION_ANNOTATION, decision_of
-from controller.scheduler.extender import Extender
+from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.patches import Handover, mode_of, release_patch
 from controller.scheduler.rules import Tally, Weighing

@@ -6,7 +6,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pods import GroupPod
-from controller.scheduler.equivalent_hosts import Alike, names_hosts, part_of
+from controller.scheduler.worker import Alike, names_hosts, part_of
 from kubekit.wire import Node
 
 ZONE = "topology.kubernetes.io/zone"

@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.scheduler.config import AllocatableArgs, ExtenderConfig, SchedulerConfig
-from controller.scheduler.extender import BadRequestError, Extender
+from controller.scheduler.extender.handler import BadRequestError, Extender
+from controller.scheduler.extender.program import ExtenderService as Program
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.program import Service as Program
 from controller.scheduler.state import State
 from kubekit.client import Client
 from kubekit.config import ClusterConfig

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.scheduler.name_table import NameTable
+from controller.scheduler.extender.wire import NameTable
 
 NAMES = st.text("abcdefgh0123456789.-", min_size=1, max_size=40)
 

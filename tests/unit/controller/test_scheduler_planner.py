@@ -12,7 +12,7 @@ import pytest
 from controller.cluster.costs import Location
 from controller.cluster.hosts import Fleet, Room
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import Container, GroupPod, GroupPodSpec, NodeSelector, Target
+from controller.cluster.pods import GroupPod, GroupPodSpec, NodeSelector, PodContainer, Target
 from controller.cluster.requests import requests_of
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.cluster.services import Service
@@ -326,10 +326,10 @@ def test_nothing_to_place_and_nowhere_to_place_are_answered() -> None:
 
 
 def test_requests_are_counted_as_kube_scheduler_counts_them() -> None:
-    def container(cpu: str, **fields: Any) -> Container:
-        return msgspec.convert({"resources": {"requests": {"cpu": cpu}}, **fields}, Container)
+    def container(cpu: str, **fields: Any) -> PodContainer:
+        return msgspec.convert({"resources": {"requests": {"cpu": cpu}}, **fields}, PodContainer)
 
-    def of(containers: list[Container], first: list[Container] | None = None, **fields: Any) -> dict[str, int]:
+    def of(containers: list[PodContainer], first: list[PodContainer] | None = None, **fields: Any) -> dict[str, int]:
         return requests_of(GroupPodSpec(containers=containers, init_containers=first, **fields))
 
     sidecar = container("200m", restartPolicy="Always")
@@ -491,6 +491,26 @@ def test_of_pods_alike_the_oldest_take_zones_in_turn_and_the_youngest_go_without
     assert zones["c"] != zones["b"]
     assert set(plan.why) == {"default/a"}
     assert plan.why["default/a"].startswith("0/2 nodes are available: 2 no room left")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "why"),
+    [
+        ("999m", "insufficient cpu"),
+        ("1", "no room left beside the other pods of the plan"),
+        ("1999m", "no room left beside the other pods of the plan"),
+        ("2", "pod affinity, anti-affinity or topology spread constraints"),
+    ],
+)
+def test_a_pod_without_a_place_is_told_what_its_node_lacks(cpu: str, why: str) -> None:
+    """Two replicas of one core each that may not share a host: what fits exactly fits."""
+    own = {"matchLabels": {WORKLOAD_LABEL: "w0"}}
+    terms = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": own}]
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    pods = [groups.waiting_pod(f"w0-{k}", "w0", affinity=apart) for k in range(2)]
+    plan = plan_group(snapshot(groups.Case((2,), (), ((0,),), (2,)), [node("a", "z0", cpu)], pods=pods))
+    assert plan.unplaced[-1] == "default/w0-1"
+    assert plan.why["default/w0-1"] == f"0/1 nodes are available: 1 {'had ' * (cpu == '999m')}{why}"
 
 
 def test_zones_take_turns_however_many_hosts_each_has() -> None:

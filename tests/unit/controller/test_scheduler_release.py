@@ -14,7 +14,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
 from controller.scheduler.gates import told
 from controller.scheduler.planner import Plan
-from controller.scheduler.planning import Outlook
+from controller.scheduler.planning import GroupOutlook
 from controller.scheduler.release import GroupQueue, Turns, plan_release, settles_in_s
 from kubekit.wire import format_time
 
@@ -347,17 +347,17 @@ def test_a_nominated_group_does_not_go_by_a_plan_that_is_being_made_anew() -> No
     pods, keys = (pod("a", "A"), pod("b", "A")), frozenset({"d/a", "d/b"})
     old = Plan({"d/a": Target("z", "r", "n")}, unplaced=("d/b",))
 
-    def going(outlook: Outlook, nominated: frozenset[str] = keys) -> list[tuple[str, str]]:
+    def going(outlook: GroupOutlook, nominated: frozenset[str] = keys) -> list[tuple[str, str]]:
         return released(plan_release(told(queue(*pods), outlook, nominated), CREATED, CONFIG))
 
-    assert going(Outlook(old, pending=True)) == []
-    assert going(Outlook(old)) == [("b", "unplaced")], (
+    assert going(GroupOutlook(old, pending=True)) == []
+    assert going(GroupOutlook(old)) == [("b", "unplaced")], (
         "what has a place keeps it, what has none is shown to autoscalers"
     )
-    assert going(Outlook(Plan({"d/a": Target("z", "r", "n"), "d/b": Target("z", "r", "n")}))) == [
+    assert going(GroupOutlook(Plan({"d/a": Target("z", "r", "n"), "d/b": Target("z", "r", "n")}))) == [
         ("a", "turn"),
         ("b", "turn"),
     ]
-    assert going(Outlook(old, pending=True), frozenset()) == [("a", "turn"), ("b", "turn")], (
+    assert going(GroupOutlook(old, pending=True), frozenset()) == [("a", "turn"), ("b", "turn")], (
         "those of other modes go in turn"
     )

@@ -18,9 +18,10 @@ from controller.cluster.costs import CostTable, Location
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology, WeightInfo
 from controller.cluster.services import Routing
-from controller.scheduler.allocatable import normalise_all, raw_score
+from controller.scheduler import allocatable
+from controller.scheduler.allocatable import raw_score
 from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
-from controller.scheduler.extender import Extender
+from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import Bond, Tally, Weighing, normalise, refusal, weigh
 from controller.scheduler.state import State
@@ -398,6 +399,8 @@ def test_groups_are_found_by_the_pods_own_namespace_then_by_the_list_then_by_the
         AppGroup,
     )
     state = state_of(config, shared, own, named)
+    lets_in = ObjectMeta(name="branch", labels={"netaware.io/appgroups-from": "central"})
+    state.take_namespace("branch", None, Object(metadata=lets_in))
     assert state.group_of("shop", "a1") == "shop/a1"
     assert state.group_of("branch", "a1") == "default/a1"
     assert state.group_of("elsewhere", "a1") == "default/a1"
@@ -417,7 +420,7 @@ def test_a_group_gets_pods_of_another_namespace_only_where_that_namespace_lets_i
         },
         AppGroup,
     )
-    state = State(SchedulerConfig(), "netaware-system", consent=True)
+    state = State(SchedulerConfig(), "netaware-system")
     state.take_group("evil/a1", None, evil)
     before = state.surroundings_version
 
@@ -449,6 +452,11 @@ def test_score_normalisation_truncates_as_upstream_does() -> None:
 def test_the_refusal_names_bandwidth_when_bandwidth_is_the_reason() -> None:
     assert "free bandwidth" in refusal("n", Tally(1, 0, 5, starved=True))
     assert "free bandwidth" in refusal("n", Tally(1, 1, 5, starved=True)), "a tie is no reason"
+
+
+def normalise_all(raw: list[int]) -> list[int]:
+    low, high = allocatable.bounds(raw)
+    return [allocatable.normalise(value, low, high) for value in raw]
 
 
 @pytest.mark.parametrize(("mode", "scores"), [("Least", [100, 0]), ("Most", [0, 100])])

@@ -14,7 +14,7 @@ import pytest
 from controller.cluster.services import Routing
 from controller.scheduler.plan import compile as compiler
 from controller.scheduler.plan.judge import judge
-from controller.scheduler.plan.problem import COUNTED, OWNER, Edge, Ints, Problem, Rule, RuleKind, Table
+from controller.scheduler.plan.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
 from controller.scheduler.plan.solve import Effort, solve
 from controller.scheduler.planner import EFFORT
 from tests.unit.controller.optimum import Score, optimum, random_cluster, score
@@ -44,7 +44,7 @@ def made(
         allowed=np.ones((1, hosts), np.bool_),
         class_of=np.repeat(np.arange(len(replicas)), replicas),
         fixed=((),) * len(replicas),
-        edges=tuple(Edge(a, b, 1.0, routing) for a, b, routing in edges),
+        edges=tuple(CallEdge(a, b, 1.0, routing) for a, b, routing in edges),
         tables=(Table(latency, 30.0, latency > limit_us),),
     )
     return msgspec.structs.replace(problem, **changes)

@@ -86,19 +86,21 @@ def service(workload: str, distribution: str = "", **spec: Any) -> dict[str, Any
     }
 
 
-def topology(costs: dict[tuple[str, str], int], **annotations: str) -> dict[str, Any]:
+def topology(
+    costs: dict[tuple[str, str], int], weight: str = "UserDefined", namespace: str = "default", **annotations: str
+) -> dict[str, Any]:
     """Costs between zones, both ways."""
     both = {**costs, **{(b, a): cost for (a, b), cost in costs.items()}}
     origins = sorted({a for a, _ in both})
     return {
         "apiVersion": "networktopology.diktyo.x-k8s.io/v1alpha1",
         "kind": "NetworkTopology",
-        "metadata": {"name": "nt-default", "namespace": "default", "annotations": annotations},
+        "metadata": {"name": "nt-default", "namespace": namespace, "annotations": annotations},
         "spec": {
             "configmapName": "netperf-metrics",
             "weights": [
                 {
-                    "name": "UserDefined",
+                    "name": weight,
                     "topologyList": [
                         {
                             "topologyKey": ZONE,
@@ -298,20 +300,50 @@ def test_weights_decide_who_is_near(simulate: Any) -> None:
     assert answer["placements"] == {"default/a": "n0", "default/b": "n1"}
 
 
-def test_measured_latency_decides_where_costs_are_flat(simulate: Any) -> None:
-    hosts = (node("n0", cpu="1"), node("n1", "z1"), node("n2", "z2"))
+@pytest.mark.parametrize(
+    ("weight", "node_of_a", "latency_us"), [("NetperfCosts", "n2", 700), ("UserDefined", "n1", 2000)]
+)
+def test_measured_latency_decides_where_costs_are_flat_and_measured(
+    simulate: Any, weight: str, node_of_a: str, latency_us: int
+) -> None:
+    hosts = (node("n0", cpu="1"), node("n1", "z1"), node("n2", "z2", cpu="2"))
     flat = {("z0", "z1"): 2, ("z0", "z2"): 2, ("z1", "z2"): 2}
     measured = {"zones": ["z0", "z1", "z2"], "us": [[None, 1900, 700], [1900, None, 900], [700, 900, None]]}
     latencies = {"netaware.io/latency-us": json.dumps(measured)}
     answer = simulate(
         *hosts,
-        topology(flat, **latencies),
+        topology(flat, weight, **latencies),
         app_group(("a", "b", 10), workloads="ab"),
         pod("b", "b", nodeName="n0"),
         pod("a", "a"),
     )
-    assert answer["placements"] == {"default/a": "n2"}
-    assert answer["latency_us"] == 700
+    assert answer["placements"] == {"default/a": node_of_a}
+    assert answer["latency_us"] == latency_us
+
+
+@pytest.mark.parametrize(
+    ("topologies", "cost"),
+    [
+        ((topology({("z0", "z1"): 7}, "Mine"),), 100),
+        ((topology({("z0", "z1"): 7}), topology({("z0", "z1"): 9}, namespace="other")), 7),
+        ((topology({("z0", "z1"): 7}, namespace="a"), topology({("z0", "z1"): 7}, namespace="b")), 100),
+    ],
+)
+def test_costs_count_that_the_scheduler_would_use(simulate: Any, topologies: Any, cost: int) -> None:
+    bound = (pod("a", "a", nodeName="a0"), pod("b", "b", nodeName="b0"))
+    answer = simulate(*TWO_ZONES, *topologies, app_group(("a", "b", 5), workloads="ab"), *bound)
+    assert answer["cost"] == cost
+    assert ("that counts" in answer["notes"]) == (cost == 100)
+
+
+def test_a_group_is_planned_by_the_costs_of_its_own_namespace(simulate: Any) -> None:
+    objects: list[Any] = [topology({("z0", "z1"): 7}), topology({("z0", "z1"): 9}, namespace="other")]
+    for namespace in ("default", "other"):
+        objects.append(app_group(("a", "b", 5), workloads="ab"))
+        objects += [pod("a", "a", nodeName="a0"), pod("b", "b", nodeName="b0")]
+        for each in objects[-3:]:
+            each["metadata"]["namespace"] = namespace
+    assert simulate(*TWO_ZONES, *objects)["cost"] == 7 + 9
 
 
 def test_groups_do_not_take_each_others_room(simulate: Any) -> None:
@@ -325,6 +357,13 @@ def test_groups_do_not_take_each_others_room(simulate: Any) -> None:
         used[where] = used.get(where, 0) + 1
     assert len(answer["placements"]) == 48
     assert max(used.values()) == 4
+
+
+def test_what_one_plan_has_given_away_is_taken_for_the_next(simulate: Any) -> None:
+    hosts = (node("n0", cpu="4"), node("n1", cpu="4"))
+    group, other = app_group(workloads="a"), app_group(name="h", workloads="a", objective="parity")
+    pods = (pod("p", "a", cpu="3"), pod("q", "a", group="h", cpu="3"))
+    assert set(simulate(*hosts, group, other, *pods)["placements"].values()) == {"n0", "n1"}
 
 
 def test_topology_spread_and_anti_affinity_hold(simulate: Any) -> None:

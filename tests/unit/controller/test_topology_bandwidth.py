@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.resources import (
@@ -38,7 +39,7 @@ from controller.topology.bandwidth import (
 )
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
 from kubekit.wire import ObjectMeta
-from netperf.costs import CostTable, ZoneCost
+from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import Measurement, Place, Sample
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
@@ -78,7 +79,9 @@ def pod(workload: str, node: str, *, of: str = "g", phase: str = "Running", leav
 
 
 def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
-    return allocated_bps(Membership.among(groups or (group(),), ()), placed_by_zone(pods, PLACES))
+    return allocated_bps(
+        Membership.among(groups or (group(),), (), NetworkOverheadArgs()), placed_by_zone(pods, PLACES)
+    )
 
 
 def test_one_pod_of_each_takes_its_demand_from_the_way_there_only() -> None:
@@ -248,7 +251,7 @@ def test_a_rate_is_spelled_as_short_as_it_can_be_said_exactly(rate_bps: str | in
 def test_the_object_of_a_hundred_zones_with_bandwidth_stays_below_a_megabyte() -> None:
     rng, zones = random.Random(1), [f"europe-north1-{i:03}" for i in range(100)]
     pairs = [(a, b) for a in zones for b in zones if a != b]
-    table = CostTable(
+    table = ZoneCosts(
         zones={
             pair: ZoneCost(
                 cost=rng.randint(2, 300),

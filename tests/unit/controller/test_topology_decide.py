@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import Map
 from controller.topology import reconciler, status
-from controller.topology.reconciler import Decision, Snapshot, TopologyController, decide, policy_of
+from controller.topology.reconciler import TopologyController, TopologyDecision, TopologySnapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
 from netperf.belief import Odd
-from netperf.costs import CostTable
+from netperf.costs import ZoneCosts
 from netperf.latencies import LATENCY_ANNOTATION
 from netperf.memory import CostState, ZonePair
 from netperf.policy import CostPolicy
@@ -57,18 +57,18 @@ def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
     return msgspec.json.decode(json.dumps(body), type=NetworkTopology)
 
 
-def snapshot(found: NetworkTopology, data: Mapping[str, str], **more: Any) -> Snapshot:
+def snapshot(found: NetworkTopology, data: Mapping[str, str], **more: Any) -> TopologySnapshot:
     values: dict[str, Any] = {"map": SHAPE, "missing": (), "allocated": {}, "interval_s": 60.0, **more}
-    return Snapshot(topology=found, data=data, **values)
+    return TopologySnapshot(topology=found, data=data, **values)
 
 
 def run(
     found: NetworkTopology, data: Mapping[str, str], *, at_s: float = START_S, state: CostState | None = None
-) -> Decision:
+) -> TopologyDecision:
     return decide(snapshot(found, data), state, POLICY, now_s=at_s, wall_s=at_s)
 
 
-def write(found: NetworkTopology, decision: Decision) -> NetworkTopology | None:
+def write(found: NetworkTopology, decision: TopologyDecision) -> NetworkTopology | None:
     """The object after the patch, applied as the API server does; None when there is nothing to patch."""
     operations = patch_topology(found, build_weight(decision.table, decision.bandwidths), decision.latencies)
     if operations is None:
@@ -351,8 +351,8 @@ def test_a_number_of_nodes_alone_is_written_once_a_minute_and_anything_else_at_o
 
 
 def test_a_number_of_nodes_alone_waits_where_the_definition_drops_conditions_too() -> None:
-    counts = status.Tally((), (), (), ())
-    held = status.conditions_of(counts, CostTable(zones={}, regions={}, absent=()), status.InputFaults(), 7)
+    counts = status.PairTally((), (), (), ())
+    held = status.conditions_of(counts, ZoneCosts(zones={}, regions={}, absent=()), status.InputFaults(), 7)
 
     def wanted(before: NetworkTopologyStatus, node_count: int) -> NetworkTopologyStatus:
         return status.plan_status(before, held, node_count=node_count, generation=7, weights_changed=False, now=1000.0)
@@ -424,7 +424,7 @@ def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
 
 def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None:
     def told(offset_us: float) -> list[str]:
-        table = CostTable(zones={}, regions={}, absent=(), odd={"n2": Odd(offset_us, 6, 6)})
+        table = ZoneCosts(zones={}, regions={}, absent=(), odd={"n2": Odd(offset_us, 6, 6)})
         counts = status.tally(table, POLICY, 60.0)
         return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
 

@@ -25,7 +25,7 @@ from kubekit.wire import (
     NodeStatus,
     ObjectMeta,
 )
-from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import ZonePlan, encode_plan, plan_object_name
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Percentile, Place, Sample
@@ -123,8 +123,8 @@ def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> N
     assert agent_pods_by_node(pods) == {"a": True, "b": False}
 
 
-def facts(*names: str) -> list[NodeFacts]:
-    return [NodeFacts(name=n, address=f"10.0.0.{i + 1}", zone=n[:2]) for i, n in enumerate(names)]
+def facts(*names: str) -> list[ProbeNode]:
+    return [ProbeNode(name=n, address=f"10.0.0.{i + 1}", zone=n[:2]) for i, n in enumerate(names)]
 
 
 def objects(plans: dict[str, ZonePlan]) -> dict[str, ConfigMap]:

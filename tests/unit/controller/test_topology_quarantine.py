@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from controller.topology.quarantine import QUARANTINE_S, Listening, listen, without_suspects
-from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import Failure, Measurement, ProberName, Sample
 
 ZONES = ("z1", "z2", "z3", "z4")
-FACTS = [NodeFacts(name=f"{zone}{copy}", address="10.0.0.1", zone=zone) for zone in ZONES for copy in "ab"]
+FACTS = [ProbeNode(name=f"{zone}{copy}", address="10.0.0.1", zone=zone) for zone in ZONES for copy in "ab"]
 ALL_WELL = 10
 Fate = Callable[[Probe], str]
 """What becomes of a probe: ``ok``, ``failed`` (the path is dead), ``hung`` (the host answers, its agent does not), ``silent``."""
@@ -30,7 +30,7 @@ class World:
     """Plans, agents that do what a fate says, and the controller's look at their results, round by round (simulated)."""
 
     def __init__(
-        self, facts: list[NodeFacts], round_s: float = 60.0, write_every: int = 1, prober: ProberName = "datagrams"
+        self, facts: list[ProbeNode], round_s: float = 60.0, write_every: int = 1, prober: ProberName = "datagrams"
     ) -> None:
         self.facts, self.round_s, self.write_every = facts, round_s, write_every
         self.plans: Mapping[str, ZonePlan] = plan_pairs(facts, PlanOptions(), None, 1000.0).zones
@@ -107,7 +107,7 @@ def test_a_cut_between_two_zones_blames_nobody_however_long() -> None:
 
 
 def test_a_cut_blames_nobody_where_zones_have_one_node_or_there_are_but_two() -> None:
-    single = World([NodeFacts(name=f"{zone}a", address="10.0.0.1", zone=zone) for zone in ZONES])
+    single = World([ProbeNode(name=f"{zone}a", address="10.0.0.1", zone=zone) for zone in ZONES])
     pair = World([f for f in FACTS if f.zone in {"z1", "z2"}])
     for world in (single, pair):
         world.rounds(ALL_WELL, lambda _: "ok")

@@ -29,7 +29,7 @@ from controller.traffic.proposals import (
     propose,
     round_up,
 )
-from controller.traffic.sources import NoTrafficError, choose_source, known_window, read_flows
+from controller.traffic.sources import NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, ServiceOfPods, Workloads, workload_of
 from kubekit.errors import ConfigError
 
@@ -99,7 +99,7 @@ async def test_obi_with_the_direction_selected_tells_client_and_server() -> None
         ]
     }
     prometheus = Answers(series)
-    source = await choose_source(prometheus)
+    source, *_ = await choose_among(prometheus)
     assert source.name == "obi"
     (found,) = await read_flows(prometheus, source, 3600)
     assert (found.client.name, found.server.name, found.port) == ("frontend", "cart", 7070)
@@ -116,7 +116,7 @@ async def test_without_a_direction_the_one_behind_a_service_answers_else_who_sen
 ) -> None:
     series = {"beyla_network_flow_bytes_total": [(obi("frontend", "cart"), 100.0), (obi("cart", "frontend"), 900.0)]}
     prometheus = Answers(series)
-    (found,) = await read_flows(prometheus, await choose_source(prometheus), 3600, frozenset(served))
+    (found,) = await read_flows(prometheus, (await choose_among(prometheus))[0], 3600, frozenset(served))
     assert found.client.name == client
     assert found.bytes_per_s == 1000
     assert not found.direction_known
@@ -135,7 +135,7 @@ async def test_istio_counts_what_the_server_sent_as_response_and_unknown_ends_as
     }
     prometheus = Answers(series)
     known, unknown = sorted(
-        await read_flows(prometheus, await choose_source(prometheus), 3600), key=lambda f: not f.server.known
+        await read_flows(prometheus, (await choose_among(prometheus))[0], 3600), key=lambda f: not f.server.known
     )
     assert (known.request_bytes_per_s, known.response_bytes_per_s, known.requests_per_s) == (11, 23, 12.5)
     assert build_traffic_graph([known, unknown]).left_out[0].reason == "external"
@@ -164,7 +164,7 @@ async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_sh
         ],
     }
     prometheus = Answers(series)
-    source = await choose_source(prometheus)
+    source, *_ = await choose_among(prometheus)
     assert source.name == "conntrack"
     found = await read_flows(prometheus, source, 3600)
     # The stand-in knows no matchers, so each direction's query gets all bytes.
@@ -179,15 +179,15 @@ async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_sh
 async def test_a_peak_that_is_too_much_for_prometheus_becomes_the_mean() -> None:
     series = {"obi_network_flow_bytes_total": [(obi("a", "b", direction="request"), 100.0)]}
     prometheus = Answers(series, refuse="quantile_over_time")
-    (found,) = await read_flows(prometheus, await choose_source(prometheus), 3600)
+    (found,) = await read_flows(prometheus, (await choose_among(prometheus))[0], 3600)
     assert found.peak_bytes_per_s == 100
 
 
 async def test_no_source_or_an_unknown_one_is_an_error_that_names_what_was_looked_for() -> None:
     with pytest.raises(NoTrafficError, match=r"obi_network_flow_bytes_total.*install one of the projects"):
-        await choose_source(Answers({"up": []}))
+        await choose_among(Answers({"up": []}))
     with pytest.raises(NoTrafficError, match="'hubbel' is unknown"):
-        await choose_source(Answers({}), "hubbel")
+        await choose_among(Answers({}), "hubbel")
 
 
 def test_dns_probes_scrapes_self_calls_and_external_ends_are_no_dependency() -> None:
@@ -497,7 +497,7 @@ def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> No
 
 async def test_a_window_is_as_long_as_prometheus_knows_the_source() -> None:
     prometheus = Answers({"obi_network_flow_bytes_total": [(obi("a", "b"), 100.0)]})
-    source = await choose_source(prometheus)
+    source, *_ = await choose_among(prometheus)
     assert await known_window(prometheus, source, 3600) == 3600
     prometheus.known_s = 3590.0
     assert await known_window(prometheus, source, 3600) == 3600

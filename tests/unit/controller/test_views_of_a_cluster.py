@@ -20,7 +20,7 @@ from controller.views.model import Overview
 from controller.views.network import build_network, by_pair, in_order
 from controller.views.overview import build
 from controller.views.problems import build_problems
-from controller.views.snapshot import Alert, NodeReading, PodReading, Readings, Snapshot
+from controller.views.snapshot import Alert, ClusterSnapshot, NodeReading, PodReading, Readings
 from kubekit.wire import Condition, NodeStatus
 from netperf.results import encode_samples
 from netperf.sample import Sample
@@ -30,11 +30,11 @@ RESULTS = f"{HOME}/netperf-metrics"
 ALERTS = Path(__file__).parents[3] / "manifests" / "prometheus" / "alerts.rules.yaml"
 
 
-def samples_of(snapshot: Snapshot) -> list[Sample]:
+def samples_of(snapshot: ClusterSnapshot) -> list[Sample]:
     return [msgspec.json.decode(value, type=Sample) for value in snapshot.results[RESULTS].values()]
 
 
-def with_samples(snapshot: Snapshot, samples: list[Sample]) -> Snapshot:
+def with_samples(snapshot: ClusterSnapshot, samples: list[Sample]) -> ClusterSnapshot:
     data = {key: value for key, value in encode_samples(samples).items() if value is not None}
     return msgspec.structs.replace(snapshot, results={RESULTS: data})
 
@@ -158,7 +158,7 @@ def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
     unready_pod = msgspec.structs.replace(
         unready_pod, status=msgspec.structs.replace(unready_pod.status, conditions=[Condition("Ready", "False")])
     )
-    states = {a.node: (a.state, a.reason) for a in build_agents(Snapshot(now_s=NOW_S, nodes=nodes))}
+    states = {a.node: (a.state, a.reason) for a in build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes))}
     assert {node: state for node, (state, _) in states.items()} == {
         "n1": "up",
         "n2": "away",
@@ -166,7 +166,7 @@ def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
         "n4": "away",
     }
     assert all(reason for node, (_, reason) in states.items() if node != "n1")
-    (first, *_) = build_agents(Snapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
+    (first, *_) = build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
     assert (first.node, first.state) == ("n1", "down")
 
 
@@ -222,7 +222,7 @@ def test_bandwidth_is_what_is_asked_and_booked_and_only_agents_say_what_is_enfor
         make_pod("f", node="n1"),
         make_pod("g", request="2G"),
     ]
-    snapshot = Snapshot(
+    snapshot = ClusterSnapshot(
         now_s=NOW_S, nodes=(make_node("n1", "z1", "r1"),), bandwidth_pods=tuple(bandwidth_pod(p) for p in pods)
     )
     view = build_bandwidth(snapshot)
@@ -248,7 +248,7 @@ def test_bandwidth_is_what_is_asked_and_booked_and_only_agents_say_what_is_enfor
 
 def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_has_is_a_problem() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
-    assert build_bandwidth(Snapshot(now_s=NOW_S, nodes=(node,))).nodes[0].capacity_bps is None
+    assert build_bandwidth(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).nodes[0].capacity_bps is None
     small = msgspec.structs.replace(
         node, status=NodeStatus(allocatable={BANDWIDTH: "1G"}, conditions=[Condition("Ready", "True")])
     )

@@ -14,9 +14,10 @@ from aiohttp import web
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, SilentWatchError, UnreachableError
-from kubekit.reflector import Reflector, wait_synced
+from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Object
 from kubekit.workqueue import WorkQueue
+from tests.support.mirrors import wait_synced
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

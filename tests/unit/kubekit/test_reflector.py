@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kubekit.client import Client
-from kubekit.reflector import Reflector, Selected, wait_synced
+from kubekit.reflector import Reflector, Selected
 from kubekit.wire import ConfigMap, Resource
+from tests.support.mirrors import wait_synced
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
 THINGS = Resource("", "v1", "configmaps", "ConfigMap")

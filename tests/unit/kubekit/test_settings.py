@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, camel, load_yaml, parse_yaml, read, seconds
+from kubekit.settings import Range, Section, camel, load_yaml, parse_yaml, read
 
 
 class Inner(Section, frozen=True):
@@ -71,13 +71,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"^--config: .*f\.yaml"):
         load_yaml(path, "--config")
-
-
-def test_durations_are_gos_or_seconds() -> None:
-    assert [seconds(text, "f") for text in ("1h30m", "90s", "250ms", 2)] == [5400, 90, 0.25, 2]
-    for wrong in ("1 m", "", "m", "-1s", float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match=r"^f: "):
-            seconds(wrong, "f")
 
 
 def test_names_are_spelled_as_in_files() -> None:

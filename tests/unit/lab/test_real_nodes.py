@@ -17,7 +17,7 @@ from lab.controlplane import SERVICE_RANGE_6
 from lab.image_build import AGENT, CONTROLLER, Recipe, fingerprint
 from lab.network import plan_network, pod_ranges
 from lab.realnode import cgroups, files
-from lab.realnode.images import ImageStore, Reference
+from lab.realnode.images import ImageReference, ImageStore
 from lab.realnode.machine import _missing_inotify
 from lab.realnode.node import reserved
 from lab.realnode.registry import Registry
@@ -160,15 +160,15 @@ def test_a_controller_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reference"),
     [
-        ("netaware-agent", Reference("docker.io", "library/netaware-agent", "latest")),
-        ("team/agent:1.2", Reference("docker.io", "team/agent", "1.2")),
-        ("registry.k8s.io/pause:3.10.1", Reference("registry.k8s.io", "pause", "3.10.1")),
-        ("localhost:5000/a/b:c", Reference("localhost:5000", "a/b", "c")),
-        ("host:5000/a", Reference("host:5000", "a", "latest")),
+        ("netaware-agent", ImageReference("docker.io", "library/netaware-agent", "latest")),
+        ("team/agent:1.2", ImageReference("docker.io", "team/agent", "1.2")),
+        ("registry.k8s.io/pause:3.10.1", ImageReference("registry.k8s.io", "pause", "3.10.1")),
+        ("localhost:5000/a/b:c", ImageReference("localhost:5000", "a/b", "c")),
+        ("host:5000/a", ImageReference("host:5000", "a", "latest")),
     ],
 )
-def test_names_of_images_are_completed_as_containerd_does(name: str, reference: Reference) -> None:
-    assert Reference.parse(name) == reference
+def test_names_of_images_are_completed_as_containerd_does(name: str, reference: ImageReference) -> None:
+    assert ImageReference.parse(name) == reference
 
 
 async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_path: Path) -> None:

@@ -164,7 +164,13 @@ def test_a_file_that_is_no_topology_is_an_error(text: str) -> None:
 
 
 def test_durations_and_losses() -> None:
-    assert [parse_duration_us(text) for text in ("500us", "1.5ms", "2s", "0", 0)] == [500.0, 1500.0, 2e6, 0.0, 0.0]
+    assert [parse_duration_us(text, "rtt") for text in ("500us", "1.5ms", "2s", "0", 0)] == [
+        500.0,
+        1500.0,
+        2e6,
+        0.0,
+        0.0,
+    ]
     assert [parse_loss(text) for text in ("0.1%", "100%", 0)] == [0.001, 1.0, 0.0]
 
 

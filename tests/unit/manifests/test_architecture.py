@@ -40,6 +40,28 @@ def test_every_step_is_a_function_that_exists() -> None:
     assert [f"{file}:{name}" for file, name in steps if name and name not in defined_in(ROOT / file)] == []
 
 
+def returned_by(file: str, name: str) -> str:
+    """A function's return annotation; empty where the name is a class's, or none."""
+    for node in parsed(ROOT / file).body if name and file.endswith(".py") else ():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return ast.unparse(node.returns) if node.returns else ""
+    return ""
+
+
+def test_what_a_step_hands_over_is_what_one_of_its_functions_returns() -> None:
+    """Of rows that begin with a type and name a function."""
+    wrong, held = [], 0
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        told = re.match(r"`([A-Z]\w+)`", cells[3]) if len(cells) == 5 else None
+        returned = [text for step in STEP.findall(cells[2]) if (text := returned_by(*step))] if told else []
+        if told and returned:
+            held += 1
+            wrong += [line] * (told[1] not in re.findall(r"\w+", " ".join(returned)))
+    assert wrong == []
+    assert held >= 10
+
+
 def test_the_rooms_are_listed_in_the_order_that_the_linter_keeps() -> None:
     layers = re.search(
         r'containers = \["controller"\]\nlayers = \[(.*?)\]\n', (ROOT / "pyproject.toml").read_text(), re.S

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.costs import CostTable, cost_of, held_cost, price, region_costs
+from netperf.costs import ZoneCosts, cost_of, held_cost, price, region_costs
 from netperf.memory import CostState, fold, restore, resume
 from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
 from netperf.routes import infer_us
@@ -38,7 +38,7 @@ def run(from_zone: str, to_zone: str, us: float | None, sequence: int = 1, **fie
 
 def step(
     samples: Iterable[Sample], state: CostState | None = None, policy: CostPolicy = POLICY, now_s: float = 0.0
-) -> tuple[CostTable, CostState]:
+) -> tuple[ZoneCosts, CostState]:
     folded = fold(samples, state or {}, policy, now_s, WALL_S)
     return price(folded, ZONES, policy, now_s)
 

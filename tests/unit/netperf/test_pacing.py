@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
 from netperf.pacing import ProbeBudget, Spending, choose_test, next_turn, probes_of, start_s, within_budget
-from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import ProbeSettings
 from netperf.sample import Test
 
-NODES = [NodeFacts(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}") for z in range(9)]
+NODES = [ProbeNode(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}") for z in range(9)]
 PLAN = plan_pairs(NODES, PlanOptions(node_pairs=1), None, 1_700_000_000.0)
 BUSIEST = max(PLAN.zones.values(), key=lambda p: len(p.probes))
 NODE = BUSIEST.probes[0].origin.node

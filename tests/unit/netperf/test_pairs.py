@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.pairs import NodeFacts, PairPlan, PlanOptions, plan_pairs
-from netperf.plans import PLAN_KEY, WITNESS_RANK, Probe, encode_plan, encode_plans
+from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
+from netperf.plans import PLAN_KEY, WITNESS_RANK, Probe, encode_plan
 from netperf.results import shard_names, zones_per_shard
 
 NOW_S = 1_700_000_000.0
 
 
-def cluster(sizes: Iterable[int]) -> list[NodeFacts]:
+def cluster(sizes: Iterable[int]) -> list[ProbeNode]:
     return [
-        NodeFacts(name=f"n{z}-{i}", address=f"10.{z // 200}.{z % 200}.{i + 1}", zone=f"z{z:03}", region=f"r{z % 3}")
+        ProbeNode(name=f"n{z}-{i}", address=f"10.{z // 200}.{z % 200}.{i + 1}", zone=f"z{z:03}", region=f"r{z % 3}")
         for z, size in enumerate(sizes)
         for i in range(size)
     ]
@@ -161,7 +161,7 @@ def test_a_few_pairs_of_nodes_stand_for_two_zones_and_no_node_is_asked_alone(siz
 
 def test_a_rotation_at_100_zones_of_100_nodes_costs_agents_less_than_5_megabytes_a_minute() -> None:
     nodes = [
-        NodeFacts(name=f"ip-10-{z}-{i}.compute.internal", address=f"10.{z}.0.{i}", zone=f"zone-{z:03}", region="r")
+        ProbeNode(name=f"ip-10-{z}-{i}.compute.internal", address=f"10.{z}.0.{i}", zone=f"zone-{z:03}", region="r")
         for z in range(100)
         for i in range(100)
     ]
@@ -234,14 +234,14 @@ def test_an_inner_pair_joins_two_nodes_of_a_zone_that_has_two() -> None:
 )
 def test_nodes_that_cannot_probe_are_left_out_and_named(fields: dict[str, object], reason: str) -> None:
     base: dict[str, object] = {"name": "odd", "address": "10.0.0.9", "zone": "z000"}
-    odd = NodeFacts(**{**base, **fields})  # type: ignore[arg-type]
+    odd = ProbeNode(**{**base, **fields})  # type: ignore[arg-type]
     plan = plan_pairs([*cluster([1, 1]), odd], PlanOptions(), None, NOW_S)
     assert [(r.key, r.reason) for r in plan.left_out] == [("odd", reason)]
     assert all("odd" not in (p.origin.node, p.destination.node) for p in all_probes(plan))
 
 
 def test_a_zone_whose_nodes_are_all_left_out_is_named_too() -> None:
-    lonely = NodeFacts(name="lonely", address="10.9.9.9", zone="dark", ready=False)
+    lonely = ProbeNode(name="lonely", address="10.9.9.9", zone="dark", ready=False)
     plan = plan_pairs([*cluster([1, 1]), lonely], PlanOptions(), None, NOW_S)
     assert ("dark", "zone-without-probers") in {(r.key, r.reason) for r in plan.left_out}
 
@@ -260,14 +260,13 @@ def test_a_round_is_a_minute_up_to_ten_zones_and_then_grows_with_them(zones: int
 
 def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
     nodes = [
-        NodeFacts(name=f"{'n' * 200}-{z}-{i}.example", address="fd00::1:2", zone="z" * 58 + f"-{z:03}", region="r" * 63)
+        ProbeNode(name=f"{'n' * 200}-{z}-{i}.example", address="fd00::1:2", zone="z" * 58 + f"-{z:03}", region="r" * 63)
         for z in range(100)
         for i in range(2)
     ]
     plan = plan_pairs(nodes, PlanOptions(both_directions=True), None, NOW_S)
-    encoded = encode_plans(plan.zones)
-    assert len(encoded) == 100
-    assert max(len(data[PLAN_KEY]) for data in encoded.values()) < 2**19
+    assert len(plan.zones) == 100
+    assert max(len(encode_plan(zone)[PLAN_KEY]) for zone in plan.zones.values()) < 2**19
 
 
 @pytest.mark.parametrize("zones", [1, 13, 40, 66, 100, 101, 150, 200, 400, 1000])

@@ -20,7 +20,7 @@ from controller.topology.planner import oldest_forms, plan_changes
 from kubekit.wire import ConfigMap, Node, ObjectMeta
 from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, ZONE_LABEL, Announcement, read_announcement
 from netperf.errors import PlanRefusedError
-from netperf.pairs import NodeFacts, PlanOptions, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import COMPACT_KEY, PLAN_KEY, ZonePlan, decode_plan, encode_plan, form_of, plan_object_name
 from netperf.results import decode_results, encode_failure, encode_samples
 from netperf.sample import Failure, Measurement, Place, Sample
@@ -31,7 +31,7 @@ PLACES = {
     f"node-{z}{i}": Place(f"node-{z}{i}", f"zone-{z}", "north" if z < "c" else "south") for z in "abcd" for i in (1, 2)
 }
 FACTS = [
-    NodeFacts(name=place.node, address=f"10.{n // 2}.0.{n % 2 + 1}", zone=place.zone, region=place.region)
+    ProbeNode(name=place.node, address=f"10.{n // 2}.0.{n % 2 + 1}", zone=place.zone, region=place.region)
     for n, place in enumerate(PLACES.values())
 ]
 NOW_S = 1_763_700_120.0

@@ -20,7 +20,7 @@ from controller.cluster.resources import (
 )
 from controller.cluster.services import Service as KubernetesService
 from controller.scheduler.config import ExtenderConfig, SchedulerConfig
-from controller.scheduler.extender import Extender
+from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.state import State
 from kubekit import logs
@@ -35,7 +35,7 @@ from kubekit.runtime import keep_memory, supervise
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
 from netperf.contract import HOME_NAMESPACE
 
-log = logs.get("controller.scheduler.program")
+log = logs.get("controller.scheduler.extender.program")
 
 DEFAULT_LISTEN = "127.0.0.1:9876"
 
@@ -66,14 +66,14 @@ async def run_extender(
         collect(registry=registry)
     count_tasks(registry)
     async with Client(cluster, user_agent="netaware-extender") as client:
-        service = Service(client, config, listen=listen, namespace=namespace, registry=registry)
+        service = ExtenderService(client, config, listen=listen, namespace=namespace, registry=registry)
         tasks = service.tasks()
         if metrics_listen is not None:
             tasks["metrics"] = Server(metrics_listen, checks=service.server.checks, registry=registry).serve()
         await supervise(tasks)
 
 
-class Service:
+class ExtenderService:
     """Mirrors, state and server put together.
 
     Attributes:
@@ -96,7 +96,7 @@ class Service:
         self._topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
         self._namespaces: Reflector[Object] = Reflector(client, NAMESPACES, Object)
         self._services: Reflector[KubernetesService] = Reflector(client, SERVICES, KubernetesService)
-        self.state = State(config, namespace, consent=True)
+        self.state = State(config, namespace)
         self.state.follow(
             self._nodes,
             self._pods,

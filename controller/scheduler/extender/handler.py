@@ -7,18 +7,17 @@ read gets an error that says so; the shipped scheduler configuration then goes o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
 
-from controller.cluster.pods import AskedPod, Target, target_of
+from controller.cluster.pods import AskedPod, Target, serves, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender_wire import Answers, Filtered
+from controller.scheduler.extender.wire import Answers, Filtered
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.preemption import MetaVictims, PreemptionAnswer, decode_preemption, passing
 from controller.scheduler.rules import Weighing
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
 from kubekit import logs
@@ -211,7 +210,7 @@ class Extender:
 
     def _weigh(self, pod: AskedPod) -> Weighing | DeletedNodeError:
         scheduler = pod.spec.scheduler_name
-        if self._names and scheduler and scheduler not in self._names:
+        if scheduler and not serves(scheduler, self._names):
             return Weighing(NOT_OURS)
         labels = pod.metadata.labels or {}
         group = labels.get(APPGROUP_LABEL, "")
@@ -260,3 +259,59 @@ def _check_names(raw: msgspec.Raw) -> None:
     """What is echoed without being looked at should at least be a list."""
     if not bytes(raw).startswith(b"["):
         raise BadRequestError("nodenames is no list")
+
+
+class MetaPod(msgspec.Struct, frozen=True):
+    """A victim."""
+
+    uid: str = msgspec.field(default="", name="UID")
+
+
+class MetaVictims(msgspec.Struct, frozen=True):
+    """The pods that would be evicted from a node, and how many PodDisruptionBudgets that would break."""
+
+    pods: list[MetaPod] | None = msgspec.field(default=None, name="Pods")
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class PreemptionQuestion(msgspec.Struct, frozen=True):
+    """ExtenderPreemptionArgs of kube-scheduler's extender v1 types: victims by UID, since we are ``nodeCacheCapable``."""
+
+    pod: AskedPod = msgspec.field(default=AskedPod(), name="Pod")
+    nodes: dict[str, MetaVictims | None] | None = msgspec.field(default=None, name="NodeNameToMetaVictims")
+
+
+class PreemptionAnswer(msgspec.Struct, frozen=True):
+    """ExtenderPreemptionResult: the nodes that remain, with the same victims."""
+
+    nodes: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
+
+
+decode_preemption = msgspec.json.Decoder(PreemptionQuestion).decode
+
+
+def passing(
+    state: State, namespace: str, group: str, workload: str, nodes: Mapping[str, MetaVictims | None]
+) -> PreemptionAnswer:
+    """The nodes that kube-scheduler would clear for a pod, and that filter passes once they are cleared.
+
+    Without this verb a pod evicts others on a node that filter refuses at the next attempt, and then again on the next one.
+
+    Args:
+        state: the cluster.
+        namespace: of the pod.
+        group: its AppGroup label.
+        workload: its workload label.
+        nodes: as they were asked about.
+
+    Raises:
+        DeletedNodeError: only where deleted nodes block, as upstream has it.
+    """
+    remaining: dict[str, MetaVictims] = {}
+    for node, victims in nodes.items():
+        kept = victims or MetaVictims()
+        gone = [placed for victim in kept.pods or () if (placed := state.placed(victim.uid)) is not None]
+        weighing = state.weigh_without(namespace, group, workload, gone)
+        if weighing.tally(node, state.place_of.get(node, 0)).passes:
+            remaining[node] = kept
+    return PreemptionAnswer(remaining)

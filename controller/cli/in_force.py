@@ -1,10 +1,10 @@
-"""The running controller's configuration, so that a command judges by the rules that are in force and not by the defaults."""
+"""Which configuration is in force: the running controller's, as its Deployment mounts it."""
 
 from __future__ import annotations
 
-from controller.cli.session import Session
 from controller.config import ControllerConfiguration, parse_config
-from kubekit.errors import ApiError
+from kubekit.client import Client
+from kubekit.errors import ApiError, ConfigError
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, ConfigMap, Object, Wire
 from netperf.contract import CONTROLLER
 
@@ -36,18 +36,23 @@ class _Deployment(Object, frozen=True):
     spec: _DeploymentSpec = _DeploymentSpec()
 
 
-async def live_configuration(session: Session) -> ControllerConfiguration:
-    """The running controller's configuration; the defaults, with a note, where it cannot be read."""
+async def read_configuration(client: Client, home: str) -> tuple[ControllerConfiguration, str]:
+    """The running controller's configuration, and an empty text; the defaults, and why, where it cannot be read.
+
+    Raises:
+        KubekitError: no answer.
+    """
     try:
-        found = await session.client.get(DEPLOYMENTS, DEPLOYMENT, _Deployment, namespace=session.home)
+        found = await client.get(DEPLOYMENTS, DEPLOYMENT, _Deployment, namespace=home)
         volumes = found.spec.template.spec.volumes or ()
         name = next((v.config_map.name for v in volumes if v.name == VOLUME and v.config_map is not None), "")
         if name:
-            data = (await session.client.get(CONFIGMAPS, name, ConfigMap, namespace=session.home)).data or {}
+            data = (await client.get(CONFIGMAPS, name, ConfigMap, namespace=home)).data or {}
             if FILE in data:
-                return parse_config(data[FILE], f"ConfigMap {session.home}/{name}")
+                return parse_config(data[FILE], f"ConfigMap {home}/{name}"), ""
     except ApiError as error:
         if not (error.forbidden or error.not_found):
             raise
-    session.notes["configuration"] = f"the controller's was not found in {session.home}; defaults are used"
-    return ControllerConfiguration()
+    except ConfigError as error:
+        return ControllerConfiguration(), f"{error}; defaults are used"
+    return ControllerConfiguration(), f"the controller's was not found in {home}; defaults are used"

@@ -1,0 +1,49 @@
+"""Durations as people write them: ``90s``, ``5m``, ``1m30s``, ``1.5h``, ``2d``, ``2w``, ``14ms``, ``500us``."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+from kubekit.errors import ConfigError
+
+_UNITS_S = {"us": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(us|ms|[smhdw])")
+_WHOLE = re.compile(rf"(?:{_PART.pattern})+")
+
+
+def seconds(
+    value: str | float, field: str, *, least: float = 0.0, most: float = float("inf"), bare: bool = False
+) -> float:
+    """Read a duration; a number that is no text is one of seconds.
+
+    Args:
+        value: as the user wrote it.
+        field: the flag or the field in a file, for errors.
+        least: the lowest, in seconds.
+        most: the highest, in seconds.
+        bare: a text needs no unit, and is a number of seconds then.
+
+    Raises:
+        ConfigError: it is no duration, or beyond the limits; names ``field``.
+    """
+    found = None
+    if not isinstance(value, str):
+        found = float(value)
+    elif _WHOLE.fullmatch(value.strip()):
+        found = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(value))
+    elif bare:
+        with suppress(ValueError):
+            found = float(value.removesuffix("s"))
+    if found is None:
+        raise ConfigError(field, f"{value!r} is no duration", "write a number and its unit, as 5ms, 90s, 1h30m or 7d")
+    if not least <= found <= most or found == float("inf"):
+        limits = f"at least {_told(least)}" + (f", at most {_told(most)}" if most < float("inf") else "")
+        raise ConfigError(field, f"{value!r} is out of range", limits)
+    return found
+
+
+def _told(time_s: float) -> str:
+    """In the largest unit that it is a multiple of."""
+    units = (f"{time_s / size_s:g}{unit}" for unit, size_s in reversed(_UNITS_S.items()) if not time_s % size_s)
+    return next(units) if time_s else "0s"

@@ -1,0 +1,260 @@
+"""Commands judge as the scheduler does: by the running controller's configuration, by its groups, costs and nodes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from controller.cli.costs import ShowCosts
+from controller.cli.explain import Explain, Explained
+from controller.cli.explain_group import explain_group
+from controller.cli.graph import GraphOf
+from controller.cli.looking import look_around, state_of
+from controller.cli.offline import Given, plan_offline
+from controller.cli.offline_objects import ClusterFile
+from controller.cli.session import NotFoundError, Session
+from controller.cli.simulate import Simulate, Simulation
+from controller.cli.traffic_reading import _costs
+from controller.cluster.costs import CostTable
+from controller.cluster.graph import build_graph
+from controller.cluster.hosts import Fleet
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import AppGroup
+from controller.config import ControllerConfiguration
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.planner import GroupSnapshot, plan_group
+from controller.traffic.prices import PriceTable
+from kubekit.client import Client
+from kubekit.config import ClusterConfig
+from kubekit.wire import Node
+from tests.unit.controller.test_one_answer import NODES, group, node, pod, topology, weight
+
+HOME = "netaware-system"
+HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
+MINE = (
+    HEAD
+    + """
+topology: {costPolicy: {unitUs: 250}}
+scheduler:
+  schedulerNames: [mine]
+  gates: {maxWaitS: 300}
+  networkOverhead: {weightsName: Mine, networkTopologyName: ours}
+"""
+)
+COSTS = topology(weight("Mine", 7), weight("UserDefined", 2), name="ours", namespace=HOME)
+OTHER = topology(weight("UserDefined", 3))
+LISTS = {"nodes": "Node", "pods": "Pod", "appgroups": "AppGroup", "networktopologies": "NetworkTopology"}
+
+
+@asynccontextmanager
+async def cluster(config: str | None, *objects: dict[str, Any]) -> AsyncIterator[Session]:
+    """A session with an API server that has these objects, and a controller with this configuration; None for no controller."""
+
+    async def answer(request: web.Request) -> web.Response:
+        parent, _, last = request.path.rpartition("/")
+        space = parent.rpartition("/namespaces/")[2].partition("/")[0] if "/namespaces/" in parent else None
+        if last == "netaware-controller" and config is not None:
+            volume = {"name": "config", "configMap": {"name": "settings"}}
+            return web.json_response({"spec": {"template": {"spec": {"volumes": [volume]}}}})
+        if last == "settings" and config is not None:
+            return web.json_response({"data": {"config.yaml": config}})
+        if last in {*LISTS, "services", "configmaps", "deployments", "statefulsets"}:
+            named = [o for o in objects if o["kind"] == LISTS.get(last)]
+            items = [o for o in named if space in {None, o["metadata"].get("namespace")}]
+            return web.json_response({"metadata": {}, "items": items})
+        for found in objects:
+            if found["metadata"]["name"] == last:
+                return web.json_response(found)
+        return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with Client(ClusterConfig(f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
+            yield Session(client, None, "x", HOME)
+    finally:
+        await runner.cleanup()
+
+
+def asked(command: Any, *argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    return parser.parse_args(argv)
+
+
+async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
+    async with cluster(MINE, *NODES) as session:
+        snapshot = await session.snapshot()
+        assert session.notes == {}
+        _, facts = await look_around(session)
+    assert (snapshot.rules.weights_name, snapshot.rules.network_topology_name) == ("Mine", "ours")
+    assert snapshot.policy.unit_us == 250
+    assert (facts.max_wait_s, facts.our_schedulers) == (300, ("mine",))
+
+
+@pytest.mark.parametrize("config", [None, HEAD + "unheard: of\n"])
+async def test_a_configuration_that_cannot_be_read_is_noted_and_the_defaults_count(config: str | None) -> None:
+    async with cluster(config, *NODES) as session:
+        snapshot = await session.snapshot()
+        assert snapshot.scheduler == SchedulerConfig()
+        assert "defaults are used" in session.notes["configuration"]
+
+
+async def test_a_configuration_that_is_given_is_not_read() -> None:
+    async with cluster(None, *NODES) as session:
+        session.given = ControllerConfiguration()
+        await session.snapshot()
+        assert session.notes == {}
+
+
+async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) -> None:
+    objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
+    file = tmp_path / "group.json"
+    file.write_text(json.dumps({**group(most=5), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    async with cluster(MINE, *objects) as session:
+        shown = await ShowCosts().ask(session, asked(ShowCosts()))
+        (view,) = await GraphOf().ask(session, asked(GraphOf()))
+        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+        explained = await Explain().ask(session, asked(Explain(), "pod", "a-n1"))
+        proposed = _costs(await session.snapshot(measurements=False), "x")(("west", "z1"), ("west", "z2"))
+    assert proposed == 7
+    assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
+    assert [(edge.cost, edge.verdict) for edge in view.edges] == [(7, "violated")]
+    assert isinstance(simulated, Simulation)
+    assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
+    assert isinstance(explained, Explained)
+    assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")
+
+
+def large(name: str, on: str = "", **more: Any) -> dict[str, Any]:
+    """A pod, or a template, that takes three of a node's four CPUs."""
+    made = pod(name, on, namespace="shop")
+    containers = [{"name": "c", "resources": {"requests": {"cpu": "3"}}}]
+    return {**made, "spec": {**made["spec"], "containers": containers}, **more}
+
+
+async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_they_are_in(tmp_path: Any) -> None:
+    nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
+    mine = group("default")
+    file = tmp_path / "group.json"
+    made = [{**mine, "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}]
+    for name in "ab":
+        template = large(name)
+        template["spec"] = {"containers": template["spec"]["containers"]}
+        made.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"replicas": 1, "template": template},
+            }
+        )
+    file.write_text("\n".join(json.dumps(each) + "\n---" for each in made))
+    async with cluster(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2")) as session:
+        session.namespace = "default"
+        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+        explained = await explain_group(session, "g", PriceTable())
+    assert isinstance(simulated, Simulation)
+    assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
+    assert explained.money is not None
+    assert explained.money.anew is not None
+
+
+HERE = {"plain": HEAD, "parity": HEAD + "scheduler: {parity: upstream}\n"}
+ELSEWHERE = (topology(weight("UserDefined", 7), name="other", namespace="a"), topology(name="another", namespace="b"))
+
+
+@pytest.mark.parametrize(
+    ("config", "topologies"),
+    [
+        ("plain", (topology(weight("Mine", 7)),)),
+        ("plain", ELSEWHERE),
+        ("parity", (topology(weight("NetperfCosts", 7), namespace=HOME),)),
+    ],
+)
+async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_they_show_others(
+    config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Any
+) -> None:
+    file = tmp_path / "group.json"
+    file.write_text(json.dumps({**group(), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    async with cluster(HERE[config], *NODES, *topologies) as session:
+        used = state_of(await session.snapshot(), ()).costs("x")
+        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+        session.notes.clear()
+        shown = await ShowCosts().ask(session, asked(ShowCosts()))
+    assert isinstance(simulated, Simulation)
+    assert used.weight == ""
+    assert (simulated.topology or "", simulated.weights or "") == (used.topology, used.weight)
+    assert shown.network.weights is not None
+    assert shown.network.unused
+    assert "the scheduler does not use" in session.notes["costs"]
+
+
+async def test_costs_that_the_scheduler_uses_are_shown_without_a_note() -> None:
+    own, shared = (topology(weight("UserDefined", cost), namespace=at) for at, cost in (("x", 7), ("default", 3)))
+    async with cluster(HEAD, *NODES, own, shared) as session:
+        for argv in ((), ("--topology", "x/nt-default"), ("--weights", "UserDefined")):
+            network = (await ShowCosts().ask(session, asked(ShowCosts(), *argv))).network
+            assert not network.unused
+        assert session.notes == {}
+
+
+async def test_costs_that_a_person_asks_for_are_planned_by(tmp_path: Any) -> None:
+    file = tmp_path / "group.json"
+    file.write_text(json.dumps({**group(), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    topologies = (*ELSEWHERE, topology(weight("UserDefined", 3), weight("Mine", 5)))
+    async with cluster(HEAD, *NODES, *topologies) as session:
+
+        async def told(*argv: str) -> tuple[str | None, str | None]:
+            answer = await Simulate().ask(session, asked(Simulate(), "-f", str(file), *argv))
+            assert isinstance(answer, Simulation)
+            return answer.topology, answer.weights
+
+        assert await told() == ("default/nt-default", "UserDefined")
+        assert await told("--weights", "Mine") == ("default/nt-default", "Mine")
+        assert await told("--topology", "other") == await told("--topology", "a/other") == ("a/other", "UserDefined")
+        with pytest.raises(NotFoundError, match="there is no weight 'NetperfCosts'"):
+            await told("--weights", "NetperfCosts")
+
+
+NOT_READY = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
+LOST = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("status", "taints", "room"), [({}, [], True), (NOT_READY, [], True), (NOT_READY, [LOST], False)]
+)
+async def test_plans_use_the_nodes_that_the_scheduler_does_and_taints_tell_which_are_lost(
+    status: dict[str, Any], taints: list[dict[str, str]], room: bool, tmp_path: Any
+) -> None:
+    lone = {**node("n1", "z1"), "spec": {"taints": taints}, "status": {**status, "allocatable": {"pods": "110"}}}
+    file = tmp_path / "group.json"
+    file.write_text(json.dumps({**group("default"), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    mine, fleet = msgspec.convert(group("default"), AppGroup), Fleet()
+    fleet.take_node("n1", None, msgspec.convert(lone, Node))
+    waiting = msgspec.convert({"kind": "Pod", **pod("a", "", namespace="default", phase="Pending")}, GroupPod)
+    leader = plan_group(GroupSnapshot(build_graph(mine.spec), [waiting], {}, CostTable(), fleet.hosts, fleet.used))
+    assert bool(leader.targets) == room
+    async with cluster(HEAD, lone, group("default"), pod("a", "n1", namespace="default")) as session:
+        session.namespace = "default"
+        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+        explained = await explain_group(session, "g", PriceTable())
+    offline, _ = plan_offline(
+        ClusterFile([msgspec.convert(lone, Node)], [waiting], groups=[mine]),
+        Given(),
+    )
+    assert isinstance(simulated, Simulation)
+    assert (simulated.network_aware.unplaced == simulated.default.unplaced == 0) == room
+    assert bool(offline.placements) == room
+    assert explained.money is not None
+    assert (explained.money.anew is not None) == room

@@ -1,0 +1,76 @@
+"""What confuses the page ends neither it nor the manager, and browsers are not left with what no longer holds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
+
+from controller.cluster.caches import Caches
+from controller.page import server, sources
+from controller.page.config import PageConfig
+from controller.page.server import Page
+from controller.scheduler.config import SchedulerConfig
+from controller.topology.results import ResultsMirror
+from controller.views import overview
+from controller.views.model import Overview
+from controller.views.snapshot import ClusterSnapshot
+from kubekit.client import Client
+from kubekit.errors import UnreachableError
+from netperf.policy import CostPolicy
+
+
+class Deaf:
+    """In the place of a client: there is no API server."""
+
+    async def get(self, *_: object, **__: object) -> None:
+        raise UnreachableError("deaf")
+
+    list = get
+
+
+async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, broken = overview.build, asyncio.Event()
+
+    def confused(snapshot: ClusterSnapshot) -> Overview:
+        if broken.is_set():
+            raise IndexError
+        return build(snapshot)
+
+    monkeypatch.setattr(server, "build", confused)
+    monkeypatch.setattr(server, "FIRST_PAGE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(sources, "SETTLE_TIMEOUT_S", 0.01)
+    client = cast("Client", Deaf())
+    page = Page(
+        Caches(client, "netaware"),
+        ResultsMirror(client, "netaware"),
+        PageConfig(refresh_s=0.05, resync_s=0.05),
+        CollectorRegistry(),
+        namespace="netaware",
+        policy=CostPolicy(),
+        scheduler=SchedulerConfig(),
+        client=client,
+    )
+    app = web.Application()
+    page.add_routes(app)
+    running = asyncio.ensure_future(page.run())
+    try:
+        async with TestClient(TestServer(app)) as browser:
+            broken.set()
+            assert (await browser.get("/api/v1/overview")).status == 503
+            assert not running.done()
+            broken.clear()
+            assert (await browser.get("/api/v1/overview")).status == 200
+            stream = await browser.get("/api/v1/events")
+            broken.set()
+            await asyncio.wait_for(stream.read(), 10)
+            assert (await browser.get("/api/v1/events")).status == 503
+            assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

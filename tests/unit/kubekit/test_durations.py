@@ -1,0 +1,36 @@
+"""One way to read a duration, whoever asks for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubekit.durations import seconds
+from kubekit.errors import ConfigError
+
+
+def test_every_unit_is_read_and_parts_are_added_up() -> None:
+    texts = ("90s", "5m", "1m30s", "1.5h", "2d", "2w", "14ms", "0.5s", "250us", ".5s", " 90s ")
+    assert [seconds(text, "f") for text in texts] == [
+        90, 300, 90, 5400, 172_800, 1_209_600, 0.014, 0.5, 0.00025, 0.5, 90,
+    ]  # fmt: skip
+    assert seconds(2, "f") == 2
+
+
+def test_a_text_without_a_unit_is_seconds_only_where_it_may_be() -> None:
+    assert [seconds(text, "f", bare=True) for text in ("15", "1e3", "1e3s", "5m")] == [15, 1000, 1000, 300]
+    with pytest.raises(ConfigError, match=r"^f: '15' is no duration \(write a number and its unit"):
+        seconds("15", "f")
+
+
+@pytest.mark.parametrize("wrong", ["1 m", "", "m", "-1s", "1m 30s", "nan", float("nan"), float("inf"), "9" * 400 + "s"])
+def test_what_is_no_duration_is_told_with_its_field(wrong: str | float) -> None:
+    for bare in (False, True):
+        with pytest.raises(ConfigError, match=r"^f: "):
+            seconds(wrong, "f", bare=bare)
+
+
+def test_the_limits_are_told() -> None:
+    assert seconds("1m", "f", least=60, most=60) == 60
+    for text in ("59s", "61s"):
+        with pytest.raises(ConfigError, match=rf"^f: '{text}' is out of range \(at least 1m, at most 1m\)"):
+            seconds(text, "f", least=60, most=60)
