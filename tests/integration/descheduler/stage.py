@@ -176,7 +176,9 @@ async def place(
 ) -> None:
     """A ReplicaSet whose first pods are on the nodes named, and whose later ones go where the scheduler wants.
 
-    The pods are created bound and then adopted, since a template that named a node would name it for replacements too.
+    The pods are created bound and then adopted, since a template that named a node would name it for replacements too. The
+    controller manager may see the ReplicaSet before them, and create others: those wait at a gate until they are taken back.
+    Without it they ran elsewhere, and the pods named were deleted, since more of them share a node.
     """
     template = pod_template(app, cores, labels or {}, **spec)
     for i, node in enumerate(nodes):
@@ -187,13 +189,29 @@ async def place(
             "spec": {**template["spec"], "nodeName": node},
         }
         await client.create(PODS, body, Object, namespace=namespace)
+    gated = {**template, "spec": {**template["spec"], "schedulingGates": [{"name": "netaware.io/test-adoption"}]}}
     body = {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
         "metadata": {"name": app},
-        "spec": {"replicas": len(nodes), "selector": {"matchLabels": {"app": app}}, "template": template},
+        "spec": {"replicas": len(nodes), "selector": {"matchLabels": {"app": app}}, "template": gated},
     }
-    await client.create(REPLICA_SETS, body, Object, namespace=namespace)
+    created = await client.create(REPLICA_SETS, body, Object, namespace=namespace)
+
+    async def adopted() -> bool:
+        pods = await client.list(PODS, Pod, namespace=namespace, label_selector=f"app={app}")
+        owned = [pod for pod in pods if created.metadata.uid in {o.uid for o in pod.metadata.owner_references or []}]
+        return len(owned) == len(pods) == len(nodes) and all(pod.spec.node_name for pod in pods)
+
+    await until(adopted, 60)
+    open_gate = {"spec": {"template": {"spec": {"schedulingGates": None}}}}
+    changed = await client.patch(REPLICA_SETS, app, open_gate, Object, namespace=namespace)
+
+    async def observed() -> bool:
+        found: dict[str, Any] = await client.get(REPLICA_SETS, app, dict, namespace=namespace)
+        return bool(found["status"].get("observedGeneration", 0) >= changed.metadata.generation)
+
+    await until(observed, 60)
 
 
 FAST = {
