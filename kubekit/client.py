@@ -24,12 +24,14 @@ from typing import Any, Protocol, Self, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp import BytesPayload
+from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
 from kubekit.breath import Breath
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
-from kubekit.errors import ApiError, MalformedObjectError, SilentWatchError, UnreachableError
+from kubekit.errors import ApiError, MalformedObjectError, NotLeaderError, SilentWatchError, UnreachableError
 from kubekit.transport import Lane, Lanes
 from kubekit.wire import EVICTIONS, PODS, UNREADABLE, ListMeta, Resource, Wire
 
@@ -265,7 +267,8 @@ class Client:
         self, resource: Resource, name: str, *, namespace: str | None = None, grace_period_s: int | None = None
     ) -> None:
         """Delete one object; one that is gone already counts as deleted."""
-        body = None if grace_period_s is None else {"gracePeriodSeconds": grace_period_s}
+        # Even where there is nothing to say: what is sent without a body asks for no permission when it is sent.
+        body = {} if grace_period_s is None else {"gracePeriodSeconds": grace_period_s}
         try:
             await self.request("DELETE", resource.path(namespace, name), body=body)
         except ApiError as error:
@@ -415,10 +418,12 @@ class Client:
         config = self.config
         sent: CIMultiDict[str] = CIMultiDict(headers or {})
         sent.extend(config.headers)
-        data = None
+        data: bytes | BytesPayload | None = None
         if body is not None:
             sent["Content-Type"] = content_type
             data = msgspec.json.encode(body)
+            if self._guard is not None:
+                data = _FencedBody(data, self._guard)
         for last in (config.plugin is None, True):
             credential = await config.plugin.current() if config.plugin is not None else Credential()
             token = credential.token or (config.token() if config.token is not None else "")
@@ -432,6 +437,22 @@ class Client:
                     continue
                 yield answer
                 return
+
+
+class _FencedBody(BytesPayload):
+    """A write's body, for which permission is asked once more in the moment of sending; its headers are sent with it.
+
+    Between the turn of a write and that moment a connection may be made, and other work may have the loop: a leader that was
+    frozen there would send it when it wakes up.
+    """
+
+    def __init__(self, body: bytes, guard: WriteGuard) -> None:
+        super().__init__(body)
+        self._guard = guard
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._guard.check()
+        await super().write_with_length(writer, content_length)
 
 
 def selector_params(label_selector: str, field_selector: str) -> dict[str, str]:
@@ -488,6 +509,8 @@ class _translated:  # noqa: N801 - reads as a word in `with _translated(...)`
         del trace
         if isinstance(error, TimeoutError):
             raise UnreachableError(f"{self._what}: no answer in time") from error.with_traceback(None)
+        if isinstance(error, aiohttp.ClientConnectionError) and isinstance(error.__cause__, NotLeaderError):
+            raise error.__cause__.with_traceback(None) from None
         if isinstance(error, aiohttp.ClientError | ssl.SSLError | OSError | asyncio.IncompleteReadError):
             raise UnreachableError(f"{self._what}: {str(error) or type(error).__name__}") from error
         if isinstance(error, UNREADABLE):

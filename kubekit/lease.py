@@ -7,8 +7,8 @@ also counts suspended time), and ``Client.fenced`` asks for it before each write
 
 What was sent may take effect later than its answer was waited for: something on the way, or the server itself, may hold it.
 So no write is sent in the last ``retry_s`` of the permission, which leaves it ``duration_s - renew_deadline_s + retry_s`` on the
-way before another may lead (less what a new connection takes to be made, since permission is asked for before that); and a lease
-is given back early only when every write of ours has been answered.
+way before another may lead: permission is asked for in the moment of sending, once the connection is made. A lease is given
+back early only when every write of ours has been answered.
 
 Others judge the lease by when *they* last saw it change, never by the times written in it, so clocks need not agree.
 """

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 
 import aiohttp
+from aiohttp import BytesPayload
 from multidict import CIMultiDict
 
 from kubekit.config import ClusterConfig
@@ -95,7 +96,7 @@ class Lanes:
         *,
         params: Mapping[str, str] | None,
         headers: CIMultiDict[str],
-        data: bytes | None,
+        data: bytes | BytesPayload | None,
         tls: ssl.SSLContext | None,
         begin: Callable[[], AbstractContextManager[None]],
     ) -> AsyncIterator[aiohttp.ClientResponse]:

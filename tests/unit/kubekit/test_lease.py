@@ -432,6 +432,34 @@ async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -
         await fenced.get(LEASES, "x", Object, namespace="ns")
 
 
+class FrozenAfterAsking(Leadership):
+    """Of a process that is stopped right after it was given permission, before anything is sent, and goes on a minute later."""
+
+    def __init__(self) -> None:
+        self._now, self.asked = 0.0, 0
+        super().__init__(clock=lambda: self._now)
+        self.extend(10.0)
+
+    def check(self) -> float:
+        left_s = super().check()
+        self.asked += 1
+        if self.asked == 2:  # once before it waits for its turn, and once it has it
+            self._now += 60.0
+        return left_s
+
+
+@pytest.mark.parametrize("number", range(5))
+async def test_a_process_that_was_frozen_between_permission_and_sending_does_not_send(
+    api: SimulatedApi, number: int
+) -> None:
+    leadership = FrozenAfterAsking()
+    async with api.running() as config, Client(config) as client:
+        with pytest.raises(NotLeaderError):
+            await _writes(client.fenced(leadership), {"metadata": {"name": "x"}})[number]()
+        assert leadership.asked == 2
+        assert api.requests == []
+
+
 def _writes(client: Client, body: object) -> list[Callable[[], Awaitable[object]]]:
     return [
         lambda: client.create(LEASES, body, Object, namespace="ns"),
