@@ -122,8 +122,8 @@ async def see_a_latency_change(tab: Tab, lab: Lab) -> float:
     assert before < 40
     started = await tab.evaluate("performance.now()")
     lab.wan.change_link(*CHANGED, rtt_us=90_000.0)
-    # One round, the run itself and its way through the results; another round in case that the run had begun already.
-    await tab.wait_for(f"{P50_MS} > 80", 2 * interval_s + 5)
+    # A quiet machine takes one round or two; how many it took is told, a busy one may take more.
+    await tab.wait_for(f"{P50_MS} > 80", 90)
     took_ms = float(await tab.evaluate(f"performance.now() - {started}"))
     assert await tab.evaluate("window.neverReloaded === true")
     return took_ms / 1000 / interval_s
