@@ -109,7 +109,7 @@ class Arena:
         return leading[0] if len(leading) == 1 else ""
 
     def writes(self) -> list[Write]:
-        """What replicas wrote to objects other than the lease, in the order in which it reached the API server."""
+        """What replicas wrote to objects other than the lease, in the API server's order."""
         found = []
         for event in audit_events(self.audit_log):
             user, about = event["user"]["username"], event["objectRef"]
@@ -119,8 +119,7 @@ class Arena:
                 and event["responseStatus"].get("code", 500) < 300
                 and about["resource"] != "leases"
             ):
-                # When it began: one of which a frozen leader has sent the half is complete when it wakes up.
-                at = datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
+                at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
                 found.append(Write(user, at, about["resource"], event["verb"]))
         return sorted(found, key=lambda write: write.at)
 
