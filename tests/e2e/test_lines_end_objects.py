@@ -176,6 +176,11 @@ def requests(amount: str) -> str:
 QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
 FIRST_GATE = json.dumps([{"op": "remove", "path": "/spec/schedulingGates/0"}])
 OPENED = f"kubectl -n NS patch $(kubectl -n NS get pods -o name) --type=json -p '{FIRST_GATE}'"
+EIGHT = (
+    "kubectl -n NS scale deployment/front --replicas=8",
+    # Or, once ten minutes have passed, one of its pods was never made.
+    """kubectl -n NS patch appgroup shop --type=merge -p '{"spec":{"numMembers":8}}'""",
+)
 SIDE_BY_SIDE: tuple[Case, ...] = (
     Case(
         "a dependency on a workload that is not there",
@@ -271,12 +276,12 @@ SIDE_BY_SIDE: tuple[Case, ...] = (
     Case(
         "host ports that are taken",
         [group(workload("front"), members=9), deployment("front", replicas=9, host_port=31999)],
-        by_hand=["kubectl -n NS scale deployment/front --replicas=8"],
+        by_hand=EIGHT,
     ),
     Case(
         "anti-affinity with more replicas than nodes",
         [group(workload("front"), members=9), deployment("front", replicas=9, affinity=APART)],
-        by_hand=["kubectl -n NS scale deployment/front --replicas=8"],
+        by_hand=EIGHT,
     ),
     Case(
         "a namespace that does not let the group in",
