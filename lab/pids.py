@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAB_VARIABLE = "NETAWARE_LAB"
+_MOST_LOOKS = 20
 _GONE_POLL_S = 0.02
 
 
@@ -81,13 +82,32 @@ def find_marked(state_dir: Path, proc: Path = Path("/proc")) -> list[PidRecord]:
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         try:
-            marked = mark in (entry / "environ").read_bytes().split(b"\0")
+            marked = mark in _environ(entry).split(b"\0")
         except OSError:
             continue
         ticks = start_ticks(int(entry.name), proc) if marked else None
         if ticks is not None:
             found.append(PidRecord("marked", int(entry.name), ticks))
     return found
+
+
+def _environ(entry: Path) -> bytes:
+    """The environment of a process. One that is replacing its program has none for a moment; it is waited for, or it would be missed.
+
+    Raises:
+        OSError: it has ended, or is somebody else's.
+    """
+    for _ in range(_MOST_LOOKS):
+        found = (entry / "environ").read_bytes()
+        # But in that moment a program has arguments. Threads of the kernel and corpses have neither arguments nor a program.
+        if found or (entry / "cmdline").read_bytes():
+            return found
+        try:
+            (entry / "exe").readlink()
+        except FileNotFoundError:
+            return found
+        time.sleep(_GONE_POLL_S)
+    return b""
 
 
 def kill_all(records: Iterable[PidRecord], patience_s: float = 5.0) -> int:

@@ -74,3 +74,32 @@ def test_only_marked_processes_are_found_and_killed(tmp_path: Path) -> None:
         assert ours.wait(5) == -9
         assert other.poll() is None
         other.kill()
+
+
+def replacing_its_program(folder: Path) -> Path:
+    """The kernel shows neither arguments nor environment between the end of the old program and the start of the new one."""
+    proc = proc_with(folder, 42, "sleep", "R", 777)
+    for name in ("environ", "cmdline"):
+        (proc / "42" / name).write_bytes(b"")
+    (proc / "42" / "exe").symlink_to("/bin/sleep")
+    return proc
+
+
+def test_a_process_that_is_replacing_its_program_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = replacing_its_program(tmp_path) / "42" / "environ"
+    monkeypatch.setattr("time.sleep", lambda _: environ.write_bytes(f"{LAB_VARIABLE}=/here\0".encode()))
+    assert find_marked(Path("/here"), tmp_path) == [PidRecord("marked", 42, 777)]
+
+
+@pytest.mark.parametrize("thread_of_the_kernel", [True, False])
+def test_a_process_without_an_environment_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, thread_of_the_kernel: bool
+) -> None:
+    proc = replacing_its_program(tmp_path)
+    if thread_of_the_kernel:
+        (proc / "42" / "exe").unlink()
+    looks: list[float] = []
+    monkeypatch.setattr("time.sleep", looks.append)
+    assert find_marked(Path("/here"), proc) == []
+    assert sum(looks) <= 0.5
+    assert bool(looks) is not thread_of_the_kernel
