@@ -97,15 +97,17 @@ def _environ(entry: Path) -> bytes:
     Raises:
         OSError: it has ended, or is somebody else's.
     """
+    has_program = False
     for _ in range(_MOST_LOOKS):
         found = (entry / "environ").read_bytes()
-        # But in that moment a program has arguments. Threads of the kernel and corpses have neither arguments nor a program.
-        if found or (entry / "cmdline").read_bytes():
+        if found or has_program:
             return found
         try:
             (entry / "exe").readlink()
         except FileNotFoundError:
-            return found
+            return found  # a thread of the kernel, or a corpse
+        # Arguments come with the new program, perhaps since the environment was read: hence another look.
+        has_program = bool((entry / "cmdline").read_bytes())
         time.sleep(_GONE_POLL_S)
     return b""
 

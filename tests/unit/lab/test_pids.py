@@ -85,8 +85,13 @@ def replacing_its_program(folder: Path) -> Path:
     return proc
 
 
-def test_a_process_that_is_replacing_its_program_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", [b"", b"sleep\0"])
+def test_a_process_that_is_replacing_its_program_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: bytes
+) -> None:
     environ = replacing_its_program(tmp_path) / "42" / "environ"
+    # The new program may have begun between the look at its environment and that at its arguments.
+    (tmp_path / "42" / "cmdline").write_bytes(arguments)
     monkeypatch.setattr("time.sleep", lambda _: environ.write_bytes(f"{LAB_VARIABLE}=/here\0".encode()))
     assert find_marked(Path("/here"), tmp_path) == [PidRecord("marked", 42, 777)]
 
