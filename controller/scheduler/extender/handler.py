@@ -16,7 +16,7 @@ from aiohttp import web
 from controller.cluster.pods import AskedPod, Target, serves, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender.wire import Answers, Filtered
+from controller.scheduler.extender.wire import Answers, Filtered, Names
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import Weighing
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
@@ -151,12 +151,13 @@ class Extender:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def _filter(self, question: Question, weighing: Weighing) -> Filtered:
-        uid = question.pod.metadata.uid
+        return self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), weighing)
+
+    def _nodes_of(self, question: Question) -> Names:
         try:
-            names = self._answers.names(uid, bytes(question.nodenames))
+            return self._answers.names(question.pod.metadata.uid, bytes(question.nodenames))
         except UNREADABLE as error:
             raise BadRequestError(f"nodenames: {error}") from None
-        return self._answers.filter(uid, names, weighing)
 
     def answer_prioritize(self, body: bytes) -> bytes:
         """HostPriorityList for ExtenderArgs, both as JSON.
@@ -168,10 +169,7 @@ class Extender:
         weighing = self._weigh(question.pod)
         if isinstance(weighing, DeletedNodeError):
             raise BadRequestError(str(weighing), 500)
-        try:
-            names = self._answers.names(question.pod.metadata.uid, bytes(question.nodenames))
-        except UNREADABLE as error:
-            raise BadRequestError(f"nodenames: {error}") from None
+        names = self._nodes_of(question)
         foreign = weighing.neutral in _NOT_FOR_US
         target = None if foreign else self._target(question.pod)
         result = "planned" if target is not None else "neutral" if weighing.neutral else "ruled"
