@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from lab.prometheus_build import find_or_build_prometheus
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
+from tests.support.syntax import nothing_collected
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
@@ -67,18 +67,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByChain:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """No garbage collection while a failure is put into words.
-
-    pytest parses source for it. CPython before 3.12 keeps one count of depth for all parsing, and a finaliser that logs a
-    traceback parses as well: then a failing test would end the whole run with "AST constructor recursion depth mismatch".
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    """No garbage collection while a failure is put into words: pytest parses source for it, and would else end the whole run."""
+    with nothing_collected():
         return (yield)
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.syntax import parsed
+
 ROOT = Path(__file__).parents[3]
 PLATFORM, DOMAIN = "kubekit", "netperf"
 
@@ -16,7 +18,7 @@ PLATFORM, DOMAIN = "kubekit", "netperf"
 def test_no_public_class_has_the_name_of_another(rooms: tuple[str, ...]) -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for file in (file for room in rooms for file in (ROOT / room).rglob("*.py")):
-        for found in ast.parse(file.read_text()).body:
+        for found in parsed(file).body:
             if isinstance(found, ast.ClassDef) and not found.name.startswith("_"):
                 places[found.name].append(str(file.relative_to(ROOT)))
     assert places

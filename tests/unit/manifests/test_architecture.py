@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 from pathlib import Path
+
+from tests.support.syntax import parsed
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "architecture.md"
 STEP = re.compile(r"`((?:agent|controller|netperf|kubekit|manifests|tests)/[\w./-]+?\.(?:py|yaml))(?::(\w+))?`")
-
-
-def parsed(path: Path) -> ast.Module:
-    """A module's tree. Python 3.11 counts its depth in one place for all callers: a finalizer that the collector runs meanwhile,
-    and whose warning is printed with a traceback, parses too, and then the count is wrong (SystemError)."""
-    gc.disable()
-    try:
-        return ast.parse(path.read_text())
-    finally:
-        gc.enable()
 
 
 def defined_in(path: Path) -> set[str]:

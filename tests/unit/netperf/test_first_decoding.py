@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.syntax import parsed
+
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("kubekit", "netperf", "agent", "controller")
 THREADS = """
@@ -58,7 +60,7 @@ def test_types_are_decoded_by_decoders_made_when_their_module_is_imported() -> N
         f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:100]}"
         for room in PRODUCT
         for path in sorted((ROOT / room).rglob("*.py"))
-        for call in _decoding_in_functions(ast.parse(path.read_text()))
+        for call in _decoding_in_functions(parsed(path))
     ]
     assert not found, "make a decoder beside the class, `_decode_x = msgspec.json.Decoder(X).decode`:\n" + "\n".join(
         found
