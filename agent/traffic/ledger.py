@@ -9,7 +9,7 @@ that is lower twice means that ends were not told (`Total.settle`).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.traffic.conntrack import Entry
@@ -40,6 +40,18 @@ class Edge(NamedTuple):
 
 BEYOND = Edge(PodEnd("", "", ""), "", 0)
 """All edges after the first `MOST_EDGES`."""
+
+
+class Reading(NamedTuple):
+    """What one round found, whole: never a part of one round with a part of the next.
+
+    Attributes:
+        read_at_s: when the table was read, seconds since the epoch.
+        totals: edge, bytes from client to server, and back, since the agent started or the edge appeared.
+    """
+
+    read_at_s: float
+    totals: Sequence[tuple[Edge, int, int]]
 
 
 class Total:
@@ -88,18 +100,20 @@ class Ledger:
         servers: addresses of this node that answered somebody.
         uncounted: live connections of pods that the kernel counts no bytes for, in the last round.
         untold_bytes: of connections whose end was not told; they are in no total any more when a counter goes on.
+        reading: of the last round that was ended.
     """
 
     def __init__(self) -> None:
         self.pods: dict[bytes, PodEnd] = {}
         self.servers: set[bytes] = set()
         self.uncounted = self.untold_bytes = 0
+        self.reading = Reading(0.0, ())
         self._gone: dict[bytes, float] = {}
         self._states: dict[Edge, _State] = {}
         self._pending: list[tuple[Edge, int, int]] = []
         self._names: dict[bytes, str] = {}
         self._first = True
-        self._now_s = 0.0
+        self._now_s = self._read_at_s = 0.0
         self._counting_uncounted = 0
 
     def follow(self, pods: Mapping[bytes, PodEnd], now_s: float) -> None:
@@ -118,9 +132,9 @@ class Ledger:
         if edge is not None and entry.request_bytes is not None:
             self._pending.append((edge, entry.request_bytes, entry.response_bytes or 0))
 
-    def begin_round(self, now_s: float) -> None:
-        """Before a dump: what ended until now will not be in it."""
-        self._now_s, self._counting_uncounted = now_s, 0
+    def begin_round(self, now_s: float, read_at_s: float) -> None:
+        """Before a dump: what ended until now will not be in it. ``read_at_s`` is the same moment in seconds since the epoch."""
+        self._now_s, self._read_at_s, self._counting_uncounted = now_s, read_at_s, 0
         for state in self._states.values():
             state.request.live = state.response.live = 0
             state.alive = False
@@ -157,19 +171,16 @@ class Ledger:
             elif self._now_s - state.changed_s > FORGET_S:
                 del self._states[edge]
         self._first = False
+        totals = [(edge, state.request.shown, state.response.shown) for edge, state in self._states.items()]
+        self.reading = Reading(self._read_at_s, totals)
         if len(self._names) > 4 * MOST_EDGES:
             self._names.clear()
 
-    def totals(self) -> Iterator[tuple[Edge, int, int]]:
-        """Bytes from client to server, and back, since the agent started or the edge appeared.
-
-        Of a copy, as is `answering`: metrics are collected in a thread, while a round goes on.
-        """
-        for edge, state in self._states.copy().items():
-            yield edge, state.request.shown, state.response.shown
-
     def answering(self) -> Iterator[tuple[bytes, PodEnd]]:
-        """Addresses of this node that answered somebody, of pods that are still there."""
+        """Addresses of this node that answered somebody, of pods that are still there.
+
+        Of a copy: metrics are collected in a thread, while a round goes on.
+        """
         for address in self.servers.copy():
             end = self.pods.get(address)
             if end is not None and address not in self._gone:

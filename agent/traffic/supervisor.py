@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agent.config import AgentConfig
 from agent.errors import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
-from agent.traffic.ledger import BEYOND, Ledger, PodEnd
+from agent.traffic.ledger import BEYOND, Edge, Ledger, PodEnd
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.owners import owner_of
@@ -29,6 +29,8 @@ from kubekit.wire import PODS, Pod
 log = logs.get("agent.traffic")
 
 ROUND_S = 30.0
+SHOWN_S = 300.0
+"""How long a reading is shown: every scraper has it by then, and Prometheus refuses readings that are much older."""
 MOST_SHARE = 0.005
 """Of a core, for reading the table: a large one is read less often."""
 _CLIENT = ("client_namespace", "client_kind", "client_workload", "client_zone")
@@ -69,7 +71,7 @@ class TrafficRoom:
         await self._pods.synced.wait()
         while True:
             try:
-                await self.counting.round(ends_of(self._pods), time.monotonic())
+                await self.counting.round(ends_of(self._pods), time.monotonic(), time.time())
             except KernelError as error:
                 log.change("table", str(error), "cannot read connection tracking", error=error)
             else:
@@ -96,15 +98,18 @@ def ends_of(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, PodEnd]:
 class Counting:
     """The ledger with the kernel, and a collector of what it says.
 
+    Bytes carry the time at which the table was read. A scrape comes up to a round later, and a rate over a few rounds would else be
+    wrong by a whole one: by 17 % over three minutes.
+
     Attributes:
         cost_s: processor time that the last round took.
         lost: how often the kernel dropped messages about ends.
     """
 
-    def __init__(self, zone: Callable[[], str], proc: Path) -> None:
+    def __init__(self, zone: Callable[[], str], proc: Path, clock: Callable[[], float] = time.time) -> None:
         self.ledger = Ledger()
         self.cost_s, self.lost = 0.0, 0
-        self._zone, self._proc = zone, proc
+        self._zone, self._proc, self._clock = zone, proc, clock
         self._table = TableState(None, None, None, None, None, None)
 
     def take_ended(self, data: bytes) -> None:
@@ -116,15 +121,15 @@ class Counting:
         """The kernel dropped some."""
         self.lost += 1
 
-    async def round(self, pods: Mapping[bytes, PodEnd], now_s: float) -> None:
-        """Read the whole table once.
+    async def round(self, pods: Mapping[bytes, PodEnd], now_s: float, read_at_s: float) -> None:
+        """Read the whole table once; ``read_at_s`` is now in seconds since the epoch.
 
         Raises:
             KernelError: it cannot be read.
         """
         self._table = read_table_state(self._proc)
         self.ledger.follow(pods, now_s)
-        self.ledger.begin_round(now_s)
+        self.ledger.begin_round(now_s, read_at_s)
         cost_s = 0.0
         async for data in dump():
             began_s = time.thread_time()
@@ -148,19 +153,9 @@ class Counting:
     def collect(self) -> Iterator[Metric]:
         """The families of this node."""
         zone = self._zone()
-        moved = CounterMetricFamily(
-            "netaware_traffic_bytes",
-            "Bytes between a workload's pods on this node and an address that they call, IP headers included; `outside` is"
-            " every public address, an empty server all edges beyond the 2,000 of a node.",
-            labels=(*_CLIENT, "server", "port", "direction"),
-        )
-        edges = 0
-        for edge, request, response in self.ledger.totals():
-            edges += edge is not BEYOND
-            labels = (edge.client.namespace, edge.client.kind, edge.client.name, zone, edge.server, str(edge.port))
-            moved.add_metric((*labels, "request"), request)
-            moved.add_metric((*labels, "response"), response)
-        yield moved
+        read_at_s, totals = self.ledger.reading
+        if self._clock() - read_at_s <= SHOWN_S:
+            yield _bytes_moved(zone, read_at_s, totals)
         info = GaugeMetricFamily(
             "netaware_traffic_server_info",
             "Whose address of this node answers calls: joins netaware_traffic_bytes_total on `server`; always 1.",
@@ -169,7 +164,11 @@ class Counting:
         for address, end in self.ledger.answering():
             info.add_metric((str(ipaddress.ip_address(address)), end.namespace, end.kind, end.name, zone), 1.0)
         yield info
-        yield _gauge("netaware_traffic_edges", "Series of who calls whom on this node, at most 2,000.", edges)
+        yield _gauge(
+            "netaware_traffic_edges",
+            "Series of who calls whom on this node, at most 2,000.",
+            sum(edge is not BEYOND for edge, *_ in totals),
+        )
         yield from self._about_counting()
 
     def _about_counting(self) -> Iterator[Metric]:
@@ -204,6 +203,20 @@ class Counting:
             self.ledger.untold_bytes,
         )
         yield _gauge("netaware_traffic_round_seconds", "Processor time of reading the table once.", self.cost_s)
+
+
+def _bytes_moved(zone: str, read_at_s: float, totals: Iterable[tuple[Edge, int, int]]) -> Metric:
+    moved = CounterMetricFamily(
+        "netaware_traffic_bytes",
+        "Bytes between a workload's pods on this node and an address that they call, IP headers included; `outside` is"
+        " every public address, an empty server all edges beyond the 2,000 of a node. With the time at which they were read.",
+        labels=(*_CLIENT, "server", "port", "direction"),
+    )
+    for edge, request, response in totals:
+        labels = (edge.client.namespace, edge.client.kind, edge.client.name, zone, edge.server, str(edge.port))
+        moved.add_metric((*labels, "request"), request, timestamp=read_at_s)
+        moved.add_metric((*labels, "response"), response, timestamp=read_at_s)
+    return moved
 
 
 def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:

@@ -16,8 +16,6 @@ from kubekit.errors import ConfigError
 
 _STEPS = 60
 """Points of the window over which the peak is taken."""
-_LEAST_RATE_S = 60
-"""The shortest range of a rate: Prometheus needs two scrapes in it, and most scrape every 15 to 30 s."""
 
 _FINEST_STEP_S, _SURE_STEPS = 15, 20
 
@@ -122,6 +120,8 @@ class Source:
         counters: what is read.
         blind: what this source cannot know, for people.
         directory: whose the addresses in counters are, where these name none.
+        least_rate_s: the shortest range of a rate, since Prometheus needs two readings in it. Most projects are scraped every
+            15 to 30 s.
     """
 
     name: str
@@ -129,6 +129,7 @@ class Source:
     counters: Sequence[Counter]
     blind: str
     directory: Directory | None = None
+    least_rate_s: int = 60
 
     @property
     def metrics(self) -> list[str]:
@@ -254,7 +255,8 @@ def _agent() -> Source:
         " connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)"
     )
     directory = Directory("netaware_traffic_server_info", "server", server)
-    return Source("conntrack", "netaware's agents (connection tracking)", counters, blind, directory)
+    # Agents read every 30 s, later on a busy node, and their bytes carry that time: three readings leave two for certain.
+    return Source("conntrack", "netaware's agents (connection tracking)", counters, blind, directory, least_rate_s=100)
 
 
 _AGENT_BYTES = "netaware_traffic_bytes_total"
@@ -428,7 +430,7 @@ async def choose_among(prometheus: PrometheusClient, name: str = "") -> list[Sou
 
 
 async def known_window(prometheus: PrometheusClient, source: Source, window_s: int) -> int:
-    """How many of the last ``window_s`` seconds Prometheus has this source for, at least a minute.
+    """How many of the last ``window_s`` seconds Prometheus has this source for, and at least what a rate of it needs.
 
     A rate over a time that it has only the end of is too low by the part that is missing, and nothing shows it: bills of an hour
     were a sixth ten minutes after the source was installed. What is missing in between is no matter, since counters go on.
@@ -436,7 +438,7 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
     Raises:
         PrometheusError: Prometheus gives no answer.
     """
-    asked_s = window_s
+    asked_s = window_s = max(window_s, source.least_rate_s)
     while True:
         step_s = max(asked_s // _STEPS, _FINEST_STEP_S)
         expression = f"time() - min_over_time((time() * ({source.presence}))[{asked_s}s:{step_s}s])"
@@ -450,7 +452,7 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
         if asked_s == window_s and known_s + 2 * step_s > window_s:
             return window_s
         if step_s == _FINEST_STEP_S or known_s > _SURE_STEPS * step_s:
-            return max(round(known_s + step_s / 2), _LEAST_RATE_S)
+            return max(round(known_s + step_s / 2), source.least_rate_s)
         asked_s = round(known_s) + step_s
 
 
@@ -465,7 +467,7 @@ async def read_flows(
     table = _Table()
     owners = await _read_owners(prometheus, source.directory, window_s)
     step_s = max(window_s // _STEPS, _FINEST_STEP_S)
-    range_s = max(2 * step_s, _LEAST_RATE_S)
+    range_s = max(2 * step_s, source.least_rate_s)
     for counter in source.counters:
         means = await prometheus.query(counter.rate(window_s))
         peaks: list[Series] = []

@@ -53,7 +53,16 @@ async def prometheus(
     programs: Mapping[str, Path], folder: Path, made: Iterable[Made], *flags: str, since_s: int = PAST_S
 ) -> AsyncIterator[PrometheusClient]:
     """A Prometheus with these series' past, and nothing to scrape."""
-    await back_fill(programs["promtool"], folder, exposition(made, since_s=since_s))
+    async with prometheus_of(programs, folder, exposition(made, since_s=since_s), *flags) as client:
+        yield client
+
+
+@asynccontextmanager
+async def prometheus_of(
+    programs: Mapping[str, Path], folder: Path, lines: Iterable[str], *flags: str
+) -> AsyncIterator[PrometheusClient]:
+    """A Prometheus with a past in the OpenMetrics text format, and nothing to scrape."""
+    await back_fill(programs["promtool"], folder, lines)
     (folder / "prometheus.yaml").write_text("scrape_configs: []\n")
     (port,) = free_ports(1)
     url = f"http://{LOOPBACK}:{port}"

@@ -29,8 +29,8 @@ async def main() -> None:
     async with asyncio.TaskGroup() as tasks:
         ends = tasks.create_task(listen(counting.take_ended, counting.note_loss))
         while await asyncio.to_thread(sys.stdin.readline):
-            await counting.round(pods, time.monotonic())
-            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in counting.ledger.totals()]
+            await counting.round(pods, time.monotonic(), time.time())
+            totals = [[e.client.name, e.server, e.port, up, down] for e, up, down in counting.ledger.reading.totals]
             answer = {
                 "totals": totals,
                 "servers": sorted(str(ipaddress.ip_address(address)) for address in counting.ledger.servers),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.samples import Sample
 
 from agent.errors import KernelError
 from agent.traffic.conntrack import Entry, read_entries, read_table_state
 from agent.traffic.ledger import KEEP_GONE_S, MOST_EDGES, OUTSIDE, Edge, Ledger, PodEnd
-from agent.traffic.supervisor import Counting, ends_of
+from agent.traffic.supervisor import SHOWN_S, Counting, ends_of
 from kubekit.wire import Pod
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")
+READ_AT_S = 1_800_000_000.25
 WEB, CART = PodEnd("shop", "Deployment", "web"), PodEnd("shop", "Deployment", "cart")
 
 
@@ -69,11 +72,11 @@ def entry(request: int | None, response: int = 0, *, client: bytes = CLIENT, ser
 
 
 def rounds(ledger: Ledger, *live: Entry, now_s: float = 0.0) -> dict[Edge, tuple[int, int]]:
-    ledger.begin_round(now_s)
+    ledger.begin_round(now_s, READ_AT_S)
     for one in live:
         ledger.take_live(one)
     ledger.end_round()
-    return {edge: (request, response) for edge, request, response in ledger.totals()}
+    return {edge: (request, response) for edge, request, response in ledger.reading.totals}
 
 
 @pytest.fixture
@@ -104,11 +107,11 @@ def test_a_connection_counts_once_whether_it_ends_before_or_after_the_dump_that_
 
 def test_an_end_during_a_dump_neither_counts_twice_nor_lowers_the_counter(ledger: Ledger) -> None:
     assert rounds(ledger, entry(100), entry(5))[EDGE] == (105, 0)
-    ledger.begin_round(1)
+    ledger.begin_round(1, READ_AT_S)
     ledger.take_live(entry(5))
     ledger.take_ended(entry(100))  # gone before the dump came to it: neither live nor ended in this round
     ledger.end_round()
-    assert next(ledger.totals())[1] == 105
+    assert ledger.reading.totals[0][1] == 105
     assert rounds(ledger, entry(9))[EDGE] == (109, 0)
 
 
@@ -196,18 +199,56 @@ def test_a_full_table_and_missing_settings_are_visible(tmp_path: Path) -> None:
     assert state == (False, True, 7, 8, 26, 3)
 
 
-def test_what_prometheus_sees(tmp_path: Path) -> None:
-    counting = Counting(lambda: "z1", kernel(tmp_path, acct="1\n"))
+@pytest.fixture
+def seen(tmp_path: Path) -> tuple[Counting, Callable[[float], dict[str, Sample]]]:
+    """Counting with one call in its ledger; and bytes by direction as a scrape sees them so many seconds after they were read."""
+    clock = [READ_AT_S]
+    counting = Counting(lambda: "z1", kernel(tmp_path, acct="1\n"), lambda: clock[0])
     counting.ledger.follow({CLIENT: WEB, SERVER: CART}, 0)
     rounds(counting.ledger)
     counting.take_ended(message(entry(100, 900), 0x102))
     rounds(counting.ledger)
+
+    def scrape(after_s: float) -> dict[str, Sample]:
+        clock[0] = READ_AT_S + after_s
+        samples = (
+            s for family in counting.collect() if family.name == "netaware_traffic_bytes" for s in family.samples
+        )
+        return {sample.labels["direction"]: sample for sample in samples}
+
+    return counting, scrape
+
+
+def test_what_prometheus_sees(seen: tuple[Counting, Callable[[float], dict[str, Sample]]]) -> None:
+    counting, scrape = seen
     registry = CollectorRegistry()
     registry.register(counting)
     labels = {"client_namespace": "shop", "client_kind": "Deployment", "client_workload": "web", "client_zone": "z1"}
     labels |= {"server": "10.9.1.2", "port": "80"}
     for direction, moved in (("request", 100), ("response", 900)):
-        assert registry.get_sample_value("netaware_traffic_bytes_total", labels | {"direction": direction}) == moved
+        sample = scrape(0)[direction]
+        assert (sample.labels, sample.value) == (labels | {"direction": direction}, moved)
     server = {"server_namespace": "shop", "server_kind": "Deployment", "server_workload": "cart", "server_zone": "z1"}
     assert registry.get_sample_value("netaware_traffic_server_info", {"server": "10.9.1.2"} | server) == 1
+    assert registry.get_sample_value("netaware_traffic_edges") == 1
     assert "tracks no connections" in counting.problem
+
+
+def test_bytes_carry_the_time_at_which_they_were_read_and_are_shown_no_longer_than_scrapers_take_them(
+    seen: tuple[Counting, Callable[[float], dict[str, Sample]]],
+) -> None:
+    _, scrape = seen
+    assert {sample.timestamp for sample in scrape(29).values()} == {READ_AT_S}
+    assert {sample.timestamp for sample in scrape(SHOWN_S).values()} == {READ_AT_S}
+    assert scrape(SHOWN_S + 1) == {}
+
+
+def test_a_scrape_in_the_middle_of_a_round_sees_the_one_before(
+    seen: tuple[Counting, Callable[[float], dict[str, Sample]]],
+) -> None:
+    counting, scrape = seen
+    counting.ledger.begin_round(30, READ_AT_S + 30)
+    counting.ledger.take_live(entry(5000, 5000))
+    assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S, 100), (READ_AT_S, 900)]
+    counting.ledger.end_round()
+    assert [(s.timestamp, s.value) for s in scrape(31).values()] == [(READ_AT_S + 30, 5100), (READ_AT_S + 30, 5900)]

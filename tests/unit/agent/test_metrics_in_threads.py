@@ -56,13 +56,13 @@ def scraped(collector: Collector) -> Iterator[list[Exception]]:
 
 
 def counting() -> tuple[Collector, Step]:
-    found, end = Counting(lambda: "z1", Path("/proc")), PodEnd("shop", "Deployment", "cart")
+    found, end = Counting(lambda: "z1", Path("/proc"), lambda: 0.0), PodEnd("shop", "Deployment", "cart")
 
     def step(number: int) -> None:
         now_s = number * 2 * KEEP_GONE_S
         pods = {bytes([10, number % 256, 0, host]): end for host in range(1, 40)}
         found.ledger.follow(pods, now_s)
-        found.ledger.begin_round(now_s)
+        found.ledger.begin_round(now_s, now_s)
         for client in pods:
             for server in pods:
                 found.ledger.take_live(Entry(client, server, 80, 1, 1))

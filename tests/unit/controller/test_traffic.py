@@ -29,7 +29,7 @@ from controller.traffic.proposals import (
     propose,
     round_up,
 )
-from controller.traffic.sources import NoTrafficError, choose_among, known_window, read_flows
+from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, ServiceOfPods, Workloads, workload_of
 from kubekit.errors import ConfigError
 
@@ -507,6 +507,14 @@ async def test_a_window_is_as_long_as_prometheus_knows_the_source() -> None:
     assert await known_window(prometheus, source, 90 * 86400) == pytest.approx(300, abs=15)
     prometheus.known_s = 0.0
     assert await known_window(prometheus, source, 3600) == 60
+
+
+async def test_no_window_is_shorter_than_a_rate_of_its_source_needs() -> None:
+    prometheus = Answers({"netaware_traffic_bytes_total": []})
+    agents = next(source for source in SOURCES if source.name == "conntrack")
+    assert await known_window(prometheus, agents, 60) == 100
+    prometheus.known_s = 0.0
+    assert await known_window(prometheus, agents, 3600) == 100
 
 
 def test_a_drift_is_told_without_rates_and_not_at_any_length() -> None:

@@ -1,0 +1,76 @@
+"""Rates of what agents counted, over a few of their rounds: as a real Prometheus has them, which scrapes between rounds.
+
+Real: the agent's ledger and its exposition, Prometheus, the reader. Played: the kernel's table, time, and the scrape, which keeps a
+sample under the time that it carries, else under its own, as Prometheus does.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.traffic.conntrack import Entry
+from agent.traffic.ledger import PodEnd
+from agent.traffic.supervisor import Counting
+from controller.traffic.sources import choose_among, known_window, read_flows
+from tests.support.prometheus_past import prometheus_of
+
+CLIENT, SERVER = bytes([10, 1, 0, 1]), bytes([10, 1, 0, 2])
+WEB, CART = PodEnd("shop", "Deployment", "web"), PodEnd("shop", "Deployment", "cart")
+UP, DOWN = 1000, 9000
+"""Bytes a second to the server and back, on one connection that stays."""
+SCRAPE_S = 15
+PAST_S, FUTURE_S = 900, 600
+WINDOW_S = 180
+pytestmark = pytest.mark.timeout(120)
+
+
+def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:
+    """OpenMetrics of what Prometheus keeps of an agent whose rounds are ``round_s`` apart, until after now: the test may take its time."""
+    now = [float(began_s)]
+    counting = Counting(lambda: "z1", folder, lambda: now[0])
+    counting.ledger.follow({CLIENT: WEB, SERVER: CART}, 0)
+    registry = CollectorRegistry()
+    registry.register(counting)
+    kept: dict[str, dict[tuple[tuple[str, str], ...], dict[float, float]]] = {}
+    rounds_done = 0
+    for scrape in range((PAST_S + FUTURE_S) // SCRAPE_S):
+        at_s = scrape * SCRAPE_S + 7.0
+        while rounds_done * round_s <= at_s:
+            read_s = rounds_done * round_s
+            counting.ledger.begin_round(read_s, began_s + read_s)
+            counting.ledger.take_live(Entry(CLIENT, SERVER, 80, round(UP * read_s), round(DOWN * read_s)))
+            counting.ledger.end_round()
+            rounds_done += 1
+        now[0] = began_s + at_s
+        for family in text_string_to_metric_families(generate_latest(registry).decode()):
+            for sample in family.samples:
+                series = kept.setdefault(sample.name, {}).setdefault(tuple(sorted(sample.labels.items())), {})
+                series[float(sample.timestamp or now[0])] = sample.value
+    for name, by_labels in kept.items():
+        yield f"# TYPE {name} unknown\n"
+        for labels, values in by_labels.items():
+            text = ",".join(f"{label}={json.dumps(value)}" for label, value in labels)
+            yield from (f"{name}{{{text}}} {value!r} {at_s:.3f}\n" for at_s, value in sorted(values.items()))
+    yield "# EOF\n"
+
+
+@pytest.mark.parametrize("round_s", [30.0, 30.7, 32.0, 41.0], ids=lambda s: f"every_{s:g}_s")
+async def test_rates_over_three_minutes_are_right_however_far_apart_rounds_are(
+    prometheus_programs: Mapping[str, Path], tmp_path: Path, round_s: float
+) -> None:
+    lines = scraped(tmp_path, int(time.time()) - PAST_S, round_s)
+    async with prometheus_of(prometheus_programs, tmp_path, lines) as client:
+        (source,) = await choose_among(client)
+        window_s = await known_window(client, source, WINDOW_S)
+        assert window_s == WINDOW_S
+        (found,) = await read_flows(client, source, window_s)
+    assert (found.client.name, found.server.name) == ("web", "cart")
+    assert (found.request_bytes_per_s, found.response_bytes_per_s) == pytest.approx((UP, DOWN), rel=0.01)
+    assert found.peak_bytes_per_s == pytest.approx(UP + DOWN, rel=0.01)
