@@ -24,6 +24,7 @@ from controller.cluster.graph import build_graph
 from controller.cluster.hosts import Host, hosts_of
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
+from controller.cluster.requests import add
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
 from controller.scheduler.planner import GroupSnapshot
 from controller.scheduler.problem_builder import latency_us
@@ -218,11 +219,9 @@ def _ends(
         name, selector = selectors.get(pod.workload, ("", ""))
         own = pod.wire if pod.labels.get(APPGROUP_LABEL) == proposal.name else None
         if name in patched and name in templates and templates[name].rolls:
-            old[selector].append(OldPod(pod.node, pod.requests, own))
+            old[selector].append(OldPod(pod.node, pod.asks, own))
             continue
-        amounts = used.setdefault(pod.node, {})
-        for resource, value in pod.requests.items():
-            amounts[resource] = amounts.get(resource, 0) + value
+        add(used.setdefault(pod.node, {}), pod.asks)
         if own is not None:
             staying.append(own)
         if selector and pod.node in start.hosts:

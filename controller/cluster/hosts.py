@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from controller.cluster.costs import Location
 from controller.cluster.eligibility import blocking_taints, is_closing
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.requests import PORT_PREFIX, Amounts, amounts, bounded, port_name
+from controller.cluster.requests import PORT_PREFIX, Amounts, add, amounts, bounded
 from kubekit.reflector import Mirror
 from kubekit.wire import Node, Taint
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -150,17 +150,10 @@ class Fleet:
         """A pod came, changed or went; it counts while it is bound and not finished."""
         if key in self._held:
             node, wanted = self._held.pop(key)
-            taken = self.used[node]
-            for name, value in wanted.items():
-                taken[name] -= value
+            add(self.used[node], wanted, -1)
         if new is not None and new.node and not new.finished:
-            wanted = new.requests
-            if new.host_ports:
-                wanted = {**wanted, **{port_name(port.protocol, port.port): 1 for port in new.host_ports}}
-            self._held[key] = (new.node, wanted)
-            taken = self.used.setdefault(new.node, {})
-            for name, value in wanted.items():
-                taken[name] = taken.get(name, 0) + value
+            self._held[key] = (new.node, new.asks)
+            add(self.used.setdefault(new.node, {}), new.asks)
 
     def seat_of(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty when they are not."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
 from controller.cluster.eligibility import MOST_SHARED, Constraints, SharedConstraints
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
-from controller.cluster.requests import is_infeasible, requests_of
+from controller.cluster.requests import is_infeasible, ports_of, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import owner_of
 from kubekit.wire import FINISHED, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
@@ -31,14 +30,6 @@ FORBIDDING_COST = 2**31 - 1
 QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
 
 
-class HostPort(NamedTuple):
-    """A port of its node that a pod takes."""
-
-    protocol: str
-    address: str
-    port: int
-
-
 class PodInfo(msgspec.Struct, frozen=True, gc=False):
     """A pod.
 
@@ -50,6 +41,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         bare, local_storage: whether configuration has to allow its move, and nothing else does.
         requests: by resource, by the scheduler's rule; one "pods" among them.
         created_s: unix seconds.
+        ports: those of its node that it takes, as resources.
         ingress, egress: the bandwidth annotations as written, None without.
         claims: names of the PersistentVolumeClaims that it mounts, ephemeral ones included.
         scheduler: who places it; empty where nobody says.
@@ -78,7 +70,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     host_network: bool = False
     ingress: str | None = None
     egress: str | None = None
-    host_ports: tuple[HostPort, ...] = ()
+    ports: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     scheduler: str = ""
     wire: GroupPod | None = None
@@ -89,6 +81,11 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return GroupPod(
             ObjectMeta(name=self.name, namespace=self.namespace, labels=dict(self.labels)), self.constraints.spec
         )
+
+    @property
+    def asks(self) -> Mapping[str, int]:
+        """All that it takes of its node: requests, and one of each port."""
+        return {**self.requests, **dict.fromkeys(self.ports, 1)} if self.ports else self.requests
 
     @property
     def running(self) -> bool:
@@ -145,7 +142,7 @@ class PodReader:
             host_network=spec.host_network,
             ingress=(meta.annotations or {}).get(INGRESS_ANNOTATION),
             egress=(meta.annotations or {}).get(EGRESS_ANNOTATION),
-            host_ports=_host_ports(spec),
+            ports=ports_of(spec),
             claims=tuple(claims_of(pod)),
             scheduler=sys.intern(spec.scheduler_name),
             wire=pod if pod.group else None,
@@ -169,11 +166,6 @@ class PodReader:
                 self._requests.clear()
             self._requests[key] = requests_of(spec, status)
         return self._requests[key]
-
-
-def _host_ports(spec: GroupPodSpec) -> tuple[HostPort, ...]:
-    ports = (port for container in spec.containers or () for port in container.ports or ())
-    return tuple(HostPort(port.protocol, port.host_ip, port.host_port) for port in ports if port.host_port)
 
 
 def _workload(pod: GroupPod) -> str:

@@ -40,7 +40,6 @@ class ContainerPort(Wire, frozen=True):
 
     host_port: int = 0
     protocol: str = "TCP"
-    host_ip: str = msgspec.field(name="hostIP", default="")
 
 
 class PodContainer(Wire, frozen=True):

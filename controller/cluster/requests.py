@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import TypeVar
 
 from controller.cluster.pods import ContainerStatus, GroupPodSpec, GroupPodStatus, PodContainer
 from kubekit import quantity
@@ -14,6 +15,7 @@ RESIZE_PENDING, INFEASIBLE = "PodResizePending", "Infeasible"
 PORT_PREFIX = "port:"
 """A host's port as a resource of which it has one."""
 Amounts = dict[str, int]
+T = TypeVar("T", int, float)
 MOST = 1 << 60
 """More than any node has of anything. What is beyond counts as this much, so that sums of two stay within the 64 bits of tables:
 whoever may create a pod may also ask for eight exabytes in each of its containers.
@@ -27,11 +29,6 @@ def parse_amount(name: str, text: str | int) -> int:
         QuantityError: the text is no quantity.
     """
     return quantity.parse_milli(text) if name == "cpu" else quantity.parse_int(text)
-
-
-def port_name(protocol: str, port: int) -> str:
-    """A host's port as a resource."""
-    return f"{PORT_PREFIX}{protocol}/{port}"
 
 
 @lru_cache(maxsize=4096)
@@ -69,23 +66,46 @@ def requests_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amo
     infeasible = is_infeasible(status)
     total: Amounts = {}
     for container in spec.containers or ():
-        _add(total, _wanted(container, held.get(container.name), infeasible=infeasible))
+        add(total, _wanted(container, held.get(container.name), infeasible=infeasible))
     sidecars: Amounts = {}
     peak: Amounts = {}
     for container in spec.init_containers or ():
         wanted = _wanted(container, held.get(container.name), infeasible=infeasible)
         if container.restart_policy == "Always":
-            _add(total, wanted)
-            _add(sidecars, wanted)
+            add(total, wanted)
+            add(sidecars, wanted)
             wanted = {}
         for name in wanted.keys() | sidecars.keys():
             peak[name] = max(peak.get(name, 0), wanted.get(name, 0) + sidecars.get(name, 0))
     for name, value in peak.items():
         total[name] = max(total.get(name, 0), value)
     total |= {name: value for name, value in amounts(spec.resources.requests).items() if _is_of_pods(name)}
-    _add(total, amounts(spec.overhead))
+    add(total, amounts(spec.overhead))
     total[PODS_RESOURCE] = 1
     return total
+
+
+def ports_of(spec: GroupPodSpec) -> tuple[str, ...]:
+    """The ports of its host that a pod takes, as resources, by kube-scheduler's rule (pkg/scheduler/util, GetHostPorts, 1.36): those of
+    its containers and sidecars, not of init containers that are done before these run.
+    """
+    sidecars = [c for c in spec.init_containers or () if c.restart_policy == "Always"]
+    ports = (port for container in (*(spec.containers or ()), *sidecars) for port in container.ports or ())
+    return tuple(f"{PORT_PREFIX}{port.protocol}/{port.host_port}" for port in ports if port.host_port)
+
+
+def asks_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts:
+    """All that a pod takes of its host: `requests_of`, and one of each of `ports_of`."""
+    return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
+
+
+def lacking(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: Mapping[str, float]) -> str:
+    """The first resource of which a host has too little left; empty where it has enough of all. Of each port it has one."""
+    for name, value in wanted.items():
+        has = 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
+        if value > 0 and sum(amounts.get(name, 0) for amounts in taken) + value > has:
+            return name
+    return ""
 
 
 def _wanted(container: PodContainer, held: ContainerStatus | None, *, infeasible: bool) -> Amounts:
@@ -110,6 +130,7 @@ def _is_of_pods(name: str) -> bool:
     return name in {"cpu", "memory"} or name.startswith("hugepages-")
 
 
-def _add(total: Amounts, more: Amounts) -> None:
+def add(total: dict[str, T], more: Mapping[str, T], sign: int = 1) -> None:
+    """Add amounts to others, or (-1) take them away."""
     for name, value in more.items():
-        total[name] = total.get(name, 0) + value
+        total[name] = total.get(name, 0) + sign * value

@@ -19,7 +19,7 @@ from controller.cluster.eligibility import Constraints, may_run_on
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity
-from controller.cluster.requests import PODS_RESOURCE
+from controller.cluster.requests import PODS_RESOURCE, PORT_PREFIX, add, lacking
 from controller.descheduler.classify import Load
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
@@ -60,7 +60,7 @@ class Fit:
         self._number_of = {host.name: number for number, host in enumerate(self._hosts)}
         self._constraints: dict[str, Constraints] = {}
         self._statics: dict[tuple[Constraints, str], str] = {}
-        self._requested: dict[str, dict[str, float]] = {}
+        self._requested: dict[str, dict[str, int]] = {}
         self._goes: dict[str, tuple[PodInfo, str]] = {}
         self._whys: dict[str, Sequence[str]] = {}
         self._repellers: list[PodInfo] | None = None
@@ -86,27 +86,26 @@ class Fit:
         return why or (self._company(pod)[self._number_of[node.name]] if self.is_social(pod) else "")
 
     def lack(self, node: Host, pod: PodInfo) -> str:
-        """What the node has too little of for the pod's requests, beside those that are there or planned to be."""
-        requested = self.requested_on(node.name)
-        for resource, amount in pod.requests.items():
-            if amount > 0 and requested.get(resource, 0) + amount > node.allocatable.get(resource, 0):
-                return "too many pods" if resource == PODS_RESOURCE else f"{resource} request"
-        return ""
+        """What the node has too little of for what the pod asks for, beside those that are there or planned to be."""
+        lacks = lacking(pod.asks, node.allocatable, self.requested_on(node.name))
+        if lacks.startswith(PORT_PREFIX):
+            return "host port"
+        return "too many pods" if lacks == PODS_RESOURCE else lacks and f"{lacks} request"
 
     def refusal(self, node: Host, pod: PodInfo) -> str:
         """Both."""
         return self.bars(node, pod) or self.crowds(node, pod)
 
-    def requested_on(self, node: str) -> Mapping[str, float]:
-        """Sum of requests of pods bound to a node and not finished, their number as ``pods`` among them.
+    def requested_on(self, node: str) -> Mapping[str, int]:
+        """What pods bound to a node and not finished take of it, their number as ``pods`` among it.
 
         A pod that is being deleted holds its room until it is gone, as kube-scheduler counts it.
         """
         if node not in self._requested:
-            total: dict[str, float] = {}
+            total: dict[str, int] = {}
             for pod in self._snapshot.pods.on_node(node).values():
                 if not pod.finished:
-                    _add(total, pod)
+                    add(total, pod.asks)
             self._requested[node] = total
         return self._requested[node]
 
@@ -115,14 +114,14 @@ class Fit:
         self._goes[pod.key] = pod, node
         if node:
             self.requested_on(node)
-            _add(self._requested[node], pod)
+            add(self._requested[node], pod.asks)
         self._whys.clear()
 
     def withdraw(self, pod: PodInfo) -> None:
         """What `book` did, undone."""
         _, node = self._goes.pop(pod.key, (pod, ""))
         if node:
-            _add(self._requested[node], pod, -1)
+            add(self._requested[node], pod.asks, -1)
         self._whys.clear()
 
     def is_social(self, pod: PodInfo) -> bool:
@@ -196,11 +195,6 @@ def refused_by(rule: Rule) -> Bools:
     return near
 
 
-def _add(total: dict[str, float], pod: PodInfo, sign: int = 1) -> None:
-    for resource, amount in pod.requests.items():
-        total[resource] = total.get(resource, 0) + sign * amount
-
-
 class TargetNode:
     """A node that may take pods, with what was planned onto it."""
 
@@ -232,13 +226,13 @@ class TargetNode:
 class VainSearch(NamedTuple):
     """A search that found nothing; one that asks for as much or more will not find anything either."""
 
-    requests: Mapping[str, float]
+    asks: Mapping[str, int]
     used: Mapping[str, float]
     why: str
 
-    def covers(self, requests: Mapping[str, float], used: Mapping[str, float]) -> bool:
+    def covers(self, asks: Mapping[str, int], used: Mapping[str, float]) -> bool:
         """Whether the other search asks for at least as much of everything."""
-        return all(requests.get(r, 0) >= amount for r, amount in self.requests.items()) and all(
+        return all(asks.get(r, 0) >= amount for r, amount in self.asks.items()) and all(
             used.get(r, 0) >= amount for r, amount in self.used.items()
         )
 
@@ -292,7 +286,7 @@ class TargetPool:
         constraints = self._fit.constraints_of(pod)
         if cacheable:
             for failure in self._failures.get(constraints, ()):
-                if failure.covers(pod.requests, used):
+                if failure.covers(pod.asks, used):
                     return None, failure.why
         whys: Counter[str] = Counter()
         for target in self._targets:
@@ -302,7 +296,7 @@ class TargetPool:
             whys[why] += 1
         text = describe_misfits(whys)
         if cacheable:
-            self._failures.setdefault(constraints, []).append(VainSearch(pod.requests, dict(used), text))
+            self._failures.setdefault(constraints, []).append(VainSearch(pod.asks, dict(used), text))
         return None, text
 
     def book(self, used: Mapping[str, float], target: TargetNode | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from controller.cluster.hosts import Host
+from controller.cluster.requests import add
 from controller.descheduler.args import LowNodeLoad, Pool
 from controller.descheduler.classify import (
     Detector,
@@ -273,9 +274,7 @@ class LoadRound:
         found: dict[str, dict[str, float]] = {}
         for move in self._base.memory.follows:
             if not move.landed or now - move.landed_s < settle_s:
-                there = found.setdefault(move.landed or move.target, {})
-                for resource, amount in move.used.items():
-                    there[resource] = there.get(resource, 0.0) + amount
+                add(found.setdefault(move.landed or move.target, {}), move.used)
         return found
 
     def _stop(self, source: Load, room: TargetPool) -> str:

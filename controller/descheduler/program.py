@@ -237,7 +237,7 @@ class Descheduler:
                     target,
                     known,
                     for_s=self._settings.limits.lost_s,
-                    requests=question.pod.requests,
+                    requests=question.pod.asks,
                 )
 
     async def _read_usage(self) -> Batch:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from controller.cluster.pod_info import PodInfo
+from controller.cluster.requests import add
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.descheduler.config import LimitsConfig, Settings, share_of
 from controller.descheduler.decision import MOST_SKIPS, Declined, Move, Skip
@@ -287,7 +288,7 @@ class Round:
         self.fit.book(pod, move.target)
         self.foresight.book(pod, hosts)
         for host in hosts:
-            self._arrive(host, move.used)
+            add(self.arriving[host], move.used)
         self._hosts[move.uid] = tuple(hosts)
         self.moves.append(move)
         known = (mark_of(p.uid) for p in self.snapshot.pods.of_workload(pod.workload).values() if p.uid != pod.uid)
@@ -296,16 +297,11 @@ class Round:
     def withdraw(self, pod: PodInfo, move: Move) -> None:
         """A planned move is expected nowhere any more."""
         for host in self._hosts.pop(move.uid, ()):
-            self._arrive(host, move.used, -1)
+            add(self.arriving[host], move.used, -1)
         self.fit.withdraw(pod)
 
     def redirect(self, pod: PodInfo, move: Move, node: str) -> None:
         """A planned move that was withdrawn is expected on a node."""
         self.fit.book(pod, node)
-        self._arrive(node, move.used)
+        add(self.arriving[node], move.used)
         self._hosts[move.uid] = (node,)
-
-    def _arrive(self, host: str, used: Mapping[str, float], sign: int = 1) -> None:
-        arriving = self.arriving[host]
-        for resource, amount in used.items():
-            arriving[resource] = arriving.get(resource, 0.0) + sign * amount

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.cluster.hosts import Fleet, Host
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import Amounts, requests_of
+from controller.cluster.requests import Amounts, add, asks_of
 from controller.scheduler.unschedulable import class_of
 
 _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
@@ -50,21 +50,21 @@ class Assumed:
         self._begun: set[str] = set()
         self._idle: set[str] = set()
         self._refused: dict[str, dict[str, _Refusal]] = {}
-        self._requests: dict[str, tuple[str, Amounts]] = {}
+        self._asks: dict[str, tuple[str, Amounts]] = {}
 
-    def requests_of(self, pod: GroupPod) -> Amounts:
-        """What a pod asks for; worked out once per version of it."""
+    def asks_of(self, pod: GroupPod) -> Amounts:
+        """What a pod takes of its host; worked out once per version of it."""
         key, version = pod.metadata.key, pod.metadata.resource_version
-        known = self._requests.get(key)
+        known = self._asks.get(key)
         if known is None or known[0] != version or not version:
-            known = (version, requests_of(pod.spec, pod.status))
-            self._requests[key] = known
+            known = (version, asks_of(pod.spec, pod.status))
+            self._asks[key] = known
         return known[1]
 
     def learn(self, pods: Iterable[GroupPod]) -> None:
         """Work out what pods ask for ahead of the moment that needs it of all of them at once."""
         for pod in pods:
-            self.requests_of(pod)
+            self.asks_of(pod)
 
     def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]]) -> None:
         """The hosts of a group's pods that are not counted there yet, in place of what the group was promised before."""
@@ -75,7 +75,7 @@ class Assumed:
             held[key] = node
             if before.get(key) == node:
                 del before[key]
-            self._on.setdefault(node, {})[key] = _Promise(group, self.requests_of(pod), pod.gated)
+            self._on.setdefault(node, {})[key] = _Promise(group, self.asks_of(pod), pod.gated)
         for key, node in before.items():
             self._let_go(key, node)
         if held:
@@ -114,8 +114,7 @@ class Assumed:
         for key, promise in self._on.get(node, {}).items():
             if promise.group == group or self._fleet.seat_of(key) or self._gives_way(promise, group):
                 continue
-            for name, value in promise.amounts.items():
-                found[name] = found.get(name, 0) + value
+            add(found, promise.amounts)
         return found
 
     def _gives_way(self, promise: _Promise, group: str) -> bool:
@@ -151,8 +150,7 @@ class Assumed:
         found = dict(self._fleet.used.get(node, {}))
         for other, promise in self._on.get(node, {}).items():
             if other != key and not self._fleet.seat_of(other):
-                for name, value in promise.amounts.items():
-                    found[name] = found.get(name, 0) + value
+                add(found, promise.amounts)
         return found
 
     def _standing(self, its_class: str) -> frozenset[str]:
@@ -173,7 +171,7 @@ class Assumed:
 
     def forget(self, group: str, key: str) -> None:
         """A pod is gone."""
-        self._requests.pop(key, None)
+        self._asks.pop(key, None)
         node = self._held.get(group, {}).pop(key, None)
         if node is not None:
             self._let_go(key, node)

@@ -13,7 +13,7 @@ from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, NodeSelector, Target, target_of
-from controller.cluster.requests import Amounts
+from controller.cluster.requests import Amounts, add, lacking
 from controller.scheduler.assumed import Assumed
 from controller.scheduler.planner import GroupSnapshot, Plan
 
@@ -135,11 +135,7 @@ def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assume
 def _has_room(group: str, uncounted: Sequence[tuple[GroupPod, str]], fleet: Fleet, assumed: Assumed) -> bool:
     by_node: dict[str, Amounts] = {}
     for pod, node in uncounted:
-        wanted = by_node.get(node)
-        if wanted is None:
-            wanted = by_node[node] = {}
-        for name, value in assumed.requests_of(pod).items():
-            wanted[name] = wanted.get(name, 0) + value
+        add(by_node.setdefault(node, {}), assumed.asks_of(pod))
     return all(_fits(node, wanted, group, fleet, assumed) for node, wanted in by_node.items())
 
 
@@ -154,8 +150,4 @@ def _fits(node: str, wanted: Amounts, group: str, fleet: Fleet, assumed: Assumed
     host = fleet.hosts.get(node)
     if host is None:
         return False
-    used, others = fleet.used.get(node, {}), assumed.others_on(group, node)
-    for name, value in wanted.items():
-        if value and used.get(name, 0) + others.get(name, 0) + value > host.allocatable.get(name, 0):
-            return False
-    return True
+    return not lacking(wanted, host.allocatable, fleet.used.get(node, {}), assumed.others_on(group, node))

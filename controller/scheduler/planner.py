@@ -21,7 +21,7 @@ from controller.cluster.eligibility import is_choosy, may_run_on, tolerated
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector, Target
-from controller.cluster.requests import PORT_PREFIX, Amounts
+from controller.cluster.requests import PORT_PREFIX, Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service, routing_to
 from controller.scheduler.affinity import as_asked
@@ -36,7 +36,6 @@ from controller.scheduler.problem_builder import (
     Spread,
     Standing,
     WaitingReplica,
-    asks_of,
     draft,
     timed,
     whole_cost,
@@ -149,8 +148,7 @@ def without(snapshot: GroupSnapshot, key: str) -> GroupSnapshot:
     promised = dict(snapshot.promised)
     if snapshot.seats is None or key in snapshot.seats:
         left = dict(promised.get(node, {}))
-        for name, value in asks_of(pod.spec).items():
-            left[name] = left.get(name, 0) - value
+        add(left, asks_of(pod.spec, pod.status), -1)
         promised[node] = left
     return replace(
         snapshot,
@@ -216,9 +214,7 @@ class _Reading:
             self.kept[key], node, counted = target, target.node, False
         self._standing.append(Standing(node, position, pod))
         if not counted:
-            taken = self._taken[node]
-            for name, value in asks_of(pod.spec).items():
-                taken[name] = taken.get(name, 0) + value
+            add(self._taken[node], asks_of(pod.spec, pod.status))
         return True
 
     def _demand(self) -> Demand:

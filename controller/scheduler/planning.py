@@ -16,7 +16,7 @@ import msgspec
 from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, NodeSelector, Target
 from controller.cluster.replicas import Declared
-from controller.cluster.requests import Amounts
+from controller.cluster.requests import Amounts, add
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Service
 from controller.cluster.volumes import Volumes
@@ -299,9 +299,7 @@ class GroupPlans:
                 if come[expected.workload]:
                     come[expected.workload] -= 1
                     continue
-                there = found.setdefault(expected.target.node, {})
-                for name, value in expected.requests.items():
-                    there[name] = there.get(name, 0) + value
+                add(found.setdefault(expected.target.node, {}), expected.requests)
         return found
 
     def _previous(self, group: str, pods: Sequence[GroupPod]) -> dict[str, Target]:

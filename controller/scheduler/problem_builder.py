@@ -18,7 +18,7 @@ from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Lo
 from controller.cluster.eligibility import is_choosy, may_run_on, tolerated
 from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity, NodeSelector
-from controller.cluster.requests import PORT_PREFIX, Amounts, bounded, port_name, requests_of
+from controller.cluster.requests import PORT_PREFIX, Amounts, asks_of, bounded, ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.plan.problem import Bools, CallEdge, Floats, Ints, Problem, Table
 from controller.scheduler.sharing import Shared, Sharing
@@ -320,24 +320,6 @@ class _Drafting:
                 if s.pod is not None and s.node in self._room.number_of
             ],
         )
-
-
-def ports_of(spec: GroupPodSpec) -> list[str]:
-    """Ports of its host that a pod takes."""
-    containers = [*(spec.containers or ()), *(spec.init_containers or ())]
-    return [
-        port_name(port.protocol, port.host_port)
-        for container in containers
-        for port in container.ports or ()
-        if port.host_port
-    ]
-
-
-def asks_of(spec: GroupPodSpec) -> Amounts:
-    """Requests, and ports of the host."""
-    asks = dict(requests_of(spec))
-    asks.update(dict.fromkeys(ports_of(spec), 1))
-    return asks
 
 
 def eligible_hosts(demand: Demand, waiting: WaitingReplica) -> Bools:

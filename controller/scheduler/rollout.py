@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.pods import GroupPod, Target
+from controller.cluster.requests import add, asks_of
 from controller.scheduler.planner import GroupSnapshot, plan_group
-from controller.scheduler.problem_builder import asks_of
 from controller.scheduler.worker import HURRIED
 
 DRAWS = 5
@@ -238,6 +238,4 @@ class _Timeline:
         return replace(self._start, pods=pods, used=used, seats=seats, replicas=replicas, previous=dict(self._previous))
 
     def _take(self, node: str, amounts: Mapping[str, int], sign: int) -> None:
-        there = self._used.setdefault(node, {})
-        for name, value in amounts.items():
-            there[name] = there.get(name, 0) + sign * value
+        add(self._used.setdefault(node, {}), amounts, sign)

@@ -315,3 +315,15 @@ def test_the_api_servers_wish_for_patience_holds_all_moves() -> None:
     decision = hot_with(separate("p"), memory=Memory(hold_until_s=NOW_S + 30))
     assert moved(decision) == []
     assert decision.plan.notes == ("the API server asked to wait for another 30 s",)
+
+
+def test_a_pod_does_not_go_to_a_node_where_another_holds_its_host_port() -> None:
+    ports = {"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}]}
+    pods = [separate("p", spec=ports), separate("q", spec=ports)]
+    nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
+    usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
+    holder = pod("holder", "idle", owner="ReplicaSet/holder-1", spec=ports)
+    assert moved(once(snapshot(nodes, pods, usage, {"p": amounts(0.5, 0.1)}), settings())) == ["p"]
+    decision = once(snapshot(nodes, [*pods, holder], usage, {"p": amounts(0.5, 0.1)}), settings())
+    assert moved(decision) == []
+    assert [skip.why for skip in decision.plan.skips if skip.kind == "no-fit"] == ["0/1 nodes fit: 1 host port"]

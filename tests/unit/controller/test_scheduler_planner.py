@@ -475,6 +475,37 @@ def test_a_port_that_a_stranger_holds_is_not_planned_for_until_it_is_free() -> N
     assert planned() == ({"a", "b"}, ())
 
 
+@pytest.mark.parametrize(("restarts", "held"), [("Always", True), (None, False)])
+def test_a_sidecar_holds_its_host_port_and_an_init_container_does_not(restarts: str | None, held: bool) -> None:
+    """Whoever asks, the planner or the account of what hosts have: kube-scheduler counts ports of what goes on running."""
+    first = {"name": "i", "restartPolicy": restarts, "ports": [{"containerPort": 9100, "hostPort": 9100}]}
+    spec = {"containers": [{"name": "c"}], "initContainers": [first]}
+    body = {"metadata": {"name": "p", "namespace": "d"}, "spec": {"nodeName": "a", **spec}}
+    fleet = Fleet()
+    fleet.take_node("a", None, node("a", "z0"))
+    fleet.take_pod("d/p", None, PodReader().read(msgspec.convert(body, GroupPod)))
+    assert fleet.used["a"].get("port:TCP/9100", 0) == held
+    pods = [groups.waiting_pod(f"w0-{i}", "w0", initContainers=[first], containers=[{"name": "c"}]) for i in range(2)]
+    plan = plan_group(snapshot(groups.Case((2,), (), ((0,),), (9,)), [node("b", "z0")], pods=pods))
+    assert len(plan.unplaced) == held
+
+
+def test_the_room_of_a_pod_that_holds_more_than_it_asks_for_is_free_once_it_is_gone() -> None:
+    """A resize in place that is under way: what its host counts for the pod is what leaves with it."""
+    kept = {"name": "c", "resources": {"requests": {"cpu": "2"}}}
+    spec = {"nodeName": "a", "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}
+    labels = groups.waiting_pod("w0-0", "w0").metadata.labels
+    meta = {"name": "w0-0", "namespace": "default", "labels": labels}
+    body = {"metadata": meta, "spec": spec, "status": {"phase": "Running", "containerStatuses": [kept]}}
+    pod = msgspec.convert(body, GroupPod)
+    fleet = Fleet()
+    fleet.take_node("a", None, node("a", "z0"))
+    fleet.take_pod("default/w0-0", None, PodReader().read(pod))
+    case = groups.Case((1,), (), ((0,),), (9,))
+    gone = without(snapshot(case, [], hosts=fleet.hosts, used=fleet.used, pods=[pod]), "default/w0-0")
+    assert fleet.used["a"]["cpu"] + gone.promised["a"]["cpu"] == 0
+
+
 def aged(name: str, workload: str, minute: int, **spec: Any) -> GroupPod:
     pod = groups.waiting_pod(name, workload, **spec)
     created = f"2026-11-22T10:{minute:02}:00Z"
