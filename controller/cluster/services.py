@@ -97,23 +97,23 @@ def routing_to(services: Iterable[Service], namespace: str, labels: Mapping[str,
 
 
 class ServiceIndex:
-    """Services by namespace, and by one of the labels that each asks for, kept up to date by watch events."""
+    """Services by one of the labels that each asks for, kept up to date by watch events."""
 
     def __init__(self) -> None:
-        self._by_namespace: dict[str, dict[str, Service]] = defaultdict(dict)
+        self._known: dict[str, Service] = {}
         self._by_label: dict[tuple[str, str, str], dict[str, Service]] = defaultdict(dict)
 
     def take(self, key: str, old: Service | None, new: Service | None) -> bool:
         """A Service changed; tells whether an answer may have."""
         namespace = key.rpartition("/")[0]
-        known = self._by_namespace[namespace].pop(key, None)
+        known = self._known.pop(key, None)
         if known is not None and known.spec.selector:
             where = namespace, *min(known.spec.selector.items())
             self._by_label[where].pop(key, None)
             if not self._by_label[where]:
                 del self._by_label[where]
         if new is not None:
-            self._by_namespace[namespace][key] = new
+            self._known[key] = new
             if new.spec.selector:
                 self._by_label[namespace, *min(new.spec.selector.items())][key] = new
         return old is None or new is None or (old.spec, old.routing) != (new.spec, new.routing)
@@ -121,13 +121,9 @@ class ServiceIndex:
     def copy(self) -> ServiceIndex:
         """As it is now, for a thread: nothing that is taken later changes it."""
         made = ServiceIndex()
-        made._by_namespace.update({name: services.copy() for name, services in self._by_namespace.items()})
+        made._known.update(self._known)
         made._by_label.update({label: services.copy() for label, services in self._by_label.items()})
         return made
-
-    def of(self, namespaces: Iterable[str]) -> list[Service]:
-        """Those of some namespaces, by name."""
-        return [found for n in sorted(set(namespaces)) for _, found in sorted(self._by_namespace.get(n, {}).items())]
 
     def behind(self, namespace: str, labels: Mapping[str, str]) -> list[Service]:
         """See `behind`; by name. Looks at those alone that ask for a label that is there: a namespace may have thousands."""

@@ -87,7 +87,7 @@ def gather(
     graph = build_graph(group.spec)
     positions = {selector: i for i, selector in enumerate(graph.selectors)}
     members: list[Counter[str]] = [Counter() for _ in graph.workloads]
-    routings = [Routing.ANY] * len(graph.workloads)
+    routings: dict[int, Routing] = {}
     running = 0
     created: list[str] = []
     for pod in pods:
@@ -95,17 +95,19 @@ def gather(
         if membership.group_of(meta.namespace, meta.label(APPGROUP_LABEL)) != group.metadata.key:
             continue
         created.append(meta.creation_timestamp or "")
-        if pod.finished or meta.deletion_timestamp is not None:
+        if pod.over:
             continue
         running += pod.status.phase == "Running"
         position = positions.get(meta.label(WORKLOAD_LABEL))
         if position is not None and pod.spec.node_name in locations:
             members[position][pod.spec.node_name] += 1
             if services is not None:
-                routings[position] = services.routing_to(meta.namespace, meta.labels or {})
+                # Of pods in several namespaces, the Service that keeps least near: who calls by which is not known.
+                found = services.routing_to(meta.namespace, meta.labels or {})
+                routings[position] = min(found, routings.get(position, found))
     hosts = [_hosts_by_location(nodes, locations) for nodes in members]
     judged = tuple(
-        judge(edge, hosts[edge.dependant], hosts[edge.dependency], costs, routings[edge.dependency])
+        judge(edge, hosts[edge.dependant], hosts[edge.dependency], costs, routings.get(edge.dependency, Routing.ANY))
         for edge in graph.edges
     )
     ordered = order(graph.children, group.spec.topology_sorting_algorithm)

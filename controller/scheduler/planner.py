@@ -174,7 +174,7 @@ class _Reading:
         self.problems: list[str] = []
         self.kept: dict[str, Target] = {}
         self._position = {selector: i for i, selector in enumerate(self.graph.selectors)}
-        self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
+        self._models: list[dict[str, GroupPod]] = [{} for _ in self.graph.workloads]  # one of each namespace
         self._standing: list[Standing] = []
         self._taken: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.promised.items()})
         self.slots = self._read_pods()
@@ -189,17 +189,21 @@ class _Reading:
                 continue
             live[position] += 1
             asked = as_asked(pod)
-            self._models[position] = self._models[position] or asked
+            self._models[position].setdefault(pod.metadata.namespace, asked)
             if not self._stays(pod, position) and not pod.other_gates:
                 key, snapshot = pod.metadata.key, self.snapshot
                 refused = snapshot.refused.get(key, frozenset())
                 waiting = WaitingReplica(key, position, asked, snapshot.volumes.get(key, ()), refused)
                 slots.append(_Slot(waiting, (pod.metadata.creation_timestamp or "", key)))
         for position, selector in enumerate(self.graph.selectors):
-            model = self._models[position] or GroupPod()
+            model = self._model(position) or GroupPod()
             missing = self.snapshot.replicas.get(selector, 0) - live[position]
             slots += [_Slot(WaitingReplica("", position, model), ("~", str(i))) for i in range(missing)]
         return slots
+
+    def _model(self, position: int) -> GroupPod | None:
+        """One of a workload's pods, the first by key."""
+        return next(iter(self._models[position].values()), None)
 
     def _stays(self, pod: GroupPod, position: int) -> bool:
         """Whether a pod is bound, or may be at any moment: its target is as good as taken."""
@@ -224,10 +228,11 @@ class _Reading:
         for position in (*(slot.waiting.workload for slot in self.slots), *(s.workload for s in self._standing)):
             counts[position] += 1
         routings = [
-            routing_to(snapshot.services, model.metadata.namespace, model.metadata.labels or {})
-            if model is not None
-            else Routing.ANY
-            for model in self._models
+            min(
+                (routing_to(snapshot.services, n, m.metadata.labels or {}) for n, m in models.items()),
+                default=Routing.ANY,
+            )
+            for models in self._models
         ]
         return Demand(
             hosts=snapshot.hosts,
@@ -236,7 +241,7 @@ class _Reading:
             standing=self._standing,
             spreads=[
                 spread_of(model.metadata.annotations, default, self.problems) if model is not None else default
-                for model in self._models
+                for model in map(self._model, range(len(self._models)))
             ],
             dependencies=dependencies_of(group, self.graph, counts, routings, self.problems),
             costs=snapshot.costs,

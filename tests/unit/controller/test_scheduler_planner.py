@@ -195,6 +195,20 @@ def test_the_service_that_selects_a_workload_tells_who_answers() -> None:
     assert plan_group(msgspec.structs.replace(asked, services=[near])).latency_us < 1000.0
 
 
+def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts() -> None:
+    """As where the rules weigh a pod and where the group's status is told: a namespace that sorts first decides nothing."""
+    case, nodes = line((2, 2, 0)), [node("a", "z0", "2"), node("b", "z1", "2")]
+    full = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
+    pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(case)[2:]]
+    moved = msgspec.structs.replace(
+        pods[-1], metadata=msgspec.structs.replace(pods[-1].metadata, namespace="elsewhere")
+    )
+    spec = {"selector": {WORKLOAD_LABEL: "w1"}, "trafficDistribution": "PreferSameZone"}
+    near = msgspec.convert({"metadata": {"name": "w1", "namespace": "default"}, "spec": spec}, Service)
+    asked = snapshot(case, nodes, used=full, pods=[*pods[:-1], moved], objective="time", services=[near])
+    assert plan_group(asked).latency_us > 2000.0
+
+
 def test_money_is_weighed_where_there_are_prices_and_said_where_there_are_none() -> None:
     asked = snapshot(line((1, 1)), [node("a", "z0"), node("b", "z1")], objective="money")
     assert any("there are no prices" in problem for problem in plan_group(asked).problems)

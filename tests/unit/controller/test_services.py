@@ -37,4 +37,3 @@ def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
         for where in ("x", "y"):
             assert index.behind(where, labels) == behind(all_of, where, labels)
             assert index.routing_to(where, labels) == routing_to(all_of, where, labels)
-        assert index.of(["x", "y"]) == all_of
