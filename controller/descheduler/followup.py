@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.descheduler.config import LimitsConfig
 from controller.descheduler.memory import (
     Followed,
@@ -30,7 +29,6 @@ from controller.descheduler.memory import (
 )
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import percents
-from controller.scheduler.state import DeletedNodeError
 
 FAILED: frozenset[Outcome] = frozenset(
     ("returned", "not-cooled", "moved-heat", "cost-not-fallen", "not-running", "lost")
@@ -224,11 +222,8 @@ def _cost_of(move: Followed, snapshot: LoadSnapshot) -> int | None:
     network = snapshot.network
     if pod is None or network is None or pod.node not in network.place_of:
         return None
-    try:
-        weighing = network.weigh(pod.namespace, pod.labels.get(APPGROUP_LABEL, ""), pod.labels.get(WORKLOAD_LABEL, ""))
-    except DeletedNodeError:
-        return None
-    return None if weighing.neutral else weighing.tally(pod.node, network.place_of[pod.node]).cost
+    weighing = snapshot.weighing_of(pod)
+    return None if weighing is None or weighing.neutral else weighing.tally(pod.node, network.place_of[pod.node]).cost
 
 
 def rest_refused(memory: Memory, workload: str, limits: LimitsConfig, now: float) -> Memory:

@@ -27,7 +27,7 @@ from controller.descheduler.decision import Move, NodeState
 from controller.descheduler.fit import TargetNode, TargetPool
 from controller.descheduler.foresight import Landing
 from controller.descheduler.memory import Followed, mark_of
-from controller.descheduler.round import Round, group_key, workload_of
+from controller.descheduler.round import Round, workload_of
 from controller.descheduler.usage import percents
 from netperf.contract import HOT_TAINT
 
@@ -207,7 +207,7 @@ class LoadRound:
                     base.skip(victim.pod, "scheduler", outlook.describe())
                     continue
                 target = room.target(outlook.expected[0]) or TargetNode(self._by_node[outlook.expected[0]])
-            move, after = _move(victim, source, used, exceeded, target)
+            move, after = _move(victim, source, used, exceeded, target, group=base.snapshot.group_of(victim.pod))
             follow = _follow(victim, move, source, base.now, self._weight)
             if outlook is not None:
                 marks = tuple(mark_of(name) for name in outlook.expected)
@@ -362,7 +362,13 @@ def _exceeded(source: Load, used: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def _move(
-    victim: Victim, source: Load, used: Mapping[str, float], exceeded: Sequence[str], target: TargetNode | None
+    victim: Victim,
+    source: Load,
+    used: Mapping[str, float],
+    exceeded: Sequence[str],
+    target: TargetNode | None,
+    *,
+    group: str,
 ) -> tuple[Move, dict[str, float]]:
     node = source.node
     after = {resource: max(0.0, amount - victim.used.get(resource, 0.0)) for resource, amount in used.items()}
@@ -387,7 +393,7 @@ def _move(
         node_after=percents(after, node.allocatable),
         target_before=target_before,
         target_after=target_after,
-        group=group_key(victim.pod),
+        group=group,
     )
     return move, after
 

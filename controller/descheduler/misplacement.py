@@ -23,10 +23,10 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.descheduler.classify import Load, protection_of, usage_of
 from controller.descheduler.decision import Move
 from controller.descheduler.memory import Followed, Strategy
-from controller.descheduler.round import MISPLACEMENT, Round, group_key, workload_of
+from controller.descheduler.round import MISPLACEMENT, Round, workload_of
 from controller.scheduler.balance import as_it_stands, replicas_by_zone
 from controller.scheduler.rules import Tally, Weighing
-from controller.scheduler.state import DeletedNodeError, State
+from controller.scheduler.state import State
 
 
 class OneZone:
@@ -159,7 +159,7 @@ class MisplacementRound:
         A pod that may be no further than so from its peers can go only after them: each step of such a chain would wait anew.
         """
         moves = self._base.memory.follows
-        group = group_key(candidate.pod)
+        group = self._base.snapshot.group_of(candidate.pod)
         return bool(candidate.alone) and any(m.strategy == "ZoneSurvival" and m.group == group for m in moves)
 
     def _groups(self) -> Iterator[Mapping[str, PodInfo]]:
@@ -177,11 +177,8 @@ class MisplacementRound:
         place = self._network.place_of.get(pod.node)
         if place is None or not pod.running or pod.key in self._base.taken:
             return None
-        try:
-            weighing = self._network.weigh(
-                pod.namespace, pod.labels[APPGROUP_LABEL], pod.labels.get(WORKLOAD_LABEL, "")
-            )
-        except DeletedNodeError:
+        weighing = self._base.snapshot.weighing_of(pod)
+        if weighing is None:
             return None
         alone = self._one_zone.of(pod)
         if alone:
@@ -215,15 +212,9 @@ class MisplacementRound:
     def redirected(self, move: Move, pod: PodInfo, node: str) -> Move:
         """The move, told as one to this node."""
         there, cost = self._network.place_of.get(node), -1
-        try:
-            weighing = self._network.weigh(
-                pod.namespace, pod.labels[APPGROUP_LABEL], pod.labels.get(WORKLOAD_LABEL, "")
-            )
-        except DeletedNodeError:
-            there = None
-        else:
-            if there is not None and not weighing.neutral:
-                cost = weighing.tally(node, there).cost
+        weighing = self._base.snapshot.weighing_of(pod)
+        if there is not None and weighing is not None and not weighing.neutral:
+            cost = weighing.tally(node, there).cost
         return msgspec.structs.replace(move, target=node, cost_after=cost)
 
     def loss(self, pod: PodInfo, host: Host) -> str:
@@ -235,9 +226,8 @@ class MisplacementRound:
         here, there = network.place_of.get(pod.node), network.place_of.get(node)
         if here is None or there is None:
             return "its place is not known"
-        try:
-            weighing = network.weigh(pod.namespace, pod.labels[APPGROUP_LABEL], pod.labels.get(WORKLOAD_LABEL, ""))
-        except DeletedNodeError:
+        weighing = self._base.snapshot.weighing_of(pod)
+        if weighing is None:
             return "a node of its peers is gone"
         alone, others = self._one_zone.of(pod), self._one_zone.of_the_others(pod)
         now, then = weighing.tally(pod.node, here), weighing.tally(node, there)
@@ -311,7 +301,7 @@ class MisplacementRound:
             used=used,
             cost_before=now.cost,
             cost_after=there.cost,
-            group=group_key(pod),
+            group=base.snapshot.group_of(pod),
         )
         follow = Followed(
             pod=pod.key,

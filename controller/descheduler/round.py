@@ -18,17 +18,17 @@ from controller.descheduler.decision import MOST_SKIPS, Declined, Move, Skip
 from controller.descheduler.fit import Fit
 from controller.descheduler.foresight import Foresight
 from controller.descheduler.memory import HOUR_S, Followed, Memory, Tried, mark_of
-from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex
+from controller.descheduler.snapshot import Guard, LoadSnapshot
 
 
 class Limits:
     """Counts planned evictions against every limit; one per round."""
 
     def __init__(
-        self, config: LimitsConfig, memory: Memory, pods: PodIndex, now: float, *, min_replicas: int = 1
+        self, config: LimitsConfig, memory: Memory, snapshot: LoadSnapshot, now: float, *, min_replicas: int
     ) -> None:
         self._min_replicas = min_replicas
-        self._config, self._memory, self._pods, self._now = config, memory, pods, now
+        self._config, self._memory, self._snapshot, self._now = config, memory, snapshot, now
         underway = [move for move in memory.follows if not move.landed]
         self._nodes = Counter(move.node for move in underway)
         self._namespaces = Counter(move.pod.partition("/")[0] for move in underway)
@@ -60,9 +60,10 @@ class Limits:
             return "moved", why
         if self._namespaces[pod.namespace] >= config.per_namespace:
             return "namespace-limit", f"limit of {config.per_namespace} evictions per namespace and round"
-        group = pod.labels.get(APPGROUP_LABEL, "")
-        if group and self._groups[group_key(pod)] >= config.per_app_group:
-            return "group-limit", f"{config.per_app_group} pods of AppGroup {group} are on the move"
+        group = self._snapshot.group_of(pod)
+        if group and self._groups[group] >= config.per_app_group:
+            name = pod.labels[APPGROUP_LABEL]
+            return "group-limit", f"{config.per_app_group} pods of AppGroup {name} are on the move"
         return self._workload_refusal(pod)
 
     def _rests(self, pod: PodInfo) -> str:
@@ -82,7 +83,7 @@ class Limits:
             minutes = (rest.until_s - self._now) / 60
             because = f" after {rest.failures} moves that did not help ({rest.why})" if rest.failures else ""
             return "back-off", f"{workload} rests for another {minutes:.0f} min{because}"
-        pods = self._pods.of_workload(pod.workload) if pod.workload else {pod.key: pod}
+        pods = self._snapshot.pods.of_workload(pod.workload) if pod.workload else {pod.key: pod}
         whole = [p for p in pods.values() if not p.going]
         # A pod that is underway is counted below and not twice; before its replacement is seen it is missing from `whole`.
         size = len(whole) + self._underway[workload]
@@ -106,19 +107,13 @@ class Limits:
         self._workloads[workload_of(pod)] += 1
         self._total += 1
         self._weight += weight
-        if pod.labels.get(APPGROUP_LABEL):
-            self._groups[group_key(pod)] += 1
+        if group := self._snapshot.group_of(pod):
+            self._groups[group] += 1
 
 
 def workload_of(pod: PodInfo) -> str:
     """What back-off is remembered by: the pod's workload, or a bare pod itself."""
     return pod.workload or f"{pod.namespace}/Pod/{pod.name}"
-
-
-def group_key(pod: PodInfo) -> str:
-    """``namespace/AppGroup`` of a pod, empty without one; pods of a group mostly share a namespace."""
-    name = pod.labels.get(APPGROUP_LABEL, "")
-    return f"{pod.namespace}/{name}" if name else ""
 
 
 MISPLACEMENT = "NetworkMisplacement"
@@ -215,7 +210,7 @@ class Round:
     ) -> None:
         self.declined = declined
         self.snapshot, self.memory, self.settings, self.now = snapshot, memory, settings, now
-        self.limits = Limits(settings.limits, memory, snapshot.pods, now, min_replicas=settings.protection.min_replicas)
+        self.limits = Limits(settings.limits, memory, snapshot, now, min_replicas=settings.protection.min_replicas)
         self.ledger = Ledger(snapshot.guards)
         self.trust = Trust(memory, settings.limits, now)
         self.fit = Fit(snapshot)

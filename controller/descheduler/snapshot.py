@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.resources import APPGROUP_LABEL, AppGroup, NetworkTopology
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
 from controller.cluster.volumes import Volumes
 from controller.descheduler.usage import UsageView
-from controller.scheduler.state import State
-from controller.scheduler.state import State as Network
+from controller.scheduler.rules import Weighing
+from controller.scheduler.state import DeletedNodeError, State
 from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, Selector, from_object
 from kubekit.wire import Node, Object, Resource, Wire
@@ -158,8 +158,25 @@ class LoadSnapshot:
     pods: PodIndex
     usage: UsageView
     guards: Mapping[str, tuple[Guard, ...]] = field(default_factory=dict)
-    network: Network | None = None
+    network: State | None = None
     volumes: Volumes = field(default_factory=Volumes)
+
+    def group_of(self, pod: PodInfo) -> str:
+        """Key of a pod's AppGroup; empty without one."""
+        name = pod.labels.get(APPGROUP_LABEL, "")
+        if not name or self.network is None:
+            return f"{pod.namespace}/{name}" if name else ""
+        return self.network.key_of(pod.namespace, name)
+
+    def weighing_of(self, pod: PodInfo) -> Weighing | None:
+        """How a pod would fare anywhere by the scheduler's rules; None where these have no answer."""
+        if self.network is None:
+            return None
+        group, workload = pod.labels.get(APPGROUP_LABEL, ""), pod.labels.get(WORKLOAD_LABEL, "")
+        try:
+            return self.network.weigh(pod.namespace, group, workload)
+        except DeletedNodeError:
+            return None
 
 
 def by_namespace(guards: Iterable[Guard]) -> dict[str, tuple[Guard, ...]]:

@@ -42,14 +42,10 @@ class GroupPods:
             self._by_label[label][namespace][key] = None
             self.seen_at.setdefault(key, self._clock())
             (self.waiting.add if new.waiting else self.waiting.discard)(key)
-        group = self.group_of(namespace, label)
+        group = self._state.key_of(namespace, label)
         if old is not None and new is not None and old.waiting and new.bound:
             self._placed[group].add(key)
         return group
-
-    def group_of(self, namespace: str, label: str) -> str:
-        """A group's key; one that does not exist has the key it would have in the pod's own namespace."""
-        return self._state.group_of(namespace, label) or f"{namespace}/{label}"
 
     def of(self, group: str) -> list[GroupPod]:
         """A group's pods."""
@@ -57,7 +53,7 @@ class GroupPods:
         keys = [
             key
             for namespace, keys in self._by_label.get(label, {}).items()
-            if keys and self.group_of(namespace, label) == group
+            if keys and self._state.key_of(namespace, label) == group
             for key in keys
         ]
         newest = (self._written.newest(key) for key in keys)
@@ -66,7 +62,7 @@ class GroupPods:
     def waiting_groups(self) -> Iterator[str]:
         """The groups that have waiting pods."""
         places = {(p.metadata.namespace, p.group) for p in map(self._mirror.get, self.waiting) if p is not None}
-        return (self.group_of(namespace, label) for namespace, label in places)
+        return (self._state.key_of(namespace, label) for namespace, label in places)
 
     def gated(self) -> int:
         """How many pods our gate holds."""

@@ -259,6 +259,10 @@ class State:
         """Key of the AppGroup that pods of a namespace with this label belong to; empty when there is none."""
         return self._membership.group_of(namespace, name)
 
+    def key_of(self, namespace: str, name: str) -> str:
+        """The same; a group that does not exist has the key that it would have in the pod's own namespace."""
+        return self.group_of(namespace, name) or f"{namespace}/{name}"
+
     def members(self, key: str) -> Members:
         """Placed pods of a group."""
         name = self.groups[key].metadata.name

@@ -17,6 +17,7 @@ from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.misplacement import describe_misplacement
 from controller.descheduler.plan import confirm, deliberate, questions
+from controller.descheduler.round import Round
 from controller.descheduler.snapshot import LoadSnapshot, World
 from controller.descheduler.usage import UsageView
 from controller.scheduler.affinity import NARROWED_ANNOTATION
@@ -25,7 +26,7 @@ from controller.scheduler.planning import PlanningError
 from controller.scheduler.rules import Tally
 from controller.scheduler.state import State
 from kubekit.wire import Node, format_time
-from tests.unit.controller.descheduling import NOW_S, amounts, moved, read, settings
+from tests.unit.controller.descheduling import NOW_S, amounts, moved, pod, read, settings
 
 ZONES = ("z1", "z2", "z3")
 CHEAP = {("z1", "z2"): 5, ("z1", "z3"): 40, ("z2", "z3"): 40}
@@ -327,6 +328,19 @@ def planned(world: World) -> World:
             document["metadata"]["annotations"] = {TARGET_ANNOTATION: f'{{"node": "{known.node}", "zone": "z3"}}'}
             world.take_pod(f"default/{name}", known, read(document))
     return world
+
+
+def test_pods_of_one_group_in_several_namespaces_draw_on_the_one_limit_of_their_group() -> None:
+    """Whose group a pod is, the scheduler says: its label names no namespace."""
+    world = cluster({"web-1": "z1-n1", "db-1": "z1-n1"})
+    labels = {"appgroup.diktyo.x-k8s.io": "shop", "appgroup.diktyo.x-k8s.io.workload": "web"}
+    world.take_pod("more/web-2", None, pod("web-2", "z1-n2", namespace="more", owner="ReplicaSet/two-1", labels=labels))
+    assert world.network.group_of("more", "shop") == "default/shop"
+    first, second = world.pods.by_key["default/web-1"], world.pods.by_key["more/web-2"]
+    limits = Round(world.snapshot(UsageView({}, {})), Memory(), settings(limits={"perAppGroup": 1}), NOW_S).limits
+    assert limits.refusal(second)[0] != "group-limit"
+    limits.book(first, 1)
+    assert limits.refusal(second)[0] == "group-limit"
 
 
 @pytest.mark.parametrize(("survives", "waits_s"), [(True, (60, 120)), (False, (300, 600))])
