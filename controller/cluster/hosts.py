@@ -39,6 +39,11 @@ class Host(msgspec.Struct, frozen=True, gc=False):
     closing: bool = False
     unloved: tuple[Taint, ...] = ()
 
+    @property
+    def takes_pods(self) -> bool:
+        """Whether new pods may be expected to start there: ready, not cordoned, and nobody is about to take it away."""
+        return self.ready and self.schedulable and not self.closing
+
 
 class Room:
     """What is free, as one table: plans look at thousands of hosts, which one by one would take most of their time.

@@ -108,9 +108,7 @@ def judge(
         return Load(node, pool, thresholds, "unknown", used, share, (), weight)
     exceeded = tuple(r for r in RESOURCES if r in share and share[r] > thresholds.high[r])
     low = all(share[resource] <= thresholds.low[resource] for resource in share)
-    kind: Class = (
-        "over" if exceeded else "under" if low and node.schedulable and node.ready and not node.closing else "normal"
-    )
+    kind: Class = "over" if exceeded else "under" if low and node.takes_pods else "normal"
     return Load(node, pool, thresholds, kind, used, share, exceeded, weight)
 
 

@@ -49,6 +49,7 @@ class Queries(Section, frozen=True):
 
 
 FIELD = "descheduler"
+Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
 Count = Annotated[int, Range(0, YEAR_S)]
 Time = Annotated[float, Range(0, YEAR_S)]
 """Seconds, up to a year."""
@@ -278,6 +279,16 @@ class Settings:
     protection: ProtectionConfig
     misplacement: MisplacementConfig
     taint_hot_nodes: bool = False
+
+    @property
+    def expiry_s(self) -> float:
+        """After how long usage is not known any more, seconds; without LowNodeLoad its default."""
+        return LowNodeLoadArgs().node_metric_expiration_seconds if self.load is None else self.load.expiry_s
+
+    def is_dry(self, strategy: Strategy) -> bool:
+        """Whether moves of a strategy are decided and told, and nobody is evicted."""
+        rehearsed = strategy != "LowNodeLoad" and self.misplacement.dry_run
+        return self.dry_run or rehearsed or (self.load is not None and self.load.dry_run)
 
 
 def share_of(limit: int | str, pods: int, field: str = "") -> int:

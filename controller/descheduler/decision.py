@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.descheduler.classify import Detector
-from controller.descheduler.memory import Followed, Strategy
+from controller.descheduler.config import Strategy
+from controller.descheduler.memory import Followed
 
 MOST_SKIPS = 2000
 

@@ -46,7 +46,7 @@ def outdated(world: World, move: Move) -> str:
     pod, target = world.pods.by_key.get(move.pod), world.nodes.get(move.target)
     if pod is None or pod.uid != move.uid or pod.going or pod.node != move.node:
         return "the pod is gone, or about to be"
-    if move.target and (target is None or not target.schedulable or target.closing):
+    if move.target and (target is None or not target.takes_pods):
         return f"node {move.target}, where it was to go, takes no pods any more"
     return ""
 

@@ -9,14 +9,13 @@ from typing import Literal
 import msgspec
 
 from controller.cluster.resources import FIELD_MANAGER
-from controller.descheduler.config import LimitsConfig
+from controller.descheduler.config import LimitsConfig, Strategy
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, UNREADABLE, ConfigMap, Object
 from netperf.contract import PART_OF
 
-Strategy = Literal["LowNodeLoad", "NetworkMisplacement", "ZoneSurvival"]
 Outcome = Literal[
     "helped",
     "returned",

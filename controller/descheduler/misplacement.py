@@ -21,8 +21,9 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.descheduler.classify import Load, protection_of, usage_of
+from controller.descheduler.config import Strategy
 from controller.descheduler.decision import Move
-from controller.descheduler.memory import Followed, Strategy
+from controller.descheduler.memory import Followed
 from controller.descheduler.round import MISPLACEMENT, Round, workload_of
 from controller.scheduler.balance import as_it_stands, replicas_by_zone
 from controller.scheduler.rules import Tally, Weighing
@@ -319,10 +320,6 @@ class MisplacementRound:
         base.take(pod, move, follow)
 
 
-def _is_open(node: Host) -> bool:
-    return node.ready and node.schedulable and not node.closing
-
-
 def describe_misplacement(now: Tally, there: Tally) -> str:
     """Why, in the form that load reasons have: ``pod is misplaced, network cost(120)>elsewhere(21)``."""
     text = f"pod is misplaced, network cost({now.cost})>elsewhere({there.cost})"
@@ -347,7 +344,7 @@ class Hosts:
         self._by_place: dict[int, list[Host]] = defaultdict(list)
         for name, place in network.place_of.items():
             node = base.snapshot.nodes.get(name)
-            if node is not None and _is_open(node):
+            if node is not None and node.takes_pods:
                 self._by_place[place].append(node)
         for nodes in self._by_place.values():
             nodes.sort(key=lambda node: (self._load_of(node.name), node.name))
@@ -380,7 +377,7 @@ class Hosts:
         for tally, where in ways:
             if isinstance(where, str):
                 node = self._base.snapshot.nodes.get(where)
-                nodes = [node] if node is not None and _is_open(node) else []
+                nodes = [node] if node is not None and node.takes_pods else []
             else:
                 nodes = [n for n in self._by_place.get(where, ()) if n.name not in weighing.by_node]
             for node in nodes:

@@ -15,12 +15,12 @@ import msgspec
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import Target
 from controller.cluster.resources import WORKLOAD_LABEL
-from controller.descheduler.config import Settings
+from controller.descheduler.config import Settings, Strategy
 from controller.descheduler.decision import MOST_SKIPS, Declined, Move, RoundDecision, RoundPlan, Skip, Watched
 from controller.descheduler.followup import Ended, follow
 from controller.descheduler.foresight import is_planned
 from controller.descheduler.load import LoadRound
-from controller.descheduler.memory import Followed, Memory, Strategy, mark_of
+from controller.descheduler.memory import Followed, Memory, mark_of
 from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.round import Round
 from controller.descheduler.snapshot import LoadSnapshot, World

@@ -96,7 +96,7 @@ async def preview(
     for found in namespaces:
         world.network.take_namespace(found.metadata.name, None, found)
     world.take_lists(nodes, map(PodReader().read, pods), budgets, groups, topologies)
-    book = UsageBook(0, settings.load.expiry_s if settings.load else 180.0)
+    book = UsageBook(0, settings.expiry_s)
     thought = think(world, book, batch, memory, Watched(), settings=settings, now=moment, confirmed=True)
     decision = thought.deliberation.decision
     asked = questions(thought.snapshot, decision.plan.moves)

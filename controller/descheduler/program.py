@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 log = logs.get("controller.descheduler")
 
-DEFAULT_EXPIRY_S = 180.0
 CHANGED_SINCE = frozenset({404, 409, 422})
 """Answers to a patch of a node that is gone, or not as it was any more: the next round sees it."""
 FILL_S, FILLING_ROUNDS = 15.0, 3
@@ -90,8 +89,7 @@ class Descheduler:
     ) -> None:
         self._client, self._caches, self._config, self._wall = client, caches, config, wall
         self._settings: Settings = config.compiled()
-        expiry_s = self._settings.load.expiry_s if self._settings.load else DEFAULT_EXPIRY_S
-        self._usage = UsageBook(config.usage.half_life_s, expiry_s)
+        self._usage = UsageBook(config.usage.half_life_s, self._settings.expiry_s)
         self._source, self._planner, self._tell_heat = source, planner, tell_heat
         self._store = MemoryStore(client, namespace)
         self._metrics = DeschedulerMetrics(registry)
@@ -214,8 +212,7 @@ class Descheduler:
         Raises:
             KubekitError: a taint was not written, for a reason other than a node that has changed since.
         """
-        settings = self._settings
-        if not settings.taint_hot_nodes or settings.dry_run or (settings.load is not None and settings.load.dry_run):
+        if not self._settings.taint_hot_nodes or self._settings.is_dry("LowNodeLoad"):
             return
         wanted = shunned_by(decision.plan.nodes, decision.watched.detectors, self.world.nodes)
         for name, patch in taint_patches(self._caches.nodes.items, wanted).items():
@@ -282,11 +279,7 @@ class Descheduler:
         await self._store.save(self._memory)
 
     def _is_dry(self, move: Move) -> bool:
-        settings = self._settings
-        if move.strategy != "LowNodeLoad":
-            by_load = settings.load is not None and settings.load.dry_run
-            return settings.dry_run or settings.misplacement.dry_run or by_load
-        return settings.dry_run or (settings.load is not None and settings.load.dry_run)
+        return self._settings.is_dry(move.strategy)
 
     def _record(self, move: Move, followed: Followed, result: Result) -> None:
         if result.kind not in {"evicted", "unknown"} and not self._is_dry(move):

@@ -13,12 +13,12 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controller.descheduler.classify import Detector
-from controller.descheduler.config import Settings
+from controller.descheduler.config import Settings, Strategy
 from controller.descheduler.decision import Move, NodeState, RoundDecision, RoundPlan
 from controller.descheduler.evict import Result, ResultKind
 from controller.descheduler.followup import FAILED, Ended
 from controller.descheduler.foresight import HOT_EFFECT
-from controller.descheduler.memory import HOUR_S, Memory, Outcome, Strategy
+from controller.descheduler.memory import HOUR_S, Memory, Outcome
 from controller.descheduler.round import Trust
 from controller.descheduler.usage import Refusal
 from kubekit import conditions, logs

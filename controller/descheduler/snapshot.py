@@ -104,7 +104,6 @@ class BudgetStatus(Wire, frozen=True):
     """What the disruption controller allows now."""
 
     disruptions_allowed: int = 0
-    disrupted_pods: dict[str, str] | None = None
 
 
 class Budget(Object, frozen=True):

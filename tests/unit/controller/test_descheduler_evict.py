@@ -11,7 +11,10 @@ import pytest
 from aiohttp import web
 
 from controller.descheduler.decision import Move
-from controller.descheduler.evict import ApiEvictor, DryRunEvictor
+from controller.descheduler.evict import ApiEvictor, DryRunEvictor, outdated
+from controller.descheduler.snapshot import World
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.state import State
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from tests.unit.controller.descheduling import guard, node, pod, snapshot
@@ -114,3 +117,13 @@ async def test_a_dry_run_tells_the_api_servers_refusal() -> None:
     view = snapshot([node("n")], [pod("a", "n")], {})
     async with api(lambda: status(403, "Forbidden", "no")) as (client, _):
         assert (await DryRunEvictor(client, view).evict(move("a"))).kind == "forbidden"
+
+
+@pytest.mark.parametrize("fields", [{"unschedulable": True}, {"ready": False}])
+def test_a_move_whose_target_takes_no_pods_any_more_is_none(fields: dict[str, bool]) -> None:
+    world = World(State(SchedulerConfig(), "netaware-system"))
+    world.pods.put(pod("p", "n"))
+    world.nodes = {"n": node("n"), "m": node("m")}
+    assert outdated(world, move()) == ""
+    world.nodes["m"] = node("m", **fields)
+    assert outdated(world, move()) == "node m, where it was to go, takes no pods any more"

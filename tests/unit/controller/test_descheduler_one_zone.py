@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from controller.descheduler.config import Strategy
 from controller.descheduler.decision import Watched
 from controller.descheduler.followup import follow
-from controller.descheduler.memory import Followed, Memory, Strategy, add_moves
+from controller.descheduler.memory import Followed, Memory, add_moves
 from controller.descheduler.snapshot import World
 from controller.descheduler.usage import UsageView
 from tests.unit.controller.descheduling import NOW_S, amounts, decide, moved, read, settings
