@@ -1,4 +1,6 @@
-"""NetworkOverhead's filter and score (docs/contracts, section 4), computed per place and not per node.
+"""What filter and score say: NetworkOverhead by the pods that are placed, NodeResourcesAllocatable by what nodes have.
+
+NetworkOverhead (docs/contracts, section 4) is computed per place and not per node.
 
 Upstream looks at every placed pod for every node. All nodes of one region and zone get the same answer, but for those that
 hold a pod of a dependency themselves. So a pod's answer is one tally per (region, zone), plus one per node of such a pod:
@@ -14,7 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from controller.cluster.costs import NOWHERE, SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST, CostTable, Location
+from controller.cluster.requests import amount
 from controller.cluster.services import Routing
+from controller.scheduler.config import AllocatableArgs
 
 MAX_SCORE = 100
 
@@ -231,3 +235,23 @@ def refusal(node: str, tally: Tally) -> str:
             f"Satisfied: {tally.satisfied} Violated: {tally.violated}"
         )
     return f"Node {node} has too little free bandwidth for the Workload dependencies"
+
+
+def raw_score(allocatable: Mapping[str, str] | None, args: AllocatableArgs) -> int:
+    """NodeResourcesAllocatable (docs/contracts, section 5): weighted mean of a node's allocatable, negative in mode ``Least``.
+
+    Nodes are preferred by how much they could hold, not by what is free: requests do not matter. Cpu counts in millicores, the rest as
+    integers; what is absent, or no quantity, counts as 0.
+    """
+    sign = -1 if args.mode == "Least" else 1
+    total = weights = 0
+    for resource in args.resources:
+        total += sign * amount(resource.name, (allocatable or {}).get(resource.name, "0")) * resource.weight
+        weights += resource.weight
+    # Go's division truncates toward zero, Python's floors.
+    return total // weights if total >= 0 else -(-total // weights)
+
+
+def normalise_allocatable(value: int, low: int, high: int) -> int:
+    """One score from the lowest and highest raw score."""
+    return (value - low) * MAX_SCORE // (high - low) if high > low else 0

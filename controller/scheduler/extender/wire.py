@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import NOWHERE
 from controller.cluster.pods import Target
-from controller.scheduler.allocatable import bounds, raw_score
-from controller.scheduler.allocatable import normalise as normalise_allocatable
 from controller.scheduler.config import AllocatableArgs
-from controller.scheduler.rules import MAX_SCORE, Tally, Weighing, normalise, refusal
+from controller.scheduler.rules import MAX_SCORE, Tally, Weighing, normalise, normalise_allocatable, raw_score, refusal
 from controller.scheduler.state import State
 
 _REMEMBERED = 64
@@ -349,7 +347,7 @@ class Answers:
     def _combined(self, names: Names, scores: Mapping[int, tuple[int, Mapping[str, int]]]) -> bytes:
         """Add NodeResourcesAllocatable's score, which differs from node to node."""
         raw = {name: self._index.raw_score(name) for group in names.by_place.values() for name in group}
-        low, high = bounds(raw.values())
+        low, high = min(raw.values()), max(raw.values())
         weight = self._allocatable.weight
         parts: list[bytes] = []
         for place, group in names.by_place.items():

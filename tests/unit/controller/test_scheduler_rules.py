@@ -18,12 +18,19 @@ from controller.cluster.costs import CostTable, Location
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology, WeightInfo
 from controller.cluster.services import Routing
-from controller.scheduler import allocatable
-from controller.scheduler.allocatable import raw_score
 from controller.scheduler.config import AllocatableArgs, ResourceWeight, SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.rules import Bond, Tally, Weighing, normalise, refusal, weigh
+from controller.scheduler.rules import (
+    Bond,
+    Tally,
+    Weighing,
+    normalise,
+    normalise_allocatable,
+    raw_score,
+    refusal,
+    weigh,
+)
 from controller.scheduler.state import State
 from kubekit.wire import Node, Object, ObjectMeta
 
@@ -455,8 +462,8 @@ def test_the_refusal_names_bandwidth_when_bandwidth_is_the_reason() -> None:
 
 
 def normalise_all(raw: list[int]) -> list[int]:
-    low, high = allocatable.bounds(raw)
-    return [allocatable.normalise(value, low, high) for value in raw]
+    low, high = min(raw, default=0), max(raw, default=0)
+    return [normalise_allocatable(value, low, high) for value in raw]
 
 
 @pytest.mark.parametrize(("mode", "scores"), [("Least", [100, 0]), ("Most", [0, 100])])
