@@ -119,11 +119,11 @@ async def test_a_dry_run_tells_the_api_servers_refusal() -> None:
         assert (await DryRunEvictor(client, view).evict(move("a"))).kind == "forbidden"
 
 
-@pytest.mark.parametrize("fields", [{"unschedulable": True}, {"ready": False}])
-def test_a_move_whose_target_takes_no_pods_any_more_is_none(fields: dict[str, bool]) -> None:
+@pytest.mark.parametrize(("unschedulable", "ready"), [(True, True), (False, False)])
+def test_a_move_whose_target_takes_no_pods_any_more_is_none(unschedulable: bool, ready: bool) -> None:
     world = World(State(SchedulerConfig(), "netaware-system"))
     world.pods.put(pod("p", "n"))
     world.nodes = {"n": node("n"), "m": node("m")}
     assert outdated(world, move()) == ""
-    world.nodes["m"] = node("m", **fields)
+    world.nodes["m"] = node("m", unschedulable=unschedulable, ready=ready)
     assert outdated(world, move()) == "node m, where it was to go, takes no pods any more"
