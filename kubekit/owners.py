@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 
-from kubekit.wire import ObjectMeta
+from kubekit.wire import ObjectMeta, OwnerReference
 
 HASH_LABEL = "pod-template-hash"
 """A ReplicaSet that a Deployment made is named after it and the template's hash, which the pod carries as a label."""
 _NAME, _KIND = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?"), re.compile(r"[A-Za-z][A-Za-z0-9]*")
+
+
+def controller_of(metadata: ObjectMeta) -> OwnerReference | None:
+    """Who made a pod, and would make it anew; None when nobody would."""
+    return next((o for o in metadata.owner_references or () if o.controller), None)
 
 
 def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
@@ -16,7 +21,7 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 
     The API server takes any text for both, and people paste lines with them into a shell.
     """
-    owner = next((o for o in metadata.owner_references or () if o.controller), None)
+    owner = controller_of(metadata)
     if owner is None or not _NAME.fullmatch(owner.name) or not _KIND.fullmatch(owner.kind):
         return None
     suffix = f"-{metadata.label(HASH_LABEL)}"

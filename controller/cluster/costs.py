@@ -14,6 +14,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology, WeightInfo
 from kubekit import quantity
 from kubekit.errors import QuantityError
+from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, decode_latencies
 from netperf.memory import ZonePair
@@ -32,6 +33,11 @@ class Location(NamedTuple):
 
 NOWHERE = Location()
 """Where a node without both labels is."""
+
+
+def location_of(node: Node) -> Location:
+    """Where a node's labels say it is."""
+    return Location(node.metadata.label(REGION_LABEL), node.metadata.label(ZONE_LABEL))
 
 
 class Way(NamedTuple):

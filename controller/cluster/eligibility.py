@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelectorTerm, Toleration
+from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelector, NodeSelectorTerm, Toleration
 from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
 from kubekit.wire import Node, Taint
@@ -50,10 +50,15 @@ def first_unborne(taints: Iterable[Taint], tolerations: Sequence[Toleration] | N
     return next((taint for taint in taints if not any(t.tolerates(taint) for t in tolerations or ())), None)
 
 
-def required_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
-    """Required node affinity, of which one term must hold; None when nothing is required."""
+def required_of(affinity: Affinity | None) -> NodeSelector | None:
+    """Required node affinity; None when nothing is required."""
     on_nodes = affinity.node_affinity if affinity else None
-    required = on_nodes.required_during_scheduling_ignored_during_execution if on_nodes else None
+    return on_nodes.required_during_scheduling_ignored_during_execution if on_nodes else None
+
+
+def required_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | None:
+    """The same as terms, of which one must hold."""
+    required = required_of(affinity)
     return None if required is None else required.node_selector_terms or ()
 
 
@@ -73,12 +78,18 @@ def _misfit(
     for key, value in selector.items():
         if labels.get(key) != value:
             return f"nodeSelector {key}={value}"
-    if terms is not None and not any(_term_matches(term, name, labels) for term in terms):
+    if terms is not None and not any(term_matches(term, name, labels) for term in terms):
         return "node affinity"
     return ""
 
 
-def _term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
+def selects_node(selector: NodeSelector, name: str, labels: Mapping[str, str]) -> bool:
+    """Whether any of its terms matches a node."""
+    return any(term_matches(term, name, labels) for term in selector.node_selector_terms or ())
+
+
+def term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
+    """Whether all that a term asks for holds of a node."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
     if not expressions and not fields:
         return False  # a term that says nothing matches nothing

@@ -9,13 +9,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.cluster.costs import Location
+from controller.cluster.costs import Location, location_of
 from controller.cluster.eligibility import blocking_taints, is_closing
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import PORT_PREFIX, Amounts, add, amounts, bounded
 from kubekit.reflector import Mirror
 from kubekit.wire import Node, Taint
-from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 
 class Host(msgspec.Struct, frozen=True, gc=False):
@@ -173,10 +172,9 @@ def hosts_of(nodes: Iterable[Node]) -> dict[str, Host]:
 def host_of(node: Node) -> Host:
     """Read a node."""
     labels = node.metadata.labels or {}
-    location = Location(labels.get(REGION_LABEL, ""), labels.get(ZONE_LABEL, ""))
     return Host(
         node.metadata.name,
-        location,
+        location_of(node),
         labels,
         blocking_taints(node),
         amounts(node.status.allocatable),

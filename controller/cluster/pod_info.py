@@ -14,7 +14,7 @@ from controller.cluster.eligibility import MOST_SHARED, Constraints, SharedConst
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.requests import is_infeasible, ports_of, requests_of
 from controller.cluster.volumes import claims_of
-from kubekit.owners import owner_of
+from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
 from netperf.contract import EGRESS_ANNOTATION, INGRESS_ANNOTATION
 
@@ -116,7 +116,7 @@ class PodReader:
         """Convert one pod."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
         evict = meta.annotation(EVICT_ANNOTATION).lower()
-        owner = next((o for o in meta.owner_references or () if o.controller), None)
+        owner = controller_of(meta)
         local = any(v.empty_dir is not None or v.host_path is not None for v in spec.volumes or ())
         cost = _cost(meta.annotation(COST_ANNOTATION))
         return PodInfo(

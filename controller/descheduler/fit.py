@@ -15,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import Constraints, may_run_on
+from controller.cluster.eligibility import Constraints, selects_node
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity
+from controller.cluster.pods import GroupPod
 from controller.cluster.requests import PODS_RESOURCE, PORT_PREFIX, add, lacking
 from controller.descheduler.classify import Load
 from controller.descheduler.snapshot import LoadSnapshot
@@ -133,10 +133,7 @@ class Fit:
 
     def _volume(self, node: Host, pod: PodInfo) -> str:
         for where in self._snapshot.volumes.demands(pod.namespace, pod.claims):
-            bound = GroupPodSpec(
-                affinity=Affinity(NodeAffinity(required_during_scheduling_ignored_during_execution=where))
-            )
-            if not may_run_on(bound, node.name, node.labels):
+            if not selects_node(where, node.name, node.labels):
                 return "volume node affinity"
         return ""
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import CostIndex, Location
+from controller.cluster.costs import CostIndex, Location, location_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, AppGroup, NetworkTopology
@@ -29,7 +29,6 @@ from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference
 from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
-from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 NOT_YET_S = 0.2
 ALL = "*"
@@ -118,7 +117,7 @@ class AppGroupController:
         if same_place(old, new):
             return
         if new is not None:
-            self._locations[key] = Location(new.metadata.label(REGION_LABEL), new.metadata.label(ZONE_LABEL))
+            self._locations[key] = location_of(new)
         else:
             self._locations.pop(key, None)
         self._soon(ALL)

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.costs import Location
+from controller.cluster.eligibility import required_of
 from controller.cluster.pods import GroupPod, NodeAffinity, NodeSelector, NodeSelectorTerm, PreferredTerm, Target
 from controller.scheduler.rules import Weighing, normalise
+from kubekit.owners import controller_of
 from kubekit.selectors import MatchExpression
-from kubekit.wire import UNREADABLE, OwnerReference
+from kubekit.wire import UNREADABLE
 from netperf.contract import ZONE_LABEL
 
 _decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
@@ -83,7 +85,7 @@ def tighten(pod: GroupPod, ours: MatchExpression | None, wishes: Sequence[Prefer
         wishes: from `wishes_of`.
     """
     own = pod.spec.affinity.node_affinity if pod.spec.affinity else None
-    required = own.required_during_scheduling_ignored_during_execution if own else None
+    required = required_of(pod.spec.affinity)
     theirs = own.preferred_during_scheduling_ignored_during_execution or () if own else ()
     if ours is not None:
         terms = (required.node_selector_terms if required else None) or [NodeSelectorTerm()]
@@ -120,7 +122,7 @@ def as_asked(pod: GroupPod) -> GroupPod:
     text = pod.metadata.annotation(NARROWED_ANNOTATION)
     affinity = pod.spec.affinity
     own = affinity.node_affinity if affinity else None
-    required = own.required_during_scheduling_ignored_during_execution if own else None
+    required = required_of(affinity)
     if not text or affinity is None or own is None or required is None:
         return pod
     try:
@@ -168,18 +170,13 @@ def wishes_of(verdicts: Verdicts, target: Target | None, hostname: str = "") -> 
     return found
 
 
-def owner_of(pod: GroupPod) -> OwnerReference | None:
-    """The controller that would make the pod anew; None when there is none."""
-    return next((o for o in pod.metadata.owner_references or () if o.controller), None)
-
-
 def is_replaceable(pod: GroupPod) -> bool:
     """Whether the pod may be evicted while it is pending, and somebody makes a new one."""
-    owner = owner_of(pod)
+    owner = controller_of(pod.metadata)
     return owner is not None and owner.kind in REPLACEABLE
 
 
 def is_tied(pod: GroupPod) -> bool:
     """Whether its owner made the pod for one node, so that there is nothing to tell the scheduler."""
-    owner = owner_of(pod)
+    owner = controller_of(pod.metadata)
     return owner is not None and owner.kind == "DaemonSet"

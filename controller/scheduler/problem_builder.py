@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Location
-from controller.cluster.eligibility import is_choosy, may_run_on, tolerated
+from controller.cluster.eligibility import is_choosy, may_run_on, required_of, selects_node, tolerated
 from controller.cluster.hosts import Host, Room
-from controller.cluster.pods import Affinity, GroupPod, GroupPodSpec, NodeAffinity, NodeSelector
+from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import PORT_PREFIX, Amounts, asks_of, bounded, ports_of
 from controller.cluster.services import Routing
 from controller.scheduler.plan.problem import Bools, CallEdge, Floats, Ints, Problem, Table
@@ -161,7 +161,6 @@ class _Class(msgspec.Struct, frozen=True):
     asks: Amounts
     row: int
     pod: GroupPod
-    hosts: bytes
 
 
 def draft(demand: Demand) -> Draft:
@@ -189,27 +188,18 @@ class _Drafting:
 
     def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
         spec = waiting.pod.spec
-        affinity = spec.affinity
-        own = affinity.node_affinity if affinity else None
-        hosts = msgspec.json.encode(
-            (
-                spec.node_selector,
-                own.required_during_scheduling_ignored_during_execution if own else None,
-                spec.tolerations,
-                waiting.volumes,
-                sorted(waiting.refused),
-            )
-        )
+        limits = (spec.node_selector, required_of(spec.affinity), spec.tolerations)
+        hosts = msgspec.json.encode((*limits, waiting.volumes, sorted(waiting.refused)))
         asks = asks_of(spec)
         shares: tuple[object, ...] = ()
         if labels_tell:
             meta = waiting.pod.metadata
-            shares = (meta.namespace, meta.labels, affinity, spec.topology_spread_constraints)
+            shares = (meta.namespace, meta.labels, spec.affinity, spec.topology_spread_constraints)
         key = hosts + msgspec.json.encode((waiting.workload, sorted(asks.items()), shares))
         number = self._classes.get(key)
         if number is None:
             number = self._classes[key] = len(self._known)
-            self._known.append(_Class(waiting.workload, asks, self._row(hosts, waiting), waiting.pod, hosts))
+            self._known.append(_Class(waiting.workload, asks, self._row(hosts, waiting), waiting.pod))
         return number
 
     def _row(self, hosts: bytes, waiting: WaitingReplica) -> int:
@@ -333,14 +323,9 @@ def eligible_hosts(demand: Demand, waiting: WaitingReplica) -> Bools:
         may[number] &= tolerated(hosts[room.names[number]].taints, spec.tolerations)
     may[room.closing] = False
     for selector in waiting.volumes:
-        bound = GroupPodSpec(affinity=_required(selector))
-        may &= np.array([may_run_on(bound, name, hosts[name].labels) for name in room.names], np.bool_)
+        may &= np.array([selects_node(selector, name, hosts[name].labels) for name in room.names], np.bool_)
     may[[room.number_of[name] for name in waiting.refused if name in room.number_of]] = False
     return may
-
-
-def _required(selector: NodeSelector) -> Affinity:
-    return Affinity(NodeAffinity(required_during_scheduling_ignored_during_execution=selector))
 
 
 @lru_cache(_TABLES)

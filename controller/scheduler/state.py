@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.costs import NOWHERE, CostIndex, Costs, Location
+from controller.cluster.costs import NOWHERE, CostIndex, Costs, Location, location_of
 from controller.cluster.graph import Graph
 from controller.cluster.membership import Membership
 from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placement_of
@@ -23,7 +23,6 @@ from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.rules import Bond, Weighing, weigh
 from kubekit.reflector import Mirror
 from kubekit.wire import Node, Object, ObjectMeta
-from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 NO_GROUP_LABEL = "the pod belongs to no AppGroup"
 NO_GROUP = "its AppGroup does not exist"
@@ -144,7 +143,7 @@ class State:
                 self._leave_place(key)
                 self._touch_nodes()
             return
-        location = Location(new.metadata.label(REGION_LABEL), new.metadata.label(ZONE_LABEL))
+        location = location_of(new)
         place = self._place_ids.setdefault(location, len(self.places))
         if place == len(self.places):
             self.places.append(location)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import Constraints, first_unborne, may_run_on, selector_of
+from controller.cluster.eligibility import Constraints, first_unborne, selector_of, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import Affinity, GroupPodSpec, NodeAffinity, NodeSelector
+from controller.cluster.pods import GroupPodSpec
 from controller.cluster.requests import MOST, Amounts, bounded
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.plan.problem import Bools, Floats, Ints
@@ -189,11 +189,7 @@ class Stock:
         own = spec.affinity.node_affinity if spec.affinity else None
         total = np.zeros(len(self._hosts), np.int64)
         for term in (own.preferred_during_scheduling_ignored_during_execution if own else None) or ():
-            wanted = NodeSelector([term.preference])
-            asked = GroupPodSpec(
-                affinity=Affinity(NodeAffinity(required_during_scheduling_ignored_during_execution=wanted))
-            )
-            total += [term.weight * may_run_on(asked, host.name, host.labels) for host in self._hosts]
+            total += [term.weight * term_matches(term.preference, host.name, host.labels) for host in self._hosts]
         return total
 
     def _company(self, spec: GroupPodSpec, around: Sequence[PodInfo], among: Bools) -> Ints:

@@ -8,16 +8,17 @@ What could not be met is demanded of no pod of that class again: the successor i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from controller.cluster.pods import GroupPod, Target, target_of
-from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable, owner_of
+from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.patches import PodPatch, mode_of, retry_patch
 from controller.scheduler.planner import Plan
 from controller.scheduler.state import DeletedNodeError, State
+from kubekit.owners import controller_of
 
 OUR_WORDS = "Workload dependencies"
 """In every reason that the extender refuses a node for."""
@@ -70,20 +71,6 @@ class StuckPods:
         self._unmet: dict[str, None] = {}
         self._replaces = True
 
-    @staticmethod
-    def is_stuck(pod: GroupPod) -> bool:
-        """Whether the scheduler tried a pod and found no node."""
-        return pod.waiting and not pod.gated and pod.found_no_node
-
-    def any(self, pods: Iterable[GroupPod]) -> bool:
-        """Whether any of these is stuck."""
-        return any(self.is_stuck(pod) for pod in pods)
-
-    @staticmethod
-    def target_of(pod: GroupPod) -> Target | None:
-        """The target that a pod carries."""
-        return target_of(pod)
-
     def forget(self, key: str) -> None:
         """A pod is gone."""
         self._answers.pop(key, None)
@@ -114,7 +101,7 @@ class StuckPods:
         waits: list[float] = []
         for pod in pods:
             key = pod.metadata.key
-            if not self.is_stuck(pod):
+            if not pod.waiting or pod.gated or not pod.found_no_node:
                 self.forget(key)
                 continue
             self._since.setdefault(key, now)
@@ -193,7 +180,7 @@ class StuckPods:
         if pod.metadata.key in self._told:
             return None
         self._told.add(pod.metadata.key)
-        owner = owner_of(pod)
+        owner = controller_of(pod.metadata)
         who = f"its {owner.kind} cannot replace it at no price" if owner is not None else "it has no owner"
         who = who if self._replaces else "the controller has no right to evict"
         note = f"no node is left where its frozen node affinity allows, and {who}: delete it to have it placed anew"
@@ -207,7 +194,7 @@ class StuckPods:
 
 def class_of(pod: GroupPod) -> str:
     """Pods that are alike for the scheduler: those of one owner, but each of a StatefulSet has volumes of its own."""
-    owner = owner_of(pod)
+    owner = controller_of(pod.metadata)
     if owner is None:
         return pod.metadata.key
     return f"{owner.uid}/{pod.metadata.name}" if owner.kind == "StatefulSet" else owner.uid

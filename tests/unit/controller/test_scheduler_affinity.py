@@ -29,7 +29,6 @@ from controller.scheduler.affinity import (
     as_asked,
     is_replaceable,
     is_tied,
-    owner_of,
     requirement,
     tighten,
     wishes_of,
@@ -42,6 +41,7 @@ from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.patches import Handover, mode_of, release_patch
 from controller.scheduler.rules import Tally, Weighing
 from controller.scheduler.state import State
+from kubekit.owners import controller_of
 from kubekit.selectors import MatchExpression
 from kubekit.wire import Node, Object, ObjectMeta, OwnerReference
 
@@ -429,7 +429,7 @@ def test_only_the_owner_that_controls_a_pod_makes_it_anew(
 ) -> None:
     owner = OwnerReference(kind=kind, uid="u", controller=controller)
     pod = GroupPod(ObjectMeta(name="p", owner_references=[OwnerReference(kind="Other"), owner]))
-    assert owner_of(pod) == (owner if controller else None)
+    assert controller_of(pod.metadata) == (owner if controller else None)
     assert (is_replaceable(pod), is_tied(pod)) == (replaceable, tied)
     assert not is_replaceable(GroupPod())
     assert not is_tied(GroupPod())
