@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
 from controller.cluster.pods import GroupPod, Target, target_of
-from controller.scheduler.rules import Bond, Tally, Weighing, normalise
+from controller.scheduler.rules import Bond, Tally, Weighing, normalise, weigh
 from controller.scheduler.state import State
 from kubekit.wire import UNREADABLE, format_time
 
@@ -175,6 +175,8 @@ class _Table:
     ) -> None:
         self._state, self._target, self._bonds, self._costs = state, target, bonds, costs
         self._node = pod.spec.node_name
+        # Of dependencies the rule itself says what each alone comes to: by the replicas that answer, not by all of them.
+        self._weighed = [weigh((bond,), (), state.places, state.place_of, costs) for bond, _ in bonds]
 
     def lines(self, weighing: Weighing) -> tuple[CandidateLine, ...]:
         own = {node: self._state.place_of[node] for node in weighing.by_node if node in self._state.place_of}
@@ -201,7 +203,7 @@ class _Table:
             violated=tally.violated,
             cost=tally.cost,
             score=score,
-            cells=tuple(self._cell(place, node, bond, depends=depends) for bond, depends in self._bonds),
+            cells=tuple(self._cell(place, node, i) for i in range(len(self._bonds))),
             planned=self._target is not None and self._is_at(self._target.node, place, node),
             chosen=self._is_at(self._node, place, node),
         )
@@ -211,13 +213,15 @@ class _Table:
             return node == wanted
         return self._state.place_of.get(wanted) == place and not any(wanted in bond.pods for bond, _ in self._bonds)
 
-    def _cell(self, place: int, node: str, bond: Bond, *, depends: bool) -> Cell:
+    def _cell(self, place: int, node: str, number: int) -> Cell:
+        bond, depends = self._bonds[number]
+        if depends:
+            tally = self._weighed[number].tally(node, place)
+            return Cell(tally.cost, tally.satisfied, tally.violated, tally.unknown)
         here, cost = self._state.places[place], 0
         verdicts: Counter[Verdict] = Counter()
         for peer, count in bond.pods.items():
-            there = self._state.places[self._state.place_of[peer]]
-            origin, destination = (here, there) if depends else (there, here)
-            verdict, each = self._costs.judge(origin, destination, bond.max_cost)
+            verdict, each = self._costs.judge(self._state.places[self._state.place_of[peer]], here, bond.max_cost)
             if peer == node:
                 verdict, each = "satisfied", SAME_HOST_COST
             verdicts[verdict] += count

@@ -9,6 +9,7 @@ import pytest
 
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.services import Service
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.explain import explain
@@ -89,8 +90,12 @@ def test_the_table_lists_candidates_with_each_dependencys_cost_and_verdict() -> 
     assert (found.group, found.topology, found.weight) == ("default/a1", "default/nt-default", "UserDefined")
 
 
-def test_costs_of_cells_add_up_to_the_tally_that_decided() -> None:
+@pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
+def test_costs_of_cells_add_up_to_the_tally_that_decided(distribution: str) -> None:
     state = example(("P2", "n1"), ("P2", "n4"), ("P0", "n3"), ("P0", "n2"))
+    spec = {"selector": {WORKLOAD: "P2"}, "trafficDistribution": distribution}
+    service = msgspec.convert({"metadata": {"name": "p2", "namespace": "default"}, "spec": spec}, Service)
+    state.take_service("default/p2", None, service)
     for line in explain(state, pod("P1")).candidates:
         assert sum(cell.cost for cell in line.cells) == line.cost
         depends = [
