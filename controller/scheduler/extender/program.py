@@ -90,25 +90,28 @@ class ExtenderService:
         namespace: str,
         registry: CollectorRegistry,
     ) -> None:
-        self._nodes: Reflector[Node] = Reflector(client, NODES, Node)
-        self._pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, label_selector=APPGROUP_LABEL)
-        self._groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
-        self._topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
-        self._namespaces: Reflector[Object] = Reflector(client, NAMESPACES, Object)
-        self._services: Reflector[KubernetesService] = Reflector(client, SERVICES, KubernetesService)
+        nodes: Reflector[Node] = Reflector(client, NODES, Node)
+        pods: Reflector[GroupPod] = Reflector(client, PODS, GroupPod, label_selector=APPGROUP_LABEL)
+        groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)
+        topologies: Reflector[NetworkTopology] = Reflector(client, NETWORK_TOPOLOGIES, NetworkTopology)
+        namespaces: Reflector[Object] = Reflector(client, NAMESPACES, Object)
+        services: Reflector[KubernetesService] = Reflector(client, SERVICES, KubernetesService)
+        self._mirrors: dict[str, Reflector[Any]] = {
+            "nodes": nodes,
+            "pods": pods,
+            "app groups": groups,
+            "network topologies": topologies,
+            "namespaces": namespaces,
+            "services": services,
+        }
         self.state = State(config, namespace)
-        self.state.follow(
-            self._nodes,
-            self._pods,
-            self._groups,
-            self._topologies,
-            namespaces=self._namespaces,
-            services=self._services,
-        )
+        self.state.follow(nodes, pods, groups, topologies, namespaces=namespaces, services=services)
+        # In metrics, mirrors have the names that they have in the manager.
+        by_name = {("group-pods" if n == "pods" else n.replace(" ", "-")): m for n, m in self._mirrors.items()}
         checks = Checks()
         checks.ready["mirrors"] = self.unready
-        checks.ready["age"] = lambda: stale(self._by_name.values())
-        registry.register(MirrorMetrics(lambda: self._by_name))
+        checks.ready["age"] = lambda: stale(by_name.values())
+        registry.register(MirrorMetrics(lambda: by_name))
         self._loop = LoopWatch(registry)
         tls = _tls(config.extender)
         if tls is None and not _is_loopback(listen):
@@ -118,52 +121,26 @@ class ExtenderService:
 
     def unready(self) -> str:
         """What has not been listed yet; a definition that is not installed is no reason to wait."""
-        mirrors = {
-            "nodes": self._nodes.settled,
-            "pods": self._pods.settled,
-            "app groups": self._groups.settled,
-            "network topologies": self._topologies.settled,
-            "namespaces": self._namespaces.settled,
-            "services": self._services.settled,
-        }
-        missing = [name for name, settled in mirrors.items() if not settled.is_set()]
+        missing = [name for name, mirror in self._mirrors.items() if not mirror.settled.is_set()]
         return f"not listed yet: {', '.join(missing)}" if missing else ""
-
-    @property
-    def _by_name(self) -> dict[str, Any]:
-        return {
-            "nodes": self._nodes,
-            "group-pods": self._pods,
-            "app-groups": self._groups,
-            "network-topologies": self._topologies,
-            "namespaces": self._namespaces,
-            "services": self._services,
-        }
 
     def mirrors(self) -> dict[str, Awaitable[None]]:
         """The endless tasks that keep the state true."""
-        return {
-            "nodes": self._nodes.run(),
-            "pods": self._pods.run(),
-            "app groups": self._groups.run(),
-            "network topologies": self._topologies.run(),
-            "namespaces": self._namespaces.run(),
-            "services": self._services.run(),
-        }
+        return {name: mirror.run() for name, mirror in self._mirrors.items()}
 
     def tasks(self) -> dict[str, Awaitable[None]]:
         """Everything that runs, for `kubekit.runtime.supervise`."""
         return {**self.mirrors(), "http": self.server.serve(), "memory": self._settle(), "loop": self._loop.run()}
 
     async def _settle(self) -> None:
-        for mirror in (self._nodes, self._pods, self._groups, self._topologies, self._namespaces, self._services):
+        for mirror in self._mirrors.values():
             await mirror.settled.wait()
         log.info(
             "ready",
-            nodes=len(self._nodes),
-            pods=len(self._pods),
-            app_groups=len(self._groups),
-            network_topologies=len(self._topologies),
+            nodes=len(self._mirrors["nodes"]),
+            pods=len(self._mirrors["pods"]),
+            app_groups=len(self._mirrors["app groups"]),
+            network_topologies=len(self._mirrors["network topologies"]),
         )
         await keep_memory()
 
