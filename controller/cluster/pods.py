@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from controller.cluster.costs import Location
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import (
@@ -329,6 +330,11 @@ class Target(Wire, frozen=True):
     region: str = ""
     node: str = ""
     cost: int = 0
+
+    @property
+    def location(self) -> Location:
+        """Region and zone."""
+        return Location(self.region, self.zone)
 
 
 _decode_target = msgspec.json.Decoder(Target).decode

@@ -254,7 +254,7 @@ def _placed(explanation: Explanation) -> str:
         return f"{where} by the rule{tail}"
     if target.node == explanation.node:
         return f"{where} as planned with its group{tail}"
-    same = chosen is not None and (chosen.zone, chosen.region) == (target.zone, target.region)
+    same = chosen is not None and (chosen.region, chosen.zone) == target.location
     return f"{where} in the planned zone{tail}" if same else f"{where}, though {target.node} was planned{tail}"
 
 

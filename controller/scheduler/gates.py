@@ -321,8 +321,7 @@ class SchedulingController:
         if target.node == pod.spec.node_name:
             return "as-planned"
         host = self.fleet.hosts.get(pod.spec.node_name)
-        same = host is not None and (host.location.region, host.location.zone) == (target.region, target.zone)
-        return "planned-zone" if same else "elsewhere"
+        return "planned-zone" if host is not None and host.location == target.location else "elsewhere"
 
 
 def told(queue: GroupQueue, outlook: GroupOutlook, nominated: frozenset[str]) -> GroupQueue:

@@ -148,7 +148,7 @@ class StuckPods:
         if left_s > 0:
             return None, left_s
         before = target_of(pod)
-        moved = before is not None and target is not None and _zone(before) != _zone(target)
+        moved = before is not None and target is not None and before.location != target.location
         changed = self._answers.setdefault(key, _answer(state, pod)) != _answer(state, pod)
         if not self._replaces or not is_replaceable(pod):
             return self._give_up(pod), None
@@ -210,7 +210,3 @@ def _answer(state: State, pod: GroupPod) -> int:
         return hash(weighing.neutral)
     passing = tuple(tally.passes for tally in weighing.by_class)
     return hash((passing, frozenset(node for node, tally in weighing.by_node.items() if tally.passes)))
-
-
-def _zone(target: Target) -> tuple[str, str]:
-    return target.region, target.zone

@@ -232,7 +232,7 @@ class Answers:
         kept: dict[int, Sequence[str]] = {}
         for number, group in self.names(uid, names).by_place.items():
             location = self._state.places[number]
-            if location.zone and (location.zone, location.region) == (target.zone, target.region):
+            if location.zone and location == target.location:
                 passing = [name for name in group if weighing.tally(name, number).passes]
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
@@ -333,8 +333,7 @@ class Answers:
         weight = self._overhead.weight
         if target is None:
             return score * weight, {node: value * weight for node, value in special.items()}
-        location = self._state.places[place]
-        here = location.zone == target.zone and location.region == target.region
+        here = self._state.places[place] == target.location
 
         def place_score(value: int) -> int:
             return (_ZONE_SCORE + value // _ZONE_SHARE if here else value // _OTHERS_SHARE) * weight
