@@ -86,8 +86,9 @@ def classify(load: LowNodeLoad, nodes: Iterable[Host], usage: Mapping[str, Mappi
     (no bandwidth is published for it) is not asked for.
     """
     found: list[Load] = []
-    for name, members in assign(nodes, load.pools).items():
-        pool = next(pool for pool in load.pools if pool.name == name)
+    by_pool = assign(nodes, load.pools)
+    for pool in load.pools:
+        members = by_pool[pool.name]
         used = {
             node.name: {r: usage[node.name][r] for r in _asked(pool, node) if r in usage[node.name]}
             for node in members

@@ -132,7 +132,7 @@ def deliberate(
         detectors = load.plan(detectors, confirmed=confirmed)
     better_since = {}
     misplacement = None
-    base.hot = frozenset() if load is None else frozenset(s.node for s in load.states() if s.kind == "over")
+    base.hot = frozenset() if load is None else frozenset(one.node.name for one in load.loads if one.kind == "over")
     paused = settings.load is not None and settings.load.paused
     if settings.misplacement.enabled and snapshot.network is not None and not paused:
         misplacement = MisplacementRound(base, snapshot.network, () if load is None else load.loads)

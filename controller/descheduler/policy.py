@@ -6,7 +6,7 @@ counterpart here, is an error that names it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -172,8 +172,7 @@ def _from_configuration(config: _Configuration, field: str) -> Policy:
             args, args_field = LowNodeLoadArgs(), where
     if args is not None and config.node_selector is not None and args.node_selector is None:
         args = msgspec.structs.replace(args, node_selector=config.node_selector)
-    limits = _Limits(migration, migration_field)
-    return _assembled(config, field, limits, args=args, args_field=args_field)
+    return _assembled(config, field, migration, migration_field, args=args, args_field=args_field)
 
 
 def _args(document: dict[str, Any], at: str) -> LowNodeLoadArgs:
@@ -190,13 +189,8 @@ def _enables(profile: _Profile) -> bool:
 
 def _check_plugins(profile: _Profile, where: str) -> None:
     sets = profile.plugins
-    for name, plugins in (
-        ("deschedule", sets.deschedule),
-        ("balance", sets.balance),
-        ("evict", sets.evict),
-        ("filter", sets.filter),
-    ):
-        for i, plugin in enumerate(plugins.enabled):
+    for name in sets.__struct_fields__:
+        for i, plugin in enumerate(getattr(sets, name).enabled):
             if plugin.name not in _PLUGINS:
                 field = f"{where}.plugins.{name}.enabled[{i}].name"
                 raise ConfigError(field, f"{plugin.name!r} is not known here", f"known are {', '.join(_PLUGINS)}")
@@ -206,15 +200,15 @@ def _check_plugins(profile: _Profile, where: str) -> None:
             raise ConfigError(field, f"{entry.name!r} is not known here", f"known are {', '.join(_PLUGINS)}")
 
 
-class _Limits(NamedTuple):
-    migration: _MigrationArgs
-    field: str
-
-
 def _assembled(
-    config: _Configuration, field: str, elsewhere: _Limits, *, args: LowNodeLoadArgs | None, args_field: str
+    config: _Configuration,
+    field: str,
+    migration: _MigrationArgs,
+    migration_field: str,
+    *,
+    args: LowNodeLoadArgs | None,
+    args_field: str,
 ) -> Policy:
-    migration, migration_field = elsewhere
     config.validate(field)
     interval, rest = config.descheduling_interval, migration.object_limiters.workload.duration
     return Policy(

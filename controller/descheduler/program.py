@@ -26,7 +26,6 @@ from controller.descheduler.plan import Confirmed, MovePlanner, Thought, confirm
 from controller.descheduler.reporting import (
     DeschedulerMetrics,
     Teller,
-    conditions_of,
     plan_conditions,
     taint_patches,
     write_conditions,
@@ -290,7 +289,7 @@ class Descheduler:
         self._teller.tell_result(move, result)
 
     async def _write_conditions(self, decision: RoundDecision, now: float) -> None:
-        current = conditions_of(self._caches.nodes.items)
+        current = {name: node.status.conditions or () for name, node in self._caches.nodes.items.items()}
         wanted = plan_conditions(decision.plan.nodes, decision.watched.detectors, current, now)
         for node, conditions in wanted.items():
             try:

@@ -185,11 +185,6 @@ def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str
     return found
 
 
-def conditions_of(nodes: Mapping[str, Node]) -> dict[str, Sequence[Condition]]:
-    """Conditions by node."""
-    return {name: node.status.conditions or () for name, node in nodes.items()}
-
-
 KINDS = ("over", "under", "normal", "unknown")
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 PREDICTIONS = {True: "true", False: "false"}
