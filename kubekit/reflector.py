@@ -91,6 +91,13 @@ class Mirror(Protocol[Held_co]):
     def __len__(self) -> int: ...
 
 
+def follow(mirror: Mirror[T], handler: Handler[T]) -> None:
+    """Call ``handler(key, None, new)`` for everything that a mirror holds, and then `Mirror.subscribe` it."""
+    mirror.subscribe(handler)
+    for key, held in mirror.items.items():
+        handler(key, None, held)
+
+
 class _Held(Generic[T]):
     """Objects by key, and who wants to know of changes."""
 

@@ -13,7 +13,7 @@ from controller.cluster.costs import Location, location_of
 from controller.cluster.eligibility import blocking_taints, is_closing
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import PORT_PREFIX, Amounts, add, amounts, bounded
-from kubekit.reflector import Mirror
+from kubekit.reflector import Mirror, follow
 from kubekit.wire import Node, Taint
 
 
@@ -126,12 +126,8 @@ class Fleet:
 
     def follow(self, nodes: Mirror[Node], pods: Mirror[PodInfo]) -> None:
         """Take everything that these mirrors hold, and every change to come."""
-        nodes.subscribe(self.take_node)
-        pods.subscribe(self.take_pod)
-        for key, node in nodes.items.items():
-            self.take_node(key, None, node)
-        for key, pod in pods.items.items():
-            self.take_pod(key, None, pod)
+        follow(nodes, self.take_node)
+        follow(pods, self.take_pod)
 
     def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
         """A node changed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from controller.cluster.pods import GroupPod, NodeSelector, NodeSelectorTerm
-from kubekit.reflector import Mirror
+from kubekit.reflector import Mirror, follow
 from kubekit.selectors import MatchExpression
 from kubekit.wire import Object, Resource, Wire
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -96,12 +96,8 @@ class Volumes:
 
     def follow(self, volumes: Mirror[PersistentVolume], claims: Mirror[PersistentVolumeClaim]) -> None:
         """Take everything that these mirrors hold, and every change to come."""
-        volumes.subscribe(self.take_volume)
-        claims.subscribe(self.take_claim)
-        for key, volume in volumes.items.items():
-            self.take_volume(key, None, volume)
-        for key, claim in claims.items.items():
-            self.take_claim(key, None, claim)
+        follow(volumes, self.take_volume)
+        follow(claims, self.take_claim)
 
     def take_volume(self, name: str, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
         """A volume came, changed or went."""

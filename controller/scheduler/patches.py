@@ -12,7 +12,6 @@ import msgspec
 from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, serves
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
-    Verdicts,
     is_replaceable,
     is_tied,
     requirement,
@@ -22,8 +21,7 @@ from controller.scheduler.affinity import (
 )
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import DECISION_ANNOTATION, Decision, decide, explain
-from controller.scheduler.rules import Weighing
-from controller.scheduler.state import DeletedNodeError, State
+from controller.scheduler.state import State
 
 RETRY_ANNOTATION = "netaware.io/retry"
 """On a pod: changes when the pod is worth another try, which puts it back into the scheduler's queue."""
@@ -80,7 +78,7 @@ def release_patch(
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
     if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_tied(pod):
-        verdicts = _verdicts(state, pod)
+        verdicts = zone_verdicts(state.weighing_of(pod), state.places, sorted(state.population))
         ours = requirement(verdicts, target if is_replaceable(pod) else None) if handover.demands else None
         affinity = tighten(pod, ours, wishes_of(verdicts, target, handover.hostname))
         if affinity != NodeAffinity():
@@ -122,14 +120,6 @@ def as_of(patch: PodPatch, pod: GroupPod) -> PodPatch:
 def decision_patch(pod: GroupPod, decision: Decision) -> PodPatch:
     """Keep a decision on a pod that was placed without us opening a gate."""
     return _patch(pod, {DECISION_ANNOTATION: msgspec.json.encode(decision).decode()}, {})
-
-
-def _verdicts(state: State, pod: GroupPod) -> Verdicts:
-    try:
-        weighing = state.weigh(pod.metadata.namespace, pod.group, pod.workload)
-    except DeletedNodeError as error:
-        weighing = Weighing(str(error))
-    return zone_verdicts(weighing, state.places, sorted(state.population))
 
 
 def _annotations(state: State, pod: GroupPod, target: Target | None, now: float) -> dict[str, str]:

@@ -21,7 +21,7 @@ from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.rules import Bond, Weighing, weigh
-from kubekit.reflector import Mirror
+from kubekit.reflector import Mirror, follow
 from kubekit.wire import Node, Object, ObjectMeta
 
 NO_GROUP_LABEL = "the pod belongs to no AppGroup"
@@ -117,24 +117,12 @@ class State:
         services: Mirror[Service],
     ) -> None:
         """Take everything that these mirrors hold, and every change to come."""
-        namespaces.subscribe(self.take_namespace)
-        for key, namespace in namespaces.items.items():
-            self.take_namespace(key, None, namespace)
-        services.subscribe(self.take_service)
-        for key, service in services.items.items():
-            self.take_service(key, None, service)
-        nodes.subscribe(self.take_node)
-        pods.subscribe(self.take_pod)
-        groups.subscribe(self.take_group)
-        topologies.subscribe(self.take_topology)
-        for key, node in nodes.items.items():
-            self.take_node(key, None, node)
-        for key, pod in pods.items.items():
-            self.take_pod(key, None, pod)
-        for key, group in groups.items.items():
-            self.take_group(key, None, group)
-        for key, topology in topologies.items.items():
-            self.take_topology(key, None, topology)
+        follow(namespaces, self.take_namespace)
+        follow(services, self.take_service)
+        follow(nodes, self.take_node)
+        follow(pods, self.take_pod)
+        follow(groups, self.take_group)
+        follow(topologies, self.take_topology)
 
     def take_node(self, key: str, _: Node | None, new: Node | None) -> None:
         """A node changed; heartbeats change nothing here."""
@@ -296,8 +284,15 @@ class State:
             self._weighed[key, workload] = self._weigh(key, workload)
         return self._weighed[key, workload]
 
+    def weighing_of(self, pod: GroupPod) -> Weighing:
+        """The same for a pod; where deleted nodes block, a neutral answer says so."""
+        try:
+            return self.weigh(pod.metadata.namespace, pod.group, pod.workload)
+        except DeletedNodeError as error:
+            return Weighing(str(error))
+
     def weigh_without(self, namespace: str, group_name: str, workload: str, gone: Iterable[Placed]) -> Weighing:
-        """The same as if these placed pods were gone already; those of other groups make no difference.
+        """Weigh every place as if these placed pods were gone already; those of other groups make no difference.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.

@@ -17,7 +17,7 @@ from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.patches import PodPatch, mode_of, retry_patch
 from controller.scheduler.planner import Plan
-from controller.scheduler.state import DeletedNodeError, State
+from controller.scheduler.state import State
 from kubekit.owners import controller_of
 
 OUR_WORDS = "Workload dependencies"
@@ -202,10 +202,7 @@ def class_of(pod: GroupPod) -> str:
 
 def _answer(state: State, pod: GroupPod) -> int:
     """What the filter says of the cluster for a pod, as a number that changes when any of it does."""
-    try:
-        weighing = state.weigh(pod.metadata.namespace, pod.group, pod.workload)
-    except DeletedNodeError as error:
-        return hash(str(error))
+    weighing = state.weighing_of(pod)
     if weighing.neutral:
         return hash(weighing.neutral)
     passing = tuple(tally.passes for tally in weighing.by_class)
