@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import msgspec
-
 from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelector, NodeSelectorTerm, Toleration
 from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
 from kubekit.wire import Node, Taint
 
-MOST_SHARED = 20_000
-"""Different constraints that are remembered; beyond, memory is forgotten and equal ones may exist twice, which costs time only."""
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 CLOSING_TAINTS = frozenset(
@@ -169,27 +165,3 @@ class Constraints:
             return why
         taint = first_unborne(taints, self._tolerations)
         return f"taint {taint.key}" if taint is not None else ""
-
-
-class SharedConstraints:
-    """Hands out one `Constraints` per different set of them."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Constraints] = {}
-        self._encode = msgspec.json.Encoder(order="deterministic").encode
-
-    def of(self, spec: GroupPodSpec) -> Constraints:
-        """Those of a pod's spec."""
-        key = self._encode((spec.node_selector, spec.affinity, spec.tolerations, spec.topology_spread_constraints))
-        if key not in self._known:
-            if len(self._known) >= MOST_SHARED:
-                self._known.clear()
-            self._known[key] = Constraints(
-                GroupPodSpec(
-                    node_selector=spec.node_selector,
-                    affinity=spec.affinity,
-                    tolerations=spec.tolerations,
-                    topology_spread_constraints=spec.topology_spread_constraints,
-                )
-            )
-        return self._known[key]

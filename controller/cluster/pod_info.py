@@ -6,17 +6,21 @@ There may be 100,000 of them, so what pods of one template share (labels, where 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 import msgspec
 
-from controller.cluster.eligibility import MOST_SHARED, Constraints, SharedConstraints
+from controller.cluster.eligibility import Constraints
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.requests import is_infeasible, ports_of, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
 from netperf.contract import EGRESS_ANNOTATION, INGRESS_ANNOTATION
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 EVICT_ANNOTATION = "descheduler.alpha.kubernetes.io/evict"
 """``true`` lets bare pods and pods with local storage go, ``false`` forbids."""
@@ -27,6 +31,8 @@ COST_ANNOTATION = "descheduler.koordinator.sh/eviction-cost"
 
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 FORBIDDING_COST = 2**31 - 1
+MOST_SHARED = 20_000
+"""Different contents that are remembered; beyond, memory is forgotten and equal ones may exist twice, which costs time only."""
 QOS_RANK: Mapping[str, int] = {"BestEffort": 0, "Burstable": 1, "Guaranteed": 2}
 
 
@@ -103,14 +109,29 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return self.leaving or self.phase in FINISHED
 
 
+class _Shared(Generic[T]):
+    """Hands out one object per different content."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, T] = {}
+
+    def of(self, content: object, make: Callable[[], T]) -> T:
+        """The one with this content; made where there is none."""
+        key = _encode(content)
+        if key not in self._known:
+            if len(self._known) >= MOST_SHARED:
+                self._known.clear()
+            self._known[key] = make()
+        return self._known[key]
+
+
 class PodReader:
     """Turns pods into `PodInfo`, sharing what pods of one template have in common."""
 
     def __init__(self) -> None:
-        self._constraints = SharedConstraints()
-        self._requests: dict[bytes, Mapping[str, int]] = {}
-        self._labels: dict[bytes, Mapping[str, str]] = {}
-        self._encode = msgspec.json.Encoder(order="deterministic").encode
+        self._constraints: _Shared[Constraints] = _Shared()
+        self._requests: _Shared[Mapping[str, int]] = _Shared()
+        self._labels: _Shared[Mapping[str, str]] = _Shared()
 
     def read(self, pod: GroupPod) -> PodInfo:
         """Convert one pod."""
@@ -124,7 +145,7 @@ class PodReader:
             namespace=sys.intern(meta.namespace),
             name=meta.name,
             uid=meta.uid,
-            labels=self._labels_of(meta),
+            labels=self._labels.of(meta.labels, lambda: meta.labels or {}),
             workload=sys.intern(_workload(pod)),
             node=sys.intern(spec.node_name),
             phase=sys.intern(status.phase),
@@ -136,7 +157,7 @@ class PodReader:
             barred=_barred(pod, owner, evict, cost),
             bare=owner is None and evict != "true",
             local_storage=local and evict != "true",
-            constraints=self._constraints.of(spec),
+            constraints=self._constraints_of(spec),
             requests=self._requests_of(spec, status),
             created_s=_time(meta.creation_timestamp),
             host_network=spec.host_network,
@@ -148,24 +169,21 @@ class PodReader:
             wire=pod if pod.group else None,
         )
 
-    def _labels_of(self, meta: ObjectMeta) -> Mapping[str, str]:
-        key = self._encode(meta.labels)
-        if key not in self._labels:
-            if len(self._labels) >= MOST_SHARED:
-                self._labels.clear()
-            self._labels[key] = meta.labels or {}
-        return self._labels[key]
+    def _constraints_of(self, spec: GroupPodSpec) -> Constraints:
+        asked = GroupPodSpec(
+            node_selector=spec.node_selector,
+            affinity=spec.affinity,
+            tolerations=spec.tolerations,
+            topology_spread_constraints=spec.topology_spread_constraints,
+        )
+        return self._constraints.of(asked, lambda: Constraints(asked))
 
     def _requests_of(self, spec: GroupPodSpec, status: GroupPodStatus) -> Mapping[str, int]:
         asked = [(c.name, c.resources.requests) for c in spec.containers or ()]
         first = [(c.name, c.resources.requests, c.restart_policy) for c in spec.init_containers or ()]
         held = (status.container_statuses, status.init_container_statuses, is_infeasible(status))
-        key = self._encode((asked, first, spec.overhead, spec.resources.requests, held))
-        if key not in self._requests:
-            if len(self._requests) >= MOST_SHARED:
-                self._requests.clear()
-            self._requests[key] = requests_of(spec, status)
-        return self._requests[key]
+        content = (asked, first, spec.overhead, spec.resources.requests, held)
+        return self._requests.of(content, lambda: requests_of(spec, status))
 
 
 def _workload(pod: GroupPod) -> str:
