@@ -44,7 +44,7 @@ from controller.traffic.prices import PriceTable
 from kubekit.wire import FINISHED
 from netperf.contract import HOME_NAMESPACE
 
-EFFORT = Effort(steps_per_replica=6000, most_steps=20_000_000, least_runs=4, threads=2)
+EFFORT = Effort(steps_per_replica=6000, most_steps=20_000_000, threads=2)
 """Somebody asked and waits: more than the leader spends on a plan that it may have to make again a minute later."""
 
 

@@ -28,7 +28,6 @@ class Effort(msgspec.Struct, frozen=True):
         fewest_steps: of one run over dependencies, however few replicas.
         most_steps: of one run; 1,000,000 take 0.15 to 0.4 s.
         runs: of a small problem, from different beginnings; large ones take fewer.
-        least_runs: of any problem.
         threads: that runs are divided among; the search lets go of the interpreter's lock.
         room_turns: of making room for replicas that find none.
     """
@@ -37,7 +36,6 @@ class Effort(msgspec.Struct, frozen=True):
     fewest_steps: int = 60_000
     most_steps: int = 3_000_000
     runs: int = 6
-    least_runs: int = 1
     threads: int = 1
     room_turns: int = 20_000
 
