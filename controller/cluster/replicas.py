@@ -6,7 +6,7 @@ read workloads nothing breaks: the pods that exist are then all that is known. T
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 
 from controller.cluster.resources import WorkloadRef
 from kubekit import quantity
@@ -100,3 +100,24 @@ class Declared:
         """How many more pods the quotas of a namespace allow; None where none limits them."""
         left = (quota.pods_left for quota in self._quotas if quota.metadata.namespace == namespace)
         return min((count for count in left if count is not None), default=None)
+
+
+def to_plan_for(declared: Mapping[str, int], live: Mapping[str, int], allowed: int) -> tuple[dict[str, int], int]:
+    """Replicas to plan for by workload, and how many are declared but neither there nor allowed for.
+
+    A replica that does not exist costs its owner nothing to declare, so these count only as far as they are allowed.
+
+    Args:
+        declared: by workload, in the order in which they are allowed for.
+        live: those that are there and not over.
+        allowed: how many may come.
+    """
+    found: dict[str, int] = {}
+    left_out = 0
+    for workload, wanted in declared.items():
+        there = live.get(workload, 0)
+        missing = max(wanted - there, 0)
+        planned = min(missing, allowed)
+        allowed, left_out = allowed - planned, left_out + missing - planned
+        found[workload] = min(wanted, there + planned)
+    return found, left_out

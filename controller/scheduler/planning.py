@@ -15,7 +15,7 @@ import msgspec
 
 from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, NodeSelector, Target
-from controller.cluster.replicas import Declared
+from controller.cluster.replicas import Declared, to_plan_for
 from controller.cluster.requests import Amounts, add
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Service
@@ -326,11 +326,7 @@ class GroupPlans:
         self.assumed.stands(group, begun=begun, whole=plan is None or not plan.unplaced)
 
     def replicas(self, key: str, group: AppGroup, pods: Sequence[GroupPod]) -> tuple[dict[str, int], int]:
-        """Replicas to plan for by workload, and how many are declared but neither there nor allowed for.
-
-        A replica that does not exist costs its owner nothing to declare. So these count up to what the group's numMembers
-        and its namespace's quota have left.
-        """
+        """See `to_plan_for`: what may come is what the group's numMembers and its namespace's quota have left."""
         namespace = group.metadata.namespace
         declared = self._declared.replicas(namespace, self._state.graph(key).workloads)
         live = Counter(pod.workload for pod in pods if not pod.over)
@@ -338,14 +334,7 @@ class GroupPlans:
         quota_left = self._declared.pods_left(namespace)
         if quota_left is not None:
             allowed = min(allowed, max(quota_left, 0))
-        found: dict[str, int] = {}
-        left_out = 0
-        for workload, wanted in declared.items():
-            missing = max(wanted - live[workload], 0)
-            planned = min(missing, allowed)
-            allowed, left_out = allowed - planned, left_out + missing - planned
-            found[workload] = min(wanted, live[workload] + planned)
-        return found, left_out
+        return to_plan_for(declared, live, allowed)
 
     def _check_limits(self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
         live = Counter(pod.workload for pod in pods if not pod.over)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.pods import GroupPod, Target
+from controller.cluster.replicas import to_plan_for
 from controller.cluster.requests import add, asks_of
 from controller.scheduler.planner import GroupSnapshot, plan_group
 from controller.scheduler.worker import HURRIED
@@ -225,16 +226,11 @@ class _Timeline:
                 node = self._nodes.get(pod.metadata.key, "")
                 pods.append(replace(pod, spec=replace(pod.spec, node_name=node)) if node else pod)
         seats = {pod.metadata.key: node for pod in pods if (node := pod.spec.node_name)}
-        live = Counter(pod.workload for pod in pods)
+        live = Counter(pod.workload for pod in pods if not pod.over)
         members = self._start.group.spec.num_members if self._start.group is not None else 0
-        left = max(members - live.total(), 0)
-        replicas: dict[str, int] = {}
         counts = {**self._start.replicas, **{r.workload: len(r.pods) for r in self._rolled}}
-        for workload in self._start.graph.selectors:
-            count = counts.get(workload, 0)
-            missing = min(max(count - live[workload], 0), left)
-            left -= missing
-            replicas[workload] = min(count, live[workload] + missing)
+        declared = {workload: counts.get(workload, 0) for workload in self._start.graph.selectors}
+        replicas, _ = to_plan_for(declared, live, max(members - live.total(), 0))
         return replace(self._start, pods=pods, used=used, seats=seats, replicas=replicas, previous=dict(self._previous))
 
     def _take(self, node: str, amounts: Mapping[str, int], sign: int) -> None:
