@@ -5,6 +5,7 @@ The scheduler's rules, the groups' status, the views and the lab all look costs 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -38,6 +39,15 @@ NOWHERE = Location()
 def location_of(node: Node) -> Location:
     """Where a node's labels say it is."""
     return Location(node.metadata.label(REGION_LABEL), node.metadata.label(ZONE_LABEL))
+
+
+def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location]) -> Counter[Location]:
+    """How many of what is on nodes is where; nodes that are gone count nowhere."""
+    found: Counter[Location] = Counter()
+    for node, count in nodes.items():
+        if node in locations:
+            found[locations[node]] += count
+    return found
 
 
 class Way(NamedTuple):

@@ -20,6 +20,7 @@ from kubekit.wire import (
     SchedulingGate,
     Taint,
     Wire,
+    parse_time,
 )
 
 GATE = "netaware.io/topological-order"
@@ -259,6 +260,11 @@ class GroupPod(Object, frozen=True):
         """The Ready condition is True."""
         found = self.condition("Ready")
         return found is not None and found.status == "True"
+
+    def age_s(self, now: float) -> float:
+        """Seconds since it was created; 0 where nobody says when."""
+        created = self.metadata.creation_timestamp
+        return max(now - parse_time(created), 0.0) if created else 0.0
 
     def condition(self, type_: str) -> Condition | None:
         """One of its conditions."""

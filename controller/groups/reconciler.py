@@ -17,7 +17,7 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location, location_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, AppGroup, NetworkTopology
+from controller.cluster.resources import APPGROUPS, AppGroup, NetworkTopology
 from controller.cluster.services import Service, ServiceIndex
 from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import same_place
@@ -191,7 +191,7 @@ class AppGroupController:
 
 def _names(pod: GroupPod) -> tuple[str, str]:
     """Its namespace, and the name of its AppGroup, which may be in another one."""
-    return pod.metadata.namespace, pod.metadata.label(APPGROUP_LABEL)
+    return pod.metadata.namespace, pod.group
 
 
 def _is_bad(found: Condition) -> bool:

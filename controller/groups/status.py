@@ -17,8 +17,6 @@ from controller.cluster.graph import Edge, Graph, build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import (
-    APPGROUP_LABEL,
-    WORKLOAD_LABEL,
     AppGroup,
     AppGroupStatus,
     OrderedWorkload,
@@ -92,13 +90,13 @@ def gather(
     created: list[str] = []
     for pod in pods:
         meta = pod.metadata
-        if membership.group_of(meta.namespace, meta.label(APPGROUP_LABEL)) != group.metadata.key:
+        if membership.group_of(meta.namespace, pod.group) != group.metadata.key:
             continue
         created.append(meta.creation_timestamp or "")
         if pod.over:
             continue
         running += pod.status.phase == "Running"
-        position = positions.get(meta.label(WORKLOAD_LABEL))
+        position = positions.get(pod.workload)
         if position is not None and pod.spec.node_name in locations:
             members[position][pod.spec.node_name] += 1
             if services is not None:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from controller.cluster.costs import CostTable, Location
+from controller.cluster.costs import CostTable, Location, count_by_location
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host, Room
 from controller.cluster.resources import AppGroup
@@ -372,10 +372,7 @@ def replicas_by_zone(stands: GroupAsItStands) -> Iterator[tuple[int, Counter[Loc
     """Workloads of several replicas that are to survive a zone, and where these are."""
     for workload, nodes in enumerate(stands.members):
         if stands.spreads[workload] == "zone" and sum(nodes.values()) > 1 and stands.zones > 1:
-            found: Counter[Location] = Counter()
-            for node, count in nodes.items():
-                found[stands.locations[node]] += count
-            yield workload, found
+            yield workload, count_by_location(nodes, stands.locations)
 
 
 def in_one_zone(stands: GroupAsItStands) -> Iterator[tuple[int, str]]:

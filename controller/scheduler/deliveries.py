@@ -20,7 +20,7 @@ from kubekit import logs
 from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder, reference
-from kubekit.wire import PODS, parse_time
+from kubekit.wire import PODS
 
 log = logs.get("controller.scheduler.deliveries")
 
@@ -153,7 +153,7 @@ class Deliveries:
 
     async def _release(self, group: str, release: Release, plan: Plan | None) -> None:
         pod = release.pod
-        target = self._target(pod, plan)
+        target = plan.targets.get(pod.metadata.key) if plan is not None else None
         as_asked = release.cause == "unplaced"
         handover = Handover(self._hostname(target), demands=self._stuck.may_demand(pod), as_asked=as_asked)
         try:
@@ -168,9 +168,6 @@ class Deliveries:
         if after is not None:
             self._count(group, release, planned=plan is not None, placed=target is not None)
 
-    def _target(self, pod: GroupPod, plan: Plan | None) -> Target | None:
-        return plan.targets.get(pod.metadata.key) if plan is not None else None
-
     def _hostname(self, target: Target | None) -> str:
         host = self._fleet.hosts.get(target.node) if target is not None else None
         return host.labels.get(HOSTNAME_LABEL, "") if host is not None else ""
@@ -181,8 +178,7 @@ class Deliveries:
             cause = "unplaced" if planned else "off" if not self._config.plans else "no-group"
             metrics.fallbacks.labels(cause).inc()
         metrics.released.labels(release.cause).inc()
-        created = pod.metadata.creation_timestamp
-        waited_s = max(self._clock() - parse_time(created), 0.0) if created else 0.0
+        waited_s = pod.age_s(self._clock())
         metrics.waited.observe(waited_s)
         note = RELEASE_NOTES.get(release.cause)
         if note is not None:

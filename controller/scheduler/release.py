@@ -145,7 +145,7 @@ class _Turns:
         return Turns(tuple(releases), waiting, again_s)
 
     def _judge(self, pod: GroupPod) -> tuple[Cause | None, str]:
-        age_s = self._age_s(pod)
+        age_s = pod.age_s(self._now)
         if age_s >= self._config.max_wait_s:
             return "waited", ""
         self._wakes.append(self._config.max_wait_s - age_s)
@@ -184,10 +184,6 @@ class _Turns:
             self._wakes.append(self._config.absent_wait_s - age_s)
             return first.reason
         return ""
-
-    def _age_s(self, pod: GroupPod) -> float:
-        created = pod.metadata.creation_timestamp
-        return max(self._now - parse_time(created), 0.0) if created else 0.0
 
     def _unbound_reason(self, selector: str) -> str:
         for pod in self._live.get(selector, ()):

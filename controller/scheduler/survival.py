@@ -5,12 +5,11 @@ Plans, `explain`, `simulate` and the page ask here, so that they say the same.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.costs import Location
+from controller.cluster.costs import Location, count_by_location
 from controller.cluster.graph import Edge
 from controller.scheduler.plan.judge import judge
 from controller.scheduler.plan.problem import Ints
@@ -78,7 +77,7 @@ def survival_of(
         calls: who calls whom, by position.
         price_us: see `Survival`.
     """
-    found = [_by_location(nodes, locations) for nodes in members]
+    found = [count_by_location(nodes, locations) for nodes in members]
     totals = [counts.total() for counts in found]
     losses = []
     for location in sorted({where for counts in found for where in counts if where.zone}):
@@ -95,14 +94,6 @@ def survival_of(
             )
         )
     return Survival(tuple(losses), price_us)
-
-
-def _by_location(nodes: Mapping[str, int], locations: Mapping[str, Location]) -> Counter[Location]:
-    found: Counter[Location] = Counter()
-    for node, count in nodes.items():
-        if node in locations:
-            found[locations[node]] += count
-    return found
 
 
 def describe(loss: ZoneLoss) -> str:

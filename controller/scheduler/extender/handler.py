@@ -16,7 +16,7 @@ from aiohttp import web
 from controller.cluster.pods import AskedPod, Target, serves, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.extender.wire import Answers, Filtered, Names
+from controller.scheduler.extender.wire import Answers, Names
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import Weighing
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
@@ -132,7 +132,7 @@ class Extender:
             self._metrics.decisions.labels("filter", "neutral").inc()
             _check_names(question.nodenames)
             return self._answers.pass_all(bytes(question.nodenames)).body
-        filtered = self._filter(question, weighing)
+        filtered = self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), weighing)
         self._metrics.count_filter(filtered.refused)
         return filtered.body
 
@@ -149,9 +149,6 @@ class Extender:
             return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), weighing, target)
         except UNREADABLE as error:
             raise BadRequestError(f"nodenames: {error}") from None
-
-    def _filter(self, question: Question, weighing: Weighing) -> Filtered:
-        return self._answers.filter(question.pod.metadata.uid, self._nodes_of(question), weighing)
 
     def _nodes_of(self, question: Question) -> Names:
         try:
