@@ -7,10 +7,11 @@ where the pod's namespace says so: else whoever may write an AppGroup could take
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import Graph, build_graph, namespaces_of
+from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from kubekit.wire import Object
 
@@ -152,3 +153,35 @@ class Membership:
         home = self._groups[key].metadata.namespace
         named = namespaces_of(home, self.graph(key).workloads)
         return sorted(n for n in named if n != home and not self._may(key, n))
+
+
+class NamedPods:
+    """Pods by the name of their AppGroup and by namespace, kept up to date by watch events."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, dict[str, dict[str, GroupPod]]] = {}
+
+    def take(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
+        """A pod came, changed or went; its label may name another group than before."""
+        if old is not None and (new is None or old.group != new.group):
+            by_namespace = self._pods.get(old.group, {})
+            pods = by_namespace.get(old.metadata.namespace, {})
+            pods.pop(key, None)
+            if not pods:
+                by_namespace.pop(old.metadata.namespace, None)
+            if not by_namespace:
+                self._pods.pop(old.group, None)
+        if new is not None:
+            self._pods.setdefault(new.group, {}).setdefault(new.metadata.namespace, {})[key] = new
+
+    def of(self, group: str, group_of: Callable[[str, str], str]) -> Iterator[tuple[str, GroupPod]]:
+        """Pods of a group with their keys.
+
+        Args:
+            group: its key.
+            group_of: namespace of pods, and name in their label -> key of the group that they belong to.
+        """
+        name = group.partition("/")[2]
+        for namespace, pods in self._pods.get(name, {}).items():
+            if group_of(namespace, name) == group:
+                yield from pods.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import msgspec
@@ -15,7 +14,7 @@ from prometheus_client.registry import Collector
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location, location_of
-from controller.cluster.membership import Membership
+from controller.cluster.membership import Membership, NamedPods
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, AppGroup, NetworkTopology
 from controller.cluster.services import Service, ServiceIndex
@@ -64,7 +63,7 @@ class AppGroupController:
         self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
         self._metrics = AppGroupMetrics(registry)
         self._locations: dict[str, Location] = {}
-        self._pods_of: dict[str, dict[str, dict[str, GroupPod]]] = defaultdict(lambda: defaultdict(dict))
+        self._pods = NamedPods()
         self._last_conditions: dict[str, list[Condition]] = {}
         caches.namespaces.subscribe(self._namespace_changed)
         caches.app_groups.subscribe(self._group_changed)
@@ -94,24 +93,9 @@ class AppGroupController:
     def _pod_changed(self, key: str, old: GroupPod | None, new: GroupPod | None) -> None:
         for pod in (old, new):
             # Of the group alone whose pod it is: hundreds may have one name, each in its own namespace.
-            if pod is not None and (group := self._membership.group_of(*_names(pod))):
+            if pod is not None and (group := self._membership.group_of(pod.metadata.namespace, pod.group)):
                 self._soon(group)
-        if old is not None:
-            namespace, name = _names(old)
-            self._pods_of[name][namespace].pop(key, None)
-            if not self._pods_of[name][namespace]:
-                del self._pods_of[name][namespace]
-            if not self._pods_of[name]:
-                del self._pods_of[name]
-        if new is not None:
-            namespace, name = _names(new)
-            self._pods_of[name][namespace][key] = new
-
-    def _pods_in_reach(self, key: str, name: str) -> Iterator[GroupPod]:
-        """Pods that name a group of this name, of the namespaces whose pods belong to this one."""
-        for namespace, pods in self._pods_of.get(name, {}).items():
-            if self._membership.group_of(namespace, name) == key:
-                yield from pods.values()
+        self._pods.take(key, old, new)
 
     def _node_changed(self, key: str, old: Node | None, new: Node | None) -> None:
         if same_place(old, new):
@@ -149,7 +133,7 @@ class AppGroupController:
             self._metrics.drop(key)
             self._last_conditions.pop(key, None)
             return None
-        pods = self._pods_in_reach(key, group.metadata.name)
+        pods = (pod for _, pod in self._pods.of(key, self._membership.group_of))
         costs = self._costs.of(group.metadata.namespace).table
         facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
         # All that is read of the mirrors is read here: after the first wait the group may be gone from them.
@@ -187,11 +171,6 @@ class AppGroupController:
         self._last_conditions[key] = list(wanted.conditions or ())
         told = [c for c in changed if not first or _is_bad(c)]
         announce(self._recorder, reference(APPGROUPS, group.metadata), told, _is_bad, action="Order")
-
-
-def _names(pod: GroupPod) -> tuple[str, str]:
-    """Its namespace, and the name of its AppGroup, which may be in another one."""
-    return pod.metadata.namespace, pod.group
 
 
 def _is_bad(found: Condition) -> bool:

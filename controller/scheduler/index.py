@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from controller.cluster.caches import OwnWrites
+from controller.cluster.membership import NamedPods
 from controller.cluster.pods import GroupPod
 from controller.scheduler.state import State
 from kubekit.reflector import Mirror
@@ -22,7 +23,7 @@ class GroupPods:
     def __init__(self, mirror: Mirror[GroupPod], state: State, clock: Callable[[], float]) -> None:
         self._mirror, self._state, self._clock = mirror, state, clock
         self._written: OwnWrites[GroupPod] = OwnWrites(mirror)
-        self._by_label: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+        self._named = NamedPods()
         self._placed: dict[str, set[str]] = defaultdict(set)
         self.seen_at: dict[str, float] = {}
         self.waiting: set[str] = set()
@@ -33,30 +34,21 @@ class GroupPods:
         if pod is None:
             return ""
         self._written.newest(key)
-        namespace, label = pod.metadata.namespace, pod.group
+        self._named.take(key, old, new)
         if new is None:
-            self._by_label[label][namespace].pop(key, None)
             self.waiting.discard(key)
             self.seen_at.pop(key, None)
         else:
-            self._by_label[label][namespace][key] = None
             self.seen_at.setdefault(key, self._clock())
             (self.waiting.add if new.waiting else self.waiting.discard)(key)
-        group = self._state.key_of(namespace, label)
+        group = self._state.key_of(pod.metadata.namespace, pod.group)
         if old is not None and new is not None and old.waiting and new.bound:
             self._placed[group].add(key)
         return group
 
     def of(self, group: str) -> list[GroupPod]:
         """A group's pods."""
-        label = group.partition("/")[2]
-        keys = [
-            key
-            for namespace, keys in self._by_label.get(label, {}).items()
-            if keys and self._state.key_of(namespace, label) == group
-            for key in keys
-        ]
-        newest = (self._written.newest(key) for key in keys)
+        newest = (self._written.newest(key) for key, _ in self._named.of(group, self._state.key_of))
         return [pod for pod in newest if pod is not None]
 
     def waiting_groups(self) -> Iterator[str]:

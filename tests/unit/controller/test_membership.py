@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import cast
 
 import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import CONSENT_LABEL, Membership
+from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.index import GroupPods
+from controller.scheduler.state import State
+from kubekit.reflector import Mirror
 from kubekit.wire import Object, ObjectMeta
 
 NAMESPACES = ("a", "b", "c", "shared")
@@ -69,3 +75,29 @@ def test_groups_that_come_change_and_go_are_as_if_the_last_ones_had_come_alone()
                 )
                 named += bool(expected) and not expected.startswith(f"{namespace}/")
     assert named > 100
+
+
+class Held:
+    """In the place of a mirror: what it holds."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, GroupPod] = {}
+
+    def get(self, key: str) -> GroupPod | None:
+        return self.items.get(key)
+
+
+def test_a_pod_whose_label_names_another_group_now_is_of_that_one_alone() -> None:
+    held = Held()
+    pods = GroupPods(cast("Mirror[GroupPod]", held), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
+    old: GroupPod | None = None
+    for label in ("shop", "bank"):
+        labels = {"appgroup.diktyo.x-k8s.io": label}
+        new = GroupPod(ObjectMeta(name="p", namespace="d", labels=labels, resource_version=label))
+        held.items["d/p"] = new
+        assert pods.take("d/p", old, new) == f"d/{label}"
+        old = new
+    assert (pods.of("d/shop"), pods.of("d/bank")) == ([], [old])
+    del held.items["d/p"]
+    pods.take("d/p", old, None)
+    assert pods.of("d/bank") == []
