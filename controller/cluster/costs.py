@@ -113,6 +113,35 @@ class CostTable:
             return "unknown", UNKNOWN_COST
         return ("satisfied" if way.cost <= max_cost else "violated"), way.cost
 
+    def of_pairs(
+        self,
+        callers: Mapping[str, int],
+        called: Mapping[str, int],
+        locations: Mapping[str, Location],
+        max_cost: int = 0,
+    ) -> tuple[int, int]:
+        """Cost of every pair of a caller and a replica together, and how many of them are beyond their maximum.
+
+        Args:
+            callers: node -> how many are there.
+            called: the same of replicas.
+            locations: of these nodes.
+            max_cost: maxNetworkCost.
+        """
+        total = violations = 0
+        by_location = count_by_location(called, locations)
+        for origin, count in count_by_location(callers, locations).items():
+            for destination, others in by_location.items():
+                verdict, cost = self.judge(origin, destination, max_cost)
+                total += count * others * cost
+                violations += count * others * (verdict == "violated")
+        # Those on one host were taken for neighbours.
+        for node in callers.keys() & called.keys() & locations.keys():
+            verdict, cost = self.judge(locations[node], locations[node], max_cost)
+            total += callers[node] * called[node] * (SAME_HOST_COST - cost)
+            violations -= callers[node] * called[node] * (verdict == "violated")
+        return total, violations
+
 
 class _Ways:
     """Entries, each read when it is asked for: the quantities of a hundred zones' 9,900 pairs take 40 ms of the event loop."""

@@ -357,18 +357,16 @@ def total_cost(graph: Graph, places: Iterable[tuple[str, Location, str]], costs:
         places: workload selector, location and node of each placed pod.
         costs: the weight in use.
     """
-    by_workload: dict[str, list[tuple[Location, str]]] = defaultdict(list)
+    on: dict[str, Counter[str]] = defaultdict(Counter)
+    locations: dict[str, Location] = {}
     for selector, location, node in places:
-        by_workload[selector].append((location, node))
+        on[selector][node] += 1
+        locations[node] = location
     total = violations = 0
     for edge in graph.edges:
-        for origin, caller in by_workload[graph.selectors[edge.dependant]]:
-            for destination, called in by_workload[graph.selectors[edge.dependency]]:
-                if caller == called:
-                    continue
-                verdict, cost = costs.judge(origin, destination, edge.max_network_cost)
-                total += cost
-                violations += verdict == "violated"
+        caller, called = graph.selectors[edge.dependant], graph.selectors[edge.dependency]
+        cost, beyond = costs.of_pairs(on[caller], on[called], locations, edge.max_network_cost)
+        total, violations = total + cost, violations + beyond
     return total, violations
 
 

@@ -5,7 +5,7 @@ Whoever plans (the leader, `simulate`) says what waits and what stays; nothing o
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -399,25 +399,9 @@ def whole_cost(demand: Demand, hosts_of: Sequence[Mapping[int, int]], names: Seq
         hosts_of: per workload, host number -> its replicas there.
         names: of the hosts.
     """
-    hosts = demand.hosts
-
-    def by_location(counts: Mapping[int, int]) -> Counter[Location]:
-        found: Counter[Location] = Counter()
-        for host, count in counts.items():
-            found[hosts[names[host]].location] += count
-        return found
-
-    located = [by_location(counts) for counts in hosts_of]
-    total = 0
-    for edge in demand.dependencies:
-        for origin, callers in located[edge.caller].items():
-            for end, called in located[edge.callee].items():
-                total += callers * called * demand.costs.judge(origin, end, 0)[1]
-        for host in hosts_of[edge.caller].keys() & hosts_of[edge.callee].keys():
-            here = hosts[names[host]].location
-            pairs = hosts_of[edge.caller][host] * hosts_of[edge.callee][host]
-            total += pairs * (SAME_HOST_COST - demand.costs.judge(here, here, 0)[1])
-    return total
+    on = [{names[host]: count for host, count in counts.items()} for counts in hosts_of]
+    locations = {name: demand.hosts[name].location for counts in on for name in counts}
+    return sum(demand.costs.of_pairs(on[d.caller], on[d.callee], locations)[0] for d in demand.dependencies)
 
 
 @lru_cache(_TABLES)
