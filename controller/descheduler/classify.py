@@ -14,7 +14,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.descheduler.args import Anomaly, LowNodeLoad, Pool
 from controller.descheduler.config import ProtectionConfig
 from controller.descheduler.snapshot import LoadSnapshot
-from controller.descheduler.usage import RESOURCES, percents, weighted_percent
+from controller.descheduler.usage import above, percents, weighted_percent
 
 Class = Literal["over", "under", "normal", "unknown"]
 
@@ -46,6 +46,10 @@ class Load:
     share: Mapping[str, float]
     exceeded: tuple[str, ...]
     load: float
+
+    def limit(self, resource: str) -> float:
+        """How much of a resource may be in use there: the high threshold as an amount."""
+        return self.thresholds.high[resource] / 100.0 * self.node.allocatable.get(resource, 0)
 
 
 def assign(nodes: Iterable[Host], pools: Iterable[Pool]) -> dict[str, list[Host]]:
@@ -107,7 +111,7 @@ def judge(
     weight = weighted_percent(share, pool.weights)
     if not share or len(share) < len(_asked(pool, node)):
         return Load(node, pool, thresholds, "unknown", used, share, (), weight)
-    exceeded = tuple(r for r in RESOURCES if r in share and share[r] > thresholds.high[r])
+    exceeded = above(share, thresholds.high)
     low = all(share[resource] <= thresholds.low[resource] for resource in share)
     kind: Class = "over" if exceeded else "under" if low and node.takes_pods else "normal"
     return Load(node, pool, thresholds, kind, used, share, exceeded, weight)
@@ -257,7 +261,7 @@ def next_victim(
     """
     exceeded = tuple(exceeded)
     # What has to leave, by resource.
-    bound = {r: used[r] - node.thresholds.high[r] / 100.0 * node.node.allocatable[r] for r in exceeded}
+    bound = {r: used[r] - node.limit(r) for r in exceeded}
 
     def rank(victim: Victim) -> tuple[object, ...]:
         weight = sum(node.pool.weights.get(r, 1) for r in exceeded)

@@ -209,8 +209,7 @@ class TargetNode:
 
     def free(self, resource: str) -> float:
         """What it can take of a resource before it is at the high threshold; in the resource's unit."""
-        limit = self.load.thresholds.high[resource] / 100.0 * self.load.node.allocatable.get(resource, 0)
-        return limit - self.used[resource]
+        return self.load.limit(resource) - self.used[resource]
 
     def add(self, used: Mapping[str, float]) -> None:
         """Count more usage."""

@@ -28,7 +28,7 @@ from controller.descheduler.memory import (
     take_back,
 )
 from controller.descheduler.snapshot import LoadSnapshot
-from controller.descheduler.usage import percents
+from controller.descheduler.usage import above, percents
 
 FAILED: frozenset[Outcome] = frozenset(
     ("returned", "not-cooled", "moved-heat", "cost-not-fallen", "not-running", "lost")
@@ -196,17 +196,18 @@ def _outcome_before_landing(move: Followed, snapshot: LoadSnapshot, limits: Limi
 
 def _is_hot(name: str, move: Followed, snapshot: LoadSnapshot) -> bool:
     """Whether a node is above a threshold that the move was made for: heat that was only carried elsewhere."""
+    return bool(above(_share_of(name, snapshot), move.high))
+
+
+def _share_of(name: str, snapshot: LoadSnapshot) -> Mapping[str, float]:
+    """Percent of allocatable in use on a node, as far as it is known."""
     node = snapshot.nodes.get(name)
-    share = percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
-    return any(share.get(resource, 0.0) > high for resource, high in move.high.items())
+    return percents(snapshot.usage.nodes.get(name, {}), node.allocatable) if node is not None else {}
 
 
 def _cooled(move: Followed, snapshot: LoadSnapshot) -> bool:
     """Whether every resource that was exceeded is within its threshold, or fell by half of what the pod used."""
-    node = snapshot.nodes.get(move.node)
-    share: Mapping[str, float] = {}
-    if node is not None:
-        share = percents(snapshot.usage.nodes.get(move.node, {}), node.allocatable)
+    share = _share_of(move.node, snapshot)
     return all(
         # A node whose usage nobody knows any more cannot be held against the pod.
         resource not in share

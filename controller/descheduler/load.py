@@ -28,7 +28,7 @@ from controller.descheduler.fit import TargetNode, TargetPool
 from controller.descheduler.foresight import Landing
 from controller.descheduler.memory import Followed, mark_of
 from controller.descheduler.round import Round, workload_of
-from controller.descheduler.usage import percents
+from controller.descheduler.usage import above, percents
 from netperf.contract import HOT_TAINT
 
 UNRESERVED_WEIGHT = 2
@@ -188,7 +188,7 @@ class LoadRound:
         base, room = self._base, self._rooms[source.pool.name]
         used = dict(source.used)
         victims, stays = self._victims(source)
-        while exceeded := _exceeded(source, used):
+        while exceeded := above(percents(used, source.node.allocatable), source.thresholds.high):
             why = self._stop(source, room)
             if why:
                 return why
@@ -282,8 +282,9 @@ class LoadRound:
         if why:
             self._base.note(why)
             return why
-        if self._base.limits.node_full(source.node.name):
-            return f"limit of {self._base.settings.limits.per_node} evictions per node and round"
+        why = self._base.limits.node_full(source.node.name)
+        if why:
+            return why
         empty = sorted(resource for resource, free in room.free().items() if free <= 0)
         return f"nodes with low load can take no more {', '.join(empty)}" if empty else ""
 
@@ -354,11 +355,6 @@ def shunned_by(
         # What is not known is no reason to let pods come.
         or (has_it(state.node) and (state.kind == "unknown" or above(state, 0.0)))
     )
-
-
-def _exceeded(source: Load, used: Mapping[str, float]) -> tuple[str, ...]:
-    share = percents(used, source.node.allocatable)
-    return tuple(r for r, limit in source.thresholds.high.items() if share.get(r, 0.0) > limit)
 
 
 def _move(

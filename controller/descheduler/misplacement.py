@@ -268,8 +268,9 @@ class MisplacementRound:
         load = base.settings.load
         if not kind and load is not None and not load.admits_namespace(pod.namespace):
             return "namespace", f"namespace {pod.namespace} is not evictable"
-        if not kind and base.limits.node_full(pod.node):
-            return "node-limit", f"limit of {base.settings.limits.per_node} evictions per node and round"
+        full = base.limits.node_full(pod.node)
+        if not kind and full:
+            return "node-limit", full
         if not kind:
             missing = self._missing(pods)
             return ("group-not-whole", missing) if missing else ("", "")
@@ -395,9 +396,9 @@ class Hosts:
             return ""
         used = usage_of(pod, self._base.snapshot, load.used)
         arriving: Mapping[str, float] = self._base.arriving.get(node.name, {})
-        for resource, limit in load.thresholds.high.items():
+        for resource in load.thresholds.high:
             if resource in load.used:
                 total = load.used[resource] + used.get(resource, 0.0) + arriving.get(resource, 0.0)
-                if total > limit / 100.0 * node.allocatable[resource]:
+                if total > load.limit(resource):
                     return f"{resource} usage would exceed the high threshold"
         return ""

@@ -12,7 +12,7 @@ from typing import get_args
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from controller.descheduler.classify import Detector
+from controller.descheduler.classify import Class, Detector
 from controller.descheduler.config import Settings, Strategy
 from controller.descheduler.decision import Move, NodeState, RoundDecision, RoundPlan
 from controller.descheduler.evict import Result, ResultKind
@@ -20,7 +20,7 @@ from controller.descheduler.followup import FAILED, Ended
 from controller.descheduler.foresight import HOT_EFFECT
 from controller.descheduler.memory import HOUR_S, Memory, Outcome
 from controller.descheduler.round import Trust
-from controller.descheduler.usage import Refusal
+from controller.descheduler.usage import Refusal, above
 from kubekit import conditions, logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.events import EventRecorder, Reference
@@ -134,7 +134,7 @@ def plan_conditions(
 def _overutilized(state: NodeState, detector: Detector, before: Condition | None) -> Condition:
     # After a change of the leader no detector knows that it was hot; a node that is still above is not within its threshold.
     if detector.warm or (state.kind == "over" and before is not None and before.status == "True"):
-        exceeded = [r for r, limit in state.high.items() if state.share.get(r, 0.0) > limit]
+        exceeded = above(state.share, state.high)
         if not exceeded and before is not None and before.status == "True":
             return before  # below for a round is not within; nothing new is above
         what = ", ".join(f"{r} above {state.high[r]:g} %" for r in exceeded or state.high)
@@ -185,7 +185,7 @@ def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str
     return found
 
 
-KINDS = ("over", "under", "normal", "unknown")
+KINDS: tuple[str, ...] = get_args(Class)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 PREDICTIONS = {True: "true", False: "false"}
 SCOPES = ("pool", "workload")

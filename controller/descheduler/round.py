@@ -48,9 +48,10 @@ class Limits:
             return f"budget of {config.per_hour} evictions per hour"
         return ""
 
-    def node_full(self, node: str) -> bool:
-        """Whether the node had its evictions of this round."""
-        return self._nodes[node] >= self._config.per_node
+    def node_full(self, node: str) -> str:
+        """Why no more pods of a node may move in this round; empty when one may."""
+        most = self._config.per_node
+        return f"limit of {most} evictions per node and round" if self._nodes[node] >= most else ""
 
     def refusal(self, pod: PodInfo) -> tuple[str, str]:
         """Kind and text of why this pod may not move now; empty when it may."""

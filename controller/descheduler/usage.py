@@ -42,6 +42,11 @@ def weighted_percent(shares: Percents, weights: Mapping[str, int]) -> float:
     return sum(shares[resource] * weight for resource, weight in weights.items() if resource in shares) / total
 
 
+def above(shares: Percents, high: Percents) -> tuple[str, ...]:
+    """Resources of which more is in use than the high threshold."""
+    return tuple(resource for resource, limit in high.items() if shares.get(resource, 0.0) > limit)
+
+
 Refusal = Literal["not-a-number", "negative", "expired", "future", "unknown-node", "unknown-pod"]
 MOST_AHEAD_S = 60.0
 """Clocks differ; a reading further ahead than this is refused."""
