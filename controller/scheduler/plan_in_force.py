@@ -1,24 +1,186 @@
-"""A plan that was made, and whether it still holds: pods are bound one after the other, and most bindings are as planned.
+"""A plan that was made, whether it still holds, and what it was promised.
 
-Planning anew for each of them would cost a plan per pod, and would let targets wander for nothing.
+Pods are bound one after the other, and most bindings are as planned: planning anew for each of them would cost a plan per pod, and
+would let targets wander for nothing. What plans were promised is in one book for all groups, so that two of them never count on the
+same room; and what the scheduler refused is not asked for again until something about that host has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import Fleet
+from controller.cluster.hosts import Fleet, Host
 from controller.cluster.pods import GroupPod, NodeSelector, Target, target_of
-from controller.cluster.requests import Amounts, add, lacking
-from controller.scheduler.assumed import Assumed
+from controller.cluster.requests import Amounts, add, asks_of, lacking
 from controller.scheduler.planner import GroupSnapshot, Plan
+from controller.scheduler.unschedulable import class_of
 
 UNPLACED_FOR_S = 5.0
 """A plan that left pods out is made anew after this time, since room may have come."""
+_REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
+
+
+class _Promise(msgspec.Struct, frozen=True):
+    """Room on a host for a pod; of a gated one nobody makes use yet."""
+
+    group: str
+    amounts: Amounts
+    gated: bool
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    """The host as it was when the scheduler refused it: what bound pods used of it, and what others were promised there, for
+    the scheduler keeps nominated room as well. All but the refused pod, that is, by its key.
+    """
+
+    key: str
+    host: Host | None
+    taken: Amounts
+
+
+class Assumed:
+    """What nodes hold beyond the pods bound to them: promises by group and host, and no-goods by class of pods and host.
+
+    Args:
+        fleet: the hosts, and what bound pods use of them.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._held: dict[str, dict[str, str]] = {}
+        self._on: dict[str, dict[str, _Promise]] = {}
+        self._begun: set[str] = set()
+        self._idle: set[str] = set()
+        self._refused: dict[str, dict[str, _Refusal]] = {}
+        self._asks: dict[str, tuple[str, Amounts]] = {}
+
+    def asks_of(self, pod: GroupPod) -> Amounts:
+        """What a pod takes of its host; worked out once per version of it."""
+        key, version = pod.metadata.key, pod.metadata.resource_version
+        known = self._asks.get(key)
+        if known is None or known[0] != version or not version:
+            known = (version, asks_of(pod.spec, pod.status))
+            self._asks[key] = known
+        return known[1]
+
+    def learn(self, pods: Iterable[GroupPod]) -> None:
+        """Work out what pods ask for ahead of the moment that needs it of all of them at once."""
+        for pod in pods:
+            self.asks_of(pod)
+
+    def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]]) -> None:
+        """The hosts of a group's pods that are not counted there yet, in place of what the group was promised before."""
+        before = self._held.pop(group, {})
+        held: dict[str, str] = {}
+        for pod, node in pods:
+            key = pod.metadata.key
+            held[key] = node
+            if before.get(key) == node:
+                del before[key]
+            self._on.setdefault(node, {})[key] = _Promise(group, self.asks_of(pod), pod.gated)
+        for key, node in before.items():
+            self._let_go(key, node)
+        if held:
+            self._held[group] = held
+
+    def stands(self, group: str, *, begun: bool, whole: bool) -> None:
+        """How far a group is. One of which nothing is bound, and which cannot come up whole by its plan, keeps its room from
+        everybody but those that have begun: these would stand there in part for as long as it waits.
+
+        Args:
+            group: its key.
+            begun: whether any of its pods is bound.
+            whole: whether its plan has a place for each of them.
+        """
+        (self._begun.add if begun else self._begun.discard)(group)
+        (self._idle.discard if begun or whole else self._idle.add)(group)
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Groups that give way to those that have begun."""
+        return frozenset(self._idle)
+
+    def _let_go(self, key: str, node: str) -> None:
+        there = self._on.get(node, {})
+        there.pop(key, None)
+        if not there:
+            self._on.pop(node, None)
+
+    def promised_to_others(self, group: str) -> dict[str, Amounts]:
+        """Host -> what pods of all other groups were promised there, beyond what the hosts count already."""
+        return {node: taken for node in self._on if (taken := self.others_on(group, node))}
+
+    def others_on(self, group: str, node: str) -> Amounts:
+        """The same for one host."""
+        found: Amounts = {}
+        for key, promise in self._on.get(node, {}).items():
+            if promise.group == group or self._fleet.seat_of(key) or self._gives_way(promise, group):
+                continue
+            add(found, promise.amounts)
+        return found
+
+    def _gives_way(self, promise: _Promise, group: str) -> bool:
+        return promise.gated and group in self._begun and promise.group in self._idle
+
+    def refuse(self, pod: GroupPod, node: str) -> None:
+        """The scheduler refused a pod a host: its class is not sent there again until the host changes, or room is let go."""
+        hosts = self._refused.setdefault(class_of(pod), {})
+        hosts.pop(node, None)
+        key = pod.metadata.key
+        hosts[node] = _Refusal(key, self._fleet.hosts.get(node), self._taken_on(node, key))
+        if len(hosts) > _REFUSALS_PER_CLASS:
+            hosts.pop(next(iter(hosts)))
+        if len(self._refused) > _REMEMBERED_CLASSES:
+            self._refused.pop(next(iter(self._refused)))
+
+    def refused(self, pods: Iterable[GroupPod]) -> dict[str, frozenset[str]]:
+        """Pod key -> hosts that were refused to its like and have not changed since."""
+        if not self._refused:
+            return {}
+        known: dict[str, frozenset[str]] = {}
+        found: dict[str, frozenset[str]] = {}
+        for pod in pods:
+            its_class = class_of(pod)
+            if its_class not in known:
+                known[its_class] = self._standing(its_class)
+            if known[its_class]:
+                found[pod.metadata.key] = known[its_class]
+        return found
+
+    def _taken_on(self, node: str, key: str) -> Amounts:
+        """What a host's pods use, and what all but this one were promised there beside them."""
+        found = dict(self._fleet.used.get(node, {}))
+        for other, promise in self._on.get(node, {}).items():
+            if other != key and not self._fleet.seat_of(other):
+                add(found, promise.amounts)
+        return found
+
+    def _standing(self, its_class: str) -> frozenset[str]:
+        hosts = self._refused.get(its_class)
+        if hosts is None:
+            return frozenset()
+        for node in [node for node, then in hosts.items() if self._changed(node, then)]:
+            del hosts[node]
+        if not hosts:
+            del self._refused[its_class]
+        return frozenset(hosts)
+
+    def _changed(self, node: str, then: _Refusal) -> bool:
+        taken = self._taken_on(node, then.key)
+        return self._fleet.hosts.get(node) != then.host or any(
+            taken.get(n, 0) < value for n, value in then.taken.items()
+        )
+
+    def forget(self, group: str, key: str) -> None:
+        """A pod is gone."""
+        self._asks.pop(key, None)
+        node = self._held.get(group, {}).pop(key, None)
+        if node is not None:
+            self._let_go(key, node)
 
 
 class StandingPlan(msgspec.Struct, frozen=True):

@@ -20,10 +20,9 @@ from controller.cluster.requests import Amounts, add
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Service
 from controller.cluster.volumes import Volumes
-from controller.scheduler.assumed import Assumed
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.plan_in_force import UNPLACED_FOR_S, StandingPlan, carried_target, judge
+from controller.scheduler.plan_in_force import UNPLACED_FOR_S, Assumed, StandingPlan, carried_target, judge
 from controller.scheduler.planner import GroupSnapshot, Plan, without
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
