@@ -93,9 +93,15 @@ async def preview(
     moment = time.time() if now is None else now
     reached = Volumes.among(volumes, claims)
     world = World(State(scheduler or SchedulerConfig(), namespace), reached)
-    for found in namespaces:
-        world.network.take_namespace(found.metadata.name, None, found)
-    world.take_lists(nodes, map(PodReader().read, pods), budgets, groups, topologies)
+    world.take_lists(
+        nodes,
+        map(PodReader().read, pods),
+        budgets,
+        namespaces=namespaces,
+        services=services,
+        groups=groups,
+        topologies=topologies,
+    )
     book = UsageBook(0, settings.expiry_s)
     thought = think(world, book, batch, memory, Watched(), settings=settings, now=moment, confirmed=True)
     decision = thought.deliberation.decision

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, NetworkTopology
+from controller.cluster.services import Service
 from controller.cluster.volumes import Volumes
 from controller.descheduler.usage import UsageView
 from controller.scheduler.rules import Weighing
@@ -239,10 +240,17 @@ class World:
         nodes: Iterable[Node],
         pods: Iterable[PodInfo],
         budgets: Iterable[Budget],
+        *,
+        namespaces: Iterable[Object],
+        services: Iterable[Service],
         groups: Iterable[AppGroup],
         topologies: Iterable[NetworkTopology],
     ) -> None:
         """Take whole lists instead of events."""
+        for namespace in namespaces:
+            self.network.take_namespace(namespace.metadata.name, None, namespace)
+        for service in services:
+            self.network.take_service(service.metadata.key, None, service)
         for node in nodes:
             self.take_node(node.metadata.key, None, node)
         for pod in pods:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,20 +12,25 @@ from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import TARGET_ANNOTATION, Target
 from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.services import Service
+from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import RoundDecision, Watched
 from controller.descheduler.followup import follow
 from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.misplacement import describe_misplacement
 from controller.descheduler.plan import confirm, deliberate, questions
+from controller.descheduler.preview import preview
 from controller.descheduler.round import Round
 from controller.descheduler.snapshot import LoadSnapshot, World
-from controller.descheduler.usage import UsageView
+from controller.descheduler.usage import Batch, UsageView
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.planning import PlanningError
 from controller.scheduler.rules import Tally
 from controller.scheduler.state import State
-from kubekit.wire import Node, format_time
+from kubekit.client import Client
+from kubekit.errors import ApiError
+from kubekit.wire import Node, Resource, format_time
 from tests.unit.controller.descheduling import NOW_S, amounts, moved, pod, read, settings
 
 ZONES = ("z1", "z2", "z3")
@@ -400,3 +405,49 @@ async def test_a_planned_pod_goes_only_where_the_planner_asked_twice_would_put_i
     assert [f.target for f in found.decision.follows] == ([target] if target else [])
     assert [s.kind for s in found.decision.plan.skips if s.pod == "default/web-1"] == ([kind] if kind else [])
     assert bool(found.promises) is bool(target)
+
+
+class Listed:
+    """In the place of a client and of a source of usage: a cluster's objects, and no usage."""
+
+    def __init__(self, objects: dict[str, list[Any]]) -> None:
+        self._objects = objects
+
+    async def list(self, resource: Resource, _type: type[Any]) -> list[Any]:
+        return self._objects.get(resource.kind, [])
+
+    async def get(self, *_: object, **__: object) -> Any:
+        raise ApiError(404, "NotFound", "there is none")
+
+    async def read(self) -> Batch:
+        return Batch()
+
+
+@pytest.mark.parametrize(("distribution", "goes"), [("", ["web-1"]), ("PreferSameZone", [])])
+async def test_a_dry_run_weighs_calls_by_who_answers_them_as_the_leader_does(
+    distribution: str, goes: list[str]
+) -> None:
+    world = cluster({"web-1": "z1-n1", "db-1": "z1-n1", "db-2": "z3-n1", "db-3": "z3-n2"})
+    spec = {"selector": {"appgroup.diktyo.x-k8s.io.workload": "db"}, "trafficDistribution": distribution}
+    names = {"topology.kubernetes.io/region": "r1"}
+    ready = {"allocatable": {"cpu": "4", "pods": "10"}, "conditions": [{"type": "Ready", "status": "True"}]}
+    nodes = [
+        {"metadata": {"name": name, "labels": {**names, "topology.kubernetes.io/zone": name[:2]}}, "status": ready}
+        for name in world.nodes
+    ]
+    client = Listed(
+        {
+            "Node": [msgspec.convert(document, Node) for document in nodes],
+            "Pod": [found.wire for found in world.pods.by_key.values()],
+            "AppGroup": list(world.network.groups.values()),
+            "NetworkTopology": list(world.network._costs._topologies.values()),
+            "Service": [msgspec.convert({"metadata": {"name": "db", "namespace": "default"}, "spec": spec}, Service)],
+        }
+    )
+    sections = {"misplacement": {"enabled": True}, "protection": {"minReplicas": 1}}
+    config = msgspec.convert(sections, DeschedulerConfig)
+    rules = SchedulerConfig(network_overhead=NetworkOverheadArgs(dependants_weigh=False))
+    shown = await preview(
+        cast("Client", client), config, namespace="netaware-system", scheduler=rules, source=client, now=NOW_S
+    )
+    assert [move.pod.partition("/")[2] for move in shown.plan.moves] == goes
