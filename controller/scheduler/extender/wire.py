@@ -188,6 +188,13 @@ class Answers:
             if len(self._given) > _REMEMBERED:
                 self._given.popitem(last=False)
 
+    def _give(self, uid: str, kept: Mapping[int, Sequence[str]]) -> Names:
+        """These nodes as a list, remembered."""
+        raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
+        given = Names(raw, kept, sum(map(len, kept.values())))
+        self._remember(uid, given)
+        return given
+
     def pass_all(self, raw: bytes) -> Filtered:
         """Refuse nothing, without looking at the list."""
         return Filtered(b'{"nodenames":' + raw + _END)
@@ -208,12 +215,9 @@ class Answers:
                 refused[place] = [name for name in group if name not in passing]
             else:
                 (kept if weighing.by_class[place].passes else refused)[place] = group
-        kept = {place: group for place, group in kept.items() if group}
-        raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
-        count = sum(map(len, kept.values()))
-        self._remember(uid, Names(raw, kept, count))
-        body = b'{"nodenames":' + raw + self._failures(refused, weighing) + b',"error":""}'
-        return Filtered(body, names.count - count)
+        given = self._give(uid, {place: group for place, group in kept.items() if group})
+        body = b'{"nodenames":' + given.raw + self._failures(refused, weighing) + b',"error":""}'
+        return Filtered(body, names.count - given.count)
 
     def follow(self, uid: str, names: bytes, weighing: Weighing, target: Target) -> bytes | None:
         """Answer a filter request by the plan: its host alone or, where that was not asked about, what passes of its zone.
@@ -237,9 +241,7 @@ class Answers:
                 kept |= {number: group if len(passing) == len(group) else passing} if passing else {}
         if not kept:
             return None
-        raw = b"[" + b",".join(self._index.names_joined(p, g) for p, g in kept.items()) + b"]"
-        self._remember(uid, Names(raw, kept, sum(map(len, kept.values()))))
-        return b'{"nodenames":' + raw + _END
+        return b'{"nodenames":' + self._give(uid, kept).raw + _END
 
     def _exceptions(self, weighing: Weighing) -> set[int]:
         """Places with a node of which the filter thinks otherwise than of the rest."""
