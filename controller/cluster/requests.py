@@ -102,8 +102,10 @@ def asks_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts
 def lacking(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: Mapping[str, float]) -> str:
     """The first resource of which a host has too little left; empty where it has enough of all. Of each port it has one."""
     for name, value in wanted.items():
-        has = 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
-        if value > 0 and sum(amounts.get(name, 0) for amounts in taken) + value > has:
+        left: float = 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
+        for held in taken:
+            left -= held.get(name, 0)
+        if value > max(left, 0):
             return name
     return ""
 
