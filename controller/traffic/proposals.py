@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from controller.cluster.graph import GREATEST_COST, build_graph
 from controller.cluster.pods import PLACEMENT_LABEL
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOTATION, WORKLOAD_LABEL, AppGroup
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.workloads import Place, Workloads
-from kubekit import quantity
-from kubekit.errors import QuantityError
 from kubekit.wire import UNREADABLE
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
@@ -34,7 +33,6 @@ HUB_CALLERS = 0.6
 """A server that this share of a namespace's workloads calls joins nobody: a log sink, a shared cache, a gateway."""
 HUB_LEAST = 6
 DRIFT_FACTOR = 10.0
-GREATEST_COST = 10_000
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 CostOf = Callable[[Place, Place], int | None]
@@ -182,18 +180,14 @@ class _Written:
         owners = [self.owner[w.name] for w in members if w.name in self.owner]
         return max(sorted(set(owners)), key=owners.count) if owners else ""
 
-    def dependency(self, group: str, client: str, server: str) -> Mapping[str, Any] | None:
-        """What a person wrote for an edge, by names of workloads, as plain data."""
-        if group not in self.groups:
-            return None
-        for item in self.groups[group].spec.workloads or ():
-            if item.workload.name != client:
-                continue
-            for dependency in item.dependencies or ():
-                target = dependency.workload
-                if target.name == server or target.selector == self.selector.get((group, server), ""):
-                    return {"minBandwidth": dependency.min_bandwidth, "maxNetworkCost": dependency.max_network_cost}
-        return None
+    def has_edge(self, group: str, client: str, server: str, selector: str) -> bool:
+        """Whether a person wrote an edge, by names of workloads and the called one's ``selector``; by name where `build_graph` goes by it."""
+        return group in self.groups and any(
+            target.selector == selector if target.selector else target.name == server
+            for item in self.groups[group].spec.workloads or ()
+            if item.workload.name == client
+            for target in (dependency.workload for dependency in item.dependencies or ())
+        )
 
 
 def _parts(edges: Sequence[ObservedDependency], known: _Written) -> list[frozenset[WorkloadId]]:
@@ -249,8 +243,13 @@ def _new_name(
 
 
 def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostOf, wish: Wish) -> Proposal:
-    dependencies = tuple(_dependency(d, part.name, workloads, known, cost_of) for d in part.edges)
     selectors = {w: known.selector.get((part.name, w.name)) or _selector(w, workloads) for w in sorted(part.members)}
+    dependencies = tuple(
+        _dependency(
+            d, workloads, cost_of, written=known.has_edge(part.name, d.client.name, d.server.name, selectors[d.server])
+        )
+        for d in part.edges
+    )
     existing = known.groups.get(part.name)
     replicas = sum(workloads.replicas[w] for w in part.members)
     spec = {
@@ -342,7 +341,7 @@ def _patches(
 
 
 def _dependency(
-    found: ObservedDependency, group: str, workloads: Workloads, known: _Written, cost_of: CostOf
+    found: ObservedDependency, workloads: Workloads, cost_of: CostOf, *, written: bool
 ) -> ProposedDependency:
     return ProposedDependency(
         found.client.key,
@@ -351,7 +350,7 @@ def _dependency(
         _bearable_cost(found, workloads, cost_of),
         found.bytes_per_s,
         found.direction_known,
-        known.dependency(group, found.client.name, found.server.name) is not None,
+        written,
     )
 
 
@@ -374,32 +373,26 @@ def _bearable_cost(found: ObservedDependency, workloads: Workloads, cost_of: Cos
     return min(max([1, *(cost for cost in costs if cost is not None)]), GREATEST_COST)
 
 
-def declared(group: AppGroup) -> dict[tuple[str, str], float]:
+def declared(group: AppGroup) -> dict[tuple[str, str], int]:
     """(client, server) as ``namespace/name`` -> minBandwidth in bit/s. Between workloads of the group's own namespace: to tell what
     others do would show their traffic to whoever may write an AppGroup.
     """
-    names, namespace = _own_workloads(group), group.metadata.namespace
-    found = {}
-    for item in group.spec.workloads or ():
-        for dependency in item.dependencies or ():
-            target = dependency.workload
-            server = names.get(target.selector) or (target.name if target.namespace in {"", namespace} else "")
-            if item.workload.selector in names and server:
-                ends = f"{namespace}/{item.workload.name}", f"{namespace}/{server}"
-                found[ends] = _bps(dependency.min_bandwidth)
-    return found
+    graph, own = build_graph(group.spec), _own_workloads(group)
+    keys = [own.get(selector) for selector in graph.selectors]
+    ends = [(keys[edge.dependant], keys[edge.dependency], edge.min_bandwidth_bps) for edge in graph.edges]
+    return {(client, server): least for client, server, least in ends if client and server}
 
 
 def _own_workloads(group: AppGroup) -> dict[str, str]:
-    """Selector -> name, of workloads in the group's namespace."""
+    """Selector -> ``namespace/name``, of workloads in the group's namespace."""
     namespace = group.metadata.namespace
-    workloads = (item.workload for item in group.spec.workloads or ())
-    return {w.selector: w.name for w in workloads if w.name and w.namespace in {"", namespace}}
+    workloads = build_graph(group.spec).workloads
+    return {w.selector: f"{namespace}/{w.name}" for w in workloads if w.name and w.namespace in {"", namespace}}
 
 
 def members_of(group: AppGroup) -> list[str]:
     """``namespace/name`` of the group's workloads in its own namespace."""
-    return [f"{group.metadata.namespace}/{name}" for name in dict.fromkeys(_own_workloads(group).values())]
+    return list(dict.fromkeys(_own_workloads(group).values()))
 
 
 def as_declared(graph: TrafficGraph, groups: Iterable[AppGroup]) -> TrafficGraph:
@@ -461,17 +454,9 @@ def drift_of(group: AppGroup, graph: TrafficGraph) -> list[Drift]:
     return sorted(found, key=lambda d: (d.kind, d.client, d.server))
 
 
-def _bps(text: str | int | None) -> float:
-    try:
-        return float(quantity.parse_int(text)) if text is not None else 0.0
-    except QuantityError:
-        return 0.0
-
-
 def measured_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str, float]]:
     """Weights for a plan: caller's selector -> callee's selector -> bytes per second, for edges that both know."""
-    namespace = group.metadata.namespace
-    selectors = {f"{namespace}/{name}": selector for selector, name in _own_workloads(group).items()}
+    selectors = {name: selector for selector, name in _own_workloads(group).items()}
     weights: dict[str, dict[str, float]] = defaultdict(dict)
     for d in graph.dependencies:
         if d.client.key in selectors and d.server.key in selectors:

@@ -433,6 +433,41 @@ def test_a_guessed_direction_gives_way_to_the_one_that_a_group_declares() -> Non
     assert {(d.client, d.server) for d in proposal.dependencies if not d.written} == {("shop/redis", "shop/cart")}
 
 
+def written(dependency: dict[str, str]) -> AppGroup:
+    """An AppGroup shop/boutique of frontend and cart, where frontend needs one workload of kind Deployment."""
+    needs = [{"workload": {"kind": "Deployment", **dependency}}]
+    workloads = [
+        {"workload": {"kind": "Deployment", "name": "frontend", "selector": "F"}, "dependencies": needs},
+        {"workload": {"kind": "Deployment", "name": "cart", "selector": "C"}},
+    ]
+    body = {"metadata": {"name": "boutique", "namespace": "shop"}, "spec": {"workloads": workloads}}
+    return msgspec.convert(body, AppGroup)
+
+
+def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload() -> None:
+    graph = build_traffic_graph([flow("frontend", "cart", 900.0)])
+    for found, drift in (
+        ({"name": "cart"}, []),
+        ({"name": "cart", "selector": "C"}, []),
+        ({"name": "old-name", "selector": "C"}, []),
+        ({"name": "cart", "selector": "OLD"}, ["new"]),
+        ({"name": "cart", "namespace": "other"}, []),
+    ):
+        group = written(found)
+        assert len(build_graph(group.spec).edges) == (0 if drift else 1)
+        assert [one.kind for one in drift_of(group, graph)] == drift
+        (proposal,) = propose(graph, world(["frontend", "cart"]), [group], "shop", no_cost)
+        assert [d.written for d in proposal.dependencies] == [not drift]
+
+
+def test_a_dependency_by_name_stands_for_no_other_workload() -> None:
+    graph = build_traffic_graph([flow("frontend", "cart", 900.0), flow("frontend", "redis", 800.0)])
+    (proposal,) = propose(graph, world(["frontend", "cart", "redis"]), [written({"name": "cart"})], "shop", no_cost)
+    assert {(d.server, d.written) for d in proposal.dependencies} == {("shop/cart", True), ("shop/redis", False)}
+    frontend = proposal.manifest["spec"]["workloads"][0]
+    assert [d["workload"]["name"] for d in frontend["dependencies"]] == ["cart", "redis"]
+
+
 def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
     group = declaring({"frontend": "cart db", "cart": "", "db": "store", "store": ""}, db="data", store="data")
     data = Flow(of("db", "data"), of("store", "data"), 500, 500)
