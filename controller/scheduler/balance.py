@@ -22,9 +22,10 @@ from controller.cluster.services import Routing, Service
 from controller.groups.status import BALANCED, ROUTED_NEAR
 from controller.scheduler.plan.judge import count_hosts, judge_edge
 from controller.scheduler.plan.problem import CallEdge, Problem
-from controller.scheduler.preferences import dependencies_of, measured_traffic, spread_of
+from controller.scheduler.preferences import dependencies_of, spread_of
 from controller.scheduler.problem_builder import Demand, Spread, Standing, draft
 from controller.scheduler.state import State
+from controller.traffic.weights import measured_traffic
 from kubekit.conditions import condition
 from kubekit.wire import Condition
 

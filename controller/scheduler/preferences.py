@@ -8,23 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-import msgspec
-
 from controller.cluster.graph import Graph
 from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.problem_builder import PRICED, DependencyDemand, Objective, Spread
-from kubekit.wire import UNREADABLE
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
-
-_decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
+from controller.traffic.weights import annotated_weights, measured_traffic
 
 OBJECTIVE_ANNOTATION = "netaware.io/objective"
 """On an AppGroup: see `Objective`."""
 WEIGHTS_ANNOTATION = "netaware.io/weights"
 """On an AppGroup: how much traffic each dependency has, as JSON: caller's selector -> callee's selector -> weight. Any unit."""
-GREATEST_WEIGHT = 1e18
-"""Beyond, sums of weights would leave the range of numbers, and no latency would come of them."""
 
 
 def spread_of(annotations: Mapping[str, str] | None, default: Spread, problems: list[str]) -> Spread:
@@ -91,15 +84,10 @@ def dependencies_of(
     ]
 
 
-def measured_traffic(group: AppGroup, problems: list[str]) -> dict[tuple[str, str], float]:
-    """(caller's selector, callee's selector) -> bytes per second, as measured; empty where nobody measures."""
-    return _annotated(group, MEASURED_WEIGHTS_ANNOTATION, problems)
-
-
 def _weights(group: AppGroup, graph: Graph, problems: list[str]) -> list[float]:
     """Per edge; empty when nothing is known of any."""
     sources = (
-        _annotated(group, WEIGHTS_ANNOTATION, problems),
+        annotated_weights(group, WEIGHTS_ANNOTATION, problems),
         measured_traffic(group, problems),
         _bandwidths(graph),
     )
@@ -116,22 +104,6 @@ def _ends(graph: Graph) -> list[tuple[str, str]]:
     """Selectors of both ends of each edge."""
     selectors = graph.selectors
     return [(selectors[edge.dependant], selectors[edge.dependency]) for edge in graph.edges]
-
-
-def _annotated(group: AppGroup, name: str, problems: list[str]) -> dict[tuple[str, str], float]:
-    text = group.metadata.annotation(name)
-    if not text:
-        return {}
-    try:
-        read = _decode_weights(text)
-    except UNREADABLE as error:
-        problems.append(f"annotation {name}: {error}")
-        return {}
-    found = {(caller, callee): weight for caller, row in read.items() for callee, weight in row.items()}
-    bad = [f"{caller} to {callee}" for (caller, callee), weight in found.items() if not 0 <= weight <= GREATEST_WEIGHT]
-    if bad:
-        problems.append(f"annotation {name}: not within 0 to {GREATEST_WEIGHT:g}: {', '.join(bad[:5])}")
-    return {pair: weight for pair, weight in found.items() if 0 <= weight <= GREATEST_WEIGHT}
 
 
 def _bandwidths(graph: Graph) -> dict[tuple[str, str], float]:

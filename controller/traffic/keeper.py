@@ -25,15 +25,14 @@ from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import (
     Drift,
-    Weights,
     as_declared,
     drift_of,
     groups_of_workloads,
     measured_weights,
     members_of,
-    read_weights,
 )
 from controller.traffic.sources import NoTrafficError, choose_among, known_window, read_flows
+from controller.traffic.weights import Weights, by_edge, read_weights
 from controller.traffic.workloads import Workloads
 from kubekit import logs
 from kubekit.client import Client
@@ -288,8 +287,7 @@ def _name(key: str) -> str:
 
 def is_worth_writing(before: Weights, now: Weights) -> bool:
     """Whether weights differ enough: the way that traffic goes, or how much there is in all. Nothing measured is no news."""
-    old = {(a, b): weight for a, row in before.items() for b, weight in row.items()}
-    new = {(a, b): weight for a, row in now.items() for b, weight in row.items()}
+    old, new = by_edge(before), by_edge(now)
     was, is_ = sum(old.values()), sum(new.values())
     if is_ <= 0:
         return False

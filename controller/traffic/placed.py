@@ -17,7 +17,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing, Service, ServiceIndex, routing_to
 from controller.traffic.prices import PriceTable, per_month
-from controller.traffic.proposals import read_weights
+from controller.traffic.weights import measured_traffic
 from controller.traffic.workloads import Place
 
 Placed = Mapping[str, Counter[Place]]
@@ -59,11 +59,9 @@ class GroupTraffic(msgspec.Struct, frozen=True):
 
 def traffic_of(group: AppGroup) -> GroupTraffic:
     """What is known of a group's traffic; no rates where nothing is."""
-    measured = {(a, b): weight for a, row in read_weights(group).items() for b, weight in row.items()}
-    if any(0 < weight < float("inf") for weight in measured.values()):
-        return GroupTraffic(
-            {edge: weight for edge, weight in measured.items() if 0 < weight < float("inf")}, measured=True
-        )
+    measured = {edge: weight for edge, weight in measured_traffic(group, []).items() if weight > 0}
+    if measured:
+        return GroupTraffic(measured, measured=True)
     graph = build_graph(group.spec)
     rates = {
         (graph.selectors[edge.dependant], graph.selectors[edge.dependency]): edge.min_bandwidth_bps / 8

@@ -20,10 +20,6 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOT
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.workloads import Place, Workloads
-from kubekit.wire import UNREADABLE
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
-
-_decode_weights = msgspec.json.Decoder(dict[str, dict[str, float]]).decode
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
 """Kinds whose pods a plan can place; a DaemonSet's pods have their nodes already."""
@@ -38,8 +34,6 @@ _DEFAULT_SCHEDULER = "default-scheduler"
 CostOf = Callable[[Place, Place], int | None]
 """Cost between two places as the scheduler has it; None where it is not known."""
 DriftKind = Literal["new", "gone", "grown"]
-Weights = Mapping[str, Mapping[str, float]]
-"""Caller's selector -> callee's selector -> bytes per second."""
 
 
 class ProposedDependency(msgspec.Struct, frozen=True):
@@ -475,11 +469,3 @@ def groups_of_workloads(groups: Iterable[AppGroup]) -> dict[str, str]:
             found = own if namespace == here else others
             found.setdefault(f"{namespace}/{item.workload.name}", group.metadata.key)
     return others | own
-
-
-def read_weights(group: AppGroup) -> Weights:
-    """What was written before; nothing where it cannot be read."""
-    try:
-        return _decode_weights(group.metadata.annotation(MEASURED_WEIGHTS_ANNOTATION) or "{}")
-    except UNREADABLE:
-        return {}

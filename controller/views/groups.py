@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,7 +18,7 @@ from controller.scheduler.survival import survival_of
 from controller.traffic.foretold import read_foretold
 from controller.traffic.placed import GroupTraffic, by_zones, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
-from controller.traffic.proposals import Weights, read_weights
+from controller.traffic.weights import Edges, measured_traffic
 from controller.views.model import (
     ConditionView,
     EdgeView,
@@ -116,7 +115,7 @@ def build_group(
         prices: of bytes between zones.
     """
     facts = gather(group, pods, locations, costs, membership, services=services)
-    weights, selectors = read_weights(group), facts.graph.selectors
+    weights, selectors = measured_traffic(group, []), facts.graph.selectors
     near = near_of(pods, services) if services is not None else frozenset()
     placed = _placed(facts, places)
     edges = tuple(_with_money(_edge(judged, facts, pairs, weights), placed, near, prices) for judged in facts.judged)
@@ -143,17 +142,16 @@ def build_group(
 
 
 def _proposal(
-    group: AppGroup, weights: Weights, placed: Mapping[str, Counter[tuple[str, str]]], near: frozenset[str]
+    group: AppGroup, weights: Edges, placed: Mapping[str, Counter[tuple[str, str]]], near: frozenset[str]
 ) -> ProposalView | None:
     """What was foretold, beside what the weights that are measured make of where the pods are."""
     foretold = read_foretold(group)
     if foretold is None:
         return None
-    rates = {(a, b): rate for a, row in weights.items() for b, rate in row.items() if 0 <= rate < math.inf}
     tables = (
         foretold.zones_before,
         foretold.zones_then,
-        by_zones(GroupTraffic(rates, measured=True, near=near), placed),
+        by_zones(GroupTraffic(weights, measured=True, near=near), placed),
     )
     pairs = sorted({(a, b) for table in tables for a, row in table.items() for b in row})
 
@@ -169,7 +167,7 @@ def _proposal(
                 destination=pair[1],
                 before_bps=bps(tables[0], pair),
                 foretold_bps=bps(tables[1], pair),
-                now_bps=bps(tables[2], pair) if rates else None,
+                now_bps=bps(tables[2], pair) if weights else None,
             )
             for pair in pairs
         ),
@@ -210,10 +208,10 @@ def _pod(pod: GroupPod, places: Places) -> PodView:
     )
 
 
-def _edge(judged: Judged, facts: GroupFacts, pairs: Mapping[ZonePair, PairView], weights: Weights) -> EdgeView:
+def _edge(judged: Judged, facts: GroupFacts, pairs: Mapping[ZonePair, PairView], weights: Edges) -> EdgeView:
     edge, zones = judged.edge, (judged.origin.zone, judged.destination.zone)
     dependant, dependency = (facts.graph.selectors[position] for position in (edge.dependant, edge.dependency))
-    measured = weights.get(dependant, {}).get(dependency)
+    measured = weights.get((dependant, dependency))
     cost = judged.cost if judged.verdict in {"met", "violated"} else None
     return EdgeView(
         dependant=dependant,
@@ -225,7 +223,7 @@ def _edge(judged: Judged, facts: GroupFacts, pairs: Mapping[ZonePair, PairView],
         origin=zones[0],
         destination=zones[1],
         p50_us=pairs[zones].p50_us if zones in pairs else None,
-        traffic_bps=measured * 8 if measured is not None and 0 <= measured < math.inf else None,
+        traffic_bps=measured * 8 if measured is not None else None,
     )
 
 

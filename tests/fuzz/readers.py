@@ -30,11 +30,10 @@ from controller.cluster.resources import NETPERF_COSTS, AppGroup, NetworkTopolog
 from controller.config import parse_config
 from controller.descheduler.policy import parse_policy as parse_descheduler_policy
 from controller.prometheus import PrometheusError
-from controller.scheduler import preferences
 from controller.scheduler.extender import handler as extender
 from controller.scheduler.extender.handler import decode_preemption
 from controller.topology.weights import written_costs
-from controller.traffic.proposals import read_weights
+from controller.traffic.weights import measured_traffic, read_weights
 from controller.webhook import gate
 from kubekit import client, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
@@ -220,7 +219,7 @@ def kubeconfig(text: str) -> object:
 
 def weights(text: str) -> object:
     group = AppGroup(metadata=ObjectMeta(annotations={MEASURED_WEIGHTS_ANNOTATION: text}))
-    return read_weights(group), preferences.measured_traffic(group, [])
+    return read_weights(group), measured_traffic(group, [])
 
 
 def topology(text: str) -> object:

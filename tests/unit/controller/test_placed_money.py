@@ -53,6 +53,7 @@ def test_measured_traffic_counts_before_min_bandwidth_and_nonsense_does_not() ->
     measured = traffic_of(group('{"WEB": {"CART": 5.0, "X": -1}}'))
     assert (measured.rates, measured.measured) == ({("WEB", "CART"): 5.0}, True)
     assert not traffic_of(group("no JSON")).measured
+    assert not traffic_of(group('{"WEB": {"CART": 1e20}}')).measured, "no plan goes by a weight beyond the greatest"
 
 
 def test_a_group_costs_what_its_callers_pay_towards_every_replica_alike() -> None:

@@ -11,7 +11,7 @@ from controller.cluster.graph import build_graph
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from controller.scheduler.planner import Plan, plan_group
-from controller.scheduler.preferences import measured_traffic
+from controller.traffic.weights import measured_traffic
 from tests.unit.controller import groups
 
 CASE = groups.Case((1, 1, 1), ((0, 1, 100), (0, 2, 100)), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
