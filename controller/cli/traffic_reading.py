@@ -78,10 +78,8 @@ def read_prices(text: str) -> PriceTable | None:
     Raises:
         ConfigError: it is neither a preset nor a readable file with prices.
     """
-    if not text or text in PRESETS:
-        return price_table(text)
     path = Path(text)
-    if "/" not in text and not path.suffix and not path.exists():
+    if not text or text in PRESETS or ("/" not in text and not path.suffix and not path.exists()):
         return price_table(text)
     try:
         table = msgspec.convert(yaml.safe_load(path.read_text()), PriceTable)

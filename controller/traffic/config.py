@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from controller.prometheus import check_url
-from controller.traffic.prices import PriceTable, price_table
+from controller.traffic.prices import PRICE, PriceTable, price_table
 from controller.traffic.sources import SOURCES
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join
 
-Price = Annotated[float, Range(0, 999)]
+Price = Annotated[float, PRICE]
 
 
 class PricesConfig(Section, frozen=True):

@@ -11,9 +11,12 @@ from typing import Literal
 import msgspec
 
 from kubekit.errors import ConfigError
+from kubekit.settings import Range
 
 BYTES_PER_GB = 10**9
 HOURS_PER_MONTH = 730.0
+PRICE = Range(0, 999)
+"""What a GB may cost."""
 
 Reach = Literal["zone", "zones", "regions", "internet"]
 """How far bytes go: within a zone, between zones of a region, between regions, out of the cluster."""
@@ -98,7 +101,7 @@ PRESETS: Mapping[str, PriceTable] = {
 }
 
 
-def price_table(preset: str, table: PriceTable | None = None, *, field: str = "--prices") -> PriceTable | None:
+def price_table(preset: str, table: PriceTable | None = None) -> PriceTable | None:
     """The table in force: the operator's own, else the preset; None when neither is given.
 
     Raises:
@@ -108,7 +111,7 @@ def price_table(preset: str, table: PriceTable | None = None, *, field: str = "-
         if not preset:
             return None
         if preset not in PRESETS:
-            raise ConfigError(field, f"{preset!r} is no preset", f"write one of {', '.join(PRESETS)}, or a file")
+            raise ConfigError("--prices", f"{preset!r} is no preset", f"write one of {', '.join(PRESETS)}, or a file")
         return PRESETS[preset]
     amounts = {
         "sameZone": table.same_zone,
@@ -118,8 +121,8 @@ def price_table(preset: str, table: PriceTable | None = None, *, field: str = "-
         **{f"pairs[{name}]": price for name, price in table.pairs.items()},
     }
     for name, price in amounts.items():
-        if price is not None and not 0 <= price < 1000:
-            raise ConfigError(f"{field}: {name}", f"{price} is no price per GB", "write a number from 0 to 999")
+        if price is not None and not PRICE.low <= price <= PRICE.high:
+            raise ConfigError(f"--prices: {name}", f"{price} is no price per GB", f"write a number from {PRICE}")
     return table
 
 

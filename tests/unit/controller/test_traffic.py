@@ -363,6 +363,10 @@ def test_prices_are_checked_and_presets_say_where_they_come_from() -> None:
         price_table("oracle")
     with pytest.raises(ConfigError, match="betweenZones"):
         price_table("", PriceTable(between_zones=-1))
+    with pytest.raises(ConfigError, match="0 to 999"):
+        price_table("", PriceTable(same_zone=999.5))
+    with pytest.raises(ConfigError, match="0 to 999"):
+        PricesConfig(same_zone=999.5).validate()
     assert all("2026" in preset.source for preset in PRESETS.values())
 
 
