@@ -14,12 +14,13 @@ from controller.cli.parser import duration
 from controller.cli.session import Session
 from controller.cluster.costs import CostIndex, Location
 from controller.cluster.resources import APPGROUPS, SERVICES, AppGroup
+from controller.cluster.services import Service
 from controller.cluster.zones import draw_map
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable, price_table
 from controller.traffic.proposals import CostOf, as_declared
 from controller.traffic.sources import SOURCES, Source, choose_among, known_window, read_flows
-from controller.traffic.workloads import Place, RunningPod, ServiceOfPods, Workloads
+from controller.traffic.workloads import Place, RunningPod, Workloads
 from controller.views.snapshot import ClusterSnapshot
 from kubekit.errors import ConfigError
 from kubekit.wire import PODS
@@ -107,7 +108,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     snapshot, pods, services, groups = await asyncio.gather(
         session.snapshot(measurements=False),
         session.list_all(PODS, RunningPod),
-        session.list_all(SERVICES, ServiceOfPods),
+        session.list_all(SERVICES, Service),
         session.list_all(APPGROUPS, AppGroup),
     )
     places = {name: (p.region, p.zone) for name, p in draw_map(snapshot.nodes).places.items()}

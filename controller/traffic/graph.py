@@ -73,11 +73,6 @@ class TrafficGraph(msgspec.Struct, frozen=True):
         """Of all dependencies."""
         return sum(d.bytes_per_s for d in self.dependencies)
 
-    @property
-    def workloads(self) -> list[WorkloadId]:
-        """Ends of all dependencies, sorted."""
-        return sorted({end for d in self.dependencies for end in (d.client, d.server)})
-
 
 @dataclass
 class _Sum:
@@ -87,7 +82,7 @@ class _Sum:
     direction_known: bool = True
 
 
-def build_traffic_graph(flows: Iterable[Flow], *, thin_share: float = THIN_SHARE) -> TrafficGraph:
+def build_traffic_graph(flows: Iterable[Flow]) -> TrafficGraph:
     """Sort flows into dependencies and what is none."""
     sums: dict[tuple[WorkloadId, WorkloadId], _Sum] = defaultdict(_Sum)
     zones: dict[tuple[WorkloadId, WorkloadId], dict[tuple[str, str], float]] = defaultdict(lambda: defaultdict(float))
@@ -112,7 +107,7 @@ def build_traffic_graph(flows: Iterable[Flow], *, thin_share: float = THIN_SHARE
         moved[server] += found.total
     kept = []
     for (client, server), found in sums.items():
-        if found.total < thin_share * max(moved[client], moved[server]) and not found.requests:
+        if found.total < THIN_SHARE * max(moved[client], moved[server]) and not found.requests:
             out["thin", client.key, server.key] += found.total
             continue
         kept.append(

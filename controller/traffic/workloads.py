@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,7 +12,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.services import Service
 from controller.traffic.flows import Flow, WorkloadId
 from kubekit.owners import owner_of
-from kubekit.wire import FINISHED, Object, ObjectMeta, Wire
+from kubekit.wire import FINISHED, Object, Wire
 
 Place = tuple[str, str]
 """(region, zone)."""
@@ -32,16 +32,6 @@ class RunningPod(Object, frozen=True):
 
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
-
-
-class _ServiceSpec(Wire, frozen=True):
-    selector: dict[str, str] | None = None
-
-
-class ServiceOfPods(Object, frozen=True):
-    """A Service, as far as it says which pods answer."""
-
-    spec: _ServiceSpec = _ServiceSpec()
 
 
 def workload_of(pod: RunningPod) -> WorkloadId:
@@ -79,37 +69,37 @@ class Workloads:
 
     @classmethod
     def among(
-        cls, pods: Iterable[RunningPod], places: Mapping[str, Place], services: Sequence[ServiceOfPods] = ()
+        cls, pods: Iterable[RunningPod], places: Mapping[str, Place], services: Iterable[Service] = ()
     ) -> Workloads:
         """From pods, node name -> place, and Services."""
         live = [pod for pod in pods if pod.status.phase not in FINISHED and not pod.metadata.deletion_timestamp]
         running = ((workload_of(pod), pod.metadata.labels or {}, pod.spec.node_name) for pod in live)
-        found = cls._of(running, places, [(s.metadata, s.spec.selector) for s in services])
+        found = cls._of(running, places, services)
         found.schedulers = {workload_of(pod): pod.spec.scheduler_name for pod in live}
         return found
 
     @classmethod
     def mirrored(
-        cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Sequence[Service] = ()
+        cls, pods: Iterable[PodInfo], places: Mapping[str, Place], services: Iterable[Service] = ()
     ) -> Workloads:
         """The same from what the controller mirrors."""
         running = (
             (_workload_id(pod), pod.labels, pod.node) for pod in pods if pod.phase not in FINISHED and not pod.leaving
         )
-        return cls._of(running, places, [(s.metadata, s.spec.selector) for s in services])
+        return cls._of(running, places, services)
 
     @classmethod
     def _of(
         cls,
         pods: Iterable[tuple[WorkloadId, Mapping[str, str], str]],
         places: Mapping[str, Place],
-        services: Iterable[tuple[ObjectMeta, Mapping[str, str] | None]],
+        services: Iterable[Service],
     ) -> Workloads:
         found = cls(regions={zone: region for region, zone in places.values()})
         selectors: dict[str, list[tuple[str, Mapping[str, str]]]] = defaultdict(list)
-        for meta, selector in services:
-            if selector:
-                selectors[meta.namespace].append((meta.name, selector))
+        for service in services:
+            if service.spec.selector:
+                selectors[service.metadata.namespace].append((service.metadata.name, service.spec.selector))
         behind: dict[tuple[str, str], Counter[WorkloadId]] = defaultdict(Counter)
         served: set[tuple[str, str]] = set()
         for workload, labels, node in pods:

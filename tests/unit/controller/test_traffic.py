@@ -12,6 +12,7 @@ import pytest
 
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup, AppGroupSpec
+from controller.cluster.services import Service
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.traffic.config import PricesConfig, TrafficConfig
 from controller.traffic.flows import Flow, WorkloadId
@@ -30,7 +31,7 @@ from controller.traffic.proposals import (
     round_up,
 )
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
-from controller.traffic.workloads import Place, RunningPod, ServiceOfPods, Workloads, workload_of
+from controller.traffic.workloads import Place, RunningPod, Workloads, workload_of
 from kubekit.errors import ConfigError
 
 A, B = ("r1", "z1"), ("r1", "z2")
@@ -329,7 +330,7 @@ def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
     lone = pod("lone", None, {})
     assert [workload_of(p).kind for p in (web, db, lone)] == ["Deployment", "StatefulSet", "Pod"]
     service = msgspec.convert(
-        {"metadata": {"name": "db", "namespace": "shop"}, "spec": {"selector": {"app": "db"}}}, ServiceOfPods
+        {"metadata": {"name": "db", "namespace": "shop"}, "spec": {"selector": {"app": "db"}}}, Service
     )
     found = Workloads.among([web, db, lone], {"n1": A, "n2": B}, [service])
     assert found.served == {("shop", "db")}
