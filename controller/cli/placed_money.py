@@ -21,7 +21,7 @@ class PlacedMoney:
 
     def __init__(self, snapshot: ClusterSnapshot, prices: PriceTable) -> None:
         self.prices = prices
-        self.places = {name: (p.region, p.zone) for name, p in draw_map(snapshot.nodes).places.items()}
+        self.places = draw_map(snapshot.nodes).locations
         self._membership = snapshot.membership
         self._pods = {pod.metadata.key: pod for pod in snapshot.pods}
         services = ServiceIndex()

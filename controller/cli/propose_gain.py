@@ -21,7 +21,7 @@ from controller.cli.templates import Controller
 from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.graph import build_graph
-from controller.cluster.hosts import Host, hosts_of
+from controller.cluster.hosts import hosts_of
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import add
@@ -132,7 +132,7 @@ async def gain_of(
         for end, places in traffic.workloads.places.items()
         if end.key in selectors and end.kind == named[end.name].kind
     }
-    anew = _placed(planned.network_aware.nodes, hosts)
+    anew = planned.network_aware.placed(hosts)
     start = GroupSnapshot(
         graph=build_graph(group.spec),
         pods=(),
@@ -225,7 +225,7 @@ def _ends(
         if own is not None:
             staying.append(own)
         if selector and pod.node in start.hosts:
-            placed[selector][_place(start.hosts[pod.node])] += 1
+            placed[selector][start.hosts[pod.node].location] += 1
     rolled = []
     for _, name, _ in proposal.patches:
         if name in templates and templates[name].rolls and templates[name].replicas:
@@ -248,13 +248,9 @@ def _ends(
     for settled in roll_out(question, rolled, one_by_one=one_by_one, longest_s=longest_s):
         found = {selector: Counter(places) for selector, places in placed.items()}
         for key, node in settled.nodes.items():
-            found.setdefault(workload_of[key], Counter())[_place(start.hosts[node])] += 1
+            found.setdefault(workload_of[key], Counter())[start.hosts[node].location] += 1
         ends.append(_End(found, settled.unplaced))
     return ends
-
-
-def _place(host: Host) -> Place:
-    return host.location.region, host.location.zone
 
 
 def _zones(placed: Mapping[str, Counter[Place]]) -> dict[str, dict[str, int]]:
@@ -289,7 +285,3 @@ class Ways:
     def per_gb(self, origin: Place, destination: Place) -> float:
         """Microseconds between two hosts."""
         return latency_us(Location(*origin), Location(*destination), self.costs, measured=self.measured)
-
-
-def _placed(nodes: Mapping[str, list[str]], hosts: Mapping[str, Host]) -> dict[str, Counter[Place]]:
-    return {selector: Counter(_place(hosts[n]) for n in found if n) for selector, found in nodes.items()}

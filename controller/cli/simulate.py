@@ -38,6 +38,7 @@ from controller.scheduler.problem_builder import PRICED, Spread
 from controller.scheduler.stock import place
 from controller.traffic.placed import GroupTraffic, Placed, kept_near, month_of, traffic_of
 from controller.traffic.prices import PriceTable
+from controller.traffic.workloads import Place
 from controller.views.model import View
 from kubekit.errors import ConfigError
 from kubekit.wire import ObjectMeta
@@ -71,6 +72,13 @@ class Outcome(View, frozen=True):
     violations: int
     unplaced: int
     month: float | None = None
+
+    def placed(self, hosts: Mapping[str, Host]) -> Placed:
+        """Its replicas by place; those that fit nowhere are none."""
+        return {
+            workload: Counter[Place](hosts[node].location for node in nodes if node)
+            for workload, nodes in self.nodes.items()
+        }
 
 
 class Compared(View, frozen=True):
@@ -328,14 +336,7 @@ def simulate(
 
 def priced(answer: Simulation, traffic: GroupTraffic, hosts: Mapping[str, Host], prices: PriceTable) -> Simulation:
     """The same with what either placement's traffic costs a month."""
-
-    def placed(outcome: Outcome) -> Placed:
-        return {
-            workload: Counter((hosts[n].location.region, hosts[n].location.zone) for n in nodes if n)
-            for workload, nodes in outcome.nodes.items()
-        }
-
-    replace, default, ours = msgspec.structs.replace, placed(answer.default), placed(answer.network_aware)
+    replace, default, ours = msgspec.structs.replace, answer.default.placed(hosts), answer.network_aware.placed(hosts)
 
     def compared(row: Compared) -> Compared:
         edge = (row.dependant, row.dependency)

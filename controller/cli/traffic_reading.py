@@ -12,7 +12,7 @@ import yaml
 
 from controller.cli.parser import duration
 from controller.cli.session import Session
-from controller.cluster.costs import CostIndex, Location
+from controller.cluster.costs import SAME_ZONE_COST, CostIndex, Location
 from controller.cluster.resources import APPGROUPS, SERVICES, AppGroup
 from controller.cluster.services import Service
 from controller.cluster.zones import draw_map
@@ -111,8 +111,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
         session.list_all(SERVICES, Service),
         session.list_all(APPGROUPS, AppGroup),
     )
-    places = {name: (p.region, p.zone) for name, p in draw_map(snapshot.nodes).places.items()}
-    workloads = Workloads.among(pods, places, services)
+    workloads = Workloads.among(pods, draw_map(snapshot.nodes).locations, services)
     window_s = await known_window(session.prometheus, source, asked_s)
     flows = await read_flows(session.prometheus, source, window_s, workloads.served)
     known, unknown = workloads.resolve(flows)
@@ -140,9 +139,6 @@ def _costs(snapshot: ClusterSnapshot, namespace: str) -> CostOf:
     table = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home).of(namespace).table
 
     def cost_of(client: Place, server: Place) -> int | None:
-        if client == server:
-            return 1
-        way = table.way(Location(*client), Location(*server))
-        return way.cost if way is not None else None
+        return SAME_ZONE_COST if client == server else table.cost(Location(*client), Location(*server))
 
     return cost_of

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, REGION_LABEL, ZONE_LABEL, read_announcement
@@ -34,6 +35,11 @@ class Map(msgspec.Struct, frozen=True):
     places: dict[str, Place]
     unzoned: tuple[str, ...] = ()
     torn: tuple[str, ...] = ()
+
+    @property
+    def locations(self) -> dict[str, Location]:
+        """Node name -> place as costs and prices know it; made at each call."""
+        return {node: Location(place.region, place.zone) for node, place in self.places.items()}
 
 
 def draw_map(nodes: Iterable[Node]) -> Map:

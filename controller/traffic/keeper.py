@@ -147,7 +147,7 @@ class TrafficKeeper:
         try:
             source, *others = await choose_among(prometheus, self._config.source)
             window_s = await known_window(prometheus, source, self._config.window_s)
-            places = {name: (p.region, p.zone) for name, p in draw_map(self._caches.nodes).places.items()}
+            places = draw_map(self._caches.nodes).locations
             pods, services = list(self._caches.pods), list(self._caches.services)
             # In threads: at 10,000 workloads this is seconds of work, in which a leader must go on renewing its lease.
             workloads = await asyncio.to_thread(Workloads.mirrored, pods, places, services)

@@ -16,7 +16,7 @@ from controller.cluster.zones import draw_map
 from controller.groups.status import GroupFacts, Judged, gather
 from controller.scheduler.survival import survival_of
 from controller.traffic.foretold import read_foretold
-from controller.traffic.placed import GroupTraffic, by_zones, crossing_of, month_of, near_of
+from controller.traffic.placed import GroupTraffic, Placed, by_zones, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.weights import Edges, measured_traffic
 from controller.views.model import (
@@ -49,7 +49,8 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         asked_for: judge every group by the weight that ``network`` shows, because a person asked for it; otherwise each group
             is judged by the costs that the scheduler uses for it.
     """
-    pairs, places = by_pair(network.pairs), draw_map(snapshot.nodes).places
+    shape = draw_map(snapshot.nodes)
+    pairs, places, locations = by_pair(network.pairs), shape.places, shape.locations
     membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in snapshot.pods:
@@ -63,7 +64,6 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
     services = ServiceIndex()
     for service in snapshot.services:
         services.take(service.metadata.key, None, service)
-    locations = {node: Location(place.region, place.zone) for node, place in places.items()}
     savings = Savings(locations, pairs)
     return tuple(
         build_group(
@@ -117,7 +117,7 @@ def build_group(
     facts = gather(group, pods, locations, costs, membership, services=services)
     weights, selectors = measured_traffic(group, []), facts.graph.selectors
     near = near_of(pods, services) if services is not None else frozenset()
-    placed = _placed(facts, places)
+    placed = _placed(facts, locations)
     edges = tuple(_with_money(_edge(judged, facts, pairs, weights), placed, near, prices) for judged in facts.judged)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
     return GroupView(
@@ -141,9 +141,7 @@ def build_group(
     )
 
 
-def _proposal(
-    group: AppGroup, weights: Edges, placed: Mapping[str, Counter[tuple[str, str]]], near: frozenset[str]
-) -> ProposalView | None:
+def _proposal(group: AppGroup, weights: Edges, placed: Placed, near: frozenset[str]) -> ProposalView | None:
     """What was foretold, beside what the weights that are measured make of where the pods are."""
     foretold = read_foretold(group)
     if foretold is None:
@@ -227,20 +225,18 @@ def _edge(judged: Judged, facts: GroupFacts, pairs: Mapping[ZonePair, PairView],
     )
 
 
-def _placed(facts: GroupFacts, places: Places) -> dict[str, Counter[tuple[str, str]]]:
-    """Selector -> pods by (region, zone)."""
+def _placed(facts: GroupFacts, locations: Mapping[str, Location]) -> Placed:
     found: dict[str, Counter[tuple[str, str]]] = {}
     for selector, nodes in zip(facts.graph.selectors, facts.members, strict=True):
         found[selector] = Counter()
         for node, count in nodes.items():
-            if node in places:
-                found[selector][places[node].region, places[node].zone] += count
+            found[selector][locations[node]] += count
     return found
 
 
 def _with_money(
     edge: EdgeView,
-    placed: Mapping[str, Counter[tuple[str, str]]],
+    placed: Placed,
     near: frozenset[str],
     prices: PriceTable | None,
 ) -> EdgeView:
