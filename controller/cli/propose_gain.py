@@ -99,12 +99,10 @@ async def gain_of(
     namespace = proposal.namespace
     named = {item.workload.name: item.workload for item in group.spec.workloads or ()}
     snapshot = traffic.snapshot
-    templates = {(c.metadata.name): c for c in await session.controllers(namespace)}
-    replicas = {
-        ref.selector: [templates[name].spec.template.spec] * (1 if (n := templates[name].spec.replicas) is None else n)
-        for name, ref in named.items()
-        if name in templates
-    }
+    templates = {c.metadata.name: c for c in await session.controllers(namespace)}
+    known = {ref.selector: templates[name] for name, ref in named.items() if name in templates}
+    replicas = {selector: controller.pods for selector, controller in known.items()}
+    labels = {selector: controller.labels for selector, controller in known.items()}
     own = {f"{namespace}/{ref.kind}/{name}" for name, ref in named.items()}
     state = state_of(msgspec.structs.replace(snapshot, groups=tuple(traffic.groups)), ())
     key = f"{namespace}/{proposal.name}"
@@ -113,11 +111,6 @@ async def gain_of(
     used, standing = await session.room_and_pods(lambda pod: is_of_group(pod) or pod.workload in own)
     hosts = hosts_of(snapshot.nodes)
     services = await session.services(namespace)
-    labels = {
-        ref.selector: dict(templates[name].spec.template.metadata.labels or {})
-        for name, ref in named.items()
-        if name in templates
-    }
     costs = state.costs(namespace)
     planned = await asyncio.to_thread(
         simulate, group, replicas, hosts, used, costs=costs, services=services, labels=labels, prices=prices
@@ -127,6 +120,7 @@ async def gain_of(
     rates = {(selectors[d.client], selectors[d.server]): d.bytes_per_s for d in proposal.dependencies}
     measured, modelled = _zones_of(proposal, traffic, selectors)
     all_rates = GroupTraffic(rates, measured=True, near=near)
+    zoneless = GroupTraffic(modelled, measured=True, near=near)
     now = {
         selectors[end.key]: places
         for end, places in traffic.workloads.places.items()
@@ -155,9 +149,9 @@ async def gain_of(
     def of_today(priced: Priced) -> float:
         """Sum of rate times price of the way, of today's traffic."""
         known = sum(rate * priced.per_gb(a, b) for a, b, rate in measured)
-        return known + weighed(GroupTraffic(modelled, measured=True, near=near), now, priced)
+        return known + weighed(zoneless, now, priced)
 
-    total = sum(rate for *_, rate in measured) + weighed(GroupTraffic(modelled, measured=True, near=near), now, ONE)
+    total = sum(rate for *_, rate in measured) + weighed(zoneless, now, ONE)
     return Gain(
         proposal.name,
         crossing_now=of_today(CROSSING),
@@ -176,7 +170,7 @@ async def gain_of(
         crossing_most=weighed(all_rates, ends[-1].placed, CROSSING),
         crossing_anew=weighed(all_rates, anew, CROSSING),
         month_anew=month_of(all_rates, anew, prices) if prices else None,
-        zones_now=_and_measured(by_zones(GroupTraffic(modelled, measured=True, near=near), now), measured),
+        zones_now=_and_measured(by_zones(zoneless, now), measured),
         zones_then=by_zones(all_rates, then),
     )
 
@@ -231,14 +225,14 @@ def _ends(
         if name in templates and templates[name].rolls and templates[name].replicas:
             template = templates[name]
             labels = {
-                **(template.spec.template.metadata.labels or {}),
+                **template.labels,
                 APPGROUP_LABEL: proposal.name,
                 WORKLOAD_LABEL: named[name].selector,
             }
             metadata = replace(template.spec.template.metadata, namespace=namespace, labels=labels)
             pods = [
-                GroupPod(replace(metadata, name=f"{name}-{number:05d}"), template.spec.template.spec)
-                for number in range(template.replicas)
+                GroupPod(replace(metadata, name=f"{name}-{number:05d}"), spec)
+                for number, spec in enumerate(template.pods)
             ]
             rolled.append(Rolled(named[name].selector, pods, old[named[name].selector], *template.room))
     replicas = {ref.selector: templates[name].replicas for name, ref in named.items() if name in templates}

@@ -204,7 +204,7 @@ class Simulate(Command):
         hosts = hosts_of(snapshot.nodes)
         services = await session.services(namespace)
         labels = {
-            selector: dict(known[group.metadata.name, selector].spec.template.metadata.labels or {})
+            selector: known[group.metadata.name, selector].labels
             for selector in replicas
             if (group.metadata.name, selector) in known
         }
@@ -386,10 +386,7 @@ def _replicas(
         controller = known.get((group.metadata.name, selector))
         if controller is None:
             unknown.append(selector)
-            found[selector] = [GroupPodSpec()]
-            continue
-        count = 1 if controller.spec.replicas is None else controller.spec.replicas
-        found[selector] = [controller.spec.template.spec] * count
+        found[selector] = [GroupPodSpec()] if controller is None else controller.pods
     if unknown:
         names = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
         session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"

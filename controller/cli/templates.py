@@ -60,6 +60,16 @@ class Controller(Object, frozen=True):
         return 1 if self.spec.replicas is None else self.spec.replicas
 
     @property
+    def labels(self) -> dict[str, str]:
+        """Of its pods."""
+        return self.spec.template.metadata.labels or {}
+
+    @property
+    def pods(self) -> list[GroupPodSpec]:
+        """One spec per replica."""
+        return [self.spec.template.spec] * self.replicas
+
+    @property
     def rolls(self) -> bool:
         """Whether a change of the template gives it new pods by itself."""
         strategy = self.spec.update_strategy
@@ -98,8 +108,7 @@ class Controller(Object, frozen=True):
     @property
     def workload(self) -> tuple[str, str]:
         """AppGroup and workload selector of its pods."""
-        labels = self.spec.template.metadata.labels or {}
-        return labels.get(APPGROUP_LABEL, ""), labels.get(WORKLOAD_LABEL, "")
+        return self.labels.get(APPGROUP_LABEL, ""), self.labels.get(WORKLOAD_LABEL, "")
 
 
 def _share(told: int | str | None, replicas: int, *, up: bool) -> int:
