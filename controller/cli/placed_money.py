@@ -24,9 +24,7 @@ class PlacedMoney:
         self.places = draw_map(snapshot.nodes).locations
         self._membership = snapshot.membership
         self._pods = {pod.metadata.key: pod for pod in snapshot.pods}
-        services = ServiceIndex()
-        for service in snapshot.services:
-            services.take(service.metadata.key, None, service)
+        services = ServiceIndex.among(snapshot.services)
         members: dict[str, list[GroupPod]] = defaultdict(list)
         for pod in snapshot.pods:
             members[self._group(pod)].append(pod)

@@ -103,6 +103,14 @@ class ServiceIndex:
         self._known: dict[str, Service] = {}
         self._by_label: dict[tuple[str, str, str], dict[str, Service]] = defaultdict(dict)
 
+    @classmethod
+    def among(cls, services: Iterable[Service]) -> ServiceIndex:
+        """Of Services as they were at one moment."""
+        made = cls()
+        for service in services:
+            made.take(service.metadata.key, None, service)
+        return made
+
     def take(self, key: str, old: Service | None, new: Service | None) -> bool:
         """A Service changed; tells whether an answer may have."""
         namespace = key.rpartition("/")[0]

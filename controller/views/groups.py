@@ -58,12 +58,8 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         if name and not pod.finished:
             members[membership.group_of(pod.metadata.namespace, name)].append(pod)
     shown = _shown_costs(snapshot, network)
-    index = CostIndex(snapshot.rules, snapshot.home)
-    for topology in snapshot.topologies:
-        index.take(topology.metadata.key, None, topology)
-    services = ServiceIndex()
-    for service in snapshot.services:
-        services.take(service.metadata.key, None, service)
+    index = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home)
+    services = ServiceIndex.among(snapshot.services)
     savings = Savings(locations, pairs)
     return tuple(
         build_group(
@@ -96,9 +92,9 @@ def build_group(
     *,
     pairs: Mapping[ZonePair, PairView],
     membership: Membership,
-    services: ServiceIndex | None = None,
-    savings: Savings | None = None,
-    prices: PriceTable | None = None,
+    services: ServiceIndex,
+    savings: Savings,
+    prices: PriceTable | None,
 ) -> GroupView:
     """One group.
 
@@ -116,7 +112,7 @@ def build_group(
     """
     facts = gather(group, pods, locations, costs, membership, services=services)
     weights, selectors = measured_traffic(group, []), facts.graph.selectors
-    near = near_of(pods, services) if services is not None else frozenset()
+    near = near_of(pods, services)
     placed = _placed(facts, locations)
     edges = tuple(_with_money(_edge(judged, facts, pairs, weights), placed, near, prices) for judged in facts.judged)
     gated = sum(bool(pod.spec.scheduling_gates) for pod in pods)
@@ -136,7 +132,7 @@ def build_group(
         faults=tuple(fault.detail for fault in facts.graph.faults),
         conditions=_conditions(group.status.conditions),
         survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
-        saving=savings.of(facts, costs) if savings is not None else None,
+        saving=savings.of(facts, costs),
         proposal=_proposal(group, weights, placed, near),
     )
 
