@@ -13,7 +13,7 @@ STOPS_ALL = _CENTRAL | {"not-installed", "agents-gone", "no-plan", "no-topology"
 """Findings that concern every pod, group, zone and node, whoever is named."""
 MOST_HURT = 20
 """So many are named."""
-_RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
+RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(
         sorted(
             map(_plain, findings),
-            key=lambda f: (_RANK[f.severity], f.code not in _CENTRAL, -len(f.hurts), f.code, f.what),
+            key=lambda f: (RANK[f.severity], f.code not in _CENTRAL, -len(f.hurts), f.code, f.what),
         )
     )
 

@@ -10,15 +10,13 @@ from typing import Literal
 
 import msgspec
 
-from controller.diagnosis.findings import Finding
+from controller.diagnosis.findings import Finding, Severity
+from controller.groups.status import Verdict
 from controller.scheduler.balance import Advice
 from controller.scheduler.survival import Survival
 
 PairBasis = Literal["measured", "mirrored", "stale", "inferred", "unreachable", "given", "absent"]
 """What a cost rests on: `netperf.costs`' words, ``given`` for a weight that the user wrote, ``absent`` for no cost."""
-
-Verdict = Literal["met", "violated", "unknown", "idle"]
-Severity = Literal["critical", "warning", "info"]
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from controller.views.model import AgentView, BandwidthView, GroupView, NetworkView, PairBasis, ProblemView, Severity
+from controller.diagnosis.findings import RANK, Severity
+from controller.views.model import AgentView, BandwidthView, GroupView, NetworkView, PairBasis, ProblemView
 from controller.views.snapshot import Alert, Readings
 
 SHOWN = 5
 ALERT_PREFIX = "Netaware"
 ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
 """Verdicts of the agent that are nobody's fault; each other one means a limit that does not limit."""
-
-_RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
 def build_problems(
@@ -38,7 +37,7 @@ def build_problems(
     ]
     if readings.source and not readings.error:
         found = _with_alerts(found, readings.alerts)
-    return tuple(sorted(found, key=lambda p: (_RANK[p.severity], p.alert)))
+    return tuple(sorted(found, key=lambda p: (RANK[p.severity], p.alert)))
 
 
 def _problem(alert: str, severity: Severity, things: Sequence[str], one: str, many: str) -> ProblemView:
