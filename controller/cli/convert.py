@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,9 +11,9 @@ import yaml
 from rich.console import RenderableType
 
 from controller.cli.command import Command
+from controller.cli.offline_objects import read_documents
 from controller.cli.session import Session
 from controller.convert.spellings import Change, Document, convert
-from kubekit.errors import ConfigError
 
 
 class Converted(msgspec.Struct, frozen=True):
@@ -52,7 +50,7 @@ class Convert(Command):
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Converted:
         """Read and convert."""
-        documents = await asyncio.to_thread(read_documents, options.filename)
+        documents = await asyncio.to_thread(read_files, options.filename)
         objects, changes = convert(documents)
         session.remarks += [f"changed: {change}" for change in changes] or ["nothing had to be changed"]
         return Converted(objects, changes)
@@ -66,19 +64,10 @@ class Convert(Command):
         return bool(answer.changes)
 
 
-def read_documents(names: list[str]) -> list[Any]:
-    """The YAML documents of files; ``-`` is standard input.
+def read_files(names: list[str]) -> list[Any]:
+    """The documents of files; ``-`` is standard input.
 
     Raises:
-        ConfigError: a file cannot be read, or is no YAML.
+        ConfigError: a file cannot be read, or is neither JSON nor YAML.
     """
-    documents: list[Any] = []
-    for name in names:
-        try:
-            text = sys.stdin.read() if name == "-" else Path(name).read_text()
-            documents += yaml.safe_load_all(text)
-        except OSError as error:
-            raise ConfigError("--filename", f"{name}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError("--filename", f"{name} is not YAML: {' '.join(str(error).split())}") from error
-    return documents
+    return [document for name in names for document in read_documents(name, "--filename")]

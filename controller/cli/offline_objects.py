@@ -71,19 +71,24 @@ def read_cluster(name: str) -> ClusterFile:
     """
     found = ClusterFile()
     seen: set[tuple[str, str]] = set()
-    for document in _documents(name):
+    for document in read_documents(name, "--offline", "give a v1 List of objects"):
         for item in _items(document, found.problems):
             _take(item, found, seen)
     return found
 
 
-def _documents(name: str) -> list[Any]:
+def read_documents(name: str, flag: str, fix: str = "") -> list[Any]:
+    """The documents of a file, JSON or YAML; ``-`` is standard input.
+
+    Raises:
+        ConfigError: the file that ``flag`` names cannot be read, or holds neither.
+    """
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text()
     except OSError as error:
-        raise ConfigError("--offline", f"{name}: {error.strerror or error}") from error
+        raise ConfigError(flag, f"{name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError("--offline", f"{name} is not text: {error}") from error
+        raise ConfigError(flag, f"{name} is not text: {error}") from error
     try:
         return [msgspec.json.decode(text)]
     except UNREADABLE:
@@ -91,15 +96,12 @@ def _documents(name: str) -> list[Any]:
     try:
         return list(yaml.load_all(text, Loader=_PlainLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            "--offline",
-            f"{name} is neither JSON nor YAML: {' '.join(str(error).split())[:300]}",
-            "give a v1 List of objects",
-        ) from error
+        problem = f"{name} is neither JSON nor YAML: {' '.join(str(error).split())[:300]}"
+        raise ConfigError(flag, problem, fix) from error
 
 
 class _PlainLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Times stay texts, as JSON has them."""
+    """Times stay texts, as JSON has them, and as kubectl reads them."""
 
 
 _PlainLoader.yaml_implicit_resolvers = {

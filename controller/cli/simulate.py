@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Table
-from controller.cli.convert import read_documents
+from controller.cli.convert import read_files
 from controller.cli.looking import belongs_to, state_of
 from controller.cli.offline import OFFLINE_HEADER, Given, OfflinePlan, offline_rows, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
@@ -183,7 +183,7 @@ class Simulate(Command):
         for flag in ("spread", "objective", "survival"):
             if getattr(options, flag):
                 raise ConfigError(f"--{flag}", "works with --offline only")
-        documents, _ = convert(await asyncio.to_thread(read_documents, options.filename))
+        documents, _ = convert(await asyncio.to_thread(read_files, options.filename))
         group, given = _read(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
         snapshot = await session.snapshot()

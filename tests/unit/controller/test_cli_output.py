@@ -273,6 +273,14 @@ def test_convert_prints_what_kubectl_takes_and_says_what_it_changed(
     assert "changed:" in errors
 
 
+def test_times_in_a_file_stay_as_kubectl_reads_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "made.yaml"
+    path.write_text("kind: Deployment\nmetadata: {name: cart, creationTimestamp: 2026-01-02T03:04:05Z}\n")
+    assert run(["convert", "-f", str(path)]) == 0
+    (read,) = yaml.safe_load_all(capsys.readouterr().out)
+    assert read["metadata"]["creationTimestamp"] == "2026-01-02T03:04:05Z"
+
+
 def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
