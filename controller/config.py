@@ -5,7 +5,6 @@ Each room owns the struct of its section; this module puts them together and rea
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 from controller.bootstrap import BootstrapConfig
@@ -19,10 +18,10 @@ from kubekit.errors import ConfigError
 from kubekit.http import parse_listen
 from kubekit.lease import Timing
 from kubekit.settings import Section, join, load_yaml, parse_yaml, read
+from kubekit.wire import DNS_LABEL
 from netperf.contract import API_VERSION, CONTROLLER, HOME_NAMESPACE
 
 KIND = "ControllerConfiguration"
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 
 
 class LeaderElectionConfig(Section, frozen=True):
@@ -82,7 +81,7 @@ class ControllerConfiguration(Section, frozen=True):
 
     def check(self, field: str) -> None:
         """Raise ConfigError for a namespace or an address that is none."""
-        if not _DNS_LABEL.match(self.namespace):
+        if not DNS_LABEL.fullmatch(self.namespace):
             raise ConfigError(
                 join(field, "namespace"), f"{self.namespace!r} is no namespace", "lower-case letters, digits and -"
             )

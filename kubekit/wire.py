@@ -6,6 +6,7 @@ that need fewer fields (a scheduler that caches 100,000 pods) define narrower st
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +14,8 @@ import msgspec
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What decoding the JSON of others raises: another shape, a text that is no UTF-8, nested too deeply."""
+DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What a namespace may be called, as a whole."""
 
 
 class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):

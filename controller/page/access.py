@@ -14,6 +14,7 @@ from typing import Literal
 
 from aiohttp import hdrs, web
 
+from controller.page.document import safe_headers
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
@@ -89,11 +90,7 @@ class Access:
             if answer == "may":
                 return await handler(request)
             status, text = _REFUSALS[answer]
-            headers = {
-                "Referrer-Policy": "no-referrer",
-                "X-Content-Type-Options": "nosniff",
-                "Cache-Control": "no-store",
-            }
+            headers = safe_headers()
             if status == 401:
                 headers[hdrs.WWW_AUTHENTICATE] = f'Netaware audience="{PAGE_AUDIENCE}"'
             return web.Response(status=status, text=f"{text}\n", headers=headers)

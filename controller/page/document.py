@@ -32,6 +32,16 @@ def security_policy() -> str:
     )
 
 
+def safe_headers(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
+    """Headers of every answer; ``policy`` is that of answers that show nothing."""
+    return {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+    }
+
+
 def _parts() -> tuple[str, str]:
     return _read("style.css"), "\n".join(_read(name) for name in SCRIPTS)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -19,7 +18,7 @@ from controller.cluster.caches import Caches
 from controller.page.access import Access
 from controller.page.audience import Audience
 from controller.page.config import PageConfig
-from controller.page.document import document, security_policy
+from controller.page.document import document, safe_headers, security_policy
 from controller.page.model import PageData, difference, encode, plain, says_something
 from controller.page.sources import Sources
 from controller.prometheus import PrometheusClient
@@ -31,6 +30,7 @@ from controller.views.snapshot import ClusterSnapshot
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.runtime import outlive
+from kubekit.wire import DNS_LABEL
 from netperf.policy import CostPolicy
 
 log = logs.get("controller.page")
@@ -40,7 +40,6 @@ HEARTBEAT_S = 5.0
 SEND_TIMEOUT_S = 10.0
 FIRST_PAGE_TIMEOUT_S = 15.0
 PROPOSAL_WAIT_S = 5.0
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 LEAST_REST = 4.0
 """Rest after a page, as a multiple of what it took: at 100 zones it takes seconds, which the leader has not to give all the time."""
 
@@ -171,7 +170,7 @@ class Page:
 
     async def _document(self, _: web.Request) -> web.StreamResponse:
         return web.Response(
-            body=document(), content_type="text/html", charset="utf-8", headers=_guarded(security_policy())
+            body=document(), content_type="text/html", charset="utf-8", headers=safe_headers(security_policy())
         )
 
     async def _overview(self, request: web.Request) -> web.StreamResponse:
@@ -179,7 +178,7 @@ class Page:
             return _no_seat()
         with self._audience.seat():
             _, text = await self._newest_text()
-        answer = web.Response(body=text, content_type="application/json", headers=_guarded())
+        answer = web.Response(body=text, content_type="application/json", headers=safe_headers())
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
             answer.enable_compression(web.ContentCoding.gzip)
         return answer
@@ -189,7 +188,7 @@ class Page:
         namespace = request.query.get("namespace", "")
         status, why = self._refusal(request, namespace)
         if why:
-            return web.Response(status=status, text=f"{why}\n", headers=_guarded())
+            return web.Response(status=status, text=f"{why}\n", headers=safe_headers())
         if self._audience.full:
             return _no_seat()
         with self._audience.seat():
@@ -201,10 +200,10 @@ class Page:
                 done, _ = await asyncio.wait([found], timeout=PROPOSAL_WAIT_S)
                 if not done:
                     return web.Response(
-                        status=202, text="it is being made\n", headers={**_guarded(), "Retry-After": "1"}
+                        status=202, text="it is being made\n", headers={**safe_headers(), "Retry-After": "1"}
                     )
                 found = await found
-        return web.Response(body=found, content_type="application/json", headers=_guarded())
+        return web.Response(body=found, content_type="application/json", headers=safe_headers())
 
     def _refusal(self, request: web.Request, namespace: str) -> tuple[int, str]:
         """Status and reason, empty where a proposal may be made: each namespace costs a process and queries of Prometheus, so it
@@ -212,7 +211,7 @@ class Page:
         """
         if request.headers.get("Sec-Fetch-Site") == "cross-site":
             return 403, "not for other web sites"
-        if not _NAMESPACE.fullmatch(namespace):
+        if not DNS_LABEL.fullmatch(namespace):
             return 400, "name a namespace"
         if self._propose is None:
             return 404, "no proposals here"
@@ -246,7 +245,7 @@ class Page:
         with self._audience.seat() as viewer:
             await self._newest()
             stream = web.StreamResponse(
-                headers={hdrs.CONTENT_TYPE: "text/event-stream", "X-Accel-Buffering": "no", **_guarded()}
+                headers={hdrs.CONTENT_TYPE: "text/event-stream", "X-Accel-Buffering": "no", **safe_headers()}
             )
             await stream.prepare(request)
             page, text = await self._newest_text()
@@ -307,12 +306,3 @@ def _event(name: str, data: bytes, version: int) -> bytes:
 
 def _comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
-
-
-def _guarded(policy: str = "default-src 'none'; frame-ancestors 'none'") -> dict[str, str]:
-    return {
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-store",
-    }
