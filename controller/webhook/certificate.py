@@ -9,24 +9,27 @@ from __future__ import annotations
 import base64
 import copy
 import datetime
-from typing import Any
+from typing import Any, get_args
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL
+from controller.cluster.pods import OUR_SCHEDULER, PLACEMENT_LABEL, Placement
 from controller.cluster.resources import APPGROUP_LABEL
+from controller.webhook.gate import PATH
 from netperf.contract import PART_OF
 
-NAME, PATH = "netaware-webhook", "/gate"
+NAME = "netaware-webhook"
+_OUTSIDE = [placement for placement in get_args(Placement) if placement != "extender"]
+"""By which pods reach us whatever scheduler they name."""
 _NO_NODE = {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"}
 _OURS = {
     "name": "is-placed-by-us",
     "expression": (
         f"object.spec.schedulerName == '{OUR_SCHEDULER}' || "
-        f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in ['affinity', 'nominated'])"
+        f"('{PLACEMENT_LABEL}' in object.metadata.labels && object.metadata.labels['{PLACEMENT_LABEL}'] in {_OUTSIDE})"
     ),
 }
 _IN_GROUP = {"key": APPGROUP_LABEL, "operator": "Exists"}
@@ -52,7 +55,7 @@ def manifests(namespace: str, days: int, now: datetime.datetime) -> list[dict[st
     }
     service = {"name": NAME, "namespace": namespace, "path": PATH, "port": 443}
     client = {"service": service, "caBundle": encoded}
-    placed = {"key": PLACEMENT_LABEL, "operator": "In", "values": ["affinity", "nominated"]}
+    placed = {"key": PLACEMENT_LABEL, "operator": "In", "values": list(_OUTSIDE)}
     namespaces = {"matchExpressions": [placed]}
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",

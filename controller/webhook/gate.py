@@ -8,12 +8,13 @@ import msgspec
 
 from controller.cluster.pods import GATE
 from controller.cluster.resources import APPGROUP_LABEL
+from kubekit import patches
+from kubekit.patches import Operation
+from kubekit.wire import SchedulingGate
 
-GATES_PATH = "/spec/schedulingGates"
-
-
-class _Named(msgspec.Struct, frozen=True):
-    name: str = ""
+PATH = "/gate"
+"""Where the webhook is asked."""
+_GATES = patches.pointer("spec", "schedulingGates")
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -22,7 +23,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
-    scheduling_gates: list[_Named] | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
 
 
 class _Pod(msgspec.Struct, frozen=True):
@@ -44,12 +45,6 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
 _decode_review = msgspec.json.Decoder(_Review).decode
 
 
-class _Operation(msgspec.Struct, frozen=True):
-    op: str
-    path: str
-    value: object
-
-
 def answer(body: bytes) -> bytes:
     """Allow the pod, with our gate added when it belongs to an AppGroup, has no node yet and no such gate.
 
@@ -66,12 +61,12 @@ def answer(body: bytes) -> bytes:
     return msgspec.json.encode({"apiVersion": review.api_version, "kind": review.kind, "response": response})
 
 
-def gate(pod: _Pod) -> list[_Operation]:
+def gate(pod: _Pod) -> list[Operation]:
     """The JSON patch that gates a pod; empty where none is due."""
     gates = pod.spec.scheduling_gates or []
     # The API server refuses a gate on a pod that has a node.
-    if APPGROUP_LABEL not in (pod.metadata.labels or {}) or pod.spec.node_name or _Named(GATE) in gates:
+    if APPGROUP_LABEL not in (pod.metadata.labels or {}) or pod.spec.node_name or SchedulingGate(GATE) in gates:
         return []
     if not gates:
-        return [_Operation("add", GATES_PATH, [_Named(GATE)])]
-    return [_Operation("add", f"{GATES_PATH}/-", _Named(GATE))]
+        return [patches.add(_GATES, [SchedulingGate(GATE)])]
+    return [patches.add(f"{_GATES}/-", SchedulingGate(GATE))]

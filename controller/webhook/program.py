@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
-from controller.webhook.gate import answer
+from controller.webhook.gate import PATH, answer
 from kubekit import logs
 from kubekit.errors import ConfigError
 from kubekit.http import Server
@@ -57,7 +57,7 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
         reviews.labels("answered").inc()
         return web.Response(body=body, content_type="application/json")
 
-    server.app.router.add_post("/gate", review)
+    server.app.router.add_post(PATH, review)
     await supervise({"http": server.serve(), "certificate": _follow(tls, certificate_dir)})
 
 
