@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -30,10 +30,12 @@ from controller.cluster.resources import (
     NetworkTopology,
 )
 from controller.cluster.services import Service
+from controller.cluster.zones import draw_map
 from controller.config import ControllerConfiguration
 from controller.diagnosis.facts import Surroundings
 from controller.diagnosis.reading import PROGRAM_SELECTOR, ProgramPodObject, read_lease, read_programs
 from controller.prometheus import PrometheusClient
+from controller.topology.results import ObjectName, results_named_by, results_of_agents
 from controller.views.readings import read_all
 from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.client import Client
@@ -53,16 +55,14 @@ from kubekit.wire import (
     Object,
     Resource,
 )
-from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
+from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
-from netperf.results import shard_index, shard_name
 
 BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that hold room."""
 CONTROLLER_PORT = 9851
 PROXY_TIMEOUT_S = 5.0
-_MOST_SHARDS = 100
 
 T = TypeVar("T", bound=Object)
 
@@ -128,12 +128,15 @@ class Session:
             self._plans(wanted=measurements),
             self._list(SERVICES, Service, None, wanted=groups),
         )
+        zones, base = len(draw_map(nodes).zones), config.topology.probing.results_name
+        names = results_of_agents(self.home, base, zones, plans)
+        names += (name for topology in topologies for name in results_named_by(topology, self.home, zones))
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(
             self._app_groups(wanted=groups),
             self._list(PODS, GroupPod, None, APPGROUP_LABEL, wanted=groups),
             self._pods(self.namespace, wanted=bandwidth),
             self._pods(self.home, AGENT_POD_SELECTOR, wanted=agents),
-            self._results(topologies, plans, wanted=measurements),
+            self._results(names if measurements else ()),
             self._readings(wanted=readings),
         )
         return ClusterSnapshot(
@@ -324,37 +327,23 @@ class Session:
                 self.notes[f"plan {found.metadata.name}"] = str(error)
         return plans
 
-    async def _results(
-        self, topologies: Sequence[NetworkTopology], plans: Sequence[ZonePlan], *, wanted: bool
-    ) -> dict[str, dict[str, str]]:
-        """The results ConfigMaps, read by name, since listing ConfigMaps may well not be allowed.
+    async def _results(self, names: Iterable[ObjectName]) -> dict[str, dict[str, str]]:
+        """The results ConfigMaps, read by name, since listing ConfigMaps may well not be allowed."""
+        names = tuple(dict.fromkeys(names))
+        read = dict(zip(names, await asyncio.gather(*(self._result(name) for name in names)), strict=True))
+        first_denied = {name.namespace: name for name in reversed(names) if read[name] is None}
+        for name in first_denied.values():
+            self.notes[f"ConfigMap {name}"] = "not allowed to read it"
+        return {str(name): data for name, data in read.items() if data}
 
-        Agents write where their plan says, in netaware's namespace; other tools where a NetworkTopology says.
-        """
-        if not wanted:
-            return {}
-        bases = {(t.metadata.namespace, t.spec.configmap_name) for t in topologies if t.spec.configmap_name}
-        bases.add((self.home, RESULTS_NAME))
-        bases |= {(self.home, plan.results) for plan in plans if shard_index(RESULTS_NAME, plan.results) is None}
-        found: dict[str, dict[str, str]] = {}
-        for shards in await asyncio.gather(*(self._shards(*base) for base in sorted(bases))):
-            found |= shards
-        return found
-
-    async def _shards(self, namespace: str, base: str) -> dict[str, dict[str, str]]:
-        found: dict[str, dict[str, str]] = {}
-        for index in range(_MOST_SHARDS):
-            name = shard_name(base, index)
-            try:
-                shard = await self.client.get(CONFIGMAPS, name, ConfigMap, namespace=namespace)
-            except ApiError as error:
-                if error.forbidden:
-                    self.notes[f"ConfigMap {namespace}/{name}"] = "not allowed to read it"
-                elif not error.not_found:
-                    raise
-                break
-            found[shard.metadata.key] = shard.data or {}
-        return found
+    async def _result(self, name: ObjectName) -> dict[str, str] | None:
+        """Empty where there is none; None where nobody may know."""
+        try:
+            return (await self.client.get(CONFIGMAPS, name.name, ConfigMap, namespace=name.namespace)).data or {}
+        except ApiError as error:
+            if not (error.forbidden or error.not_found):
+                raise
+            return None if error.forbidden else {}
 
     async def _readings(self, *, wanted: bool) -> Readings:
         if self.prometheus is None or not wanted:

@@ -13,7 +13,7 @@ from controller.diagnosis.facts import Surroundings
 from controller.diagnosis.reading import PROGRAM_SELECTOR, ProgramPodObject, read_lease, read_programs
 from controller.prometheus import PrometheusClient
 from controller.scheduler.config import SchedulerConfig
-from controller.topology.results import ObjectName, ResultsMirror
+from controller.topology.results import ObjectName, ResultsMirror, results_named_by, results_of_agents
 from controller.traffic.prices import PriceTable
 from controller.views.readings import read_all
 from controller.views.snapshot import ClusterSnapshot, Readings
@@ -26,7 +26,6 @@ from netperf.contract import CONTROLLER, RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
-from netperf.results import shard_names
 
 READINGS_INTERVAL_S = 15.0
 AROUND_INTERVAL_S = 10.0
@@ -116,15 +115,9 @@ class Sources:
             await asyncio.sleep(2.0)
 
     def _wanted(self, plans: Iterable[ZonePlan]) -> frozenset[ObjectName]:
-        home = self._namespace
-        named = {
-            (t.metadata.namespace, t.spec.configmap_name) for t in self._caches.topologies if t.spec.configmap_name
-        }
-        bases = {RESULTS_NAME, *(name for namespace, name in named if namespace == home)}
-        zones = len(self._caches.plans)
-        shards = {ObjectName(home, shard) for base in bases for shard in shard_names(base, zones)}
-        elsewhere = {ObjectName(namespace, name) for namespace, name in named if namespace != home}
-        return frozenset(shards | elsewhere | {ObjectName(home, plan.results) for plan in plans})
+        home, zones = self._namespace, len(self._caches.plans)
+        named = (name for t in self._caches.topologies for name in results_named_by(t, home, zones))
+        return frozenset((*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
 
     async def _look_around(self) -> None:
         while True:

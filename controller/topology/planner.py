@@ -18,7 +18,7 @@ from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, sam
 from controller.topology.config import TopologyConfig
 from controller.topology.expired_keys import keys_to_remove
 from controller.topology.quarantine import Listening, listen, without_suspects
-from controller.topology.results import ObjectName, ResultsMirror
+from controller.topology.results import ObjectName, ResultsMirror, results_of_agents
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
@@ -29,7 +29,7 @@ from netperf.contract import PART_OF, PLAN_FORM, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, ProbeNode, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, form_of, plan_object_name
-from netperf.results import decode_results, planned_keys, removal_patch, shard_names
+from netperf.results import decode_results, planned_keys, removal_patch
 
 log = logs.get("controller.topology.planner")
 
@@ -139,8 +139,8 @@ class ProbePlanner:
     @property
     def result_objects(self) -> list[ObjectName]:
         """The ConfigMaps that our agents write to."""
-        shards = set(shard_names(self._config.probing.results_name, self.zone_count))
-        return [ObjectName(self._namespace, n) for n in sorted(shards | {p.results for p in self._plans.values()})]
+        base = self._config.probing.results_name
+        return results_of_agents(self._namespace, base, self.zone_count, self._plans.values())
 
     @property
     def zone_count(self) -> int:

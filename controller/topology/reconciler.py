@@ -24,7 +24,7 @@ from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.metrics import MetricsView, TopologyMetrics
 from controller.topology.planner import ProbePlanner
-from controller.topology.results import ObjectName, ResultsMirror
+from controller.topology.results import ObjectName, ResultsMirror, results_named_by
 from controller.topology.weights import Bandwidths, build_weight, patch_topology, written_capacities, written_costs
 from kubekit import logs
 from kubekit.breath import Breath
@@ -41,7 +41,7 @@ from netperf.costs import ZoneCosts, price
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, decode_latencies, hold_latencies
 from netperf.memory import CostState, ZonePair, fold, restore, resume
 from netperf.policy import CostPolicy, parse_policy
-from netperf.results import SIZE_WARNING_BYTES, Results, decode_results, shard_names
+from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
 from netperf.sample import Place
 
 log = logs.get("controller.topology")
@@ -343,11 +343,7 @@ class TopologyController:
         self._results.want("topology", wanted)
 
     def _named_by(self, topology: NetworkTopology) -> list[ObjectName]:
-        """What the object itself names; only agents spread results over shards, and they write in netaware's namespace."""
-        base, namespace = topology.spec.configmap_name, topology.metadata.namespace
-        at_home = namespace == self._home
-        names = shard_names(base, self.planner.zone_count) if base and at_home else [base] if base else []
-        return [ObjectName(namespace, name) for name in names]
+        return results_named_by(topology, self._home, self.planner.zone_count)
 
     def _objects_of(self, topology: NetworkTopology) -> list[ObjectName]:
         """The results that a topology is priced from: what our agents write, then its own ConfigMap."""

@@ -14,12 +14,14 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from controller.cluster.resources import NetworkTopology
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.contract import PLAN_LABEL
-from netperf.results import SIZE_WARNING_BYTES, size_bytes
+from netperf.plans import ZonePlan
+from netperf.results import SIZE_WARNING_BYTES, shard_names, size_bytes
 
 log = logs.get("controller.topology.results")
 
@@ -35,6 +37,18 @@ class ObjectName(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+def results_of_agents(home: str, base: str, zone_count: int, plans: Iterable[ZonePlan]) -> list[ObjectName]:
+    """The ConfigMaps that our agents write to: the shards of ``base``, and what plans in force say."""
+    return [ObjectName(home, name) for name in sorted({*shard_names(base, zone_count), *(p.results for p in plans)})]
+
+
+def results_named_by(topology: NetworkTopology, home: str, zone_count: int) -> list[ObjectName]:
+    """What the object itself names; only agents spread results over shards, and they write in netaware's namespace."""
+    base, namespace = topology.spec.configmap_name, topology.metadata.namespace
+    names = shard_names(base, zone_count) if namespace == home else [base]
+    return [ObjectName(namespace, name) for name in names] if base else []
 
 
 class ResultsMirror:

@@ -14,17 +14,17 @@ from controller.cluster.costs import entries_of, topology_for, topology_named, w
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import Map, agent_pods_by_node, draw_map, facts_of
 from controller.topology.reconciler import TopologyDecision, decide
+from controller.topology.results import results_named_by, results_of_agents
 from controller.topology.status import tally
 from controller.traffic.prices import per_month
 from controller.views.model import NetworkView, PairBasis, PairView, RegionPairView, ZoneView
 from controller.views.snapshot import ClusterSnapshot
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from netperf.contract import REGION_LABEL, ZONE_LABEL
+from netperf.contract import REGION_LABEL, RESULTS_NAME, ZONE_LABEL
 from netperf.costs import ZoneCost
 from netperf.memory import CostState, ZonePair, best_stream
 from netperf.policy import CostPolicy
-from netperf.results import shard_index
 from netperf.sample import Sample
 
 DEFAULT_INTERVAL_S = 60.0
@@ -61,18 +61,14 @@ def choose_weights(topology: NetworkTopology | None, rules: NetworkOverheadArgs,
     return used.name if used is not None else None
 
 
-def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot) -> dict[str, str]:
-    """Keys and values of the results that price a topology: netaware's own, and those in the ConfigMaps it names."""
+def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot, shape: Map) -> dict[str, str]:
+    """Keys and values of the results that price a topology: those of our agents, then those in the ConfigMaps it names."""
+    names = results_of_agents(snapshot.home, RESULTS_NAME, len(shape.zones), snapshot.plans)
+    if topology is not None:
+        names += results_named_by(topology, snapshot.home, len(shape.zones))
     data: dict[str, str] = {}
-    for key, content in snapshot.results.items():
-        namespace, _, name = key.partition("/")
-        named = (
-            topology is not None
-            and namespace == topology.metadata.namespace
-            and shard_index(topology.spec.configmap_name, name) is not None
-        )
-        if namespace == snapshot.home or named:
-            data |= content
+    for name in names:
+        data |= snapshot.results.get(str(name), {})
     return data
 
 
@@ -84,7 +80,7 @@ def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, shap
     read = topology_rules.TopologySnapshot(
         topology=topology or NetworkTopology(),
         map=shape,
-        data=data_for(topology, snapshot),
+        data=data_for(topology, snapshot, shape),
         missing=(),
         allocated={},
         interval_s=max((plan.interval_s for plan in snapshot.plans), default=DEFAULT_INTERVAL_S),

@@ -136,6 +136,14 @@ def test_a_cost_policy_that_makes_no_sense_shows_the_controllers_own() -> None:
     assert build_network(msgspec.structs.replace(snapshot, topologies=(broken,))).unit_us == 1000
 
 
+@pytest.mark.parametrize("elsewhere", [f"{HOME}/other", "shop/netperf-metrics", f"{HOME}/netperf-metrics-1"])
+def test_a_topology_is_priced_from_the_results_that_the_controller_prices_it_from(elsewhere: str) -> None:
+    """What another NetworkTopology names, and shards that no agent is told to write to, are not its own."""
+    snapshot = make_snapshot(3)
+    network = build_network(msgspec.structs.replace(snapshot, results={elsewhere: snapshot.results[RESULTS]}))
+    assert {pair.basis for pair in network.pairs} == {"stale"}
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.text(max_size=40), st.text(max_size=60), max_size=8))
 def test_whatever_stands_in_the_results_there_is_a_picture(noise: dict[str, str]) -> None:
