@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
@@ -16,7 +17,6 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER
 from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, same_facts
 from controller.topology.config import TopologyConfig
-from controller.topology.expired_keys import keys_to_remove
 from controller.topology.quarantine import Listening, listen, without_suspects
 from controller.topology.results import ObjectName, ResultsMirror, results_of_agents
 from kubekit import logs
@@ -29,12 +29,14 @@ from netperf.contract import PART_OF, PLAN_FORM, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, ProbeNode, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, form_of, plan_object_name
-from netperf.results import decode_results, planned_keys, removal_patch
+from netperf.results import decode_results, planned_keys, removal_patch, vanished_keys
 
 log = logs.get("controller.topology.planner")
 
 PLAN = "plan"
 REPLAN_S = 60.0
+
+Name = TypeVar("Name")
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -327,6 +329,20 @@ class ProbePlanner:
                     raise
             self._writes.labels("results-keys-removed").inc(len(doomed))
             log.info("results of vanished pairs removed", object=name, keys=len(doomed))
+
+
+def keys_to_remove(objects: Mapping[Name, Mapping[str, str]], plans: Iterable[ZonePlan]) -> dict[Name, set[str]]:
+    """Keys of ours whose pair of nodes is not planned any more, by object, so that the object does not grow for ever.
+
+    What a pair of zones is worth is remembered by the controller and in the NetworkTopology, so samples go as soon as their pair of
+    nodes is not planned any more: a key that no plan names could be anybody's.
+
+    Args:
+        objects: the data of the results ConfigMaps that our agents write.
+        plans: all plans in force.
+    """
+    planned = planned_keys(plans).keys()
+    return {name: vanished_keys(data, planned) for name, data in objects.items()}
 
 
 def _decode(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:

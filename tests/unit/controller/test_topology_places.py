@@ -10,8 +10,7 @@ from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, same_facts, same_place
-from controller.topology.expired_keys import keys_to_remove
-from controller.topology.planner import plan_changes
+from controller.topology.planner import keys_to_remove, plan_changes
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.reflector import Reflector
