@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from fractions import Fraction
 
+from controller.cluster.costs import entries_of
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, NetworkTopology
@@ -85,14 +86,10 @@ def declared_capacities(
     """
     found: dict[str, dict[ZonePair, Quantity]] = {ZONE_LABEL: {}, REGION_LABEL: {}}
     for weight in topology.spec.weights or ():
-        if weight.name == ours:
-            continue
-        for level in weight.topology_list:
-            capacities = found.get(level.topology_key, {})
-            for origin in level.origin_list:
-                for entry in origin.cost_list:
-                    if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
-                        capacities.setdefault((origin.origin, entry.destination), entry.bandwidth_capacity)
+        for level, capacities in found.items() if weight.name != ours else ():
+            for pair, entry in entries_of(weight, level).items():
+                if entry.bandwidth_capacity is not None and _is_quantity(entry.bandwidth_capacity):
+                    capacities.setdefault(pair, entry.bandwidth_capacity)
     return found[ZONE_LABEL], found[REGION_LABEL]
 
 

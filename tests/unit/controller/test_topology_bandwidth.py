@@ -202,6 +202,12 @@ def test_capacities_are_the_users_as_written_and_never_read_back_from_our_own_we
     assert declared_capacities(regional, "NetperfCosts") == ({}, {("z1", "z2"): 5})
 
 
+def test_of_a_pair_that_is_listed_twice_the_first_counts_as_for_its_cost() -> None:
+    entries = [CostInfo("z2"), CostInfo("z2", bandwidth_capacity="10Gi")]
+    level = TopologyInfo("topology.kubernetes.io/zone", [OriginInfo("z1", entries)])
+    assert declared_capacities(topology(WeightInfo("UserDefined", [level])), "NetperfCosts") == ({}, {})
+
+
 @pytest.mark.parametrize("bad", ["ten", "", "-1"])
 def test_a_capacity_that_is_no_quantity_is_left_out(bad: str) -> None:
     assert declared_capacities(topology(weight("UserDefined", bad)), "NetperfCosts") == ({}, {})
