@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Row, Table
-from controller.cli.looking import note_unused
+from controller.cli.looking import UNMEASURED, add_costs_arguments, count_unmeasured, note_unused
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
 from controller.cluster.resources import NETWORK_TOPOLOGIES
@@ -49,10 +49,7 @@ class ShowCosts(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
-        parser.add_argument(
-            "--weights", default="", metavar="NAME", help="set of costs (default: the one that the scheduler uses)"
-        )
-        parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
+        add_costs_arguments(parser)
         parser.add_argument(
             "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"
         )
@@ -97,18 +94,17 @@ class ShowCosts(Command):
 
     def is_bad(self, answer: CostsView) -> bool:
         """Some pair has no measurement of its own, or an old one."""
-        return any(pair.basis in {"absent", "inferred", "stale", "unreachable"} for pair in answer.network.pairs)
+        return any(pair.basis in UNMEASURED for pair in answer.network.pairs)
 
 
 def _row(pair: PairView, at: float) -> Row:
     seconds = None if pair.measured_at is None else round(at - pair.measured_at, 1)
-    latencies = (pair.p50_us, pair.p90_us, pair.p99_us)
     return (
         pair.origin,
         pair.destination,
         pair.cost,
         pair.basis,
-        *latencies,
+        *pair.percentiles_us.values(),
         seconds,
         " ".join(pair.doubts),
         pair.prober,
@@ -118,7 +114,7 @@ def _row(pair: PairView, at: float) -> Row:
 def _value(pair: PairView, percentile: str | None) -> float | None:
     if percentile is None:
         return pair.cost
-    value_us = {"p50": pair.p50_us, "p90": pair.p90_us, "p99": pair.p99_us}[percentile]
+    value_us = pair.percentiles_us[percentile]
     return None if value_us is None else value_us / 1000
 
 
@@ -130,9 +126,6 @@ def _sign(pair: PairView, *, latency: bool) -> str:
 
 def _headline(answer: CostsView, percentile: str | None) -> Text:
     network = answer.network
-    counts = {
-        basis: sum(p.basis == basis for p in network.pairs) for basis in ("stale", "inferred", "absent", "unreachable")
-    }
     text = Text()
     text.append(network.topology or "no NetworkTopology", style=STRONG)
     if network.weights:
@@ -141,8 +134,7 @@ def _headline(answer: CostsView, percentile: str | None) -> Text:
         unit_ms = network.unit_us / 1000
         text.append(f"  1 = {unit_ms:g} ms of {network.percentile}", style=FAINT)
     text.append(f"  {len(network.zones)} zones, {len(network.pairs)} pairs", style=FAINT)
-    wrong = ", ".join(f"{count} {basis}" for basis, count in counts.items() if count)
-    if wrong:
+    if wrong := count_unmeasured(network.pairs):
         text.append(f"  {wrong}", style=BAD)
     if network.measured_at is not None:
         text.append(f"  newest sample {age(answer.at - network.measured_at)} ago", style=FAINT)

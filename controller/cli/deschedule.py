@@ -7,7 +7,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -100,7 +99,7 @@ class Deschedule(Command):
         unknown = len(answer.plan.moves) - len(found)
         if prices and unknown:
             session.notes["money"] = f"no traffic, or no place to go, is known of {counted(unknown, 'move')}"
-        return Previewed(**_fields(answer), money=found)
+        return Previewed(**msgspec.structs.asdict(answer), money=found)
 
     def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Moves, then hot nodes, then who stays and why."""
@@ -127,10 +126,6 @@ class Deschedule(Command):
     def is_bad(self, answer: Preview) -> bool:
         """A hot node cannot be relieved."""
         return any(node.stuck for node in answer.plan.nodes)
-
-
-def _fields(answer: Preview) -> dict[str, Any]:
-    return {name: getattr(answer, name) for name in answer.__struct_fields__}
 
 
 async def _money(session: Session, moves: Iterable[Move], prices: PriceTable) -> tuple[MoveMoney, ...]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from controller.cli.command import Command, Table
 from controller.cli.explain_group import survival_lines
-from controller.cli.looking import note_unused, state_of
+from controller.cli.looking import add_costs_arguments, note_unused, state_of
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
@@ -45,10 +45,7 @@ class GraphOf(Command):
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
         parser.add_argument("appgroup", nargs="?", default="", metavar="APPGROUP", help="default: all of the namespace")
-        parser.add_argument(
-            "--weights", default="", metavar="NAME", help="set of costs (default: the one that the scheduler uses)"
-        )
-        parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
+        add_costs_arguments(parser)
 
     async def ask(self, session: Session, options: argparse.Namespace) -> list[GroupView]:
         """The groups asked for."""

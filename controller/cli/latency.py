@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Table
-from controller.cli.looking import note_unused
+from controller.cli.looking import UNMEASURED, note_unused
 from controller.cli.parser import duration
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, grid, milliseconds, sparkline
@@ -102,14 +102,14 @@ class Latency(Command):
     def rows(self, answer: LatencyView, options: argparse.Namespace) -> Table:  # noqa: ARG002
         """The history, one row per time and percentile; without one the newest sample."""
         if answer.history is None:
-            newest = [(name, value) for name, value in _percentiles(answer.there) if value is not None]
+            newest = [(name, value) for name, value in answer.there.percentiles_us.items() if value is not None]
             return ("time", "percentile", "us"), [(answer.there.measured_at, name, value) for name, value in newest]
         rows = [(at, name, us) for name, points in answer.history.items() for at, us in points]
         return ("time", "percentile", "us"), rows
 
     def is_bad(self, answer: LatencyView) -> bool:
         """There is no measurement, an old one, or one that is not trusted."""
-        return answer.there.basis in {"absent", "inferred", "stale", "unreachable"} or bool(answer.there.doubts)
+        return answer.there.basis in UNMEASURED or bool(answer.there.doubts)
 
 
 async def _history(
@@ -143,16 +143,10 @@ def _headline(answer: LatencyView) -> Text:
     text.append(f"  cost {there.cost if there.cost is not None else 'unknown'}")
     if answer.back.cost != there.cost:
         text.append(f", {answer.back.cost if answer.back.cost is not None else 'unknown'} back")
-    text.append(
-        f"  {there.basis}", style=BAD if there.basis in {"absent", "inferred", "stale", "unreachable"} else FAINT
-    )
+    text.append(f"  {there.basis}", style=BAD if there.basis in UNMEASURED else FAINT)
     if there.doubts:
         text.append(f"  newest sample not trusted: {', '.join(there.doubts)}", style=BAD)
     return text
-
-
-def _percentiles(pair: PairView) -> Sequence[tuple[str, float | None]]:
-    return (("p50", pair.p50_us), ("p90", pair.p90_us), ("p99", pair.p99_us))
 
 
 def _now(answer: LatencyView) -> RenderableType:
@@ -164,7 +158,7 @@ def _now(answer: LatencyView) -> RenderableType:
     loss = "-" if pair.loss_ratio is None else f"{pair.loss_ratio:.2%}"
     seconds = None if pair.measured_at is None else answer.at - pair.measured_at
     nodes = f"{pair.origin_node} to {pair.destination_node}"
-    values = [milliseconds(value) for _, value in _percentiles(pair)]
+    values = [milliseconds(value) for value in pair.percentiles_us.values()]
     table.add_row(*values, milliseconds(pair.jitter_us), loss, age(seconds), pair.prober or "-", nodes)
     return table
 

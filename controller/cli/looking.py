@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 from controller.cli.session import Session
 from controller.cluster.pod_info import PodInfo
@@ -13,10 +15,27 @@ from controller.diagnosis.pods import PodVerdict, judge_pod
 from controller.diagnosis.rules import leads
 from controller.scheduler.state import State
 from controller.views.agents import build_agents
-from controller.views.model import NetworkView
+from controller.views.model import NetworkView, PairBasis, PairView
 from controller.views.network import build_network
 from controller.views.overview import read_facts
 from controller.views.snapshot import ClusterSnapshot
+
+UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
+"""What a cost rests on that is no measurement of its own, or none of late."""
+
+
+def add_costs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that shows costs."""
+    parser.add_argument(
+        "--weights", default="", metavar="NAME", help="set of costs (default: the one that the scheduler uses)"
+    )
+    parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
+
+
+def count_unmeasured(pairs: Iterable[PairView]) -> str:
+    """How many pairs there are of each of `UNMEASURED`; empty for none."""
+    counts = Counter(pair.basis for pair in pairs)
+    return ", ".join(f"{counts[basis]} {basis}" for basis in UNMEASURED if counts[basis])
 
 
 def note_unused(session: Session, network: NetworkView) -> None:

@@ -22,28 +22,11 @@ from controller.cli.front_door import FrontDoor
 from controller.cli.page_token import Ticket
 from controller.cli.session import CONTROLLER_PORT, NotFoundError, Session
 from controller.cli.style import FAINT, STRONG
+from controller.cluster.pods import GroupPod
 from kubekit.errors import ApiError
 from kubekit.lease import Lease
-from kubekit.wire import LEASES, PODS, Condition, Object, Wire
+from kubekit.wire import LEASES, PODS
 from netperf.contract import CONTROLLER, CONTROLLER_POD_SELECTOR
-
-
-class _Status(Wire, frozen=True):
-    conditions: list[Condition] | None = None
-
-
-class ControllerPod(Object, frozen=True):
-    """A pod as far as it matters whether it answers."""
-
-    status: _Status = _Status()
-
-    @property
-    def ready(self) -> bool:
-        """It has the condition Ready and is not about to go."""
-        conditions = self.status.conditions or ()
-        return self.metadata.deletion_timestamp is None and any(
-            c.type == "Ready" and c.status == "True" for c in conditions
-        )
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -54,14 +37,12 @@ class Opened(msgspec.Struct, frozen=True):
     way: str
 
 
-def in_order_of_trust(pods: Sequence[ControllerPod], holder: str) -> list[str]:
-    """Names of the pods to ask: the leader first, then those that are ready, and the others since they may answer. Pure."""
-    return [
-        p.metadata.name
-        for p in sorted(
-            pods, key=lambda p: (not holder.startswith(f"{p.metadata.name}-"), not p.ready, p.metadata.name)
-        )
-    ]
+def in_order_of_trust(pods: Sequence[GroupPod], holder: str) -> list[str]:
+    """Names of the pods to ask: the leader first, then those that are ready and not about to go, and the others since they may
+    answer. Pure.
+    """
+    found = {p.metadata.name: p.ready and p.metadata.deletion_timestamp is None for p in pods}
+    return sorted(found, key=lambda name: (not holder.startswith(f"{name}-"), not found[name], name))
 
 
 class OpenPage(Command):
@@ -150,11 +131,11 @@ class _Finder(AsyncExitStack):
             return ask
         raise NoWayError("\n  ".join(reasons) or f"there is no pod of {CONTROLLER} in namespace {session.home}")
 
-    async def _pods(self) -> list[ControllerPod]:
+    async def _pods(self) -> list[GroupPod]:
         home = self._session.home
         try:
             return await self._session.client.list(
-                PODS, ControllerPod, namespace=home, label_selector=CONTROLLER_POD_SELECTOR
+                PODS, GroupPod, namespace=home, label_selector=CONTROLLER_POD_SELECTOR
             )
         except ApiError as error:
             if error.forbidden:

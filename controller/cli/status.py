@@ -12,7 +12,7 @@ from rich.table import Table as Lines
 from rich.text import Text
 
 from controller.cli.command import Command, Table
-from controller.cli.looking import note_unused
+from controller.cli.looking import count_unmeasured, note_unused
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, counted, percent, rate
 from controller.cli.why import describe
@@ -130,10 +130,8 @@ def _costs(network: NetworkView) -> Text:
     if known:
         text.append(f", {min(known)} to {max(known)}")
     text.append(f"  {network.topology} {network.weights or 'without weights'}", style=FAINT)
-    bases = Counter(p.basis for p in network.pairs)
-    wrong = [f"{bases[basis]} {basis}" for basis in ("stale", "inferred", "absent", "unreachable") if bases[basis]]
-    if wrong:
-        text.append(f"  {', '.join(wrong)}", style=BAD)
+    if wrong := count_unmeasured(network.pairs):
+        text.append(f"  {wrong}", style=BAD)
     return text
 
 

@@ -18,17 +18,14 @@ _DARK_FROM = 4
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
 
 
-def grid(*columns: str, right: Iterable[str] = (), title: str = "") -> Table:
+def grid(*columns: str, right: Iterable[str] = ()) -> Table:
     """A table as kubectl prints it: bold headers, no lines, two spaces between columns.
 
     Args:
         columns: headers.
         right: those of them whose values are numbers.
-        title: line above it, empty for none.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=STRONG, show_edge=False)
-    if title:
-        table.title, table.title_style, table.title_justify = title, STRONG, "left"
     numbers = set(right)
     for column in columns:
         number = column in numbers
@@ -37,15 +34,15 @@ def grid(*columns: str, right: Iterable[str] = (), title: str = "") -> Table:
     return table
 
 
-def steps(values: Iterable[float], count: int = len(RAMP)) -> tuple[float, ...]:
-    """Upper ends of ``count`` classes of equal width on a logarithmic scale, since latencies spread over decades."""
+def steps(values: Iterable[float]) -> tuple[float, ...]:
+    """Upper ends of a class for each blue, of equal width on a logarithmic scale, since latencies spread over decades."""
     known = [v for v in values if v > 0]
     if not known:
         return ()
     low, high = math.log(min(known)), math.log(max(known))
     if high - low < 1e-9:
         return (max(known),)
-    ends = tuple(math.exp(low + (high - low) * (i + 1) / count) for i in range(count - 1))
+    ends = tuple(math.exp(low + (high - low) * (i + 1) / len(RAMP)) for i in range(len(RAMP) - 1))
     return (*ends, max(known))
 
 
@@ -120,7 +117,7 @@ def percent(part: float, whole: float) -> str:
     return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
 
 
-def share(part: float | None, whole: float | None, width: int = 10) -> Text:
+def share(part: float | None, whole: float | None, width: int) -> Text:
     """A bar with the percentage; over 100 % it is full and orange."""
     if part is None or not whole:
         return Text("-" if part is None or whole is None else "", style=FAINT)

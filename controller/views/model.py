@@ -67,6 +67,11 @@ class PairView(View, frozen=True):
     traffic_bps: float | None = None
     month: float | None = None
 
+    @property
+    def percentiles_us(self) -> dict[str, float | None]:
+        """By name, the lowest first."""
+        return {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}
+
 
 class RegionPairView(View, frozen=True):
     """Cost between two regions; null where the weight has none."""

@@ -11,16 +11,17 @@ from aiohttp import web
 
 from controller.cli.connecting import NoWayError, PodPort, WayToConnect, by_port_forward, forwarded_port
 from controller.cli.front_door import FrontDoor
-from controller.cli.page import ControllerPod, in_order_of_trust
+from controller.cli.page import in_order_of_trust
+from controller.cluster.pods import GroupPod, GroupPodStatus
 from kubekit.wire import Condition, ObjectMeta
 
 AT = PodPort("home", "controller-a", 9851)
 
 
-def pod(name: str, *, ready: bool = True, going: bool = False) -> ControllerPod:
+def pod(name: str, *, ready: bool = True, going: bool = False) -> GroupPod:
     conditions = [Condition(type="Ready", status="True" if ready else "False")]
     meta = ObjectMeta(name=name, deletion_timestamp="2026-01-01T00:00:00Z" if going else None)
-    return ControllerPod(metadata=meta, status=type(ControllerPod().status)(conditions=conditions))
+    return GroupPod(metadata=meta, status=GroupPodStatus(conditions=conditions))
 
 
 def test_the_leader_is_asked_first_and_then_who_is_ready() -> None:
