@@ -18,6 +18,7 @@ from controller.views.problems import ENFORCED_VERDICTS
 
 WIDE, BAR = 110, 16
 """Columns from which on everything has room; width of a bar."""
+_WORDS = {"ingress": "in", "egress": "out"}
 
 
 class BandwidthAnswer(View, frozen=True):
@@ -93,10 +94,9 @@ class Bandwidth(Command):
 
     def is_bad(self, answer: BandwidthAnswer) -> bool:
         """A node is overcommitted, or a limit does not hold."""
-        over = any((n.allocatable_bps or n.allocated_bps) < n.allocated_bps for n in answer.bandwidth.nodes)
-        verdicts = [v for p in answer.bandwidth.pods for v in (p.ingress_verdict, p.egress_verdict) if v is not None]
-        return (
-            over or any(v not in ENFORCED_VERDICTS for v in verdicts) or any(p.problem for p in answer.bandwidth.pods)
+        nodes, pods = answer.bandwidth.nodes, answer.bandwidth.pods
+        return any(n.overcommitted for n in nodes) or any(
+            p.problem or not ENFORCED_VERDICTS.issuperset(p.verdicts.values()) for p in pods
         )
 
 
@@ -192,7 +192,7 @@ def _limit(text: str | None, rate_bps: int | None, write: Callable[[float | None
 
 def _verdict(pod: PodBandwidthView) -> Text:
     text = Text()
-    verdicts = {d: v for d, v in (("in", pod.ingress_verdict), ("out", pod.egress_verdict)) if v is not None}
+    verdicts = {_WORDS[direction]: verdict for direction, verdict in pod.verdicts.items()}
     if len(set(verdicts.values())) == 1:
         verdicts = {"": next(iter(verdicts.values()))}
     for direction, verdict in verdicts.items():

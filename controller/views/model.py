@@ -302,6 +302,12 @@ class PodBandwidthView(View, frozen=True):
     egress_used_bps: float | None
     problem: str
 
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """By direction, as far as somebody says."""
+        found = {"ingress": self.ingress_verdict, "egress": self.egress_verdict}
+        return {direction: verdict for direction, verdict in found.items() if verdict is not None}
+
 
 class NodeBandwidthView(View, frozen=True):
     """Bandwidth of one node, bits per second; capacity and allocatable are null where the node publishes none."""
@@ -315,6 +321,11 @@ class NodeBandwidthView(View, frozen=True):
     pods: int
     transmit_bps: float | None
     receive_bps: float | None
+
+    @property
+    def overcommitted(self) -> bool:
+        """Pods have booked more than there is, as far as that is known."""
+        return self.allocatable_bps is not None and self.allocated_bps > self.allocatable_bps
 
 
 class BandwidthView(View, frozen=True):

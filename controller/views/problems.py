@@ -127,11 +127,7 @@ def _groups(groups: list[GroupView]) -> list[ProblemView]:
 
 
 def _bandwidth(network: NetworkView, bandwidth: BandwidthView) -> list[ProblemView]:
-    over = [
-        f"{node.node}"
-        for node in bandwidth.nodes
-        if node.allocatable_bps is not None and node.allocated_bps > node.allocatable_bps
-    ]
+    over = [node.node for node in bandwidth.nodes if node.overcommitted]
     over += [
         f"{p.origin} to {p.destination}"
         for p in network.pairs
@@ -140,8 +136,8 @@ def _bandwidth(network: NetworkView, bandwidth: BandwidthView) -> list[ProblemVi
     loose = [
         f"{pod.namespace}/{pod.name} ({direction} {verdict})"
         for pod in bandwidth.pods
-        for direction, verdict in (("ingress", pod.ingress_verdict), ("egress", pod.egress_verdict))
-        if verdict is not None and verdict not in ENFORCED_VERDICTS
+        for direction, verdict in pod.verdicts.items()
+        if verdict not in ENFORCED_VERDICTS
     ]
     found = []
     if over:

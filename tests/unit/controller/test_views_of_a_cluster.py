@@ -10,13 +10,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.cli.bandwidth import Bandwidth, BandwidthAnswer
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, TopologyInfo, WeightInfo
 from controller.views.agents import build_agents
 from controller.views.bandwidth import build_bandwidth
 from controller.views.groups import build_groups
-from controller.views.model import Overview
+from controller.views.model import BandwidthView, Overview
 from controller.views.network import build_network, by_pair, in_order
 from controller.views.overview import build
 from controller.views.problems import build_problems
@@ -263,6 +264,9 @@ def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_h
     pod = bandwidth_pod(make_pod("a", node="n1", request="2G"))
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
     assert "NetawareBandwidthOvercommitted" in alerts_of(build(snapshot))
+    none_left = msgspec.structs.replace(build(snapshot).bandwidth.nodes[0], allocatable_bps=0)
+    shown = BandwidthAnswer(bandwidth=BandwidthView(nodes=(none_left,), pods=()), readings=False)
+    assert Bandwidth().is_bad(shown), "a node that offers nothing any more"
 
 
 # --- problems --------------------------------------------------------------------------------------------------------
