@@ -14,15 +14,13 @@ from controller.cli.command import Command, Table
 from controller.cli.explain_group import survival_lines
 from controller.cli.looking import add_costs_arguments, note_unused, state_of
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, milliseconds
+from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
 from controller.groups.status import BALANCED
 from controller.scheduler.balance import advise, as_it_stands
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
 from controller.views.network import build_network
-
-_SIGNS = {"met": ("✓", GOOD), "violated": ("✗", BAD), "unknown": ("?", ""), "idle": ("·", FAINT)}
 
 
 class GraphOf(Command):
@@ -158,7 +156,7 @@ def _walk(group: GroupView, below: dict[str, list[EdgeView]]) -> Iterator[tuple[
 def _edge_cells(edge: EdgeView | None) -> tuple[Text | str, ...]:
     if edge is None:
         return "", "", "", ""
-    sign, style = _SIGNS[edge.verdict]
+    sign, style = SIGNS[edge.verdict]
     cost = Text("-" if edge.cost is None else str(edge.cost), style=style if edge.verdict == "violated" else "")
     return (
         cost,

@@ -20,11 +20,11 @@ from controller.cli.looking import belongs_to, state_of
 from controller.cli.offline import OFFLINE_HEADER, Given, OfflinePlan, offline_rows, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
+from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, counted, grid, money
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import add_price_arguments, read_prices
 from controller.cluster.costs import CostIndex, Costs, CostTable
-from controller.cluster.graph import Graph, build_graph
+from controller.cluster.graph import Edge, Graph, build_graph
 from controller.cluster.hosts import Host, hosts_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec
@@ -32,6 +32,7 @@ from controller.cluster.requests import Amounts
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import Service
 from controller.convert.spellings import convert
+from controller.groups.status import Hosts, Verdict, hosts_by_location, judge
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
 from controller.scheduler.preferences import OBJECTIVES
 from controller.scheduler.problem_builder import PRICED, Spread
@@ -82,7 +83,7 @@ class Outcome(View, frozen=True):
 
 
 class Compared(View, frozen=True):
-    """A dependency both ways: the dearest pair of its pods, null when one side is not placed; with prices, money a month."""
+    """A dependency both ways: the worst pair of its pods, whose cost is null when one side is not placed; with prices, money a month."""
 
     dependant: str
     dependency: str
@@ -91,6 +92,8 @@ class Compared(View, frozen=True):
     network_aware_cost: int | None
     default_month: float | None = None
     network_aware_month: float | None = None
+    default_verdict: Verdict = "idle"
+    network_aware_verdict: Verdict = "idle"
 
 
 class Simulation(View, frozen=True):
@@ -309,6 +312,11 @@ def simulate(
     )
     ours = _outcome(graph, waiting, _targets(waiting, plan), hosts, table)
     default = runs[len(runs) // 2]
+    locations = {name: host.location for name, host in hosts.items()}
+    placed = [
+        {workload: hosts_by_location(filter(None, nodes), locations) for workload, nodes in outcome.nodes.items()}
+        for outcome in (default, ours)
+    ]
     return Simulation(
         group=group.metadata.key,
         topology=costs.topology or None,
@@ -317,20 +325,23 @@ def simulate(
         default=default,
         network_aware=ours,
         default_costs=tuple(sorted(run.cost for run in runs)),
-        dependencies=tuple(
-            Compared(
-                dependant=graph.selectors[edge.dependant],
-                dependency=graph.selectors[edge.dependency],
-                max_cost=edge.max_network_cost,
-                default_cost=_dearest(
-                    default, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, table
-                ),
-                network_aware_cost=_dearest(
-                    ours, graph.selectors[edge.dependant], graph.selectors[edge.dependency], hosts, table
-                ),
-            )
-            for edge in graph.edges
-        ),
+        dependencies=tuple(_compared(graph, edge, placed, table) for edge in graph.edges),
+    )
+
+
+def _compared(graph: Graph, edge: Edge, placed: Sequence[Mapping[str, Hosts]], costs: CostTable) -> Compared:
+    """``placed`` has the default scheduler's placement by workload, then ours."""
+    ends = graph.selectors[edge.dependant], graph.selectors[edge.dependency]
+    judged = [judge(edge, by_workload.get(ends[0], {}), by_workload.get(ends[1], {}), costs) for by_workload in placed]
+    default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in judged)
+    return Compared(
+        dependant=ends[0],
+        dependency=ends[1],
+        max_cost=edge.max_network_cost,
+        default_cost=default_cost,
+        network_aware_cost=our_cost,
+        default_verdict=judged[0].verdict,
+        network_aware_verdict=judged[1].verdict,
     )
 
 
@@ -435,16 +446,6 @@ def _outcome(
     )
 
 
-def _dearest(outcome: Outcome, caller: str, called: str, hosts: Mapping[str, Host], costs: CostTable) -> int | None:
-    pairs = [
-        0 if a == b else costs.judge(hosts[a].location, hosts[b].location, 0)[1]
-        for a in outcome.nodes.get(caller, ())
-        for b in outcome.nodes.get(called, ())
-        if a and b
-    ]
-    return max(pairs, default=None)
-
-
 def _headline(answer: Simulation) -> Text:
     text = Text.assemble((answer.group, STRONG), f"  {counted(answer.replicas, 'pod')} on the cluster as it is now")
     text.append(f"  costs: {answer.topology or 'no NetworkTopology'} {answer.weights or ''}".rstrip(), style=FAINT)
@@ -470,10 +471,13 @@ def _dependencies(answer: Simulation) -> RenderableType:
     table = grid("DEPENDENCY", "MAX", "DEFAULT", "", "NETWORK-AWARE", " ", right=("MAX", "DEFAULT", "NETWORK-AWARE"))
     for row in answer.dependencies:
         cells: list[Text | str] = []
-        for cost in (row.default_cost, row.network_aware_cost):
-            over = cost is not None and cost > max(row.max_cost, 1)
-            cells.append(Text("-" if cost is None else str(cost), style=BAD if over else ""))
-            cells.append(Text("✗", style=BAD) if over else Text("✓" if cost is not None else "", style=GOOD))
+        for cost, verdict in (
+            (row.default_cost, row.default_verdict),
+            (row.network_aware_cost, row.network_aware_verdict),
+        ):
+            sign, style = SIGNS[verdict]
+            cells.append(Text("-" if cost is None else str(cost), style=BAD if verdict == "violated" else ""))
+            cells.append(Text(sign if cost is not None else "", style=style))
         table.add_row(f"{row.dependant} to {row.dependency}", str(row.max_cost), *cells)
     return table
 

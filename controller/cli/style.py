@@ -8,14 +8,23 @@ orange is from the Okabe-Ito palette: both keep apart for every common kind of c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from controller.groups.status import Verdict
+
 RAMP = ("#eff3ff", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594")
 _DARK_FROM = 4
 BAD, GOOD, FAINT, STRONG = "#d55e00", "#009e73", "dim", "bold"
+SIGNS: Mapping[Verdict, tuple[str, str]] = {
+    "met": ("✓", GOOD),
+    "violated": ("✗", BAD),
+    "unknown": ("?", ""),
+    "idle": ("·", FAINT),
+}
+"""How a dependency fares, and in which colour."""
 
 
 def grid(*columns: str, right: Iterable[str] = ()) -> Table:

@@ -103,7 +103,7 @@ def gather(
                 # Of pods in several namespaces, the Service that keeps least near: who calls by which is not known.
                 found = services.routing_to(meta.namespace, meta.labels or {})
                 routings[position] = min(found, routings.get(position, found))
-    hosts = [_hosts_by_location(nodes, locations) for nodes in members]
+    hosts = [hosts_by_location(nodes, locations) for nodes in members]
     judged = tuple(
         judge(edge, hosts[edge.dependant], hosts[edge.dependency], costs, routings.get(edge.dependency, Routing.ANY))
         for edge in graph.edges
@@ -117,7 +117,8 @@ Hosts = Mapping[Location, frozenset[str]]
 """The nodes of a workload's placed pods, by where they are."""
 
 
-def _hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
+def hosts_by_location(nodes: Iterable[str], locations: Mapping[str, Location]) -> Hosts:
+    """The same from the nodes of placed pods."""
     found: dict[Location, set[str]] = defaultdict(set)
     for node in nodes:
         found[locations[node]].add(node)

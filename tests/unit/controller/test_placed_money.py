@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import io
 from collections import Counter
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from controller.cli.explain import Explain, Explained, Months
 from controller.cli.placed_money import PlacedMoney
-from controller.cli.simulate import priced, simulate
+from controller.cli.simulate import Simulate, priced, simulate
 from controller.cluster.costs import Costs, CostTable
 from controller.cluster.hosts import hosts_of
 from controller.cluster.pods import GroupPod, GroupPodSpec
@@ -103,6 +105,16 @@ def test_a_simulation_follows_the_groups_annotations_and_the_services() -> None:
     # Each caller has a replica in its own zone: nothing else keeps calls near.
     assert sorted(zones["WEB"]) == sorted(zones["CART"])
     assert len(set(zones["CART"])) == 2
+
+
+def test_a_simulations_table_finds_a_dependency_violated_where_its_sums_do() -> None:
+    wanted = {"WEB": [GroupPodSpec()] * 2, "CART": [GroupPodSpec()] * 2}
+    answer = simulate(annotated("zone"), wanted, hosts_of(NODES), {}, costs=Costs(CostTable()))
+    assert [row.network_aware_verdict for row in answer.dependencies] == ["unknown"]
+    assert answer.network_aware.violations == answer.default.violations == 0
+    console = Console(file=io.StringIO(), width=200)
+    console.print(Simulate().show(answer, argparse.Namespace(), 200))
+    assert "✗" not in cast("io.StringIO", console.file).getvalue()
 
 
 def test_a_pods_share_is_its_workloads_divided_by_replicas_whichever_end_it_is() -> None:
