@@ -29,6 +29,7 @@ OWN_PREFIX = "netaware.v1."
 FAILED_SUFFIX = ".failed"
 SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
 """From here on the controller warns: a results object of ours stays far below it, so somebody else writes here."""
+REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
 KEY_LIMIT = 253
 SHOWN_REFUSALS = 100
 ZONES_PER_SHARD = 10
@@ -452,6 +453,13 @@ def check_size(name: str, data: Mapping[str, str | None], limit_bytes: int = OBJ
     if size > limit_bytes:
         raise TooLargeError(name, size, limit_bytes, "remove foreign keys, or turn the second format off")
     return size
+
+
+def refresh_s(interval_s: float) -> float:
+    """A value that does not change is written again in the first round after this, so in every second one where rounds are long.
+    The controller calls it stale after the longer of 300 s and three rounds (cost policy).
+    """
+    return max(REFRESH_S, REFRESH_ROUNDS * interval_s)
 
 
 def shard_name(base: str, index: int) -> str:

@@ -30,6 +30,7 @@ from netperf.results import (
     encode_samples,
     last_sequence,
     merge_patch,
+    refresh_s,
     sample_key,
 )
 from netperf.sample import Failure, Percentile, Place, Sample, Test
@@ -38,9 +39,6 @@ log = logs.get("agent.probing")
 
 GATHER_S = 2.0
 """Samples that come within this time, more or less by half at random, go in one write."""
-REFRESH_S = 170.0
-"""A value that does not change is written again in the first round after this, or in every second round where rounds are longer.
-The controller calls it stale after the longer of 300 s and three rounds (cost policy)."""
 FAILURES_TOLD = 4
 """Failures in a row that are told one by one."""
 TOLD_TWICE = 2
@@ -182,7 +180,7 @@ class ResultsWriter:
 
     @property
     def _refresh_s(self) -> float:
-        return max(REFRESH_S, 1.5 * self._interval_s)
+        return refresh_s(self._interval_s)
 
     async def run(self) -> None:
         """Write until cancelled."""

@@ -12,11 +12,12 @@ from controller.diagnosis.findings import MOST_HURT, Finding, Severity
 from controller.diagnosis.reading import seconds
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
 from netperf.plans import DATA_PORT, ECHO_PORT, PROBE_PORT
+from netperf.results import refresh_s
 
-REFRESH_S, REFRESH_ROUNDS = 180.0, 1.5
-"""An agent holds back what does not change, and writes it again in the first round after the longer of both (agent.probing.results)."""
+WRITTEN_S = 10.0
+"""What is told by a run is there after this, at most."""
 MISSED_ROUNDS = 2.0
-"""That round itself, and one more, which a busy node may miss."""
+"""The round in which an agent says again what did not change, and one more, which a busy node may miss."""
 ODD_ROUNDS = 8.0
 """One odd run of a pair stands until that pair's next turn, which three pairs of nodes and two ends make the sixth round; a node
 that is told of has been odd for longer than that."""
@@ -119,7 +120,7 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
 
 def _why_silent(agent: AgentFact, facts: Facts) -> str:
     interval_s = facts.interval_s or 0.0
-    silent_s = max(REFRESH_S, REFRESH_ROUNDS * interval_s) + MISSED_ROUNDS * interval_s
+    silent_s = refresh_s(interval_s) + WRITTEN_S + MISSED_ROUNDS * interval_s
     if agent.state == "down":
         return agent.reason
     if agent.state == "up" and agent.heard is not None and facts.now - agent.heard > silent_s:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.probing.results import REFRESH_S, TOLD_TWICE, says_the_same
+from agent.probing.results import TOLD_TWICE, says_the_same
 from netperf.costs import ZoneCosts, price
 from netperf.latencies import Latencies, hold_latencies
 from netperf.memory import CostState, ZonePair, fold
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
-from netperf.results import decode_results, encode_failure, encode_samples, planned_keys, sample_key
+from netperf.results import decode_results, encode_failure, encode_samples, planned_keys, refresh_s, sample_key
 from netperf.sample import Failure, Measurement, Place, Sample
 
 Forge = Callable[[Probe, float], float]
@@ -120,12 +120,7 @@ class SimulatedNetwork:
         )
         before, at_s, times = self._written.get(key, (sample, 0.0, 0))
         same = says_the_same(sample, before)
-        if (
-            key in self._data
-            and same
-            and times >= TOLD_TWICE
-            and self.now_s - at_s < max(REFRESH_S, 1.5 * self.round_s)
-        ):
+        if key in self._data and same and times >= TOLD_TWICE and self.now_s - at_s < refresh_s(self.round_s):
             return
         self._written[key] = sample, self.now_s, times + 1 if same else 1
         self._data.pop(f"{key}.failed", None)

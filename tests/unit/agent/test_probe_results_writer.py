@@ -13,13 +13,13 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.probing.results import REFRESH_S, ResultsWriter
+from agent.probing.results import ResultsWriter
 from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
 from netperf.plans import OBJECT_LIMIT_BYTES
-from netperf.results import FAILED_SUFFIX, decode_results, encode_failure, encode_samples, sample_key
+from netperf.results import FAILED_SUFFIX, REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
 from netperf.sample import Failure, Measurement, Place, Sample
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from agent.probing.results import GATHER_S, REFRESH_S
+from agent.probing.results import GATHER_S
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, GroupPodSpec, Toleration
@@ -24,6 +24,7 @@ from controller.diagnosis.reading import ProgramPodObject, read_pod, read_progra
 from controller.diagnosis.rules import diagnose, leads
 from kubekit.wire import Condition, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
+from netperf.results import refresh_s
 from tests.unit.controller.situations import (
     AROUND,
     BEGIN,
@@ -237,7 +238,7 @@ def test_an_overlay_without_a_scheduler_misses_none_until_somebody_asks_for_it()
 def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s: float) -> None:
     """Of a quiet network with one pair of zones the newest sample is as old as the writer lets it become."""
     written_s = 1.5 * GATHER_S
-    oldest_s = math.ceil((max(REFRESH_S, 1.5 * interval_s) + written_s) / interval_s) * interval_s + written_s
+    oldest_s = math.ceil((refresh_s(interval_s) + written_s) / interval_s) * interval_s + written_s
     heard = {"heard": NOW_S - oldest_s}
     assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), interval_s=interval_s)) == ()
 
