@@ -271,6 +271,12 @@ CUSTOM_RESOURCE_DEFINITIONS = Resource(
 )
 
 
+def split_key(key: str) -> tuple[str, str]:
+    """Namespace and name of `ObjectMeta.key`."""
+    namespace, _, name = key.partition("/")
+    return namespace, name
+
+
 def format_time(unix_s: float, *, micro: bool = False) -> str:
     """RFC 3339 in UTC, to the second as metav1.Time wants it, or to the microsecond as MicroTime does."""
     moment = datetime.fromtimestamp(unix_s, UTC)

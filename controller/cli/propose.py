@@ -30,7 +30,7 @@ from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Drift, Proposal, Wish, drift_of, propose
 from kubekit.errors import ConfigError, KubekitError
-from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Resource
+from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Resource, split_key
 from netperf.contract import PROPOSAL_ANNOTATION
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
@@ -234,13 +234,9 @@ async def make_proposals(
         traffic.window_s,
         tuple(found),
         tuple(drift for group in mine.values() for drift in drift_of(group, traffic.graph)),
-        tuple(o for o in traffic.graph.left_out if namespace in {_space(o.client), _space(o.server)}),
+        tuple(o for o in traffic.graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
         gains=tuple(gains),
     )
-
-
-def _space(key: str) -> str:
-    return key.partition("/")[0]
 
 
 def _manifests(proposals: Sequence[Proposal]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from controller.cluster.pods import GroupPodSpec
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from kubekit.conditions import find
 from kubekit.wire import Condition, Object, ObjectMeta, Wire
 
 
@@ -102,8 +103,8 @@ class Controller(Object, frozen=True):
         """Why its rollout does not go on; empty while it may."""
         if self.status.observed_generation < self.metadata.generation:
             return ""
-        failed = (c for c in self.status.conditions or () if c.type == "Progressing" and c.status == "False")
-        return next((c.message or c.reason for c in failed), "")
+        found = find(self.status.conditions, "Progressing")
+        return found.message or found.reason if found is not None and found.status == "False" else ""
 
     @property
     def workload(self) -> tuple[str, str]:

@@ -126,11 +126,15 @@ class AgentFact(msgspec.Struct, frozen=True, gc=False):
 
     node: str
     zone: str
-    wanted: bool
     state: Literal["up", "down", "away"]
     reason: str = ""
     heard: float | None = None
     version: str = ""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the node is in use, so that its agent is to work."""
+        return self.state != "away"
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from controller.diagnosis.facts import AgentFact, Facts
 from controller.diagnosis.findings import MOST_HURT, Finding, Severity
 from controller.diagnosis.reading import seconds
+from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
 from netperf.plans import DATA_PORT, ECHO_PORT, PROBE_PORT
 from netperf.results import refresh_s
@@ -215,7 +216,7 @@ def _defaults(message: str) -> str:
 def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
     """What NetworkTopologies say of themselves; not that values are old where it is known why."""
     for key, conditions in sorted(facts.topologies.items()):
-        namespace, _, name = key.partition("/")
+        namespace, name = split_key(key)
         for found in conditions:
             known = _REASONS.get(found.reason)
             if known is None or (found.type, found.status) not in _BAD or (quiet and found.type == "Stale"):

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from kubekit.events import NOTE_LIMIT, cut
+from kubekit.wire import split_key
 from netperf.contract import AGENT, CONTROLLER, SCHEDULER
 
 MOST_AT_ONCE = 20
@@ -86,26 +87,21 @@ def abouts(finding: Finding, facts: Facts) -> list[About]:
     """The objects that a finding is about; of our own programs, what makes their pods."""
     code, home = finding.code, facts.home
     if code.startswith(_OF_PODS):
-        return [About("Pod", *_split(key)) for key in finding.hurts]
+        return [About("Pod", *split_key(key)) for key in finding.hurts]
     if code == "members-missing":
-        return [About("AppGroup", *_split(key)) for key in finding.hurts]
+        return [About("AppGroup", *split_key(key)) for key in finding.hurts]
     if code == "agents-down":
         return [About("Node", "", name) for name in finding.hurts]
     if code in _OF_AGENTS:
         return [About("DaemonSet", home, AGENT)]
     if code in _OF_PATHS and facts.topologies:
-        return [About("NetworkTopology", *_split(min(facts.topologies)))]
+        return [About("NetworkTopology", *split_key(min(facts.topologies)))]
     return [About("Deployment", home, SCHEDULER if code in _OF_SCHEDULERS else CONTROLLER)]
 
 
 def reason_of(code: str) -> str:
     """A finding's code as the reason of an event: ``no-node-room`` is ``NoNodeRoom``."""
     return "".join(part[:1].upper() + part[1:] for part in code.split("-"))
-
-
-def _split(key: str) -> tuple[str, str]:
-    namespace, _, name = key.partition("/")
-    return namespace, name
 
 
 def _note(finding: Finding) -> str:

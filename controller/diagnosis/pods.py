@@ -17,7 +17,7 @@ from controller.diagnosis.reading import seconds
 from controller.diagnosis.unschedulable import ROLLED_OUT, Surveys, obstacle_of, said_of, spot
 from controller.groups.status import ADMITTED
 from kubekit.conditions import find
-from kubekit.wire import FINISHED
+from kubekit.wire import FINISHED, split_key
 from netperf.contract import SCHEDULER
 
 Kind = Literal[
@@ -130,7 +130,7 @@ def _by_key(facts: Facts) -> dict[str, AppGroup]:
 
 
 def _on_group(verb: str, key: str) -> str:
-    namespace, _, name = key.partition("/")
+    namespace, name = split_key(key)
     return f"kubectl -n {namespace} {verb} appgroup {name}"
 
 

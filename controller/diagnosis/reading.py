@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, target_of
 from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
+from kubekit.conditions import find
 from kubekit.lease import Lease
 from kubekit.owners import HASH_LABEL, owner_of
 from kubekit.wire import Condition, Object, Wire, parse_time
@@ -71,11 +72,10 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
             states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
             why = next((state.reason for state in states), "")
-            if not why and not pod.spec.node_name:
-                why = next((c.message for c in pod.status.conditions or () if c.type == "PodScheduled"), "")
-            since = next(
-                (seconds(c.last_transition_time) for c in pod.status.conditions or () if c.type == "Ready"), None
-            )
+            scheduled, turned = (find(pod.status.conditions, type_) for type_ in ("PodScheduled", "Ready"))
+            if not why and not pod.spec.node_name and scheduled is not None:
+                why = scheduled.message
+            since = seconds(turned.last_transition_time) if turned is not None else None
             made_from = pod.metadata.label(HASH_LABEL)
             name, node = pod.metadata.name, pod.spec.node_name
             found.append(ProgramPod(program, name, node, pod.status.phase, ready, why, since, made_from))

@@ -14,7 +14,7 @@ import msgspec
 from controller.cluster.eligibility import UNSCHEDULABLE, first_unborne, may_run_on
 from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
-from kubekit.wire import Taint
+from kubekit.wire import Taint, split_key
 from netperf.contract import CAPACITY_ANNOTATION
 
 NAMED_NODES = 5
@@ -241,7 +241,7 @@ def spot(said: str) -> Obstacle:
 
 def obstacle_in(said: str, pod: str, namespace: str, group: str, ground: Ground) -> Obstacle:
     """The obstacle by the scheduler's words; ``group`` is the key of the pod's AppGroup, empty for none."""
-    home, _, name = group.partition("/")
+    home, name = split_key(group)
     found = spot(said)
     named = " ".join(ground.cordoned[:NAMED_NODES]) or "NODE"
     words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": named}

@@ -38,7 +38,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.conditions import condition, find
 from kubekit.errors import ApiError, KubekitError
-from kubekit.wire import Condition, Object
+from kubekit.wire import Condition, Object, split_key
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 log = logs.get("controller.traffic")
@@ -239,7 +239,7 @@ class TrafficKeeper:
             age.add_metric((), self._read_at)
             for key, found in seen.drift.items():
                 for kind in KINDS:
-                    drift.add_metric((*_split(key), kind), sum(one.kind == kind for one in found))
+                    drift.add_metric((*split_key(key), kind), sum(one.kind == kind for one in found))
             self._add_bills(seen.bill, moved, month, pairs)
         yield from (drift, moved, month, pairs, age)
 
@@ -253,18 +253,13 @@ class TrafficKeeper:
                 crossing = one.crossing_bytes_per_s
                 totals[one.group] = stays + one.bytes_per_s - crossing, crosses + crossing
         for key, (stays, crosses) in totals.items():
-            moved.add_metric((*_split(key), "false"), stays)
-            moved.add_metric((*_split(key), "true"), crosses)
+            moved.add_metric((*split_key(key), "false"), stays)
+            moved.add_metric((*split_key(key), "true"), crosses)
         for key, amount in bill.groups.items():
             if key:
-                month.add_metric((*_split(key), bill.currency), amount)
+                month.add_metric((*split_key(key), bill.currency), amount)
         for pair in bill.zone_pairs:
             pairs.add_metric((pair.client_zone, pair.server_zone), pair.bytes_per_s)
-
-
-def _split(key: str) -> tuple[str, str]:
-    namespace, _, name = key.partition("/")
-    return namespace, name
 
 
 def describe(drift: Sequence[Drift]) -> tuple[str, str]:
@@ -276,13 +271,9 @@ def describe(drift: Sequence[Drift]) -> tuple[str, str]:
         "gone": "is declared, and no calls were seen",
         "grown": "moves ten times its minBandwidth",
     }
-    shown = "; ".join(f"{_name(d.client)} -> {_name(d.server)} {words[d.kind]}" for d in drift[:SHOWN])
+    shown = "; ".join(f"{split_key(d.client)[1]} -> {split_key(d.server)[1]} {words[d.kind]}" for d in drift[:SHOWN])
     more = f"; and {len(drift) - SHOWN} more" if len(drift) > SHOWN else ""
     return "Drift", f"{shown}{more}: see kubectl netaware propose"
-
-
-def _name(key: str) -> str:
-    return key.partition("/")[2]
 
 
 def is_worth_writing(before: Weights, now: Weights) -> bool:

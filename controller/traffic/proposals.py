@@ -20,6 +20,7 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOT
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.workloads import Place, Workloads
+from kubekit.wire import split_key
 
 LABELLED_KINDS = frozenset({"Deployment", "StatefulSet"})
 """Kinds whose pods a plan can place; a DaemonSet's pods have their nodes already."""
@@ -294,7 +295,7 @@ def _spec_workloads(
         items.setdefault(name, {"workload": reference})
     for d in dependencies:
         if not d.written:
-            client, server = d.client.partition("/")[2], d.server.partition("/")[2]
+            client, server = split_key(d.client)[1], split_key(d.server)[1]
             entry = {
                 "workload": references[server],
                 "minBandwidth": str(d.min_bandwidth_bps),

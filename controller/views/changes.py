@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from controller.diagnosis.reading import seconds
 from controller.views.model import ChangeView
 from controller.views.snapshot import ClusterSnapshot
+from kubekit.conditions import find
 from kubekit.wire import Condition
 
 SPAN_S, MOST = 3600.0, 40
@@ -52,7 +53,7 @@ def _conditions(kind: str, objects: Iterable[tuple[str, list[Condition] | None]]
 
 def _nodes(snapshot: ClusterSnapshot) -> Iterator[ChangeView]:
     for node in snapshot.nodes:
-        ready = next((c for c in node.status.conditions or () if c.type == "Ready"), None)
+        ready = find(node.status.conditions, "Ready")
         at = seconds(ready.last_transition_time) if ready is not None else None
         born = seconds(node.metadata.creation_timestamp) or 0.0
         if ready is None or at is None or (ready.status == "True" and snapshot.now_s - born <= SPAN_S):

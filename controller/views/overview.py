@@ -66,9 +66,7 @@ def read_facts(
         groups=snapshot.groups,
         pods=tuple(read_pod(pod, membership) for pod in (*snapshot.pods, *more)),
         agents=tuple(
-            AgentFact(
-                a.node, a.zone, a.state != "away", a.state, a.reason, a.newest_at if a.probes else None, a.version
-            )
+            AgentFact(a.node, a.zone, a.state, a.reason, a.newest_at if a.probes else None, a.version)
             for a in views.values()
         ),
         nodes={

@@ -96,7 +96,7 @@ def agents(**states: Mapping[str, Any]) -> tuple[AgentFact, ...]:
     """Four nodes in two zones, all well but for those that are named."""
     found = []
     for i in range(4):
-        fields: dict[str, Any] = {"wanted": True, "state": "up", "heard": NOW_S - 30, "version": "0.1.0"}
+        fields: dict[str, Any] = {"state": "up", "heard": NOW_S - 30, "version": "0.1.0"}
         found.append(AgentFact(f"n{i}", f"z{i % 2}", **{**fields, **states.get(f"n{i}", {})}))
     return tuple(found)
 

@@ -178,7 +178,7 @@ def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
         f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
         for node in ("n1", "n3")
     ]
-    many = tuple(AgentFact(f"m{i}", "z9", wanted=True, state="down", reason="gone") for i in range(9))
+    many = tuple(AgentFact(f"m{i}", "z9", state="down", reason="gone") for i in range(9))
     assert diagnose(facts(agents=(*agents(), *many)))[0].do[-1].endswith("rollout restart daemonset/netaware-agent")
 
 
@@ -251,7 +251,7 @@ def test_a_node_that_others_contradict_is_told_of_when_each_pair_has_had_its_nex
 
 
 def test_a_node_that_is_not_in_use_needs_no_agent() -> None:
-    assert diagnose(facts(agents=agents(n3={"state": "away", "wanted": False, "heard": None}))) == ()
+    assert diagnose(facts(agents=agents(n3={"state": "away", "heard": None}))) == ()
 
 
 def test_pods_that_wait_behind_one_without_a_node_are_hurt_by_it_and_no_finding_of_their_own() -> None:
