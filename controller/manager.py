@@ -6,17 +6,16 @@ All writes of the leader go through a client that asks the leadership first.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
 import uuid
 from collections.abc import Awaitable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
 
+from controller import own_version
 from controller.bootstrap import Bootstrap
 from controller.cli.proposing import Proposer
 from controller.cluster.caches import Caches
@@ -55,7 +54,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration, k
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
     count_tasks(registry)
-    async with Client(cluster, user_agent=f"{CONTROLLER}/{_version()}") as client:
+    async with Client(cluster, user_agent=f"{CONTROLLER}/{own_version()}") as client:
         manager = Manager(client, config, registry, kubeconfig)
         await manager.run()
 
@@ -240,9 +239,3 @@ class Manager:
     @property
     def _mirrors(self) -> Mapping[str, Any]:
         return {**self.caches.by_name, "results": self._results.home}
-
-
-def _version() -> str:
-    with contextlib.suppress(PackageNotFoundError):
-        return version("netaware")
-    return "unknown"

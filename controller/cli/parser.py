@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from controller import own_version
 from controller.cli.command import Command
 from controller.cli.output import FORMATS
 from controller.cli.shells import SHELLS
@@ -120,14 +120,6 @@ def _epilog(command: Command) -> str:
     width = max(len(line) for line, _ in command.examples) + 3
     lines = [f"  kubectl netaware {line:<{width}}{what}" for line, what in command.examples]
     return "\n".join(["examples:", *lines, "", COMMON])
-
-
-def own_version() -> str:
-    """Version of the package; ``unknown`` where it runs from a folder that was never installed."""
-    try:
-        return version("netaware")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def fill_defaults(options: argparse.Namespace) -> None:
