@@ -12,19 +12,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from controller.cli.command import Command, Completes
+from controller.cli.command import Command
 from controller.cli.parser import build_parser
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import KubekitError
-from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object, Resource
+from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
 from netperf.contract import ZONE_LABEL
 
 PATIENCE_S = 2.0
 NO_FILES, FILES = ":4", ":0"
 
-_RESOURCES: dict[Completes, Resource] = {"appgroups": APPGROUPS, "pods": PODS, "nodes": NODES}
+_RESOURCES = {"appgroups": APPGROUPS, "pods": PODS, "nodes": NODES, "namespaces": NAMESPACES}
 
 
 def answer(words: Sequence[str], commands: Sequence[Command]) -> int:
@@ -75,24 +75,24 @@ def _values(action: argparse.Action, before: list[str]) -> Iterator[str]:
     if action.choices:
         yield from (str(choice) for choice in action.choices)
     elif action.dest == "namespace":
-        yield from _names("", before, NAMESPACES)
+        yield from _names("namespaces", before)
 
 
-def _names(kind: Completes, before: list[str], resource: Resource | None = None) -> list[str]:
+def _names(kind: str, before: list[str]) -> list[str]:
     """Names of objects in the cluster; none when it does not answer quickly."""
     given = {flag: before[i + 1] for i, flag in enumerate(before[:-1]) if flag.startswith("-")}
     with suppress(KubekitError, TimeoutError):
-        return asyncio.run(_ask(kind, resource, given))
+        return asyncio.run(_ask(kind, given))
     return []
 
 
-async def _ask(kind: Completes, resource: Resource | None, given: dict[str, str]) -> list[str]:
+async def _ask(kind: str, given: dict[str, str]) -> list[str]:
     cluster = load_cluster(given.get("--kubeconfig"), context=given.get("--context"))
     namespace = given.get("-n") or given.get("--namespace") or cluster.namespace
     async with asyncio.timeout(PATIENCE_S), Client(cluster, timeout_s=PATIENCE_S) as client:
         if kind == "zones":
             nodes = await client.list(NODES, Node)
             return [zone for node in nodes if (zone := node.metadata.label(ZONE_LABEL))]
-        wanted = resource or _RESOURCES[kind]
+        wanted = _RESOURCES[kind]
         found = await client.list(wanted, Object, namespace=namespace if wanted.namespaced else None)
         return [item.metadata.name for item in found]

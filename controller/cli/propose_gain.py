@@ -25,7 +25,8 @@ from controller.cluster.hosts import hosts_of
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import add
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
+from controller.cluster.resources import APPGROUP_LABEL, SERVICES, WORKLOAD_LABEL, AppGroup, WorkloadRef
+from controller.cluster.services import Service
 from controller.scheduler.planner import GroupSnapshot
 from controller.scheduler.problem_builder import latency_us
 from controller.scheduler.rollout import LONGEST_S, OldPod, Rolled, roll_out
@@ -110,7 +111,7 @@ async def gain_of(
     is_of_group = belongs_to(state, key)
     used, standing = await session.room_and_pods(lambda pod: is_of_group(pod) or pod.workload in own)
     hosts = hosts_of(snapshot.nodes)
-    services = await session.services(namespace)
+    services = await session.list_all(SERVICES, Service, namespace)
     costs = state.costs(namespace)
     planned = await asyncio.to_thread(
         simulate, group, replicas, hosts, used, costs=costs, services=services, labels=labels, prices=prices
@@ -263,9 +264,8 @@ def _zones_of(
             continue
         place_of = traffic.workloads.place_of
         measured += [(place_of(a), place_of(b), rate) for (a, b), rate in d.zones.items()]
-        left = d.bytes_per_s - sum(d.zones.values())
-        if left > 0:
-            modelled[selectors[d.client.key], selectors[d.server.key]] = left
+        if d.zoneless_bytes_per_s:
+            modelled[selectors[d.client.key], selectors[d.server.key]] = d.zoneless_bytes_per_s
     return measured, modelled
 
 

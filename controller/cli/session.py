@@ -40,6 +40,7 @@ from controller.views.readings import read_all
 from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
+from kubekit.http import parse_listen
 from kubekit.lease import Lease
 from kubekit.wire import (
     CONFIGMAPS,
@@ -61,7 +62,7 @@ from netperf.plans import ZonePlan, decode_plan
 
 BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that hold room."""
-CONTROLLER_PORT = 9851
+_, CONTROLLER_PORT = parse_listen(ControllerConfiguration().listen)
 PROXY_TIMEOUT_S = 5.0
 
 T = TypeVar("T", bound=Object)
@@ -251,9 +252,9 @@ class Session:
             msg = f"{resource.plural}: {why}"
             raise NotFoundError(msg)
 
-    async def list_all(self, resource: Resource, type_: type[T], *, label_selector: str = "") -> list[T]:
-        """Objects of all namespaces; with a note where that is not allowed."""
-        return await self._list(resource, type_, None, label_selector)
+    async def list_all(self, resource: Resource, type_: type[T], namespace: str | None = None) -> list[T]:
+        """Objects of a namespace, or of all; with a note where that is not allowed."""
+        return await self._list(resource, type_, namespace)
 
     async def controllers(self, namespace: str) -> list[Controller]:
         """Deployments and StatefulSets of a namespace."""
@@ -261,10 +262,6 @@ class Session:
             self._list(DEPLOYMENTS, Controller, namespace), self._list(STATEFUL_SETS, Controller, namespace)
         )
         return [item for items in found for item in items]
-
-    async def services(self, namespace: str) -> list[Service]:
-        """Services of a namespace; none where nobody may read them, which is noted."""
-        return await self._list(SERVICES, Service, namespace)
 
     async def room_and_pods(self, without: Callable[[PodInfo], bool]) -> tuple[dict[str, Amounts], list[PodInfo]]:
         """Node -> requests of the pods on it, ``without`` some; and those."""

@@ -29,7 +29,7 @@ from controller.cluster.hosts import Host, hosts_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.requests import Amounts
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL, AppGroup
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SERVICES, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import Service
 from controller.convert.spellings import convert
 from controller.groups.status import Hosts, Verdict, hosts_by_location, judge
@@ -205,7 +205,7 @@ class Simulate(Command):
         state.take_group(key, groups.get(key), group)
         used, _ = await session.room_and_pods(belongs_to(state, key))
         hosts = hosts_of(snapshot.nodes)
-        services = await session.services(namespace)
+        services = await session.list_all(SERVICES, Service, namespace)
         labels = {
             selector: known[group.metadata.name, selector].labels
             for selector in replicas

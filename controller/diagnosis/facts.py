@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.pods import OUR_SCHEDULER, GroupPodSpec, found_no_node
+from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, GroupPodSpec, found_no_node
 from controller.cluster.resources import AppGroup
 from kubekit.wire import FINISHED, Condition, Taint
 from netperf.contract import HOME_NAMESPACE
@@ -96,6 +96,11 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
     def key(self) -> str:
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def placed_by(self) -> str:
+        """Name of the scheduler that is to place it."""
+        return self.scheduler or DEFAULT_SCHEDULER
 
     @property
     def stays(self) -> bool:

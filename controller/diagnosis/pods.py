@@ -69,7 +69,7 @@ def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> PodVerdict:
         return _settled(pod, facts, describe)
     if pod.gates:
         return _gated(pod, facts, describe, leads=leads)
-    by = pod.scheduler or "default-scheduler"
+    by = pod.placed_by
     if pod.found_no_node and pod.scheduled is not None:
         surveys = Surveys(facts.nodes)
         obstacle = obstacle_of(pod, surveys)
@@ -255,7 +255,7 @@ def _not_ours(facts: Facts) -> Iterator[Finding]:
     for key, pods in sorted(by_group.items()):
         others = [pod for pod in pods if not serves(pod.scheduler, facts.our_schedulers)]
         if others and len(others) < len(pods):
-            by = ", ".join(sorted({pod.scheduler or "default-scheduler" for pod in others}))
+            by = ", ".join(sorted({pod.placed_by for pod in others}))
             what = f"{_counted(others)} of AppGroup {key}: schedulerName {by} hands them to a scheduler that does not ask us"
             yield Finding("not-ours", "warning", what, hurts=_names(others), do=(_take_ours(facts),))
 
@@ -285,7 +285,7 @@ def _unschedulable(facts: Facts) -> Iterator[Finding]:
     for (_, group, code), pods in sorted(by_cause.items()):
         first, obstacle, said = pods[0], obstacle_of(pods[0], surveys), said_of(pods[0])
         behind = gated[group]
-        what = f"{_counted(pods)}: {first.scheduler or 'default-scheduler'} finds no node, {obstacle.says}"
+        what = f"{_counted(pods)}: {first.placed_by} finds no node, {obstacle.says}"
         begun = [seconds(p.scheduled.last_transition_time) for p in pods if p.scheduled is not None]
         since = min((at for at in begun if at is not None), default=_oldest(pods))
         because = (*((said,) if said else ()), *held_by(first, surveys))
@@ -297,7 +297,7 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
     by_name: dict[str, list[PodFact]] = defaultdict(list)
     busy = _answering(facts)
     for pod in facts.pods:
-        name = pod.scheduler or "default-scheduler"
+        name = pod.placed_by
         # Who works through a queue has not come to all of them; and when a gate was opened, no pod tells.
         patience_s = LONG_S if name in busy else PATIENCE_S if pod.scheduled is not None else SOON_S
         old = pod.created is not None and facts.now - pod.created > patience_s
@@ -322,7 +322,7 @@ def _answering(facts: Facts) -> set[str]:
         if pod.scheduled is not None and (pod.node or pod.found_no_node):
             at = seconds(pod.scheduled.last_transition_time)
             if at is not None and facts.now - at < PATIENCE_S:
-                found.add(pod.scheduler or "default-scheduler")
+                found.add(pod.placed_by)
     return found
 
 

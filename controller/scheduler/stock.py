@@ -18,14 +18,14 @@ import numpy as np
 from controller.cluster.eligibility import Constraints, first_unborne, selector_of, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import GroupPodSpec
+from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPodSpec
 from controller.cluster.requests import MOST, Amounts, bounded
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.plan.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
 from netperf.contract import ZONE_LABEL
 
-NAMES = frozenset({"", "default-scheduler"})
+NAMES = frozenset({"", DEFAULT_SCHEDULER})
 """`spec.schedulerName` of pods that the stock scheduler places."""
 FLOOR = {"cpu": 100, "memory": 200 << 20}
 """What a pod that requests nothing counts for LeastAllocated: 0.1 cores and 200 MiB."""

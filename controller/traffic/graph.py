@@ -30,6 +30,8 @@ SCRAPER_NAMES = (
 THIN_SHARE = 0.001
 """An edge below this share of what either end moves is chance: a health check, an exporter, somebody's shell."""
 
+_ROUNDING = 1e-6
+
 Reason = Literal["external", "dns", "scrape", "system", "self", "thin"]
 
 
@@ -51,6 +53,12 @@ class ObservedDependency(msgspec.Struct, frozen=True):
     requests_per_s: float | None = None
     zones: Mapping[tuple[str, str], float] = {}
     direction_known: bool = True
+
+    @property
+    def zoneless_bytes_per_s(self) -> float:
+        """Whose zones nobody told; what rounding leaves is none."""
+        left = self.bytes_per_s - sum(self.zones.values())
+        return left if left > _ROUNDING * self.bytes_per_s else 0.0
 
 
 class LeftOut(msgspec.Struct, frozen=True):

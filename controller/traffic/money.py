@@ -11,8 +11,6 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.prices import PriceTable, Reach, per_month, reach_of
 from controller.traffic.workloads import Place, Workloads
 
-_ROUNDING = 1e-6
-
 
 class Bill(msgspec.Struct, frozen=True):
     """What one dependency moves and costs.
@@ -71,7 +69,7 @@ def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> I
     """
     for (client_zone, server_zone), rate in sorted(dependency.zones.items()):
         yield workloads.place_of(client_zone), workloads.place_of(server_zone), rate
-    unplaced = _without_zones(dependency)
+    unplaced = dependency.zoneless_bytes_per_s
     if not unplaced:
         return
     clients, servers = workloads.places.get(dependency.client), workloads.places.get(dependency.server)
@@ -81,12 +79,6 @@ def spread_over_zones(dependency: ObservedDependency, workloads: Workloads) -> I
     for client, calling in sorted(clients.items()):
         for server, answering in sorted(servers.items()):
             yield client, server, unplaced * calling * answering / pairs
-
-
-def _without_zones(dependency: ObservedDependency) -> float:
-    """Bytes per second whose zones nobody told; what rounding leaves is none."""
-    left = dependency.bytes_per_s - sum(dependency.zones.values())
-    return left if left > _ROUNDING * dependency.bytes_per_s else 0.0
 
 
 def bill_of(
@@ -115,7 +107,7 @@ def bill_of(
                 dependency.bytes_per_s,
                 crossing,
                 month if prices else None,
-                not _without_zones(dependency),
+                not dependency.zoneless_bytes_per_s,
             )
         )
     zone_pairs = [

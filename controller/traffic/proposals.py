@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from controller.cluster.graph import GREATEST_COST, build_graph
-from controller.cluster.pods import PLACEMENT_LABEL
+from controller.cluster.pods import DEFAULT_SCHEDULER, PLACEMENT_LABEL
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOTATION, WORKLOAD_LABEL, AppGroup
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
@@ -30,7 +30,6 @@ HUB_CALLERS = 0.6
 """A server that this share of a namespace's workloads calls joins nobody: a log sink, a shared cache, a gateway."""
 HUB_LEAST = 6
 DRIFT_FACTOR = 10.0
-_DEFAULT_SCHEDULER = "default-scheduler"
 
 CostOf = Callable[[Place, Place], int | None]
 """Cost between two places as the scheduler has it; None where it is not known."""
@@ -259,7 +258,7 @@ def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostO
     others = [] if wish.scheduler else [w.name for w in selectors if _is_placed_elsewhere(w, workloads)]
     if others:
         notes.append(
-            f"pods of {', '.join(others[:3])}{', ...' if len(others) > 3 else ''} use {_DEFAULT_SCHEDULER}, which does not"
+            f"pods of {', '.join(others[:3])}{', ...' if len(others) > 3 else ''} use {DEFAULT_SCHEDULER}, which does not"
             " follow it: --scheduler NAME changes their templates"
         )
     metadata: dict[str, Any] = {"name": part.name, "namespace": part.namespace}
@@ -318,7 +317,7 @@ def _selector(workload: WorkloadId, workloads: Workloads) -> str:
 def _is_placed_elsewhere(workload: WorkloadId, workloads: Workloads) -> bool:
     """Whether its pods go by a scheduler that knows nothing of AppGroups."""
     labels = workloads.labels.get(workload, {})
-    return workloads.schedulers.get(workload) == _DEFAULT_SCHEDULER and PLACEMENT_LABEL not in labels
+    return workloads.schedulers.get(workload) == DEFAULT_SCHEDULER and PLACEMENT_LABEL not in labels
 
 
 def _patches(

@@ -24,10 +24,11 @@ from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, RESULTS_NAME, ZONE_LABEL
 from netperf.costs import ZoneCost
 from netperf.memory import CostState, ZonePair, best_stream
+from netperf.pairs import PlanOptions
 from netperf.policy import CostPolicy
 from netperf.sample import Sample
 
-DEFAULT_INTERVAL_S = 60.0
+DEFAULT_INTERVAL_S = PlanOptions().interval_s
 
 
 def choose_topology(snapshot: ClusterSnapshot, name: str = "") -> NetworkTopology | None:

@@ -22,7 +22,7 @@ from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.proposals import Proposal, Wish, propose
 from controller.traffic.workloads import Workloads
 from controller.views.snapshot import ClusterSnapshot
-from kubekit.wire import Node
+from kubekit.wire import Node, Resource
 
 WORKLOADS = [f"w{number}" for number in range(8)]
 ENDS = {name: WorkloadId("shop", name, "Deployment") for name in WORKLOADS}
@@ -79,7 +79,7 @@ class Cluster:
     async def controllers(self, _: str) -> list[Controller]:
         return self.templates
 
-    async def services(self, _: str) -> list[Service]:
+    async def list_all(self, _: Resource, __: type[Service], ___: str) -> list[Service]:
         return [service(name) for name in WORKLOADS]
 
     async def room_and_pods(self, _: object) -> tuple[dict[str, dict[str, int]], list[Any]]:
