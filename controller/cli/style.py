@@ -150,9 +150,9 @@ def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
     )
 
 
-def counted(count: int, one: str, many: str = "") -> str:
+def counted(count: int, one: str) -> str:
     """``1 pod``, ``2 pods``."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    return f"{count} {one}{'' if count == 1 else 's'}"
 
 
 def money(amount: float | None, currency: str) -> str:

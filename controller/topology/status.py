@@ -6,7 +6,6 @@ round would make a quiet network noisy. The moving numbers are metrics.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -258,13 +257,15 @@ def is_bad(found: Condition) -> bool:
 
 def count_bases(counts: PairTally, table: ZoneCosts) -> dict[str, int]:
     """Pairs by basis, for metrics; ``mirrored`` ones apart from those measured themselves."""
-    bases = Counter(
-        {"measured": 0, "mirrored": 0, "stale": 0, "inferred": len(counts.inferred), "absent": len(counts.absent)}
-    )
-    bases["stale"], bases["unreachable"] = len(counts.stale), len(counts.unreachable)
     mirrored = sum(table.zones[p].basis == "mirrored" for p in counts.measured)
-    bases["mirrored"], bases["measured"] = mirrored, len(counts.measured) - mirrored
-    return dict(bases)
+    return {
+        "measured": len(counts.measured) - mirrored,
+        "mirrored": mirrored,
+        "stale": len(counts.stale),
+        "inferred": len(counts.inferred),
+        "absent": len(counts.absent),
+        "unreachable": len(counts.unreachable),
+    }
 
 
 def _arrow(pair: ZonePair) -> str:

@@ -66,9 +66,9 @@ def _level(
     return TopologyInfo(topology_key=key, origin_list=[OriginInfo(o, entries) for o, entries in origins.items()])
 
 
-def written_costs(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, int]:
-    """The costs that a weight holds for zones (or regions)."""
-    return {pair: entry.network_cost for pair, entry in entries_of(weight, level).items()}
+def written_costs(weight: WeightInfo | None) -> dict[ZonePair, int]:
+    """The costs that a weight holds for zones."""
+    return {pair: entry.network_cost for pair, entry in entries_of(weight).items()}
 
 
 def written_capacities(weight: WeightInfo | None, level: str = ZONE_LABEL) -> dict[ZonePair, Quantity]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import get_args
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -25,6 +26,7 @@ from controller.traffic.money import Money, bill_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import (
     Drift,
+    DriftKind,
     as_declared,
     drift_of,
     groups_of_workloads,
@@ -52,7 +54,7 @@ MOVED_FACTOR = 2.0
 """Or when there is so many times more or less of it in all."""
 MOST_FAILURES = 3
 """Looks that may fail before what was said is taken back."""
-KINDS = ("new", "gone", "grown")
+KINDS: Sequence[DriftKind] = get_args(DriftKind)
 
 
 class Seen(msgspec.Struct, frozen=True):
