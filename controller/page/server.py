@@ -31,6 +31,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.runtime import outlive
 from kubekit.wire import DNS_LABEL
+from netperf.contract import PAGE_PATHS
 from netperf.policy import CostPolicy
 
 log = logs.get("controller.page")
@@ -102,17 +103,10 @@ class Page:
         self._slow = Counter("netaware_page_dropped_viewers", "Viewers that did not keep up.", registry=registry)
 
     def add_routes(self, app: web.Application) -> None:
-        """``/`` the document, ``/api/v1/overview`` everything as JSON, ``/api/v1/events`` what changes, ``/api/v1/proposal`` what
-        would be proposed now.
-        """
+        """The document, everything as JSON, what changes, and what would be proposed now."""
         if self._config.enabled:
-            doors = {
-                "/": self._document,
-                "/api/v1/overview": self._overview,
-                "/api/v1/events": self._events,
-                "/api/v1/proposal": self._proposal,
-            }
-            for path, handler in doors.items():
+            handlers = (self._document, self._overview, self._events, self._proposal)
+            for path, handler in zip(PAGE_PATHS, handlers, strict=True):
                 app.router.add_get(path, handler if self._access is None else self._access.behind(handler))
 
     async def run(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from fractions import Fraction
 
 from controller.cluster.costs import entries_of
@@ -70,11 +70,17 @@ def allocated_bps(membership: Membership, placed: Mapping[PodKey, Counter[str]])
 def between_regions(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
     """The same between regions: the sum over the zone pairs that join them."""
     total: dict[ZonePair, int] = defaultdict(int)
+    for regions, rate_bps in _joining(by_zone, zones):
+        total[regions] += rate_bps
+    return dict(sorted(total.items()))
+
+
+def _joining(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> Iterator[tuple[ZonePair, int]]:
+    """Regions that zone pairs join, each with the pair's rate."""
     for (origin, destination), rate_bps in by_zone.items():
         regions = zones.get(origin, ""), zones.get(destination, "")
         if all(regions) and regions[0] != regions[1]:
-            total[regions] += rate_bps
-    return dict(sorted(total.items()))
+            yield regions, rate_bps
 
 
 def declared_capacities(
@@ -116,10 +122,8 @@ def measured_capacities(samples: Iterable[Sample]) -> dict[ZonePair, int]:
 def region_capacities(by_zone: Mapping[ZonePair, int], zones: Mapping[str, str]) -> dict[ZonePair, int]:
     """Measured capacity between regions: that of the best zone pair, since zone pairs may share the way."""
     best: dict[ZonePair, int] = {}
-    for (origin, destination), rate_bps in by_zone.items():
-        regions = zones.get(origin, ""), zones.get(destination, "")
-        if all(regions) and regions[0] != regions[1]:
-            best[regions] = max(rate_bps, best.get(regions, 0))
+    for regions, rate_bps in _joining(by_zone, zones):
+        best[regions] = max(rate_bps, best.get(regions, 0))
     return best
 
 
