@@ -141,7 +141,14 @@ class Manager:
             planner=self._scheduling.plans,
             tell_heat=self._scheduling.fleet.take_heat,
         )
-        self._traffic = TrafficKeeper(fenced, self.caches, config.traffic, registry, tell=self._app_group.look_at)
+        self._traffic = TrafficKeeper(
+            fenced,
+            self.caches,
+            config.traffic,
+            registry,
+            rules=config.scheduler.rules,
+            tell=self._app_group.look_at,
+        )
         self._bootstrap = Bootstrap(
             fenced,
             self.caches.topologies,

@@ -12,9 +12,11 @@ from controller.cli.command import Command, Table
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
 from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
+from controller.cluster.membership import Membership
 from controller.traffic.graph import TrafficGraph
 from controller.traffic.money import Bill, Money, bill_of
 from controller.traffic.proposals import groups_of_workloads
+from kubekit.wire import NAMESPACES, Object
 
 _ROWS = 15
 
@@ -54,7 +56,9 @@ class MoneyOf(Command):
         if options.namespace:
             mine = tuple(d for d in graph.dependencies if options.namespace in {d.client.namespace, d.server.namespace})
             graph = TrafficGraph(mine, graph.left_out)
-        bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(traffic.groups))
+        namespaces = await session.list_all(NAMESPACES, Object)
+        membership = Membership.among(traffic.groups, namespaces, traffic.snapshot.rules)
+        bill = bill_of(graph, traffic.workloads, prices, groups_of_workloads(membership))
         return MoneyView(traffic.source.name, traffic.window_s, bill)
 
     def show(self, answer: MoneyView, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002

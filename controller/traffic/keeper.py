@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from controller.cluster.caches import Caches
+from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.membership import Membership
 from controller.cluster.resources import APPGROUPS, AppGroup
 from controller.cluster.zones import draw_map
 from controller.prometheus import PrometheusClient, PrometheusError
@@ -65,8 +67,16 @@ class Seen(msgspec.Struct, frozen=True):
     weights: Mapping[str, Weights]
 
 
-def judge(flows: Iterable[Flow], workloads: Workloads, groups: Sequence[AppGroup], prices: PriceTable | None) -> Seen:
-    """Hold groups against flows. Pure."""
+def judge(
+    flows: Iterable[Flow],
+    workloads: Workloads,
+    groups: Sequence[AppGroup],
+    prices: PriceTable | None,
+    *,
+    namespaces: Iterable[Object],
+    rules: NetworkOverheadArgs,
+) -> Seen:
+    """Hold groups against flows; ``namespaces`` and the scheduler's ``rules`` say whose workloads they may have. Pure."""
     known, _ = workloads.resolve(flows)
     graph = as_declared(build_traffic_graph(known), groups)
     # A group speaks of its own workloads alone; to go through all traffic for each group would be quadratic.
@@ -78,7 +88,7 @@ def judge(flows: Iterable[Flow], workloads: Workloads, groups: Sequence[AppGroup
         near = tuple(d for key in members_of(group) if key in calls for d in calls[key])
         of[group.metadata.key] = group, TrafficGraph(near)
     return Seen(
-        bill_of(graph, workloads, prices, groups_of_workloads(groups)),
+        bill_of(graph, workloads, prices, groups_of_workloads(Membership.among(groups, namespaces, rules))),
         {key: drift_of(*both) for key, both in of.items()},
         {key: measured_weights(*both) for key, both in of.items()},
     )
@@ -92,6 +102,7 @@ class TrafficKeeper:
         caches: the mirrors.
         config: settings; without the address of a Prometheus nothing is done.
         registry: for metrics.
+        rules: the scheduler's, of whose group a pod is.
         tell: called with an AppGroup's key when there is news for its status.
     """
 
@@ -102,10 +113,11 @@ class TrafficKeeper:
         config: TrafficConfig,
         registry: CollectorRegistry,
         *,
+        rules: NetworkOverheadArgs,
         tell: Callable[[str], None],
     ) -> None:
         self._client, self._caches, self._config, self._tell = client, caches, config, tell
-        self._prices = config.prices.table()
+        self._rules, self._prices = rules, config.prices.table()
         self._seen: Seen | None = None
         self._conditions: dict[str, tuple[str, str]] = {}
         self._read_at: float | None = None
@@ -162,8 +174,10 @@ class TrafficKeeper:
         log.change("prometheus", "", "traffic is known again", source=source.name)
         names = ", ".join(other.name for other in others)
         log.change("sources", names, f"other sources are there too: {names}" if names else "one source is there")
-        groups = list(self._caches.app_groups)
-        self._seen = await asyncio.to_thread(judge, flows, workloads, groups, self._prices)
+        groups, namespaces = list(self._caches.app_groups), list(self._caches.namespaces)
+        self._seen = await asyncio.to_thread(
+            judge, flows, workloads, groups, self._prices, namespaces=namespaces, rules=self._rules
+        )
         self._read_at = time.time()
         for group in groups:
             key = group.metadata.key

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from controller.cluster.graph import GREATEST_COST, build_graph
+from controller.cluster.membership import Membership
 from controller.cluster.pods import DEFAULT_SCHEDULER, PLACEMENT_LABEL
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOTATION, WORKLOAD_LABEL, AppGroup
 from controller.traffic.flows import WorkloadId
@@ -458,14 +459,17 @@ def measured_weights(group: AppGroup, graph: TrafficGraph) -> dict[str, dict[str
     return dict(weights)
 
 
-def groups_of_workloads(groups: Iterable[AppGroup]) -> dict[str, str]:
-    """``namespace/workload`` -> ``namespace/AppGroup``; one of the workload's own namespace comes before those of others."""
+def groups_of_workloads(membership: Membership) -> dict[str, str]:
+    """``namespace/workload`` -> ``namespace/AppGroup`` that may have its pods; one of the workload's own namespace comes before those
+    of others.
+    """
     own: dict[str, str] = {}
     others: dict[str, str] = {}
-    for group in groups:
+    for key, group in membership.groups.items():
         here = group.metadata.namespace
         for item in group.spec.workloads or ():
             namespace = item.workload.namespace or here
-            found = own if namespace == here else others
-            found.setdefault(f"{namespace}/{item.workload.name}", group.metadata.key)
+            if membership.group_of(namespace, group.metadata.name) == key:
+                found = own if namespace == here else others
+                found.setdefault(f"{namespace}/{item.workload.name}", key)
     return others | own

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import build_graph
+from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.resources import AppGroup, AppGroupSpec
 from controller.cluster.services import Service
 from controller.prometheus import PrometheusClient, PrometheusError, Series
@@ -33,6 +35,7 @@ from controller.traffic.proposals import (
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, Workloads, workload_of
 from kubekit.errors import ConfigError
+from kubekit.wire import Object, ObjectMeta
 
 A, B = ("r1", "z1"), ("r1", "z2")
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
@@ -415,6 +418,13 @@ def declaring(needs: dict[str, str], **elsewhere: str) -> AppGroup:
     return msgspec.convert(body, AppGroup)
 
 
+def members(groups: Iterable[AppGroup], admitted: dict[str, str] | None = None) -> Membership:
+    """Whose pods are whose; ``admitted`` is namespace -> those that it lets in."""
+    labels = {name: {CONSENT_LABEL: others} for name, others in (admitted or {}).items()}
+    namespaces = [Object(ObjectMeta(name=name, labels=labels.get(name))) for name in ("shop", "other")]
+    return Membership.among(groups, namespaces, NetworkOverheadArgs())
+
+
 def test_a_guessed_direction_gives_way_to_the_one_that_a_group_declares() -> None:
     group = declaring({"frontend": "cart", "cart": "redis", "redis": ""})
     flows = [
@@ -488,7 +498,9 @@ def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
         AppGroup,
     )
     for groups in ([foreign, mine], [mine, foreign]):
-        assert groups_of_workloads(groups) == {"other/cart": "other/mine"}
+        assert groups_of_workloads(members(groups)) == {"other/cart": "other/mine"}
+    assert groups_of_workloads(members([foreign])) == {}, "whoever may write an AppGroup must not read what others pay"
+    assert groups_of_workloads(members([foreign], {"other": "shop"})) == {"other/cart": "shop/boutique"}
 
 
 def test_bytes_without_zones_are_shared_out_beside_those_that_have_them() -> None:
@@ -529,7 +541,14 @@ def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> No
     group = declaring({"frontend": "cart", "cart": ""})
     other = msgspec.convert({"metadata": {"name": "empty", "namespace": "else"}, "spec": {}}, AppGroup)
     flows = [flow(*edge) for edge in SHOP]
-    seen = judge(flows, world(["frontend", "cart", "redis", "catalog"]), [group, other], PriceTable())
+    seen = judge(
+        flows,
+        world(["frontend", "cart", "redis", "catalog"]),
+        [group, other],
+        PriceTable(),
+        namespaces=(),
+        rules=NetworkOverheadArgs(),
+    )
     assert seen.weights == {"shop/boutique": {"FRONTEND": {"CART": 5000.0}}, "else/empty": {}}
     assert seen.drift == {"shop/boutique": [], "else/empty": []}
     assert seen.bill.bytes_per_s == 12_000
