@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.costs import CostIndex, CostTable, Location
+from controller.cluster.costs import NOWHERE, CostIndex, CostTable, Location
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -35,9 +35,6 @@ from controller.views.savings import Savings
 from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition
 from netperf.memory import ZonePair
-from netperf.sample import Place
-
-Places = Mapping[str, Place]
 
 
 def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: bool = False) -> tuple[GroupView, ...]:
@@ -49,8 +46,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         asked_for: judge every group by the weight that ``network`` shows, because a person asked for it; otherwise each group
             is judged by the costs that the scheduler uses for it.
     """
-    shape = draw_map(snapshot.nodes)
-    pairs, places, locations = by_pair(network.pairs), shape.places, shape.locations
+    pairs, locations = by_pair(network.pairs), draw_map(snapshot.nodes).locations
     membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in snapshot.pods:
@@ -65,7 +61,6 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         build_group(
             group,
             members[group.metadata.key],
-            places,
             locations,
             shown if asked_for else index.of(group.metadata.namespace).table,
             pairs=pairs,
@@ -86,7 +81,6 @@ def _shown_costs(snapshot: ClusterSnapshot, network: NetworkView) -> CostTable:
 def build_group(
     group: AppGroup,
     pods: Sequence[GroupPod],
-    places: Places,
     locations: Mapping[str, Location],
     costs: CostTable,
     *,
@@ -101,8 +95,7 @@ def build_group(
     Args:
         group: the object.
         pods: its pods that have not finished, in all its namespaces.
-        places: node name -> place.
-        locations: the same as costs know them; of all nodes, so made once for all groups.
+        locations: of all nodes, so made once for all groups.
         costs: by which dependencies are judged.
         pairs: for the latencies behind the costs.
         membership: tells which pods belong to which group.
@@ -127,7 +120,7 @@ def build_group(
         total_cost=sum(edge.cost for edge in edges if edge.cost is not None),
         violated=sum(edge.verdict == "violated" for edge in edges),
         order=tuple(selectors[position] for position in facts.order.sequence),
-        workloads=_workloads(group, facts, pods, places),
+        workloads=_workloads(group, facts, pods, locations),
         edges=edges,
         faults=tuple(fault.detail for fault in facts.graph.faults),
         conditions=_conditions(group.status.conditions),
@@ -172,7 +165,7 @@ def _proposal(group: AppGroup, weights: Edges, placed: Placed, near: frozenset[s
 
 
 def _workloads(
-    group: AppGroup, facts: GroupFacts, pods: Iterable[GroupPod], places: Places
+    group: AppGroup, facts: GroupFacts, pods: Iterable[GroupPod], locations: Mapping[str, Location]
 ) -> tuple[WorkloadView, ...]:
     by_selector: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in sorted(pods, key=lambda p: p.metadata.key):
@@ -185,18 +178,17 @@ def _workloads(
             name=workload.name,
             kind=workload.kind,
             index=index.get(workload.selector),
-            pods=tuple(_pod(pod, places) for pod in by_selector.get(workload.selector, ())),
+            pods=tuple(_pod(pod, locations) for pod in by_selector.get(workload.selector, ())),
         )
         for workload in facts.graph.workloads
     )
 
 
-def _pod(pod: GroupPod, places: Places) -> PodView:
-    place = places.get(pod.spec.node_name)
+def _pod(pod: GroupPod, locations: Mapping[str, Location]) -> PodView:
     return PodView(
         name=pod.metadata.name,
         node=pod.spec.node_name,
-        zone=place.zone if place is not None else "",
+        zone=locations.get(pod.spec.node_name, NOWHERE).zone,
         phase="Terminating" if pod.metadata.deletion_timestamp else pod.status.phase or "Pending",
         gated=bool(pod.spec.scheduling_gates),
     )
