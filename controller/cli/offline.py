@@ -16,10 +16,10 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Costs
 from controller.cluster.eligibility import required_terms
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import Room, hosts_of
+from controller.cluster.hosts import Fleet, Room, hosts_of
 from controller.cluster.membership import Membership
+from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import Amounts, requests_of
 from controller.cluster.services import Routing, routing_to
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked
@@ -161,7 +161,7 @@ class _Reading:
         self.remarks = list(cluster.problems)
         self.held: dict[str, str] = {}
         self._hosts = hosts_of(cluster.nodes)
-        self._used: dict[str, Amounts] = {}
+        self._fleet, self._reader = Fleet(), PodReader()
         self._rules = NetworkOverheadArgs()
         self._members = Membership.among(cluster.groups, cluster.namespaces, self._rules)
         for key in self._members.groups:
@@ -198,9 +198,8 @@ class _Reading:
                 self._waiting.setdefault(group, []).append(pod)
 
     def _take(self, node: str, pod: GroupPod) -> None:
-        taken = self._used.setdefault(node, {})
-        for name, value in requests_of(pod.spec, pod.status).items():
-            taken[name] = taken.get(name, 0) + value
+        info = msgspec.structs.replace(self._reader.read(pod), node=node)
+        self._fleet.take_pod(info.key, None, info)
 
     def demands(self) -> Iterator[tuple[Kind, Demand]]:
         """What is to be planned, group after group by namespace and name within one demand."""
@@ -262,7 +261,7 @@ class _Reading:
             standing += [Standing(pod.spec.node_name, first + ours.position(pod), pod) for pod in placed]
         return Demand(
             hosts=self._hosts,
-            room=Room(self._hosts, self._used),
+            room=Room(self._hosts, self._fleet.used),
             waiting=waiting,
             standing=standing,
             spreads=spreads,

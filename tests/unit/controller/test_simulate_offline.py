@@ -440,6 +440,18 @@ def test_parity_counts_all_pairs(simulate: Any) -> None:
     assert simulate(*objects, pod("a", "a"), flags=("--objective", "time"))["violations"] == 0
 
 
+def test_ports_of_the_host_that_a_pod_holds_are_taken(simulate: Any) -> None:
+    def serving(name: str, **more: Any) -> dict[str, Any]:
+        made = pod(name, "a", **more)
+        made["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
+        return made
+
+    objects = (node("n0"), node("n1", "z1"), app_group(workloads="a"), serving("there", nodeName="n0"))
+    answer = simulate(*objects, serving("p"), serving("q"))
+    assert list(answer["placements"].values()) == ["n1"]
+    assert len(answer["unplaced"]) == 1
+
+
 def test_wrong_usage_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate"]) == 2
     assert "--filename" in capsys.readouterr().err
