@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of
@@ -11,7 +12,10 @@ from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, read_announcement
 from netperf.pairs import ProbeNode
+from netperf.plans import is_address
 from netperf.results import decode_results
+
+State = Literal["up", "down", "away"]
 
 
 def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
@@ -51,15 +55,14 @@ def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str,
     )
 
 
-def _state(facts: ProbeNode, announced: bool) -> tuple[Literal["up", "down", "away"], str]:
-    if not facts.ready:
-        return "away", "node is not Ready"
-    if not announced:
-        return "down", "no agent has announced itself on this node"
-    if not facts.agent_ready:
-        return "down", "the agent's pod is not Ready"
-    if not facts.zone:
-        return "away", "node has no zone label"
-    if not facts.schedulable:
-        return "away", "node is cordoned"
-    return "up", ""
+def _state(facts: ProbeNode, announced: bool) -> tuple[State, str]:
+    """Up where the planner has it measure; else the first thing that keeps it from that."""
+    checks: Sequence[tuple[bool, State, str]] = (
+        (facts.ready, "away", "node is not Ready"),
+        (announced, "down", "no agent has announced itself on this node"),
+        (facts.agent_ready, "down", "the agent's pod is not Ready"),
+        (bool(facts.zone), "away", "node has no zone label"),
+        (facts.schedulable, "away", "node is cordoned"),
+        (is_address(facts.address), "down", f"the agent's address {facts.address!r} is no IP address"),
+    )
+    return next(((state, reason) for good, state, reason in checks if not good), ("up", ""))

@@ -14,6 +14,7 @@ from controller.cli.bandwidth import Bandwidth, BandwidthAnswer
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, TopologyInfo, WeightInfo
+from controller.cluster.zones import facts_of
 from controller.views.agents import build_agents
 from controller.views.bandwidth import build_bandwidth
 from controller.views.groups import build_groups
@@ -23,6 +24,7 @@ from controller.views.overview import build
 from controller.views.problems import build_problems
 from controller.views.snapshot import Alert, ClusterSnapshot, NodeReading, PodReading, Readings
 from kubekit.wire import Condition, NodeStatus
+from netperf.pairs import eligible
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, boutique_pods, make_node, make_pod, make_snapshot
@@ -177,6 +179,17 @@ def test_agents_are_up_down_or_not_asked_for_and_say_why() -> None:
     assert all(reason for node, (_, reason) in states.items() if node != "n1")
     (first, *_) = build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes, agent_pods=(bandwidth_pod(unready_pod),)))
     assert (first.node, first.state) == ("n1", "down")
+
+
+def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
+    announced = make_node("n1", "z1", "r1").metadata.annotations or {}
+    nowhere = {key: text.replace("10.0.0.1", "n2.example") for key, text in announced.items()}
+    named = make_node("n2", "z1", "r1")
+    named = msgspec.structs.replace(named, metadata=msgspec.structs.replace(named.metadata, annotations=nowhere))
+    nodes = (make_node("n1", "z1", "r1"), named, make_node("n3", "", ""), make_node("n4", "z1", "r1", agent=False))
+    usable, _ = eligible(facts_of(node, {}) for node in nodes)
+    up = {a.node for a in build_agents(ClusterSnapshot(now_s=NOW_S, nodes=nodes)) if a.state == "up"}
+    assert up == {name for peers in usable.values() for name in peers} == {"n1"}
 
 
 def test_a_zone_without_any_agent_is_critical() -> None:
