@@ -75,13 +75,13 @@ def _deb822(text: str) -> list[Source]:
     return found
 
 
-def is_archive(source: Source) -> bool:
-    """Whether the entry is the distribution's own archive: the one that has `main` and the release's code name.
+def archives(etc_apt: Path) -> list[Source]:
+    """The entries that are the distribution's own archive: those that have `main` and the release's code name.
 
     Vendors' repositories have a `main` too, but their suites are not the plain code name with its -updates.
     """
     codename = os_release().get("VERSION_CODENAME", "")
-    return "main" in source.components and any(suite == codename for suite in source.suites)
+    return [s for s in read_sources(etc_apt) if "main" in s.components and codename in s.suites]
 
 
 def os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:

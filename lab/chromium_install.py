@@ -7,19 +7,15 @@ what is missing is unpacked beside our other programs and found by way of LD_LIB
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import apt
-from lab.netperf_install import Missing
+from lab import apt, debian
+from lab.debian import Missing, Unpacked
 from lab.places import cache_dir
 
-DOWNLOAD_TIMEOUT_S = 600.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # A font with the signs that the page uses; without any font Chromium draws nothing at all.
 _PACKAGES = ("chromium", "fonts-dejavu-core", "fontconfig-config")
@@ -43,61 +39,32 @@ def find_or_fetch(environ: Mapping[str, str] = os.environ, etc_apt: Path = Path(
     cached = _unpacked(root)
     if cached is not None:
         return cached
-    for tool in ("apt-get", "dpkg", "ldd"):
-        if shutil.which(tool, path=environ.get("PATH")) is None:
-            return Missing(f"Chromium is not on PATH and {tool} is not here to fetch it: install the package chromium")
+    if tool := debian.missing_tool(environ):
+        return Missing(f"Chromium is not on PATH and {tool} is not here to fetch it: install the package chromium")
     if apt.os_release().get("ID") != "debian":
         # Ubuntu's package only installs a snap.
         return Missing("Chromium is not on PATH and only Debian has it as a package: install a Chromium or Chrome")
-    sources = [source for source in apt.read_sources(etc_apt) if apt.is_archive(source)]
+    sources = apt.archives(etc_apt)
     if not sources:
         return Missing(f"Chromium is not on PATH and {etc_apt} names no Debian archive to fetch it from")
-    return _fetch(root, sources)
-
-
-def _fetch(root: Path, sources: list[apt.Source]) -> Chromium | Missing:
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
-        home = Path(scratch)
-        options = apt.private_apt(home, sources)
-        try:
-            apt.run(["apt-get", *options, "update"], home)
-            wanted = apt.run(
-                ["apt-get", *options, "install", "--simulate", "--reinstall", "--no-install-recommends", *_PACKAGES],
-                home,
-            )
-            names = re.findall(r"^Inst (\S+)", wanted, re.MULTILINE)
-            apt.run(["apt-get", *options, "download", *names], home, DOWNLOAD_TIMEOUT_S)
-            unpacked = home / "root"
-            for package in sorted(home.glob("*.deb")):
-                apt.run(["dpkg", "-x", str(package), str(unpacked)], home)
-        except (OSError, subprocess.SubprocessError) as error:
-            return Missing(f"Chromium is not on PATH and could not be fetched: {apt.reason(error)}")
-        if _unpacked(unpacked) is None:
-            return Missing("Chromium was fetched but does not run here: a library it needs is missing")
-        shutil.rmtree(root, ignore_errors=True)
-        unpacked.rename(root)
-    return _unpacked(root) or Missing(f"Chromium was unpacked into {root} and is gone again")
+    return debian.fetch_program("Chromium", root, _PACKAGES, sources, _unpacked)
 
 
 def _unpacked(root: Path) -> Chromium | None:
-    """What an earlier fetch left in the cache, if it still runs here."""
-    binary = root / _INSIDE
-    if not binary.exists():
+    """What a fetch left in a folder, if it runs here."""
+    tree, binary = Unpacked(root), root / _INSIDE
+    if not tree.runs(binary):
         return None
-    folders = sorted({str(path.parent) for base in ("usr/lib", "lib") for path in (root / base).rglob("*.so*")})
-    env = {"LD_LIBRARY_PATH": ":".join(folders), "FONTCONFIG_FILE": str(_font_settings(root))}
-    argv = ["ldd", str(binary)]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, env={**os.environ, **env})
-    return Chromium(binary, env) if "not found" not in done.stdout else None
+    return Chromium(binary, {**tree.libraries, "FONTCONFIG_FILE": str(_font_settings(root))})
 
 
 def _font_settings(root: Path) -> Path:
-    """A fontconfig file that knows the unpacked fonts and the system's."""
+    """A fontconfig file that knows the unpacked fonts and the system's, written where it does not name them as they are now."""
     settings = root / "fonts.conf"
-    if not settings.exists():
-        folders = (root / "usr/share/fonts", Path("/usr/share/fonts"))
-        listed = "".join(f"<dir>{folder}</dir>" for folder in folders)
-        cache = f"<cachedir>{root / 'font-cache'}</cachedir>"
-        settings.write_text(f'<?xml version="1.0"?>\n<fontconfig>{listed}{cache}</fontconfig>\n')
+    folders = (root / "usr/share/fonts", Path("/usr/share/fonts"))
+    listed = "".join(f"<dir>{folder}</dir>" for folder in folders)
+    cache = f"<cachedir>{root / 'font-cache'}</cachedir>"
+    text = f'<?xml version="1.0"?>\n<fontconfig>{listed}{cache}</fontconfig>\n'
+    if not settings.exists() or settings.read_text() != text:
+        settings.write_text(text)
     return settings

@@ -10,17 +10,28 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from lab import apt
 from lab.errors import UnsupportedError
 from lab.places import cache_dir
 from lab.progress import Progress
 
+T = TypeVar("T")
+
 DOWNLOAD_TIMEOUT_S = 600.0
+_TOOLS = ("apt-get", "dpkg", "ldd")
 _PROGRAM_FOLDERS = ("usr/sbin", "usr/bin", "sbin", "bin")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What cannot be had here; ``reason`` says why, in a sentence a user can act on."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -33,14 +44,31 @@ class Unpacked:
         """The file of a program, ``None`` when the packages have none of this name."""
         return next((path for f in _PROGRAM_FOLDERS if (path := self.root / f / name).exists()), None)
 
+    @property
+    def libraries(self) -> dict[str, str]:
+        """The variable by which programs find the packages' libraries; empty when they have none."""
+        found = (path for base in ("usr/lib", "lib") for path in (self.root / base).rglob("*.so*"))
+        folders = sorted({str(path.parent) for path in found})
+        return {"LD_LIBRARY_PATH": ":".join(folders)} if folders else {}
+
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Variables by which the programs and their libraries are found."""
-        folders = sorted(
-            {str(path.parent) for base in ("usr/lib", "lib") for path in (self.root / base).rglob("*.so*")}
-        )
         programs = [str(self.root / folder) for folder in _PROGRAM_FOLDERS]
         search = os.pathsep.join([environ.get("PATH", os.defpath), *programs])
-        return {"PATH": search, **({"LD_LIBRARY_PATH": ":".join(folders)} if folders else {})}
+        return {"PATH": search, **self.libraries}
+
+    def runs(self, *programs: Path) -> bool:
+        """Whether these of its programs are there and find every library that they need."""
+        if not all(program.exists() for program in programs):
+            return False
+        argv = ["ldd", *map(str, programs)]
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, env={**os.environ, **self.libraries})
+        return "not found" not in done.stdout
+
+
+def missing_tool(environ: Mapping[str, str]) -> str | None:
+    """The first command that is needed to fetch packages and is not there."""
+    return next((tool for tool in _TOOLS if shutil.which(tool, path=environ.get("PATH")) is None), None)
 
 
 def find_or_unpack(
@@ -68,22 +96,47 @@ def find_or_unpack(
     if complete.exists() and complete.read_text().split() == list(packages):
         return Unpacked(root)
     hint = f"install {', '.join(packages)} (names of Debian's packages)"
-    for tool in ("apt-get", "dpkg"):
-        if shutil.which(tool, path=environ.get("PATH")) is None:
-            raise UnsupportedError(f"{tool} is not here to fetch {', '.join(packages)}: {hint}")
-    sources = [source for source in apt.read_sources(etc_apt) if apt.is_archive(source)]
+    if tool := missing_tool(environ):
+        raise UnsupportedError(f"{tool} is not here to fetch {', '.join(packages)}: {hint}")
+    sources = apt.archives(etc_apt)
     if not sources:
         raise UnsupportedError(f"{etc_apt} names no archive of this distribution to fetch from: {hint}")
     if progress is not None:
         progress.note(f"fetching {', '.join(packages)} from the distribution's mirror into {root}")
+
+    def mark(tree: Path) -> bool:
+        (tree / ".complete").write_text("\n".join(packages))
+        return True
+
     try:
-        _fetch(root, packages, sources)
+        _fetch(root, packages, sources, mark)
     except (OSError, subprocess.SubprocessError) as error:
         raise UnsupportedError(f"{', '.join(packages)} could not be fetched ({apt.reason(error)}): {hint}") from error
     return Unpacked(root)
 
 
-def _fetch(root: Path, packages: Sequence[str], sources: list[apt.Source]) -> None:
+def fetch_program(
+    name: str, root: Path, packages: Sequence[str], sources: list[apt.Source], find: Callable[[Path], T | None]
+) -> T | Missing:
+    """Fetch a program that is not on PATH.
+
+    Args:
+        name: how people call it.
+        root: where its packages are unpacked.
+        packages: that it is in.
+        sources: where they come from.
+        find: the program below a folder, ``None`` when it is not there or does not run.
+    """
+    try:
+        if not _fetch(root, packages, sources, lambda tree: find(tree) is not None):
+            return Missing(f"{name} was fetched but does not run here: a library it needs is missing")
+    except (OSError, subprocess.SubprocessError) as error:
+        return Missing(f"{name} is not on PATH and could not be fetched: {apt.reason(error)}")
+    return find(root) or Missing(f"{name} was unpacked into {root} and is gone again")
+
+
+def _fetch(root: Path, packages: Sequence[str], sources: list[apt.Source], accept: Callable[[Path], bool]) -> bool:
+    """Unpack packages, and those that they need, into ``root``, unless ``accept`` refuses what has been unpacked."""
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent, prefix="fetching-") as scratch:
         home = Path(scratch)
@@ -96,6 +149,8 @@ def _fetch(root: Path, packages: Sequence[str], sources: list[apt.Source]) -> No
         unpacked = home / "root"
         for package in sorted(home.glob("*.deb")):
             apt.run(["dpkg", "-x", str(package), str(unpacked)], home)
-        (unpacked / ".complete").write_text("\n".join(packages))
+        if not accept(unpacked):
+            return False
         shutil.rmtree(root, ignore_errors=True)
         unpacked.rename(root)
+    return True

@@ -215,7 +215,7 @@ class _Builder:
 
 def _mirror() -> list[str]:
     """The machine's own mirror where it is Debian's; otherwise nothing, and debootstrap takes its own default."""
-    archives = [source.uri for source in apt.read_sources(Path("/etc/apt")) if apt.is_archive(source)]
+    archives = [source.uri for source in apt.archives(Path("/etc/apt"))]
     return archives[:1] if apt.os_release().get("ID") == "debian" else []
 
 

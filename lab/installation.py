@@ -27,8 +27,9 @@ from kubekit.waiting import until
 from kubekit.wire import NODES, PODS, SECRETS, Node, Object, Pod
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
+from lab.debian import Missing
 from lab.errors import BootError
-from lab.netperf_install import Missing, Netperf, find_or_fetch
+from lab.netperf_install import Netperf, find_or_fetch
 from lab.programs import Program, is_ready, run_to_end
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
 

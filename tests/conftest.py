@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, settings
 from lab.build import find_or_build
 from lab.chromium_install import Chromium
 from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
+from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
-from lab.netperf_install import Missing
 from lab.prometheus_build import find_or_build_prometheus
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
 from tests.support.axe import find_or_fetch_axe

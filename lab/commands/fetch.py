@@ -15,8 +15,9 @@ import msgspec
 from lab.build import find_or_build
 from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
 from lab.commands import arguments
+from lab.debian import Missing
 from lab.errors import UnsupportedError
-from lab.netperf_install import Missing, find_or_fetch
+from lab.netperf_install import find_or_fetch
 from lab.prometheus_build import find_or_build_prometheus
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
 from lab.tool_builds import ACTIONLINT, HELM, find_or_build_tool, find_or_fetch_operator_definitions

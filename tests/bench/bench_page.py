@@ -29,7 +29,7 @@ from controller.page.model import PageData, difference, encode, plain
 from controller.views.overview import build
 from controller.views.snapshot import ClusterSnapshot
 from lab.chromium_install import Chromium, find_or_fetch
-from lab.netperf_install import Missing
+from lab.debian import Missing
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.support.browser import Tab, open_tab

@@ -23,7 +23,8 @@ import msgspec
 import psutil
 
 from agent.probing.rounds import Outcome, Rounds
-from lab.netperf_install import Missing, find_or_fetch
+from lab.debian import Missing
+from lab.netperf_install import find_or_fetch
 from netperf.costs import price
 from netperf.memory import fold
 from netperf.pacing import ProbeBudget

@@ -15,8 +15,9 @@ from typing import IO, Any
 
 import pytest
 
+from lab.debian import Missing
 from lab.errors import NoRoomError, UnsupportedError
-from lab.netperf_install import Missing, Netperf, find_or_fetch
+from lab.netperf_install import Netperf, find_or_fetch
 from lab.network import require_privileges
 from lab.places import cache_dir
 from lab.realnode.machine import require

@@ -17,7 +17,8 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane
-from lab.netperf_install import Missing, Netperf, find_or_fetch
+from lab.debian import Missing
+from lab.netperf_install import Netperf, find_or_fetch
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"

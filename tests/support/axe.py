@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from lab.netperf_install import Missing
+from lab.debian import Missing
 from lab.places import cache_dir
 
 FETCH_TIMEOUT_S = 300.0

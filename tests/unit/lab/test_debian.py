@@ -1,0 +1,66 @@
+"""Packages that are unpacked into the cache, with stand-ins for apt, dpkg and ldd."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lab.apt import Source
+from lab.chromium_install import _unpacked
+from lab.debian import Missing, Unpacked, fetch_program
+
+MIRROR = Source("http://mirror.example/debian", ("trixie",), ("main",))
+APT = """#!/bin/sh
+echo "$*" >> "$SAID"
+case "$*" in
+*--simulate*) echo "Inst one (1)"; echo "Inst one-needs (1)" ;;
+*download*) touch one.deb ;;
+esac
+"""
+DPKG = """#!/bin/sh
+mkdir -p "$3/usr/lib/chromium" "$3/usr/bin"
+touch "$3/usr/lib/chromium/chromium" "$3/usr/bin/one"
+"""
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The commands of apt, as they come."""
+    for name, text in (("apt-get", APT), ("dpkg", DPKG), ("ldd", '#!/bin/sh\necho "$LDD"\n')):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"])))
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    return tmp_path / "said"
+
+
+def one(root: Path) -> Path | None:
+    program = root / "usr/bin/one"
+    return program if Unpacked(root).runs(program) else None
+
+
+def test_what_a_package_needs_is_fetched_with_it_and_what_that_needs(said: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache" / "one"
+    assert fetch_program("One", root, ("one",), [MIRROR], one) == root / "usr/bin/one"
+    assert said.read_text().splitlines()[-1].endswith("download one one-needs")
+    assert list(root.parent.iterdir()) == [root]
+
+
+@pytest.mark.usefixtures("said")
+def test_a_program_that_lacks_a_library_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LDD", "libone.so.1 => not found")
+    found = fetch_program("One", tmp_path / "cache" / "one", ("one",), [MIRROR], one)
+    assert found == Missing("One was fetched but does not run here: a library it needs is missing")
+    assert not (tmp_path / "cache" / "one").exists()
+
+
+@pytest.mark.usefixtures("said")
+def test_fonts_that_came_with_chromium_are_named_where_they_stay(tmp_path: Path) -> None:
+    root = tmp_path / "cache" / "chromium"
+    found = fetch_program("Chromium", root, ("chromium",), [MIRROR], _unpacked)
+    assert not isinstance(found, Missing)
+    assert f"<dir>{root}/usr/share/fonts</dir>" in Path(found.env["FONTCONFIG_FILE"]).read_text()
