@@ -11,14 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.rounds import Outcome
-from kubekit.wire import Wire
+from controller.prometheus import PrometheusClient
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.prometheus_server import start_prometheus
@@ -30,18 +28,6 @@ SHARE = 0.1
 SCRAPE_EVERY_S = 30
 JOB = AGENT
 _TIMEOUT_S = 30.0
-
-
-class _Value(Wire, frozen=True):
-    value: tuple[float, str] = (0.0, "0")
-
-
-class _Data(Wire, frozen=True):
-    result: list[_Value] = []
-
-
-class _Answer(Wire, frozen=True):
-    data: _Data = _Data()
 
 
 class Exposition:
@@ -115,7 +101,11 @@ async def start_scraping(lab: Lab, program: Path, address: str, nodes: list[str]
 
 
 async def scraped(url: str) -> dict[str, float]:
-    """What Prometheus says of it: targets that answered, samples a second, its series, and the slowest tenth of scrapes."""
+    """What Prometheus says of it: targets that answered, samples a second, its series, and the slowest tenth of scrapes.
+
+    Raises:
+        PrometheusError: it gave no answer, or refused a question.
+    """
     queries = {
         "targets": f'count(up{{job="{JOB}"}})',
         "up": f'sum(up{{job="{JOB}"}})',
@@ -123,12 +113,6 @@ async def scraped(url: str) -> dict[str, float]:
         "series": f'count({{job="{JOB}"}})',
         "scrape_p90_s": f'quantile(0.9, scrape_duration_seconds{{job="{JOB}"}})',
     }
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-
-        async def ask(query: str) -> float:
-            async with session.get(f"{url}/api/v1/query", params={"query": query}) as answer:
-                found = msgspec.json.decode(await answer.read(), type=_Answer).data.result
-                return round(float(found[0].value[1]), 4) if found else 0.0
-
-        return dict(zip(queries, await asyncio.gather(*map(ask, queries.values())), strict=True))
+    async with PrometheusClient(url, timeout_s=_TIMEOUT_S) as prometheus:
+        answers = await asyncio.gather(*map(prometheus.query, queries.values()))
+    return {name: round(found[0].value, 4) if found else 0.0 for name, found in zip(queries, answers, strict=True)}

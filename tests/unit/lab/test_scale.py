@@ -9,13 +9,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agent.probing.rounds import Outcome
+from controller.prometheus import PrometheusError
 from kubekit.errors import ConfigError
 from lab.commands import scale
 from lab.scale import figures
 from lab.scale.agents import Traffic, latency_us, sample_of
-from lab.scale.exposition import Exposition
+from lab.scale.exposition import Exposition, scraped
 from lab.scale.figures import Levels, report
 from lab.scale.kubelets import BoundPod, Task, task_of
 from lab.scale.life import Audience
@@ -178,3 +181,14 @@ def test_a_simulated_agent_shows_what_a_real_one_would_of_the_pairs_in_its_plan(
     assert b'netaware_probe_latency_seconds{destination_region="r",destination_zone="zone-001"' in text
     assert b"zone-001" not in (shown.text("n3") or b"zone-001")
     assert shown.text("n2") is None
+
+
+async def test_a_question_that_prometheus_refuses_is_no_figure() -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"status": "error", "errorType": "execution", "error": "too many samples"}, status=422)
+
+    app = web.Application()
+    app.router.add_route("*", "/api/v1/query", refuse)
+    async with TestServer(app) as server:
+        with pytest.raises(PrometheusError, match="too many samples"):
+            await scraped(str(server.make_url("")))
