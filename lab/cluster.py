@@ -35,6 +35,7 @@ from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 from lab.reclaim import LabPlace, hold, place_of, reclaim
 from lab.scheduling import DEFAULT_PROFILE
 from lab.topology import Topology
+from lab.wan import netem
 from lab.wan.control import WanControl
 from lab.wan.plan import NETEM, USERSPACE, WanNode, WanPlan, links_of
 
@@ -140,7 +141,7 @@ class Lab:
     @property
     def wan(self) -> WanControl:
         """The emulated network: read and change links while packets flow."""
-        return WanControl(_wan_socket(self.place))
+        return WanControl(self.place.wan_socket)
 
     def node(self, name: str) -> NodeNetwork:
         """The network side of one node. Raises KeyError when there is none of this name."""
@@ -322,7 +323,7 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology), lab.wan_backend)
     plan_file = lab.place.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))
-    socket_path = _wan_socket(lab.place)
+    socket_path = lab.place.wan_socket
     programs.start("wan", [sys.executable, "-m", "lab.wan", plan_file, socket_path])
     what = "the emulated network to start"
     await until(socket_path.exists, what, _WAN_TIMEOUT_S, every_s=_POLL_S, meanwhile=programs.check, error=BootError)
@@ -348,10 +349,7 @@ def choose_backend(wanted: str) -> str:
     """
     if wanted == USERSPACE:
         return USERSPACE
-    # Imported here: netlink is needed on this path only.
-    from lab.wan.netem import is_available
-
-    if is_available():
+    if netem.is_available():
         return NETEM
     if wanted == NETEM:
         msg = "this kernel has no netem (or no htb or u32); `--wan userspace` works everywhere"
@@ -359,12 +357,8 @@ def choose_backend(wanted: str) -> str:
     return USERSPACE
 
 
-def _wan_socket(place: LabPlace) -> Path:
-    return place.state_dir / "wan.sock"
-
-
 def _keep_logs(place: LabPlace) -> None:
     """Save the logs of a lab that ended by an error from the removal of its state directory."""
     shutil.rmtree(place.kept_logs, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
-        shutil.move(place.state_dir / "logs", place.kept_logs)
+        shutil.move(place.logs, place.kept_logs)

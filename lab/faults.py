@@ -66,7 +66,7 @@ class Faults:
 
     def __init__(self, place: LabPlace) -> None:
         self._place = place
-        self._wan = WanControl(place.state_dir / "wan.sock")
+        self._wan = WanControl(place.wan_socket)
 
     @property
     def now(self) -> Broken:
@@ -80,7 +80,7 @@ class Faults:
 
     @property
     def _records(self) -> list[PidRecord]:
-        return read_records(self._place.state_dir / "pids")
+        return read_records(self._place.pids)
 
     def strike(self, names: Iterable[str], *, freeze: bool) -> tuple[str, ...]:
         """Kill programs, or freeze them, and wait until they are; their names.

@@ -179,9 +179,9 @@ def create_network(
     try:
         with IPRoute() as host:
             # Loopback is down in a network namespace that is new, as it is for a lab without root.
-            host.link("set", index=_index(host, "lo"), state="up")
+            host.link("set", index=index_of(host, "lo"), state="up")
             network = plan_network(_take_slot(host, state_dir), nodes, dual_stack=dual_stack)
-            bridge = _index(host, bridge_name(network.slot))
+            bridge = index_of(host, bridge_name(network.slot))
             host.addr("add", index=bridge, address=network.gateway, prefixlen=24)
             host.link("set", index=bridge, state="up")
             for number, node in enumerate(network.nodes):
@@ -204,10 +204,10 @@ def create_network(
 def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork) -> None:
     namespaces.create(node.netns)
     host.link("add", ifname=host_device, kind="veth", peer={"ifname": MANAGEMENT_DEVICE, "net_ns_fd": node.netns})
-    host.link("set", index=_index(host, host_device), master=bridge, state="up")
+    host.link("set", index=index_of(host, host_device), master=bridge, state="up")
     with namespaces.entered(node.netns), IPRoute() as inside:
-        inside.link("set", index=_index(inside, "lo"), state="up")
-        management = _index(inside, MANAGEMENT_DEVICE)
+        inside.link("set", index=index_of(inside, "lo"), state="up")
+        management = index_of(inside, MANAGEMENT_DEVICE)
         inside.addr("add", index=management, address=node.management_address, prefixlen=24)
         inside.link("set", index=management, state="up")
 
@@ -223,19 +223,19 @@ def _create_wan_bridge(network: LabNetwork) -> None:
     namespaces.create(netns)
     with namespaces.entered(netns), IPRoute() as inside:
         inside.link("add", ifname="wan", kind="bridge")
-        bridge = _index(inside, "wan")
+        bridge = index_of(inside, "wan")
         inside.link("set", index=bridge, state="up")
         for number, node in enumerate(network.nodes):
             port = f"port{number}"
             with (namespaces.FOLDER / node.netns).open("rb") as there:
                 peer = {"ifname": WAN_DEVICE, "net_ns_fd": there.fileno()}
                 inside.link("add", ifname=port, kind="veth", peer=peer)
-            inside.link("set", index=_index(inside, port), master=bridge, state="up")
+            inside.link("set", index=index_of(inside, port), master=bridge, state="up")
 
 
 def _address_wan(node: NodeNetwork) -> None:
     with namespaces.entered(node.netns), IPRoute() as inside:
-        wan = _index(inside, WAN_DEVICE)
+        wan = index_of(inside, WAN_DEVICE)
         inside.addr("add", index=wan, address=node.address, prefixlen=24)
         if node.address_6:
             inside.addr("add", index=wan, address=node.address_6, prefixlen=64, flags=_NO_DETECTION)
@@ -248,13 +248,13 @@ def _address_wan(node: NodeNetwork) -> None:
 def _route_pods(host: IPRoute, network: LabNetwork) -> None:
     """Pods of real nodes are reached from other nodes by the wide-area network, from the host (the API server) without delay."""
     real = [node for node in network.nodes if node.pod_ranges]
-    bridge = _index(host, bridge_name(network.slot))
+    bridge = index_of(host, bridge_name(network.slot))
     for node in real:
         for destination in (f"{node.address}/32", node.pod_ranges[0]):
             host.route("add", dst=destination, gateway=node.management_address, oif=bridge)
     for node in network.nodes if real else ():
         with namespaces.entered(node.netns), IPRoute() as inside:
-            wan = _index(inside, WAN_DEVICE)
+            wan = index_of(inside, WAN_DEVICE)
             for other in real:
                 for destination, gateway in zip(other.pod_ranges, other.addresses, strict=True):
                     if other is not node:
@@ -271,7 +271,7 @@ def _take_slot(host: IPRoute, state_dir: Path) -> int:
             raise LabError(msg)
         _slot_file(state_dir).write_text(f"{slot} {_own_network()}")
         host.link("add", ifname=bridge_name(slot), kind="bridge")
-        host.link("set", index=_index(host, bridge_name(slot)), ifalias=_alias(state_dir))
+        host.link("set", index=index_of(host, bridge_name(slot)), ifalias=_alias(state_dir))
         return slot
 
 
@@ -322,7 +322,8 @@ def _alias(state_dir: Path) -> str:
     return str(state_dir)[-255:]
 
 
-def _index(routes: IPRoute, name: str) -> int:
+def index_of(routes: IPRoute, name: str) -> int:
+    """The number of a device by its name. Raises OSError when there is none."""
     found = routes.link_lookup(ifname=name)
     if not found:
         msg = f"device {name} is gone"

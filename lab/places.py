@@ -9,6 +9,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+LOGS, PIDS = "logs", "pids"
+"""Below a lab's state directory: its programs' logs, and their records (lab.pids)."""
+
 
 def _base(variable: str, fallback: str, environ: Mapping[str, str]) -> Path:
     given = environ.get(variable, "")

@@ -21,6 +21,7 @@ import aiohttp
 
 from lab.errors import BootError
 from lab.pids import LAB_VARIABLE, record_of
+from lab.places import LOGS, PIDS
 
 STOP_PATIENCE_S = 15.0
 _POLL_S = 0.02
@@ -148,7 +149,7 @@ class Programs:
         Raises:
             BootError: the command does not exist.
         """
-        log = self._state_dir / "logs" / f"{name}.log"
+        log = self._state_dir / LOGS / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         full = [*_enter(netns), "setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)]
         with log.open("ab") as output:
@@ -167,7 +168,7 @@ class Programs:
                 msg = f"{name}: {full[0]}: {error.strerror}"
                 raise BootError(msg) from error
         record = record_of(name, process.pid)
-        pid_file = record.write(self._state_dir / "pids") if record else None
+        pid_file = record.write(self._state_dir / PIDS) if record else None
         again = partial(
             self.start,
             name,

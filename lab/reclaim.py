@@ -18,8 +18,9 @@ from pathlib import Path
 
 from kubekit.errors import ConfigError
 from lab.errors import LabError
+from lab.network import remove_network
 from lab.pids import find_marked, kill_all, read_records
-from lab.places import labs_dir
+from lab.places import LOGS, PIDS, labs_dir
 
 _LOCK_PATIENCE_S = 0.3
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")
@@ -46,6 +47,21 @@ class LabPlace:
     def description(self) -> Path:
         """What `up --json` prints, written when the lab is up."""
         return self.state_dir / "lab.json"
+
+    @property
+    def logs(self) -> Path:
+        """Of its programs, each ``NAME.log``."""
+        return self.state_dir / LOGS
+
+    @property
+    def pids(self) -> Path:
+        """Records of its programs."""
+        return self.state_dir / PIDS
+
+    @property
+    def wan_socket(self) -> Path:
+        """By which its emulated network is asked (lab.wan.control)."""
+        return self.state_dir / "wan.sock"
 
     @property
     def supervisor_log(self) -> Path:
@@ -134,12 +150,8 @@ def reclaim(place: LabPlace) -> int:
     if not place.state_dir.exists():
         return 0
     records = {record.pid: record for record in find_marked(place.state_dir)}
-    records |= {record.pid: record for record in read_records(place.state_dir / "pids")}
+    records |= {record.pid: record for record in read_records(place.pids)}
     killed = kill_all(records.values())
-    if (place.state_dir / "network-slot").exists():
-        # Imported here: a lab without nodes needs no netlink library.
-        from lab.network import remove_network
-
-        remove_network(place.state_dir)
+    remove_network(place.state_dir)
     shutil.rmtree(place.state_dir)
     return killed

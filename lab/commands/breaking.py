@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -90,7 +89,7 @@ def run_mend(args: argparse.Namespace) -> int:
         tried = faults.mend(pairs=[_pair(args.which)])
     else:
         tried = faults.mend(names=_programs(args.what, args.which, lab))
-    left = faults.now
+    left, place = faults.now, place_of(args.name)
     failed = [name for name in tried.ended if name in left.ended]
     for done, names in (
         ("started again", [name for name in tried.ended if name not in left.ended]),
@@ -103,8 +102,7 @@ def run_mend(args: argparse.Namespace) -> int:
         if f"{NODE}-{node}" not in failed:
             print(f"node {node} was off; its kubelet makes its pods anew, which takes a while", file=sys.stderr)
     for name in failed:
-        log = Path(lab["state_dir"]) / "logs" / f"{name}.log"
-        print(f"{name} does not run: see {log} and {place_of(args.name).supervisor_log}", file=sys.stderr)
+        print(f"{name} does not run: see {place.logs / name}.log and {place.supervisor_log}", file=sys.stderr)
     return _print(args, faults) or bool(failed)
 
 

@@ -55,7 +55,7 @@ def _state(place: LabPlace) -> str:
 def _programs(place: LabPlace) -> list[dict[str, Any]]:
     """Every recorded program with its resident memory in bytes."""
     found = []
-    for record in read_records(place.state_dir / "pids"):
+    for record in read_records(place.pids):
         memory = 0
         alive = is_alive(record)
         if alive:
@@ -63,13 +63,13 @@ def _programs(place: LabPlace) -> list[dict[str, Any]]:
                 memory = psutil.Process(record.pid).memory_info().rss
             except psutil.Error:
                 alive = False
-        log = str(place.state_dir / "logs" / f"{record.name}.log")
+        log = str(place.logs / f"{record.name}.log")
         found.append({"name": record.name, "pid": record.pid, "alive": alive, "rss_bytes": memory, "log": log})
     return found
 
 
 def _wan(place: LabPlace) -> dict[str, Any]:
-    control = WanControl(place.state_dir / "wan.sock")
+    control = WanControl(place.wan_socket)
     try:
         counters, links = control.counters(), control.links()
     except WanError as error:

@@ -55,7 +55,7 @@ def _control(name: str) -> WanControl:
     if holder(place) is None:
         msg = f"no lab named {name} is running; `python -m lab up` starts one"
         raise LabError(msg)
-    return WanControl(place.state_dir / "wan.sock")
+    return WanControl(place.wan_socket)
 
 
 def _changes(args: argparse.Namespace) -> dict[str, float | None]:

@@ -251,7 +251,7 @@ async def _weather(storm: Storm, seed: int, minutes: float, kinds: Sequence[str]
         violations += [*audit.foreign_writes(events, CONTROLLER), *audit.foreign_keys(events)]
         if violations:
             shutil.copy(log, storm.journal.path.with_suffix(".audit"))
-            shutil.copytree(lab.place.state_dir / "logs", storm.journal.path.with_suffix(".logs"), dirs_exist_ok=True)
+            shutil.copytree(lab.place.logs, storm.journal.path.with_suffix(".logs"), dirs_exist_ok=True)
         for text in violations:
             storm.journal.write("violation", what=text)
     finally:

@@ -18,6 +18,7 @@ from pyroute2.netlink.rtnl import RTM_NEWQDISC
 from pyroute2.netlink.rtnl.tcmsg import sched_netem, tcmsg
 
 from lab import namespaces
+from lab.network import index_of
 from lab.wan.delays import MAX_BACKLOG_S, MAX_PACKETS
 from lab.wan.plan import Answer, WanLink, WanPlan
 
@@ -40,7 +41,7 @@ class NetemNetwork:
         self._links = {(link.origin, link.destination): link for link in plan.links}
         for node in plan.nodes:
             with namespaces.entered(node.netns), IPRoute() as inside:
-                index = _index(inside, plan.device)
+                index = index_of(inside, plan.device)
                 _call(inside.tc, "add", "htb", index, _ROOT, default=0)
                 for number, site in enumerate(self._sites, 1):
                     options = {"rate": _UNLIMITED, "quantum": 60_000}
@@ -58,14 +59,14 @@ class NetemNetwork:
                 if node.site == here:
                     with namespaces.entered(node.netns), IPRoute() as inside:
                         number = self._sites.index(there) + 1
-                        self._set(inside, "change", _index(inside, self._plan.device), number, link)
+                        self._set(inside, "change", index_of(inside, self._plan.device), number, link)
 
     def counters(self) -> Answer:
         """Sums over all nodes. netem counts what it loses on purpose and what it has no room for as one: both are ``lost``."""
         forwarded = lost = 0
         for node in self._plan.nodes:
             with namespaces.entered(node.netns), IPRoute() as inside:
-                for qdisc in inside.get_qdiscs(_index(inside, self._plan.device)):
+                for qdisc in inside.get_qdiscs(index_of(inside, self._plan.device)):
                     if qdisc.get_attr("TCA_KIND") == "netem":
                         stats = qdisc.get_attr("TCA_STATS2")
                         forwarded += stats.get_attr("TCA_STATS_BASIC")["packets"]
@@ -109,7 +110,7 @@ def is_available() -> bool:
     """Whether this kernel takes everything that NetemNetwork sets up; tried on the loopback of a namespace of its own."""
     try:
         with namespaces.scratch(), IPRoute() as inside:
-            index = _index(inside, "lo")
+            index = index_of(inside, "lo")
             inside.tc("add", "htb", index, _ROOT, default=0)
             inside.tc("add-class", "htb", index, _ROOT + 1, parent=_ROOT, rate=_UNLIMITED, quantum=60_000)
             options = netem_options(WanLink("a", "b", 1000.0, 10.0, 0.1))
@@ -155,11 +156,3 @@ def _call(function: Any, *args: Any, **kwargs: Any) -> None:
         function(*args, **kwargs)
     except NetlinkError as error:
         raise OSError(error.code, f"netlink: {error}") from error
-
-
-def _index(routes: IPRoute, name: str) -> int:
-    found = routes.link_lookup(ifname=name)
-    if not found:
-        msg = f"device {name} is gone"
-        raise OSError(msg)
-    return int(found[0])
