@@ -22,14 +22,14 @@ import msgspec
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.waiting import until
-from lab import unprivileged
+from lab import namespaces, unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
 from lab.errors import BootError, UnsupportedError
 from lab.faults import tend
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
-from lab.programs import Program, Programs
+from lab.programs import Program, Programs, importable
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 from lab.reclaim import LabPlace, hold, place_of, reclaim
@@ -226,9 +226,7 @@ class Lab:
     def _enter(self, network: NodeNetwork) -> list[str]:
         """The command that gives a shell on a node."""
         real = self.real.nodes.get(network.node.name)
-        return (
-            ["nsenter", f"--target={real.pid}", "--all"] if real else ["nsenter", f"--net=/run/netns/{network.netns}"]
-        )
+        return ["nsenter", f"--target={real.pid}", "--all"] if real else namespaces.entering(network.netns)
 
     def _host_kubeconfig(self) -> Path:
         """The administrator's kubeconfig as it works on the host."""
@@ -258,11 +256,8 @@ async def _boot(
     wan: str,
     api_server_flags: tuple[str, ...],
 ) -> AsyncIterator[Lab]:
-    root = str(Path(__file__).parents[1])
-    # Programs run in the state directory; this project's packages must be importable there also from a plain checkout.
-    search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     # A crash in native code leaves its stack in the program's log.
-    programs = Programs(place.state_dir, {"PYTHONPATH": search, "PYTHONFAULTHANDLER": "1"})
+    programs = Programs(place.state_dir, {**importable(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
     backend = ""
     if topology is not None:

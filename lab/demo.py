@@ -39,12 +39,12 @@ from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.waiting import until
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ConfigMap, Object, Pod, Resource
-from lab import boutique, measure, report
+from lab import boutique, measure, namespaces, report
 from lab.cluster import Lab
 from lab.errors import BootError, LabError
 from lab.installation import ROUND_S, Installation, install
 from lab.netperf_install import find_or_fetch
-from lab.programs import run_to_end
+from lab.programs import importable, run_to_end
 from lab.realnode.cluster import APP_IMAGE
 from lab.shipped import await_rollout, install_as_shipped
 from lab.topology import REAL, Topology
@@ -185,7 +185,7 @@ class Demo:
         address = service["spec"]["clusterIPs"][-1]
         self.say(f"{_LOAD_RATE} requests a second to the frontend, for {_LOAD_S} s")
         real = self.lab.real.nodes[node]
-        command: list[str | Path] = ["nsenter", f"--net=/run/netns/{real.network.netns}", real.binaries.app, "load"]
+        command: list[str | Path] = [*namespaces.entering(real.network.netns), real.binaries.app, "load"]
         command += [
             f"--url=http://{f'[{address}]' if ':' in address else address}/",
             f"--rate={_LOAD_RATE}",
@@ -228,7 +228,7 @@ class Demo:
 
     async def _measure(self, origin: str, destination: str) -> float:
         address = self.lab.node(destination).address
-        command = ["nsenter", f"--net=/run/netns/{self.lab.node(origin).netns}", sys.executable, "-m", "lab.measure"]
+        command = [*namespaces.entering(self.lab.node(origin).netns), sys.executable, "-m", "lab.measure"]
         command += ["probe", address, *self._prober, f"--duration-s={EDGE_S}", "--attempts=10"]
         what = f"measuring {origin} to {destination}"
         output = await run_to_end(command, what, _MEASURE_DEADLINE_S, env=self._environment)
@@ -243,9 +243,7 @@ class Demo:
 
     @property
     def _environment(self) -> dict[str, str]:
-        root = str(Path(__file__).parents[1])
-        secret = {measure.SECRET_VARIABLE: self.installation.secret}
-        return {**self.installation.environment, **secret, "PYTHONPATH": root}
+        return {**self.installation.environment, measure.SECRET_VARIABLE: self.installation.secret, **importable()}
 
     async def _until(self, check: Callable[[], object], what: str) -> None:
         check_programs = self.installation.check

@@ -35,6 +35,11 @@ def entered(name: str) -> Iterator[None]:
         yield
 
 
+def entering(name: str) -> list[str]:
+    """Words that, put before a command, run it in a namespace."""
+    return ["nsenter", f"--net={FOLDER / name}"]
+
+
 def create(name: str) -> None:
     """Make a namespace and keep it by a name under /run/netns.
 

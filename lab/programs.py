@@ -19,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
+from lab import namespaces
 from lab.errors import BootError
 from lab.pids import LAB_VARIABLE, record_of
 from lab.places import LOGS, PIDS
@@ -32,6 +33,12 @@ _LOG_TAIL_BYTES = 2000
 _SHOW_OWN_SYSFS = (
     'mount -t sysfs netaware-lab /sys || echo "lab: /sys still shows the devices of the host" >&2; exec "$@"'
 )
+
+
+def importable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variable by which a Python that runs anywhere finds this project's packages, also from a plain checkout."""
+    root = str(Path(__file__).parents[1])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))}
 
 
 @dataclass
@@ -244,7 +251,7 @@ async def run_to_end(
 def _enter(netns: str | None) -> list[str]:
     if netns is None:
         return []
-    enter = ["nsenter", f"--net=/run/netns/{netns}", "--", "unshare", "--mount", "--"]
+    enter = [*namespaces.entering(netns), "--", "unshare", "--mount", "--"]
     return [*enter, "sh", "-c", _SHOW_OWN_SYSFS, "sh"]
 
 

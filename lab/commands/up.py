@@ -23,6 +23,7 @@ from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
 from lab.netperf_install import find_or_fetch
+from lab.programs import importable
 from lab.reclaim import LabPlace, holder, place_of
 from lab.shipped import build_images, install_as_shipped
 from lab.topology import Topology
@@ -60,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"lab {place.name} is up already", file=sys.stderr)
         _print(running, as_json=args.json)
         return 0
-    command = _holder_command(args)
-    launch = plan_launch(command, _environment()) if topology is not None else Launch(command, _environment())
+    command, environment = _holder_command(args), {**os.environ, **importable()}
+    launch = plan_launch(command, environment) if topology is not None else Launch(command, environment)
     # Here, and not in the background, so that somebody sees the progress of the first build.
     find_or_build()
     find_node_programs(topology)
@@ -166,12 +167,6 @@ def _holder_command(args: argparse.Namespace) -> list[str]:
     options += ["--nodes", args.nodes] if args.nodes else []
     options += ["--dual-stack"] if args.dual_stack else []
     return [sys.executable, "-m", "lab", "up", *options, *(["--programs"] if args.programs else [])]
-
-
-def _environment() -> dict[str, str]:
-    """Variables of this process, and the project's packages importable from anywhere."""
-    search = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search))}
 
 
 def _print(lab: dict[str, Any], *, as_json: bool) -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from kubekit import quantity
 from kubekit.waiting import until
+from lab import namespaces
 from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane
 from lab.errors import BootError
@@ -191,14 +192,7 @@ class RealNode:
     async def _start_root(self) -> None:
         cni = self.binaries.cni[self.network.node.cni_plugins]
         folders = (self.folder, self.binaries.node, self.binaries.containerd, cni, self.binaries.debian.root)
-        command = [
-            *cgroups.join(self.cgroup),
-            "nsenter",
-            f"--net=/run/netns/{self.network.netns}",
-            "--",
-            *_UNSHARE,
-            "--",
-        ]
+        command = [*cgroups.join(self.cgroup), *namespaces.entering(self.network.netns), "--", *_UNSHARE, "--"]
         command += ["sh", str(_ROOT_SCRIPT), self.name, *map(str, folders), "tmpfs" if self.in_memory else "disk"]
         root = self.programs.start(f"{NODE}-{self.name}", command, patience_s=0.0)
         self.running["root"] = root

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from lab import namespaces
 from lab.cluster import Lab
 from lab.pids import find_marked
 from lab.storm.faults import CONTROL_PLANE
@@ -85,7 +86,7 @@ def read_links(lab: Lab) -> dict[str, list[str]]:
     """Names of the network devices of each node."""
     found = {}
     for network in lab.nodes:
-        argv = ["nsenter", f"--net=/run/netns/{network.netns}", "cat", "/proc/net/dev"]
+        argv = [*namespaces.entering(network.netns), "cat", "/proc/net/dev"]
         text = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout
         found[network.node.name] = sorted(line.split(":")[0].strip() for line in text.splitlines()[2:])
     return found

@@ -21,7 +21,7 @@ from lab.installation import that_run_nothing
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
 from lab.places import cache_dir, labs_dir
-from lab.programs import Programs
+from lab.programs import Programs, importable
 from lab.reclaim import hold, holder, place_of, reclaim
 from lab.scheduling import build_config
 from lab.topology import MAX_NODES, load
@@ -212,3 +212,9 @@ def test_pods_that_stand_for_programs_have_nothing_to_run() -> None:
     assert changed["spec"]["template"]["spec"]["containers"][0]["image"] == "beside.invalid/none"
     assert template["spec"]["containers"][0]["image"] == "registry.k8s.io/kube-scheduler:v1"
     assert kept == {"kind": "ConfigMap", "data": {"image": "x"}}
+
+
+def test_programs_find_this_project_first_and_still_what_the_user_added() -> None:
+    root = str(Path(__file__).parents[3])
+    assert importable({}) == {"PYTHONPATH": root}
+    assert importable({"PYTHONPATH": "/more"}) == {"PYTHONPATH": f"{root}:/more"}
