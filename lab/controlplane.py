@@ -25,7 +25,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.waiting import until
-from kubekit.wire import SERVICE_ACCOUNTS, Object, Wire
+from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource, Wire
 from lab.build import Binaries, find_or_build
 from lab.certificates import Authority, KeyPair, generate_signing_key
 from lab.errors import BootError
@@ -182,7 +182,8 @@ class ControlPlane:
         ]
         program = self.programs.start("kube-controller-manager", argv)
         async with Client(self.client_config) as client:
-            await self._until(lambda: _has_service_account(client, "default"), "the default service account")
+            account = SERVICE_ACCOUNTS.path("default", "default")
+            await self._until(lambda: _answers(client, account), "the default service account")
         return program
 
     async def start_scheduler(
@@ -425,6 +426,17 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
+async def is_there(client: Client, resource: Resource, name: str, namespace: str | None = None) -> bool:
+    """Whether there is an object of this name. Raises what `Client.get` raises, but for its being unknown."""
+    try:
+        await client.get(resource, name, Object, namespace=namespace)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return False
+    return True
+
+
 async def _accepts(port: int) -> bool:
     try:
         _, writer = await asyncio.open_connection(LOOPBACK, port)
@@ -437,14 +449,6 @@ async def _accepts(port: int) -> bool:
 async def _answers(client: Client, path: str) -> bool:
     try:
         await client.request("GET", path)
-    except (ApiError, UnreachableError):
-        return False
-    return True
-
-
-async def _has_service_account(client: Client, namespace: str) -> bool:
-    try:
-        await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=namespace)
     except (ApiError, UnreachableError):
         return False
     return True

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,11 +37,11 @@ from controller.cluster.resources import (
 from controller.topology.weights import written_costs
 from kubekit import conditions, quantity
 from kubekit.client import Client
-from kubekit.errors import ApiError
 from kubekit.waiting import until
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ConfigMap, Object, Pod, Resource
 from lab import boutique, measure, namespaces, report
 from lab.cluster import Lab
+from lab.controlplane import is_there
 from lab.errors import BootError, LabError
 from lab.installation import ROUND_S, Installation, install
 from lab.netperf_install import find_or_fetch
@@ -160,7 +161,8 @@ class Demo:
         if self.seed is not None:
             application = boutique.in_order_of(application, self.seed)
         await self.client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
-        await self._until(lambda: self._has_service_account(namespace), f"namespace {namespace}")
+        account = partial(is_there, self.client, SERVICE_ACCOUNTS, "default", namespace)
+        await self._until(account, f"namespace {namespace}")
         await self.client.create(APPGROUPS, application.group, Object, namespace=namespace)
         await self._until(lambda: self._is_ordered(namespace), "the controller to order the AppGroup")
         for resource, objects in ((SERVICES, application.services), (DEPLOYMENTS, application.deployments)):
@@ -248,15 +250,6 @@ class Demo:
     async def _until(self, check: Callable[[], object], what: str) -> None:
         check_programs = self.installation.check
         await until(check, what, _PLACE_DEADLINE_S, every_s=_POLL_S, meanwhile=check_programs, error=LabError)
-
-    async def _has_service_account(self, namespace: str) -> bool:
-        try:
-            await self.client.get(SERVICE_ACCOUNTS, "default", Object, namespace=namespace)
-        except ApiError as error:
-            if not error.not_found:
-                raise
-            return False
-        return True
 
     async def _is_ordered(self, namespace: str) -> bool:
         groups = await self.client.list(APPGROUPS, AppGroup, namespace=namespace)

@@ -26,7 +26,7 @@ from kubekit.errors import ApiError
 from kubekit.waiting import until
 from kubekit.wire import NODES, PODS, SECRETS, Node, Object, Pod
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, free_ports
+from lab.controlplane import LOOPBACK, free_ports, is_there
 from lab.debian import Missing
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
@@ -125,7 +125,8 @@ async def install(
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _until_ready(installation, urls)
         # Replicas are ready before one of them leads, and only a leader creates what is missing.
-        await _until(lambda: _has_topology(client), "the leading controller to create NetworkTopology nt-default")
+        topology = partial(is_there, client, NETWORK_TOPOLOGIES, "nt-default", HOME_NAMESPACE)
+        await _until(topology, "the leading controller to create NetworkTopology nt-default")
     lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
@@ -241,11 +242,6 @@ async def _until_ready(installation: Installation, urls: list[str]) -> None:
         await _until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", meanwhile=installation.check)
 
 
-async def _has_topology(client: Client) -> bool:
-    await client.get(NETWORK_TOPOLOGIES, "nt-default", Object, namespace=HOME_NAMESPACE)
-    return True
-
-
 async def _kubectl(lab: Lab, *arguments: str) -> bytes:
     command = [str(lab.control_plane.kubectl), f"--kubeconfig={lab.control_plane.kubeconfig}", *arguments]
     return await run_to_end(command, f"kubectl {' '.join(arguments)}", _DEADLINE_S)
@@ -256,7 +252,7 @@ async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Cal
         try:
             return await check()
         except ApiError as error:
-            if not error.transient and not error.not_found:
+            if not error.transient:
                 raise
             return False
 

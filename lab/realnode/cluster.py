@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.errors import ApiError
 from kubekit.waiting import until
 from kubekit.wire import NODES, Node
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, free_ports, is_there
 from lab.errors import BootError
 from lab.network import LabNetwork, pod_ranges
 from lab.programs import Programs, run_to_end
@@ -117,7 +116,7 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
         cgroups.create(node.cgroup)
         await node.start()
         await until(
-            partial(_is_registered, client, node.name),
+            partial(is_there, client, NODES, node.name),
             lambda: f"node {node.name} to register; {node.running['kubelet'].told}",
             _REGISTER_TIMEOUT_S,
             every_s=_POLL_S,
@@ -128,16 +127,6 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
         ranges = {"spec": {"podCIDR": node.network.pod_ranges[0], "podCIDRs": list(node.network.pod_ranges)}}
         await client.patch(NODES, node.name, ranges, Node, kind=MERGE_PATCH)
         node.start_proxy()
-
-
-async def _is_registered(client: Client, name: str) -> bool:
-    try:
-        await client.get(NODES, name, Node)
-    except ApiError as error:
-        if not error.not_found:
-            raise
-        return False
-    return True
 
 
 def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlane) -> ImageStore:

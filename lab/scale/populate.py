@@ -15,11 +15,12 @@ import yaml
 from controller.cluster.pods import OUR_SCHEDULER
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
-from kubekit.errors import ApiError
+from kubekit.waiting import until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object, Resource
 from lab import boutique
 from lab.cluster import Lab
-from lab.controlplane import ControlPlane
+from lab.controlplane import ControlPlane, is_there
+from lab.errors import BootError
 from lab.installation import OVERLAY
 from lab.programs import run_to_end
 from lab.scale.objects import agent_labels, group_labels, running_pod, settled_node
@@ -164,16 +165,9 @@ async def create_namespaces(client: Client, sizes: Sizes, say: Say) -> None:
 
 
 async def await_account(client: Client, namespace: str) -> None:
-    """Wait for the account that pods of a namespace have by default."""
-    while True:
-        try:
-            await client.get(SERVICE_ACCOUNTS, "default", Object, namespace=namespace)
-        except ApiError as error:
-            if not error.not_found:
-                raise
-            await asyncio.sleep(0.2)
-        else:
-            return
+    """Wait for the account that pods of a namespace have by default. Raises BootError when it does not come."""
+    account = partial(is_there, client, SERVICE_ACCOUNTS, "default", namespace)
+    await until(account, f"the default account of {namespace}", _TIMEOUT_S, every_s=0.2, error=BootError)
 
 
 async def create_groups(client: Client, sizes: Sizes, say: Say) -> list[tuple[str, str]]:
