@@ -29,7 +29,7 @@ from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource, Wire
 from lab.build import Binaries, find_or_build
 from lab.certificates import Authority, KeyPair, generate_signing_key
 from lab.errors import BootError
-from lab.programs import Program, Programs
+from lab.programs import Program, Programs, run_to_end
 from lab.scheduling import DEFAULT_PROFILE, build_config
 
 LOOPBACK = "127.0.0.1"
@@ -40,6 +40,7 @@ SERVICE_RANGE, SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.0/16", "10.96.0.1", "10.9
 SERVICE_RANGE_6 = "2001:2:0:ffff::/112"
 # A control plane is up in 3 s; an emulated or starved machine takes its time.
 READY_TIMEOUT_S = 120.0
+KUBECTL_TIMEOUT_S = 60.0
 PLAYED_BY_KWOK = (KWOK_ANNOTATION, "fake")
 _POLL_S = 0.05
 _BOOT_ATTEMPTS = 3
@@ -156,6 +157,12 @@ class ControlPlane:
     def client_config(self) -> ClusterConfig:
         """The administrator's connection for kubekit's Client."""
         return load_cluster(str(self.kubeconfig))
+
+    async def run_kubectl(self, *arguments: str | Path, timeout_s: float = KUBECTL_TIMEOUT_S) -> str:
+        """Run kubectl as the administrator; what it printed. Raises BootError when it fails, or does not end in time."""
+        command = [self.kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
+        output = await run_to_end(command, f"kubectl {' '.join(map(str, arguments))}", timeout_s)
+        return output.decode()
 
     async def start_controller_manager(self, flags: Iterable[str] = ()) -> Program:
         """Start kube-controller-manager and wait until it made the default service account.

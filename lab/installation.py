@@ -30,7 +30,7 @@ from lab.controlplane import LOOPBACK, free_ports, is_there
 from lab.debian import Missing
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
-from lab.programs import Program, is_ready, run_to_end
+from lab.programs import Program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
@@ -112,7 +112,7 @@ async def install(
     netperf = await asyncio.to_thread(find_or_fetch)
     installation = Installation(lab, netperf, secrets.token_hex(16))
     installation.python = python or installation.python
-    await _kubectl(lab, "apply", "--server-side", *await _what(lab, overlay))
+    await lab.control_plane.run_kubectl("apply", "--server-side", *await _what(lab, overlay))
     manager_port, extender_port = free_ports(2)
     installation.controller_url = f"http://{LOOPBACK}:{manager_port}"
     installation.extender_url = f"http://{LOOPBACK}:{extender_port}"
@@ -132,14 +132,14 @@ async def install(
     return installation
 
 
-async def _what(lab: Lab, overlay: Path) -> Sequence[str]:
+async def _what(lab: Lab, overlay: Path) -> Sequence[str | Path]:
     """Arguments of kubectl apply."""
     if not lab.real.nodes:
-        return "-k", str(overlay)
-    rendered = await _kubectl(lab, "kustomize", str(overlay))
+        return "-k", overlay
+    rendered = await lab.control_plane.run_kubectl("kustomize", overlay)
     file = lab.place.state_dir / "installed.yaml"
     file.write_text(yaml.safe_dump_all(that_run_nothing(yaml.safe_load_all(rendered))))
-    return "-f", str(file)
+    return "-f", file
 
 
 def that_run_nothing(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -240,11 +240,6 @@ async def _token(
 async def _until_ready(installation: Installation, urls: list[str]) -> None:
     for url in urls:
         await _until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", meanwhile=installation.check)
-
-
-async def _kubectl(lab: Lab, *arguments: str) -> bytes:
-    command = [str(lab.control_plane.kubectl), f"--kubeconfig={lab.control_plane.kubeconfig}", *arguments]
-    return await run_to_end(command, f"kubectl {' '.join(arguments)}", _DEADLINE_S)
 
 
 async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Callable[[], object] = bool) -> None:

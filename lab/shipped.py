@@ -16,11 +16,9 @@ from lab.cluster import Lab
 from lab.errors import BootError
 from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
 from lab.installation import OVERLAY
-from lab.programs import run_to_end
 from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, NAME_LABEL, SCHEDULER
 from netperf.contract import CONTROLLER as CONTROLLER_NAME
 
-_APPLY_TIMEOUT_S = 60.0
 _ROLLOUT_TIMEOUT_S = 240.0
 
 
@@ -50,8 +48,8 @@ async def install_as_shipped(lab: Lab, images: Mapping[str, Path], *, overlay: P
     for network in lab.nodes:
         # A TUN device has no speed of its own: the operator of such a node says what its card gives.
         capacity = f"{CAPACITY_ANNOTATION}={network.node.nic_bps}"
-        await kubectl(lab, "annotate", "--overwrite", "node", network.node.name, capacity)
-    await kubectl(lab, "apply", "--server-side", "--force-conflicts", "-k", str(overlay))
+        await lab.control_plane.run_kubectl("annotate", "--overwrite", "node", network.node.name, capacity)
+    await lab.control_plane.run_kubectl("apply", "--server-side", "--force-conflicts", "-k", str(overlay))
     # A node's program that ends is told as such, and not as pods that are not ready minutes later.
     rollout, failure = asyncio.create_task(await_rollout(lab)), asyncio.create_task(lab.watch())
     try:
@@ -68,7 +66,9 @@ async def _served(lab: Lab) -> dict[str, str]:
     """Addresses of a pod of each kind, which the host reaches without delay; a Service's address works on nodes alone."""
     found = {}
     for name, label, port in (("controller", CONTROLLER_NAME, 9851), ("extender", SCHEDULER, 9876)):
-        listed = await kubectl(lab, "-n", HOME_NAMESPACE, "get", "pods", "-l", f"{NAME_LABEL}={label}", "-o", "json")
+        listed = await lab.control_plane.run_kubectl(
+            "-n", HOME_NAMESPACE, "get", "pods", "-l", f"{NAME_LABEL}={label}", "-o", "json"
+        )
         for pod in msgspec.json.decode(listed)["items"]:
             if address := pod["status"].get("podIP"):
                 found[name] = f"http://{address}:{port}"
@@ -78,12 +78,12 @@ async def _served(lab: Lab) -> dict[str, str]:
 async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
     """Wait until every DaemonSet and Deployment of a namespace is rolled out. Raises BootError with what its pods say."""
     deadline = time.monotonic() + _ROLLOUT_TIMEOUT_S
-    listed = await kubectl(lab, "-n", namespace, "get", "daemonsets,deployments", "-o", "name")
+    listed = await lab.control_plane.run_kubectl("-n", namespace, "get", "daemonsets,deployments", "-o", "name")
     for name in listed.split():
         left_s = max(1.0, deadline - time.monotonic())
         try:
-            await kubectl(
-                lab, "-n", namespace, "rollout", "status", name, f"--timeout={left_s:.0f}s", timeout_s=left_s + 10
+            await lab.control_plane.run_kubectl(
+                "-n", namespace, "rollout", "status", name, f"--timeout={left_s:.0f}s", timeout_s=left_s + 10
             )
         except BootError as error:
             raise BootError(f"{error}\n{await describe_unready(lab, namespace)}") from error
@@ -91,7 +91,7 @@ async def await_rollout(lab: Lab, namespace: str = HOME_NAMESPACE) -> None:
 
 async def describe_unready(lab: Lab, namespace: str = HOME_NAMESPACE) -> str:
     """The pods of a namespace that are not ready, and the end of what they logged."""
-    text = await kubectl(lab, "-n", namespace, "get", "pods", "-o", "json")
+    text = await lab.control_plane.run_kubectl("-n", namespace, "get", "pods", "-o", "json")
     lines = []
     for pod in msgspec.json.decode(text)["items"]:
         conditions = {c["type"]: c for c in pod["status"].get("conditions", ())}
@@ -103,15 +103,9 @@ async def describe_unready(lab: Lab, namespace: str = HOME_NAMESPACE) -> str:
         why += [c.get("message", "") for c in conditions.values() if c.get("message")]
         lines.append(f"{name} on {pod['spec'].get('nodeName', 'no node')}: {pod['status']['phase']}; {'; '.join(why)}")
         try:
-            lines.append(await kubectl(lab, "-n", namespace, "logs", name, "--all-containers", "--tail=5"))
+            lines.append(
+                await lab.control_plane.run_kubectl("-n", namespace, "logs", name, "--all-containers", "--tail=5")
+            )
         except BootError as error:
             lines.append(str(error))
     return "\n".join(lines)
-
-
-async def kubectl(lab: Lab, *arguments: str, timeout_s: float = _APPLY_TIMEOUT_S) -> str:
-    """Run kubectl as the administrator; what it printed. Raises BootError when it fails."""
-    command: list[str | Path] = [lab.control_plane.kubectl, f"--kubeconfig={lab.control_plane.kubeconfig}"]
-    command += arguments
-    output = await run_to_end(command, f"kubectl {' '.join(arguments)}", timeout_s)
-    return output.decode()

@@ -17,7 +17,7 @@ from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, free_ports, is_there
 from lab.errors import BootError
 from lab.network import LabNetwork, pod_ranges
-from lab.programs import Programs, run_to_end
+from lab.programs import Programs
 from lab.realnode import cgroups, machine
 from lab.realnode.files import PAUSE_IMAGE
 from lab.realnode.images import ImageStore
@@ -34,7 +34,6 @@ _AT_ONCE = 4
 # Images and containers are in memory where there is room: what a disk takes minutes to delete is gone with the node.
 _MEMORY_PER_NODE = 2**30
 _REGISTER_TIMEOUT_S = 90.0
-_KUBECTL_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 
 
@@ -107,7 +106,7 @@ async def start_real_nodes(
     async with Client(control_plane.client_config) as client, asyncio.TaskGroup() as group:
         for node in nodes.values():
             group.create_task(_start_node(node, client, gate))
-    await _apply_services(control_plane)
+    await control_plane.run_kubectl("apply", "--server-side", "-f", _SERVICES)
     return RealNodes(nodes, images, f"http://{address}")
 
 
@@ -142,9 +141,3 @@ def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlan
         inside = f"/usr/local/bin/{program.name}"
         store.add_program(name, program, inside=inside, entrypoint=(inside,))
     return store
-
-
-async def _apply_services(control_plane: ControlPlane) -> None:
-    command: list[str | Path] = [control_plane.kubectl, f"--kubeconfig={control_plane.kubeconfig}"]
-    command += ["apply", "--server-side", "-f", _SERVICES]
-    await run_to_end(command, "kubectl apply of DNS and metrics-server", _KUBECTL_TIMEOUT_S)

@@ -22,7 +22,6 @@ from lab.cluster import Lab
 from lab.controlplane import ControlPlane, is_there
 from lab.errors import BootError
 from lab.installation import OVERLAY
-from lab.programs import run_to_end
 from lab.scale.objects import agent_labels, group_labels, running_pod, settled_node
 from lab.scale.restore import Item, put_all
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
@@ -82,8 +81,7 @@ async def install_rules(lab: Lab, client: Client, overlay: Path = OVERLAY) -> No
 
     What holds each agent to its own node is left out: simulated agents share one token.
     """
-    kubectl = str(lab.control_plane.kubectl)
-    text = await run_to_end([kubectl, "kustomize", str(overlay)], "kubectl kustomize", _TIMEOUT_S)
+    text = await lab.control_plane.run_kubectl("kustomize", overlay, timeout_s=_TIMEOUT_S)
     documents = [d for d in yaml.safe_load_all(text) if d and d["kind"] not in _NOT_APPLIED]
     wanted = [
         d
@@ -92,8 +90,7 @@ async def install_rules(lab: Lab, client: Client, overlay: Path = OVERLAY) -> No
     ]
     path = lab.place.state_dir / "manifests.yaml"
     path.write_text(yaml.safe_dump_all(wanted, sort_keys=False))
-    apply = [kubectl, f"--kubeconfig={lab.control_plane.kubeconfig}", "apply", "--server-side", "-f", str(path)]
-    await run_to_end(apply, "kubectl apply", _TIMEOUT_S)
+    await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
     for account in ACCOUNTS:
         await client.create(FLOW_SCHEMAS, _flow_schema(account), Object)
 

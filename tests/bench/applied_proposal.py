@@ -32,7 +32,7 @@ from lab.programs import run_to_end
 from lab.prometheus_build import find_or_build_prometheus
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
-from lab.shipped import await_rollout, kubectl
+from lab.shipped import await_rollout
 from lab.topology import Topology, load
 from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
 from tests.e2e import test_traffic_of_real_nodes as real
@@ -78,7 +78,7 @@ async def run(name: str, *, near: bool, one_by_one: bool) -> dict[str, Any]:
             targets = [url.removeprefix("http://") for url in installation.agent_urls.values()]
             url = await start_prometheus(lab, prometheus, {"netaware-agent": targets})
             patch = ("--type=merge", "-p=" + json.dumps({"spec": {"weights": [costs_of(topology)]}}))
-            await kubectl(lab, "-n", HOME_NAMESPACE, "patch", "networktopology", TOPOLOGY_NAME, *patch)
+            await lab.control_plane.run_kubectl("-n", HOME_NAMESPACE, "patch", "networktopology", TOPOLOGY_NAME, *patch)
             application = boutique.made_to_run(boutique.load(scheduler="default-scheduler", cpu=POD_CPU), APP_IMAGE)
             for deployment in application.deployments.values():
                 deployment["spec"]["replicas"] = REPLICAS
@@ -94,7 +94,7 @@ async def run(name: str, *, near: bool, one_by_one: bool) -> dict[str, Any]:
             if not near:
                 patch = ("--type=merge", f"-p={json.dumps(NEAR)}")
                 for called in application.services:
-                    await kubectl(lab, "-n", real.NAMESPACE, "patch", "service", called, *patch)
+                    await lab.control_plane.run_kubectl("-n", real.NAMESPACE, "patch", "service", called, *patch)
             (Path(folder) / "prices.yaml").write_text(real.PRICES)
             words = ["propose", "-n", real.NAMESPACE, f"--window={WINDOW_S // 60}m", "--spread=zone"]
             words += [f"--scheduler={SCHEDULER}", f"--prices={folder}/prices.yaml", "--apply", "--yes"]
@@ -154,7 +154,7 @@ def say(text: str) -> None:
 
 
 async def pods_of(lab: Lab) -> list[dict[str, Any]]:
-    listed = json.loads(await kubectl(lab, "-n", real.NAMESPACE, "get", "pods", "-o", "json"))["items"]
+    listed = json.loads(await lab.control_plane.run_kubectl("-n", real.NAMESPACE, "get", "pods", "-o", "json"))["items"]
     return [pod for pod in listed if not pod["metadata"].get("deletionTimestamp")]
 
 

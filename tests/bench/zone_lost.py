@@ -40,7 +40,7 @@ from lab.programs import run_to_end
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.node import NODE
 from lab.realnode.programs import NodePrograms
-from lab.shipped import await_rollout, build_images, install_as_shipped, kubectl
+from lab.shipped import await_rollout, build_images, install_as_shipped
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 from tests.e2e.real_cluster import configured_overlay
@@ -112,7 +112,7 @@ async def run(name: str, placements: Sequence[str], zones: str) -> dict[str, Any
                 if title == placements[-1] and zones == TWO_ZONES:
                     lost = await lose_a_zone(lab, namespace, addresses)
                 else:
-                    await kubectl(lab, "delete", "namespace", namespace, timeout_s=180)
+                    await lab.control_plane.run_kubectl("delete", "namespace", namespace, timeout_s=180)
     return {"placements": felt, "lost": lost}
 
 
@@ -125,8 +125,7 @@ def awake(folder: Path) -> Path:
 
 async def priced(lab: Lab) -> None:
     """Wait until costs rest on measurements."""
-    await kubectl(
-        lab,
+    await lab.control_plane.run_kubectl(
         "-n",
         HOME_NAMESPACE,
         "wait",
@@ -157,18 +156,18 @@ async def deploy(lab: Lab, folder: Path, namespace: str, scheduler: str, near: b
     if near:
         for service in services.values():
             service["spec"]["trafficDistribution"] = "PreferSameZone"
-    await kubectl(lab, "create", "namespace", namespace)
-    await kubectl(lab, "-n", namespace, "apply", "-f", write(folder, "group", [application.group]))
-    await kubectl(
-        lab, "-n", namespace, "wait", "--for=jsonpath={.status.topologyOrder}", "appgroup", "--all", "--timeout=60s"
+    await lab.control_plane.run_kubectl("create", "namespace", namespace)
+    await lab.control_plane.run_kubectl("-n", namespace, "apply", "-f", write(folder, "group", [application.group]))
+    await lab.control_plane.run_kubectl(
+        "-n", namespace, "wait", "--for=jsonpath={.status.topologyOrder}", "appgroup", "--all", "--timeout=60s"
     )
     objects = [*services.values(), anybody, *application.deployments.values()]
-    await kubectl(lab, "-n", namespace, "apply", "-f", write(folder, "application", objects))
+    await lab.control_plane.run_kubectl("-n", namespace, "apply", "-f", write(folder, "application", objects))
     await await_rollout(lab, namespace)
     found = {}
     for way in ("frontend", ANY):
         words = ("get", "service", way, "-o", "jsonpath={.spec.clusterIP}")
-        found[way] = (await kubectl(lab, "-n", namespace, *words)).strip()
+        found[way] = (await lab.control_plane.run_kubectl("-n", namespace, *words)).strip()
     return found
 
 
@@ -223,7 +222,7 @@ async def load_from(
 
 async def pods_of(lab: Lab, namespace: str) -> list[dict[str, Any]]:
     """Those that are ready and stay; nothing is ready on a node that is gone."""
-    listed = json.loads(await kubectl(lab, "-n", namespace, "get", "pods", "-o", "json"))["items"]
+    listed = json.loads(await lab.control_plane.run_kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]
     return [
         pod
         for pod in listed
@@ -262,7 +261,9 @@ async def lose_a_zone(lab: Lab, namespace: str, addresses: Mapping[str, str]) ->
         errors = by_step(steps, killed)
         say("the zone comes back")
         await asyncio.to_thread(faults.mend, gone)
-        await kubectl(lab, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=240s", timeout_s=250)
+        await lab.control_plane.run_kubectl(
+            "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=240s", timeout_s=250
+        )
         back, balance = time.monotonic(), []
         say("its nodes are ready")
         while time.monotonic() - back < BALANCE_S:
@@ -344,7 +345,9 @@ async def until(holds: Any, patience_s: float) -> float | None:
 
 async def evictions(lab: Lab, namespace: str) -> int:
     """Pods that the descheduler moved, by its events."""
-    listed = json.loads(await kubectl(lab, "-n", namespace, "get", "events.events.k8s.io", "-o", "json"))["items"]
+    listed = json.loads(
+        await lab.control_plane.run_kubectl("-n", namespace, "get", "events.events.k8s.io", "-o", "json")
+    )["items"]
     return sum((e.get("series") or {}).get("count", 1) for e in listed if e["reason"] == DESCHEDULED)
 
 

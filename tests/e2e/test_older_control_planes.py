@@ -26,7 +26,6 @@ from lab.build import OLDER_CONTROL_PLANES, Binaries, Module, find_or_build
 from lab.cluster import Lab
 from lab.demo import COMPONENTS
 from lab.installation import MANIFESTS, install
-from lab.programs import run_to_end
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 from tests.support.webhook_program import start_webhook
@@ -74,13 +73,17 @@ async def test_component_installs_and_the_example_is_planned(tmp_path: Path, old
         await install(lab, overlay=overlay(mine, minor))
         _, configuration = start_webhook(lab.programs, keys)
         (keys / "webhook.yaml").write_text(yaml.safe_dump(configuration))
-        await kubectl(lab, "apply", "--server-side", "-f", str(keys / "webhook.yaml"))
+        await lab.control_plane.run_kubectl(
+            "apply", "--server-side", "-f", str(keys / "webhook.yaml"), timeout_s=DEADLINE_S
+        )
         async with Client(lab.client_config) as client:
             await until(lambda: is_measured(client), "costs that were measured")
-            await kubectl(lab, "create", "namespace", BOUTIQUE)
+            await lab.control_plane.run_kubectl("create", "namespace", BOUTIQUE, timeout_s=DEADLINE_S)
             await until(lambda: has_account(client), "the namespace's service account")
             await until(lambda: are_gated(lab), "pods of a group to be gated")
-            await kubectl(lab, "apply", "-n", BOUTIQUE, "-k", str(MANIFESTS / "examples" / "online-boutique"))
+            await lab.control_plane.run_kubectl(
+                "apply", "-n", BOUTIQUE, "-k", str(MANIFESTS / "examples" / "online-boutique"), timeout_s=DEADLINE_S
+            )
             await until(lambda: are_placed(client), "eleven pods on nodes")
             for pod in await client.list(PODS, Pod, namespace=BOUTIQUE):
                 target = json.loads(pod.metadata.annotation(TARGET_ANNOTATION) or "{}")
@@ -122,8 +125,3 @@ async def until(check: Any, what: str) -> None:
     while not await check():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         await asyncio.sleep(0.3)
-
-
-async def kubectl(lab: Lab, *words: str) -> None:
-    command = [str(lab.control_plane.kubectl), f"--kubeconfig={lab.control_plane.kubeconfig}", *words]
-    await run_to_end(command, f"kubectl {' '.join(words)}", DEADLINE_S)

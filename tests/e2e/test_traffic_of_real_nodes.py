@@ -27,7 +27,7 @@ from lab.prometheus_build import find_or_build_prometheus
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
-from lab.shipped import await_rollout, kubectl
+from lab.shipped import await_rollout
 from lab.topology import load
 from tests.support.packet_count import counted, on_node, start_counting
 
@@ -65,7 +65,7 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
     prometheus_program = (await asyncio.to_thread(find_or_build_prometheus))["prometheus"]
     topology = load(str(file))
     async with Lab.start(topology, name="e2e-traffic", components=COMPONENTS) as lab:
-        await kubectl(lab, "apply", "--server-side", "-k", str(MANIFESTS / "crds"))
+        await lab.control_plane.run_kubectl("apply", "--server-side", "-k", str(MANIFESTS / "crds"))
         for node in lab.nodes:
             on_node(node.netns, "sysctl", "-qw", "net.netfilter.nf_conntrack_acct=1")
             start_counting(node_programs, node.netns)
@@ -89,7 +89,7 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
             truth_of_money = _last(WINDOW_S, counts)
         assert not calls.failed
         await lab.programs.stop(calls)
-        pods = json.loads(await kubectl(lab, "-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
+        pods = json.loads(await lab.control_plane.run_kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
         report = _judge(application, proposed, truth_of_proposal, money, truth_of_money, pods, lab)
         words = ["--apply", "--yes", "--one-by-one", f"--window={WINDOW_S // 60}m"]
         applied = await ask(lab, url, "propose", "-n", NAMESPACE, *words, timeout_s=400)
@@ -116,7 +116,7 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
 async def _rolled(lab: Lab, applied: Any) -> list[tuple[str, str, str]]:
     """Of every workload in the order of the patches: when its new pod was created, and when it was ready."""
     (proposal,) = applied["proposals"]
-    listed = json.loads(await kubectl(lab, "-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
+    listed = json.loads(await lab.control_plane.run_kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
     pods = {
         pod["metadata"]["labels"]["app"]: pod
         for pod in listed
@@ -137,7 +137,7 @@ def _agent(lab: Lab, node: str, address: str) -> list[str | Path]:
 
 async def deploy(lab: Lab, application: boutique.Application, folder: Path) -> str:
     """Without labels of ours and without an AppGroup; the address of the frontend's Service."""
-    await kubectl(lab, "create", "namespace", NAMESPACE)
+    await lab.control_plane.run_kubectl("create", "namespace", NAMESPACE)
     documents = list(application.services.values())
     for deployment in application.deployments.values():
         labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -147,10 +147,12 @@ async def deploy(lab: Lab, application: boutique.Application, folder: Path) -> s
         documents.append(deployment)
     file = folder / "application.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
-    await kubectl(lab, "-n", NAMESPACE, "apply", "-f", str(file))
+    await lab.control_plane.run_kubectl("-n", NAMESPACE, "apply", "-f", str(file))
     await await_rollout(lab, NAMESPACE)
     return (
-        await kubectl(lab, "-n", NAMESPACE, "get", "service", "frontend", "-o", "jsonpath={.spec.clusterIP}")
+        await lab.control_plane.run_kubectl(
+            "-n", NAMESPACE, "get", "service", "frontend", "-o", "jsonpath={.spec.clusterIP}"
+        )
     ).strip()
 
 
