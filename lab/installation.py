@@ -42,6 +42,10 @@ _DEADLINE_S = 60.0
 _POLL_S = 0.1
 
 
+CENTRAL = (("controller", CONTROLLER, "manager"), ("extender", SCHEDULER, "extender"))
+"""Our programs that run once: what they are called, their service account, and their verb of ``python -m controller``."""
+THIS_PYTHON = (sys.executable, "-m")
+
 Python = Callable[[str], Sequence[str | Path]]
 
 
@@ -61,7 +65,7 @@ class Installation:
     lab: Lab
     netperf: Netperf | Missing
     secret: str
-    python: Python = lambda _: (sys.executable, "-m")
+    python: Python = lambda _: THIS_PYTHON
     extender_url: str = ""
     controller_url: str = ""
     agent_urls: dict[str, str] = field(default_factory=dict)
@@ -188,14 +192,48 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 async def _start_controller(client: Client, installation: Installation, config: Path) -> None:
-    for name, account, verb, url in (
-        ("controller", CONTROLLER, "manager", installation.controller_url),
-        ("extender", SCHEDULER, "extender", installation.extender_url),
-    ):
-        kubeconfig = await _token(client, installation, account, name, lambda _: True)
-        argv = [*installation.python(name), "controller", verb, f"--kubeconfig={kubeconfig}", f"--config={config}"]
-        argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
-        installation.lab.spawn(None, argv, name, env={"POD_NAME": name})
+    urls = installation.controller_url, installation.extender_url
+    for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
+        kubeconfig = await bound_kubeconfig(client, installation.lab, account, name, lambda _: True)
+        python = installation.python(name)
+        spawn_central(installation.lab, name, verb, url, kubeconfig=kubeconfig, config=config, python=python)
+
+
+def spawn_central(
+    lab: Lab,
+    name: str,
+    verb: str,
+    url: str,
+    *,
+    kubeconfig: Path,
+    config: Path,
+    python: Sequence[str | Path] = THIS_PYTHON,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Start one of the controller's programs on the host.
+
+    Args:
+        lab: ends it when the lab ends.
+        name: of the program, and of its pod as it knows it.
+        verb: of ``python -m controller``.
+        url: where it listens.
+        kubeconfig: its credentials.
+        config: of the controller.
+        python: what runs a module.
+        env: more variables.
+    """
+    argv = [*python, "controller", verb, f"--kubeconfig={kubeconfig}", f"--config={config}"]
+    argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
+    lab.spawn(None, argv, name, env={"POD_NAME": name, **(env or {})})
+
+
+async def start_without_pods(lab: Lab, config: Path) -> tuple[str, str]:
+    """Start controller and extender where no pod stands for them; the addresses at which they will serve."""
+    controller, extender = (f"http://{LOOPBACK}:{port}" for port in free_ports(2))
+    for (name, account, verb), url in zip(CENTRAL, (controller, extender), strict=True):
+        kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
+        spawn_central(lab, name, verb, url, kubeconfig=kubeconfig, config=config)
+    return controller, extender
 
 
 async def _start_agents(client: Client, installation: Installation, flags: Sequence[str]) -> None:
@@ -209,7 +247,7 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
         def on_node(pod: Pod, node: str = node) -> bool:
             return pod.spec.node_name == node
 
-        kubeconfig = await _token(client, installation, AGENT, f"agent-{node}", on_node)
+        kubeconfig = await bound_kubeconfig(client, lab, AGENT, f"agent-{node}", on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [*installation.python(f"agent-{node}"), "agent", "run", f"--node-name={node}"]
         argv += [f"--kubeconfig={kubeconfig}"]
@@ -219,8 +257,8 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
         installation.agent_urls[node] = f"http://{listen}"
 
 
-async def _token(
-    client: Client, installation: Installation, account: str, file_name: str, wanted: Callable[[Pod], bool]
+async def bound_kubeconfig(
+    client: Client, lab: Lab, account: str, file_name: str, wanted: Callable[[Pod], bool]
 ) -> Path:
     """A kubeconfig with the service account's token, bound to the pod that stands for the program."""
     found: list[Pod] = []
@@ -232,7 +270,7 @@ async def _token(
 
     await _until(look, f"a pod of {account}")
     pod = found[0].metadata
-    return await installation.lab.control_plane.write_token_kubeconfig(
+    return await lab.control_plane.write_token_kubeconfig(
         HOME_NAMESPACE, account, file_name=file_name, bound_pod=(pod.name, pod.uid)
     )
 

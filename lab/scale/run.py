@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import sys
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,9 +22,8 @@ from kubekit.lease import Lease
 from kubekit.waiting import until
 from kubekit.wire import LEASES
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
-from lab.installation import MANIFESTS
+from lab.installation import MANIFESTS, start_without_pods
 from lab.programs import is_ready
 from lab.prometheus_build import find_or_build_prometheus
 from lab.scale import figures, populate
@@ -39,7 +36,7 @@ from lab.scale.objects import zone_name
 from lab.scale.populate import Say, Sizes
 from lab.scale.readings import Readings
 from lab.scale.restore import client_context
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
+from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
 
 # Ten thousand kubelets renew their Leases a thousand times a second, which two cores do not bear: here there are none, kubelets
 # report the nodes' status every twenty minutes, and the node controller is as patient.
@@ -94,17 +91,8 @@ class ServingPrograms(msgspec.Struct, frozen=True):
 
 
 async def _start_programs(lab: Lab, say: Say) -> ServingPrograms:
-    controller, extender = (f"http://{LOOPBACK}:{port}" for port in free_ports(2))
     # The configuration as it is shipped.
-    config = MANIFESTS / "base" / "controller" / "config.yaml"
-    for name, account, verb, url in (
-        ("controller", CONTROLLER, "manager", controller),
-        ("extender", SCHEDULER, "extender", extender),
-    ):
-        kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
-        argv: list[str | Path] = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfig}"]
-        argv += [f"--config={config}", f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
-        lab.spawn(None, argv, name, env={"POD_NAME": name})
+    controller, extender = await start_without_pods(lab, MANIFESTS / "base" / "controller" / "config.yaml")
     for url in (controller, extender):
         await until(
             partial(is_ready, f"{url}/readyz", 5),

@@ -20,13 +20,12 @@ import yaml
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.wire import PODS, Pod
-from lab.installation import Installation
+from lab.installation import CENTRAL, Installation, bound_kubeconfig, spawn_central
 from lab.programs import Program
 from lab.storm.journal import Journal
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, SCHEDULER
+from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, NAME_LABEL
 
 SECOND_CONTROLLER = "controller-2"
-EXTENDER_ACCOUNT = SCHEDULER
 # A kubelet starts a container again at once, and later after 10 s and more; a storm's programs die more often than that.
 _RESTART_AFTER_S = 1.0
 _POLL_S = 0.25
@@ -137,13 +136,9 @@ class Kubelet:
 
 def _roles(installation: Installation) -> dict[str, tuple[str, str]]:
     """Service account and node (empty for any) by program."""
+    central = {name: (account, "") for name, account, _ in CENTRAL}
     agents = {f"agent-{node}": (AGENT, node) for node in installation.agent_urls}
-    return {
-        "controller": (CONTROLLER, ""),
-        SECOND_CONTROLLER: (CONTROLLER, ""),
-        "extender": (EXTENDER_ACCOUNT, ""),
-        **agents,
-    }
+    return {**central, SECOND_CONTROLLER: (CONTROLLER, ""), **agents}
 
 
 def _stands_for(pod: Pod, account: str, node: str) -> bool:
@@ -180,25 +175,13 @@ async def start_second_controller(
     """
     lab = installation.lab
     first = bound_pod(kubeconfig_of(lab.place.state_dir, "controller"))
-    async with asyncio.timeout(60):
-        while True:
-            pods = await client.list(PODS, Pod, namespace=HOME_NAMESPACE)
-            free = [p for p in pods if _stands_for(p, CONTROLLER, "") and p.spec.node_name and p.metadata.uid != first]
-            if free:
-                break
-            await asyncio.sleep(_POLL_S)
-    pod = free[0].metadata
-    kubeconfig = await lab.control_plane.write_token_kubeconfig(
-        HOME_NAMESPACE, CONTROLLER, file_name=SECOND_CONTROLLER, bound_pod=(pod.name, pod.uid)
+    kubeconfig = await bound_kubeconfig(
+        client, lab, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first
     )
-    env = {"POD_NAME": SECOND_CONTROLLER}
-    if version is not None:
-        # Before this project's own packages, for the planner's process too; Python would put the folder that it runs in first.
-        env |= {"PYTHONPATH": str(version), "PYTHONSAFEPATH": "1"}
-    argv = [*installation.python(SECOND_CONTROLLER), "controller", "manager", f"--kubeconfig={kubeconfig}"]
-    argv += [f"--config={config}"]
-    argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
-    lab.spawn(None, argv, SECOND_CONTROLLER, env=env)
+    # Before this project's own packages, for the planner's process too; Python would put the folder that it runs in first.
+    env = {"PYTHONPATH": str(version), "PYTHONSAFEPATH": "1"} if version is not None else {}
+    python = installation.python(SECOND_CONTROLLER)
+    spawn_central(lab, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=config, python=python, env=env)
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -38,7 +38,7 @@ from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, ConfigMap, O
 from lab import boutique
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
-from lab.installation import MANIFESTS
+from lab.installation import MANIFESTS, start_without_pods
 from lab.scale import populate
 from lab.scale.agents import Traffic, ZoneAgents
 from lab.scale.life import Life
@@ -46,7 +46,7 @@ from lab.scale.objects import zone_name
 from lab.scale.populate import Sizes
 from lab.scale.readings import Readings
 from lab.scale.run import beside
-from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
+from netperf.contract import AGENT, HOME_NAMESPACE
 
 SIZES = Sizes(zones=3, nodes_per_zone=5, pods=15, groups=0, viewers=0)
 CORES = 8.0
@@ -306,17 +306,9 @@ class Network:
 
 async def start_programs(lab: Lab, usage_url: str) -> str:
     """Controller, extender, scheduler; the controller's address."""
-    controller, extender = (f"http://{LOOPBACK}:{port}" for port in free_ports(2))
     path = lab.place.state_dir / "controller.yaml"
     path.write_text(yaml.safe_dump(configuration(usage_url)))
-    for name, account, verb, url in (
-        ("controller", CONTROLLER, "manager", controller),
-        ("extender", SCHEDULER, "extender", extender),
-    ):
-        kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account, file_name=name)
-        argv: list[str | Path] = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfig}"]
-        argv += [f"--config={path}", f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
-        lab.spawn(None, argv, name, env={"POD_NAME": name})
+    controller, extender = await start_without_pods(lab, path)
     await lab.control_plane.start_scheduler(extender_url=extender)
     return controller
 
