@@ -46,6 +46,7 @@ from lab.errors import BootError, LabError
 from lab.installation import ROUND_S, Installation, install
 from lab.netperf_install import find_or_fetch
 from lab.programs import importable, run_to_end
+from lab.progress import Say
 from lab.realnode.cluster import APP_IMAGE
 from lab.shipped import await_rollout, install_as_shipped
 from lab.topology import REAL, Topology
@@ -70,8 +71,6 @@ ENOUGH_READINGS = 3
 _POLL_S = 0.2
 _MEASURE_DEADLINE_S, _SHIPPED_MEASURE_DEADLINE_S = 120.0, 420.0
 _PLACE_DEADLINE_S = 60.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

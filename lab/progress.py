@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Protocol, TextIO
+
+Say = Callable[[str], None]
+"""Told in a line what goes on."""
 
 
 class Progress(Protocol):

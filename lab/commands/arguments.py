@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
+
+from rich.console import Console
 
 from kubekit.errors import ConfigError
 from lab.cluster import AUTO
+from lab.errors import LabError
+from lab.progress import Say
+from lab.reclaim import LabPlace, holder, place_of
 from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load
 from lab.wan.plan import NETEM, USERSPACE
+
+_NAME = "lab"
+_LONGEST_MINUTES = 24 * 60.0
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
     """``--name``."""
     parser.add_argument(
-        "--name", default="lab", help="which lab; labs of different names run side by side (%(default)s)"
+        "--name", default=_NAME, help="which lab; labs of different names run side by side (%(default)s)"
     )
 
 
@@ -61,6 +70,35 @@ def add_wan(parser: argparse.ArgumentParser) -> None:
         default=AUTO,
         help="what delays packets: the kernel's netem, a process of ours, or netem where the kernel has it (%(default)s)",
     )
+
+
+def check_minutes(minutes: float) -> None:
+    """Raise ConfigError when ``--minutes`` is out of range."""
+    if not 0 < minutes <= _LONGEST_MINUTES:
+        raise ConfigError("--minutes", f"{minutes:g} is out of range", f"above 0, up to {_LONGEST_MINUTES:g}")
+
+
+def told_since_now() -> Say:
+    """Prints what goes on to stderr, with the seconds since this call."""
+    started, progress = time.monotonic(), Console(stderr=True)
+
+    def say(text: str) -> None:
+        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
+
+    return say
+
+
+def running(name: str, start: str = "up") -> LabPlace:
+    """Where the lab of this name has its files; ``start`` is the command that would start it. Raises LabError when it does not run."""
+    place = place_of(name)
+    if holder(place) is None:
+        raise LabError(f"no lab named {name} is running; `python -m lab {start}` starts one")
+    return place
+
+
+def name_again(name: str) -> str:
+    """What a command that is shown to somebody needs to mean the same lab."""
+    return "" if name == _NAME else f" --name {name}"
 
 
 def read_topology(text: str, kubelets: str | None = None, *, dual_stack: bool = False) -> Topology | None:

@@ -11,10 +11,9 @@ import msgspec
 from kubekit.errors import ConfigError
 from lab.commands import arguments
 from lab.commands.up import read_description
-from lab.errors import LabError
 from lab.faults import AGENT_PREFIX, NAMES, Faults, offs
 from lab.realnode.node import NODE
-from lab.reclaim import holder, place_of
+from lab.reclaim import place_of
 
 BREAK = """\
 Breaks one thing in a running lab, for people who want to see what failure looks like: in `kubectl netaware why`, on the page, in events
@@ -107,10 +106,7 @@ def run_mend(args: argparse.Namespace) -> int:
 
 
 def _of(name: str) -> tuple[Faults, dict[str, Any]]:
-    place = place_of(name)
-    if holder(place) is None:
-        msg = f"no lab named {name} is running; `python -m lab up --programs` starts one"
-        raise LabError(msg)
+    place = arguments.running(name, "up --programs")
     return Faults(place), read_description(place)
 
 

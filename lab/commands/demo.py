@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,7 @@ def run(args: argparse.Namespace) -> int:
     find_node_programs(topology)
     images = build_images() if topology.real_nodes else None
     launch.enter()
-    started = time.monotonic()
-    progress = Console(stderr=True)
-
-    def say(text: str) -> None:
-        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
+    say = arguments.told_since_now()
 
     async def main() -> None:
         found = await run_demo(

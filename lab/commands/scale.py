@@ -7,7 +7,6 @@ privileges, 6 GB of memory, and some minutes to fill the cluster before the time
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 import msgspec
@@ -29,7 +28,6 @@ _LIMITS = {
     "groups": (0, 5000),
     "viewers": (0, 50),
 }
-_LONGEST_MINUTES = 24 * 60.0
 
 
 def add_parser(commands: Any) -> None:
@@ -56,8 +54,7 @@ def read_sizes(args: argparse.Namespace) -> Sizes:
         value = getattr(args, field)
         if not least <= value <= most:
             raise ConfigError(f"--{field.replace('_', '-')}", f"{value} is out of range", f"{least} to {most}")
-    if not 0 < args.minutes <= _LONGEST_MINUTES:
-        raise ConfigError("--minutes", f"{args.minutes:g} is out of range", f"above 0, up to {_LONGEST_MINUTES:g}")
+    arguments.check_minutes(args.minutes)
     return Sizes(**{field: getattr(args, field) for field in Sizes.__struct_fields__})
 
 
@@ -65,12 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """Run it; one JSON object on stdout with --json; progress on stderr."""
     sizes = read_sizes(args)
     find_or_build()
-    started = time.monotonic()
-    progress = Console(stderr=True)
+    say = arguments.told_since_now()
     found: list[ScaleReport] = []
-
-    def say(text: str) -> None:
-        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     async def main() -> None:
         found.append(await run_scale(sizes, name=args.name, say=say))

@@ -106,8 +106,8 @@ def _print(report: dict[str, Any]) -> None:
     for pair in broken["cut"]:
         console.print(f"[red]cut[/]: every packet between {pair[0]} and {pair[1]} is lost")
     if any(broken.values()):
-        suffix = "" if report["name"] == "lab" else f" --name {report['name']}"
-        console.print(f"`python -m lab mend{suffix}` starts again what ended and undoes what `break` did")
+        again = arguments.name_again(report["name"])
+        console.print(f"`python -m lab mend{again}` starts again what ended and undoes what `break` did")
     wan = report["wan"]
     if wan and "links" in wan:
         packets = wan["packets"]

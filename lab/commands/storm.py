@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_FAILED, run_program
 from lab.build import find_or_build
-from lab.cluster import find_node_programs
 from lab.commands import arguments
 from lab.netperf_install import find_or_fetch
 from lab.reclaim import place_of
 from lab.storm.faults import KINDS
 from lab.storm.run import StormReport, run_storm
 from lab.unprivileged import plan_this_command
-
-_LONGEST_MINUTES = 24 * 60.0
 
 
 def add_parser(commands: Any) -> None:
@@ -61,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
     topology = arguments.read_topology(args.topology)
     if topology is None or topology.real_nodes:
         raise ConfigError("--topology", "a storm needs nodes, and those that kwok plays", "name another topology")
-    if not 0 < args.minutes <= _LONGEST_MINUTES:
-        raise ConfigError("--minutes", f"{args.minutes:g} is out of range", f"above 0, up to {_LONGEST_MINUTES:g}")
+    arguments.check_minutes(args.minutes)
     kinds = tuple(args.kinds.split(","))
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ConfigError("--kinds", f"unknown: {', '.join(unknown)}", f"some of {', '.join(KINDS)}")
@@ -73,14 +68,9 @@ def run(args: argparse.Namespace) -> int:
     launch = plan_this_command()
     find_or_build()
     find_or_fetch()
-    find_node_programs(topology)
     launch.enter()
-    started = time.monotonic()
-    progress = Console(stderr=True)
+    say = arguments.told_since_now()
     found: list[StormReport] = []
-
-    def say(text: str) -> None:
-        progress.print(f"[dim]{time.monotonic() - started:6.1f} s[/]  {text}", highlight=False, soft_wrap=True)
 
     async def main() -> None:
         found.append(

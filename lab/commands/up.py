@@ -184,7 +184,7 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
                 node["name"], node["region"], node["zone"] or "-", node["address"], node["netns"], node["kubelet"]
             )
         console.print(table)
-    suffix = "" if lab["name"] == "lab" else f" --name {lab['name']}"
+    again = arguments.name_again(lab["name"])
     console.print(f"export KUBECONFIG={lab['kubeconfig']}", soft_wrap=True)
     console.print(f"{lab['kubectl']} get nodes -L topology.kubernetes.io/zone", soft_wrap=True)
     if lab["nodes"]:
@@ -192,11 +192,11 @@ def _print(lab: dict[str, Any], *, as_json: bool) -> None:
         console.print(f"{enter}   # a shell on {lab['nodes'][0]['name']}", soft_wrap=True)
         zones = (*lab["zones"], "ZONE", "ZONE")[:2]
         console.print(
-            f"{sys.executable} -m lab wan set{suffix} {zones[0]} {zones[1]} --delay 30ms   # change a delay live"
+            f"{sys.executable} -m lab wan set{again} {zones[0]} {zones[1]} --delay 30ms   # change a delay live"
         )
     if "controller" in lab["addresses"]:
         _print_page(console, lab)
-    console.print(f"{sys.executable} -m lab down{suffix}", soft_wrap=True)
+    console.print(f"{sys.executable} -m lab down{again}", soft_wrap=True)
 
 
 def _print_page(console: Console, lab: dict[str, Any]) -> None:

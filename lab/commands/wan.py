@@ -10,8 +10,6 @@ import msgspec
 from kubekit import quantity
 from kubekit.errors import ConfigError, QuantityError
 from lab.commands import arguments
-from lab.errors import LabError
-from lab.reclaim import holder, place_of
 from lab.topology import Link, parse_duration_us, parse_loss
 from lab.wan.control import WanControl
 
@@ -51,11 +49,7 @@ def run_set(args: argparse.Namespace) -> int:
 
 
 def _control(name: str) -> WanControl:
-    place = place_of(name)
-    if holder(place) is None:
-        msg = f"no lab named {name} is running; `python -m lab up` starts one"
-        raise LabError(msg)
-    return WanControl(place.wan_socket)
+    return WanControl(arguments.running(name).wan_socket)
 
 
 def _changes(args: argparse.Namespace) -> dict[str, float | None]:

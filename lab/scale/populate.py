@@ -22,6 +22,7 @@ from lab.cluster import Lab
 from lab.controlplane import ControlPlane, is_there
 from lab.errors import BootError
 from lab.installation import OVERLAY
+from lab.progress import Say
 from lab.scale.objects import agent_labels, group_labels, running_pod, settled_node
 from lab.scale.restore import Item, put_all
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
@@ -33,8 +34,6 @@ LIVING_SHARE = 0.1
 _NOT_APPLIED = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
 _AT_ONCE = 24
 _TIMEOUT_S = 120.0
-
-Say = Callable[[str], None]
 
 
 class Sizes(msgspec.Struct, frozen=True):

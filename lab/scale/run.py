@@ -25,6 +25,7 @@ from lab.cluster import Lab
 from lab.errors import BootError
 from lab.installation import MANIFESTS, start_without_pods
 from lab.programs import is_ready
+from lab.progress import Say
 from lab.prometheus_build import find_or_build_prometheus
 from lab.scale import figures, populate
 from lab.scale.agents import Traffic, ZoneAgents
@@ -33,7 +34,7 @@ from lab.scale.figures import Levels, ScaleReport
 from lab.scale.kubelets import Kubelets
 from lab.scale.life import Audience, Life
 from lab.scale.objects import zone_name
-from lab.scale.populate import Say, Sizes
+from lab.scale.populate import Sizes
 from lab.scale.readings import Readings
 from lab.scale.restore import client_context
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE

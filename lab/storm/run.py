@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from lab.controlplane import LOOPBACK, free_ports
 from lab.demo import COMPONENTS
 from lab.errors import BootError
 from lab.installation import Installation, install
+from lab.progress import Say
 from lab.reclaim import place_of
 from lab.storm import audit, history, levels
 from lab.storm.acts import Acts
@@ -51,8 +52,6 @@ CONFIG: dict[str, Any] = {
     "scheduler": {"gates": {"maxWaitS": GATE_S}},
 }
 _UNREACHABLE = 10001
-
-Say = Callable[[str], None]
 
 
 class StormReport(msgspec.Struct, frozen=True):
