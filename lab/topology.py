@@ -28,6 +28,7 @@ MAX_NODES = 200
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _PERCENT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)%\Z")
 _MAX_RTT_S = 10.0
+_MIN_RATE_BPS = 1000
 
 
 @dataclass(frozen=True)
@@ -352,21 +353,12 @@ class _Reader:
         jitter_us = self._duration(f"{path}.jitter", given.jitter)
         if jitter_us > rtt_us:
             raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip itself, {given.rtt}")
-        rate_bps = None
-        if given.rate is not None:
-            rate_bps = quantity.parse_int(self._quantity(f"{path}.rate", given.rate))
-            if rate_bps < 1000:
-                raise self._error(f"{path}.rate", f"{given.rate} is below 1k bits per second")
-        return Link(rtt_us, jitter_us, self._loss(f"{path}.loss", given.loss), rate_bps)
+        loss = parse_loss(given.loss, f"{self.file}: {path}.loss")
+        rate_bps = None if given.rate is None else parse_rate_bps(given.rate, f"{self.file}: {path}.rate")
+        return Link(rtt_us, jitter_us, loss, rate_bps)
 
     def _duration(self, path: str, value: str | float) -> float:
-        return parse_duration_us(value, f"{self.file}: {path}", most_s=_MAX_RTT_S)
-
-    def _loss(self, path: str, value: str | float) -> float:
-        try:
-            return parse_loss(value)
-        except ValueError as error:
-            raise self._error(path, str(error)) from error
+        return parse_duration_us(value, f"{self.file}: {path}")
 
     def _quantity(self, path: str, value: str | int) -> str:
         try:
@@ -393,25 +385,39 @@ class _Reader:
         return ConfigError(f"{self.file}: {path}", problem, fix)
 
 
-def parse_duration_us(value: str | float, field: str, *, most_s: float = float("inf")) -> float:
+def parse_duration_us(value: str | float, field: str) -> float:
     """Read a delay as microseconds; 0 needs no unit.
 
     Raises:
-        ConfigError: it is none, has no unit, or is longer than ``most_s`` seconds; names ``field``.
+        ConfigError: it is none, has no unit, or is longer than 10 s; names ``field``.
     """
-    return 0.0 if value in {0, "0"} else round(seconds(str(value), field, most=most_s) * 1e6, 3)
+    return 0.0 if value in {0, "0"} else round(seconds(str(value), field, most=_MAX_RTT_S) * 1e6, 3)
 
 
-def parse_loss(value: str | float) -> float:
+def parse_loss(value: str | float, field: str) -> float:
     """Read ``0.1%`` as 0.001; 0 needs no unit.
 
     Raises:
-        ValueError: it is no percentage between 0 and 100.
+        ConfigError: it is no percentage between 0 and 100; names ``field``.
     """
     match = _PERCENT.match(str(value).strip())
     if match and float(match["number"]) <= 100:
         return float(match["number"]) / 100
     if value in {0, "0"}:
         return 0.0
-    msg = f"{value!r} is no loss: write a percentage, such as 0.1%"
-    raise ValueError(msg)
+    raise ConfigError(field, f"{value!r} is no loss: write a percentage, such as 0.1%")
+
+
+def parse_rate_bps(value: str | int, field: str, fix: str = "") -> int:
+    """Read ``100M`` as bits per second.
+
+    Raises:
+        ConfigError: it is no whole quantity, or below 1k; names ``field``, and ``fix``.
+    """
+    try:
+        rate_bps = quantity.parse_int(value)
+    except QuantityError as error:
+        raise ConfigError(field, str(error), fix) from error
+    if rate_bps < _MIN_RATE_BPS:
+        raise ConfigError(field, f"{value} is below 1k bits per second", fix)
+    return rate_bps

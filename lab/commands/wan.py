@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from kubekit import quantity
-from kubekit.errors import ConfigError, QuantityError
+from kubekit.errors import ConfigError
 from lab.commands import arguments
-from lab.topology import Link, parse_duration_us, parse_loss
+from lab.topology import Link, parse_duration_us, parse_loss, parse_rate_bps
 from lab.wan.control import WanControl
 
 
@@ -58,17 +57,10 @@ def _changes(args: argparse.Namespace) -> dict[str, float | None]:
         if getattr(args, option) is not None:
             changes[field] = parse_duration_us(getattr(args, option), f"--{option}")
     if args.loss is not None:
-        try:
-            changes["loss"] = parse_loss(args.loss)
-        except ValueError as error:
-            raise ConfigError("--loss", str(error)) from error
+        changes["loss"] = parse_loss(args.loss, "--loss")
     if args.rate is not None:
-        try:
-            changes["rate_bps"] = None if args.rate == "none" else quantity.parse_int(args.rate)
-        except QuantityError as error:
-            raise ConfigError("--rate", str(error)) from error
-        if changes["rate_bps"] is not None and changes["rate_bps"] < 1000:
-            raise ConfigError("--rate", f"{args.rate} is below 1k bits per second", "write none for no limit")
+        unlimited = args.rate == "none"
+        changes["rate_bps"] = None if unlimited else parse_rate_bps(args.rate, "--rate", "write none for no limit")
     if not changes:
         raise ConfigError("wan set", "nothing to change", "give --delay, --jitter, --loss or --rate")
     return changes

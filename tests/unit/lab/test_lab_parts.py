@@ -178,6 +178,7 @@ def test_wan_changes_are_read_with_their_units() -> None:
     ("given", "named"),
     [
         ({"delay": "soon"}, "--delay"),
+        ({"delay": "1h"}, "--delay"),
         ({"jitter": "3"}, "--jitter"),
         ({"loss": "2"}, "--loss"),
         ({"rate": "fast"}, "--rate"),

@@ -171,7 +171,7 @@ def test_durations_and_losses() -> None:
         0.0,
         0.0,
     ]
-    assert [parse_loss(text) for text in ("0.1%", "100%", 0)] == [0.001, 1.0, 0.0]
+    assert [parse_loss(text, "loss") for text in ("0.1%", "100%", 0)] == [0.001, 1.0, 0.0]
 
 
 def test_a_pair_has_one_key_whichever_way_it_is_named() -> None:
