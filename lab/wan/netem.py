@@ -24,8 +24,8 @@ from lab.wan.plan import Answer, WanLink, WanPlan
 
 _ROOT = 0x10000
 _LEAF_MAJOR = 0x100
-# Bytes per second that stand for no limit; netem's field has 32 bits.
-_UNLIMITED = 1_250_000_000
+# Bytes per second that stand for no limit, and the most that netem's field of 32 bits holds.
+_UNLIMITED, _MOST = 1_250_000_000, 2**32 - 1
 _MTU = 1500
 # By version of IP: its number on the wire, and where a header has the destination.
 _ETH_P = {4: 0x0800, 6: 0x86DD}
@@ -95,7 +95,7 @@ def netem_options(link: WanLink) -> dict[str, Any]:
     """
     one_way = link.one_way()
     half_spread_us = one_way.jitter_s * 1e6 / 2
-    rate = _UNLIMITED if one_way.rate_bps is None else max(1, one_way.rate_bps // 8)
+    rate = _UNLIMITED if one_way.rate_bps is None else min(max(1, one_way.rate_bps // 8), _MOST)
     room = MAX_PACKETS if one_way.rate_bps is None else int(rate * (one_way.delay_s + MAX_BACKLOG_S) / _MTU) + 2
     return {
         "delay": one_way.delay_s * 1e6 + half_spread_us,
