@@ -312,8 +312,7 @@ def find_node_programs(topology: Topology | None) -> NodePrograms | None:
 
 async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     nodes = [
-        WanNode(n.node.name, n.node.site, n.netns, n.address, n.node.nic_bps, (*n.addresses[1:], *n.pod_ranges))
-        for n in lab.nodes
+        WanNode(n.node.site, n.netns, n.address, n.node.nic_bps, (*n.addresses[1:], *n.pod_ranges)) for n in lab.nodes
     ]
     plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology), lab.wan_backend)
     plan_file = lab.place.state_dir / "wan.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from lab.errors import WanError
-from lab.topology import Link
+from lab.topology import Link, site_pair
 from lab.wan.plan import Answer, Command, link_of
 
 _TIMEOUT_S = 3.0
@@ -27,7 +27,7 @@ class WanControl:
 
     def links(self) -> dict[tuple[str, str], Link]:
         """All links, by both sites in bytewise order; a site's own name twice is the link inside it."""
-        return {(link.origin, link.destination): link.to_link() for link in self._ask(Command("links")).links}
+        return {(link.origin, link.destination): link.link for link in self._ask(Command("links")).links}
 
     def set_link(self, site: str, other: str, link: Link) -> None:
         """Replace a link, both directions; packets under way keep their time."""
@@ -35,10 +35,9 @@ class WanControl:
 
     def change_link(self, site: str, other: str, /, **changes: float | None) -> Link:
         """Change some fields of a link (``rtt_us``, ``jitter_us``, ``loss``, ``rate_bps``); return what it is now."""
-        named = link_of(site, other, Link(0.0))
         known = self.links()
         try:
-            old = known[named.origin, named.destination]
+            old = known[site_pair(site, other)]
         except KeyError:
             sites = ", ".join(sorted({name for pair in known for name in pair}))
             msg = f"there is no link between {site} and {other}; the sites are {sites}"

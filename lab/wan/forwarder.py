@@ -22,7 +22,7 @@ from random import Random
 from lab import namespaces
 from lab.wan.delays import DelayQueue
 from lab.wan.plan import Answer, WanLink, WanPlan
-from lab.wan.serving import Control
+from lab.wan.server import Control
 
 # linux/if_tun.h, prctl.h and sockios.h
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
@@ -39,9 +39,8 @@ class Forwarder:
 
     def __init__(self, plan: WanPlan, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        ends = [(link, link.origin, link.destination) for link in plan.links]
-        both = {pair: link.one_way() for link, x, y in ends for pair in ((x, y), (y, x))}
-        self._queue = DelayQueue([node.site for node in plan.nodes], both, Random(plan.seed))
+        links = {direction: link.one_way() for link in plan.links for direction in link.directions}
+        self._queue = DelayQueue([node.site for node in plan.nodes], links, Random(plan.seed))
         self._devices = [open_device(node.netns, plan.device, node.nic_bps) for node in plan.nodes]
         self._node_of_device = {fd: index for index, fd in enumerate(self._devices)}
         self._routes = Routes([(node.address, *node.behind) for node in plan.nodes])
@@ -51,7 +50,7 @@ class Forwarder:
 
     def change(self, link: WanLink) -> None:
         """Replace a link; packets under way keep their time."""
-        for origin, destination in ((link.origin, link.destination), (link.destination, link.origin)):
+        for origin, destination in link.directions:
             self._queue.set_link(origin, destination, link.one_way())
 
     def counters(self) -> Answer:

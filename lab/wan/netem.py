@@ -19,6 +19,7 @@ from pyroute2.netlink.rtnl.tcmsg import sched_netem, tcmsg
 
 from lab import namespaces
 from lab.network import index_of
+from lab.topology import Link
 from lab.wan.delays import MAX_BACKLOG_S, MAX_PACKETS
 from lab.wan.plan import Answer, WanLink, WanPlan
 
@@ -38,7 +39,7 @@ class NetemNetwork:
     def __init__(self, plan: WanPlan) -> None:
         self._plan = plan
         self._sites = list(dict.fromkeys(node.site for node in plan.nodes))
-        self._links = {(link.origin, link.destination): link for link in plan.links}
+        links = {direction: link for link in plan.links for direction in link.directions}
         for node in plan.nodes:
             with namespaces.entered(node.netns), IPRoute() as inside:
                 index = index_of(inside, plan.device)
@@ -46,16 +47,15 @@ class NetemNetwork:
                 for number, site in enumerate(self._sites, 1):
                     options = {"rate": _UNLIMITED, "quantum": 60_000}
                     _call(inside.tc, "add-class", "htb", index, _ROOT + number, parent=_ROOT, **options)
-                    self._set(inside, "add", index, number, self._link(node.site, site))
+                    self._set(inside, "add", index, number, links[node.site, site])
                 for other in plan.nodes:
                     for destination in (other.address, *other.behind):
                         _call(_sort, inside, index, destination, _ROOT + self._sites.index(other.site) + 1)
 
     def change(self, link: WanLink) -> None:
         """Set the netem of every node at either end of the link."""
-        self._links[link.origin, link.destination] = link
         for node in self._plan.nodes:
-            for here, there in {(link.origin, link.destination), (link.destination, link.origin)}:
+            for here, there in link.directions:
                 if node.site == here:
                     with namespaces.entered(node.netns), IPRoute() as inside:
                         number = self._sites.index(there) + 1
@@ -78,9 +78,6 @@ class NetemNetwork:
         while True:
             select.select([control.fileno()], [], [])
             control.serve()
-
-    def _link(self, site: str, other: str) -> WanLink:
-        return self._links.get((site, other)) or self._links[other, site]
 
     @staticmethod
     def _set(inside: IPRoute, verb: str, index: int, number: int, link: WanLink) -> None:
@@ -113,7 +110,7 @@ def is_available() -> bool:
             index = index_of(inside, "lo")
             inside.tc("add", "htb", index, _ROOT, default=0)
             inside.tc("add-class", "htb", index, _ROOT + 1, parent=_ROOT, rate=_UNLIMITED, quantum=60_000)
-            options = netem_options(WanLink("a", "b", 1000.0, 10.0, 0.1))
+            options = netem_options(WanLink("a", "b", Link(1000.0, 10.0, 0.1)))
             _put_netem(inside, "add", index, _LEAF_MAJOR << 16, parent=_ROOT + 1, options=options)
             for destination in ("127.0.0.1", "::1"):
                 _sort(inside, index, destination, _ROOT + 1)

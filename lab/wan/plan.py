@@ -13,7 +13,6 @@ class WanNode(msgspec.Struct, frozen=True):
     further addresses that are reached through it, its pods', in CIDR notation.
     """
 
-    name: str
     site: str
     netns: str
     address: str
@@ -22,22 +21,21 @@ class WanNode(msgspec.Struct, frozen=True):
 
 
 class WanLink(msgspec.Struct, frozen=True):
-    """A link between two sites, or inside one, in the units of lab.topology.Link."""
+    """A link between two sites, or inside one."""
 
     origin: str
     destination: str
-    rtt_us: float
-    jitter_us: float = 0.0
-    loss: float = 0.0
-    rate_bps: int | None = None
+    link: Link
+
+    @property
+    def directions(self) -> set[tuple[str, str]]:
+        """Both ways between its ends; one inside a site."""
+        return {(self.origin, self.destination), (self.destination, self.origin)}
 
     def one_way(self) -> OneWay:
         """Each direction gets half of the round trip and half of its jitter."""
-        return OneWay(self.rtt_us / 2e6, self.jitter_us / 2e6, self.loss, self.rate_bps)
-
-    def to_link(self) -> Link:
-        """The same without the names."""
-        return Link(self.rtt_us, self.jitter_us, self.loss, self.rate_bps)
+        link = self.link
+        return OneWay(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss, link.rate_bps)
 
 
 USERSPACE, NETEM = "userspace", "netem"
@@ -73,8 +71,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 def link_of(origin: str, destination: str, link: Link) -> WanLink:
     """Name the ends of a link, in bytewise order."""
-    first, second = site_pair(origin, destination)
-    return WanLink(first, second, link.rtt_us, link.jitter_us, link.loss, link.rate_bps)
+    return WanLink(*site_pair(origin, destination), link)
 
 
 def links_of(topology: Topology) -> list[WanLink]:

@@ -11,11 +11,70 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from lab.wan.plan import USERSPACE, WanPlan
-from lab.wan.serving import Control, Network
+from lab.wan.plan import USERSPACE, Answer, Command, WanLink, WanPlan
+
+_CONTROL_TIMEOUT_S = 0.2
+# A command is one small object, sent at once.
+_COMMAND_BYTES = 4096
+
+
+class Network(Protocol):
+    """What carries the packets."""
+
+    def change(self, link: WanLink) -> None:
+        """Replace a link, both directions, while packets flow. Raises OSError when the kernel refuses."""
+
+    def counters(self) -> Answer:
+        """What happened to packets so far. Raises OSError when the kernel does not say."""
+
+    def run(self, control: Control) -> None:
+        """Work until the process is told to end; call ``control.serve()`` whenever ``control.fileno()`` is readable."""
+
+
+class Control:
+    """The control socket: answers one Command per connection."""
+
+    def __init__(self, listener: socket.socket, plan: WanPlan, network: Network) -> None:
+        self._listener, self._network = listener, network
+        self._links = {(link.origin, link.destination): link for link in plan.links}
+
+    def fileno(self) -> int:
+        """Descriptor to wait on."""
+        return self._listener.fileno()
+
+    def serve(self) -> None:
+        """Answer the client that waits."""
+        connection, _ = self._listener.accept()
+        with connection:
+            # A client that connects and says nothing must not stop the traffic for long.
+            connection.settimeout(_CONTROL_TIMEOUT_S)
+            try:
+                answer = self._answer(msgspec.json.decode(connection.recv(_COMMAND_BYTES), type=Command))
+            except (OSError, msgspec.DecodeError) as error:
+                answer = Answer(error=str(error))
+            try:
+                connection.sendall(msgspec.json.encode(answer))
+            except OSError as error:
+                print(f"control: client left: {error}", file=sys.stderr, flush=True)
+
+    def _answer(self, command: Command) -> Answer:
+        if command.op == "links":
+            return Answer(links=list(self._links.values()))
+        if command.op == "counters":
+            return self._network.counters()
+        if command.op != "set" or command.link is None:
+            return Answer(error=f"unknown command {command.op!r}")
+        link = command.link
+        key = link.origin, link.destination
+        if key not in self._links:
+            return Answer(error=f"there is no link between {link.origin} and {link.destination}")
+        self._network.change(link)
+        self._links[key] = link
+        return Answer(links=[link])
 
 
 def open_network(plan: WanPlan) -> Network:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.topology import load
+from lab.topology import Link, load
 from lab.wan.delays import MAX_BACKLOG_S, MAX_PACKETS, DelayQueue, OneWay
 from lab.wan.netem import netem_options
 from lab.wan.plan import WanLink, links_of
@@ -126,7 +126,7 @@ def test_lifting_a_rate_frees_the_link_at_once() -> None:
 
 
 def test_a_round_trip_is_halved_for_each_direction() -> None:
-    assert WanLink("x", "y", rtt_us=5000.0, jitter_us=100.0).one_way() == OneWay(0.0025, 0.00005)
+    assert WanLink("x", "y", Link(rtt_us=5000.0, jitter_us=100.0)).one_way() == OneWay(0.0025, 0.00005)
 
 
 def test_a_topologys_links_cover_every_pair_of_sites_and_each_site_itself() -> None:
@@ -134,9 +134,9 @@ def test_a_topologys_links_cover_every_pair_of_sites_and_each_site_itself() -> N
     links = links_of(topology)
     assert len({(link.origin, link.destination) for link in links}) == len(links) == 16 * 15 // 2 + 16
     inside = [link for link in links if link.origin == link.destination]
-    assert {link.rtt_us for link in inside} == {topology.same_zone.rtt_us}
+    assert {link.link.rtt_us for link in inside} == {topology.same_zone.rtt_us}
 
 
 def test_no_link_is_too_fast_for_the_field_that_netem_has_for_its_rate() -> None:
-    assert netem_options(WanLink("x", "y", 1000.0, rate_bps=100 * 10**9))["rate"] == 2**32 - 1
-    assert netem_options(WanLink("x", "y", 1000.0, rate_bps=10**9))["rate"] == 125_000_000
+    assert netem_options(WanLink("x", "y", Link(1000.0, rate_bps=100 * 10**9)))["rate"] == 2**32 - 1
+    assert netem_options(WanLink("x", "y", Link(1000.0, rate_bps=10**9)))["rate"] == 125_000_000
