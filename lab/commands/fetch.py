@@ -18,9 +18,8 @@ from lab.commands import arguments
 from lab.debian import Missing
 from lab.errors import UnsupportedError
 from lab.netperf_install import find_or_fetch
-from lab.prometheus_build import find_or_build_prometheus
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
-from lab.tool_builds import ACTIONLINT, HELM, find_or_build_tool, find_or_fetch_operator_definitions
+from lab.tool_builds import ACTIONLINT, HELM, PROMETHEUS, find_or_build_tools, find_or_fetch_operator_definitions
 from lab.topology import REAL
 
 
@@ -61,9 +60,8 @@ def _fetch_for_tests() -> None:
         find_or_build_node_programs(CNI_CHECKSUMS)
     except UnsupportedError as error:
         print(f"{error}; tests on real nodes are skipped", file=sys.stderr)
-    find_or_build_prometheus()
-    for module in (HELM, ACTIONLINT):
-        find_or_build_tool(module)
+    for module in (PROMETHEUS, HELM, ACTIONLINT):
+        find_or_build_tools(module)
     find_or_fetch_operator_definitions()
     chromium = find_or_fetch_chromium()
     if isinstance(chromium, Missing):

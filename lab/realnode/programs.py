@@ -6,7 +6,6 @@ kube-proxy runs it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,9 +110,7 @@ def cni_module(version: str) -> UpstreamModule:
     )
 
 
-def find_or_build_node_programs(
-    cni_versions: Iterable[str] = (CNI_DEFAULT,), environ: Mapping[str, str] = os.environ
-) -> NodePrograms:
+def find_or_build_node_programs(cni_versions: Iterable[str] = (CNI_DEFAULT,)) -> NodePrograms:
     """Everything that a real node runs, from the cache, built, or fetched.
 
     Raises:
@@ -122,17 +119,17 @@ def find_or_build_node_programs(
     """
     progress = open_progress()
     try:
-        debian = find_or_unpack("node", _PACKAGES, progress=progress, environ=environ)
+        debian = find_or_unpack("node", _PACKAGES, progress=progress)
     finally:
         progress.close()
     for name in ("runc", "nft"):
         if debian.program(name) is None:
             raise UnsupportedError(f"{name} is not in {', '.join(_PACKAGES)} of this distribution")
-    node = find_or_build(environ=environ, module=NODE)
-    containerd = find_or_build(environ=environ, module=CONTAINERD)
-    metrics = find_or_build(environ=environ, module=METRICS_SERVER)
-    app = find_or_build(environ=environ, module=APP)
-    cni = {v: find_or_build(environ=environ, module=cni_module(v))["bridge"].parent for v in sorted(set(cni_versions))}
+    node = find_or_build(NODE)
+    containerd = find_or_build(CONTAINERD)
+    metrics = find_or_build(METRICS_SERVER)
+    app = find_or_build(APP)
+    cni = {v: find_or_build(cni_module(v))["bridge"].parent for v in sorted(set(cni_versions))}
     return NodePrograms(
         node=node["kubelet"].parent,
         containerd=containerd["containerd"].parent,

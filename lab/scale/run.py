@@ -26,7 +26,6 @@ from lab.errors import BootError
 from lab.installation import MANIFESTS, start_without_pods
 from lab.programs import is_ready
 from lab.progress import Say
-from lab.prometheus_build import find_or_build_prometheus
 from lab.scale import figures, populate
 from lab.scale.agents import Traffic, ZoneAgents
 from lab.scale.exposition import SHARE, Exposition, scraped, start_scraping
@@ -37,6 +36,7 @@ from lab.scale.objects import zone_name
 from lab.scale.populate import Sizes
 from lab.scale.readings import Readings
 from lab.scale.restore import client_context
+from lab.tool_builds import PROMETHEUS, find_or_build_tools
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
 
 # Ten thousand kubelets renew their Leases a thousand times a second, which two cores do not bear: here there are none, kubelets
@@ -137,7 +137,7 @@ class Agents:
 
     async def scrape(self, stack: AsyncExitStack) -> str:
         """Let Prometheus scrape them; its URL."""
-        program = await asyncio.to_thread(find_or_build_prometheus)
+        program = await asyncio.to_thread(find_or_build_tools, PROMETHEUS)
         address = await stack.enter_async_context(self._shown.serve())
         return await start_scraping(self._lab, program["prometheus"], address, self._shown.nodes)
 

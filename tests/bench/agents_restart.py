@@ -155,7 +155,7 @@ def binaries_of(minor: str) -> Binaries:
     if minor == NEWEST:
         return newest
     (module,) = (m for m in OLDER_CONTROL_PLANES if m.version.startswith(f"v{minor}."))
-    older = find_or_build(module=module)
+    older = find_or_build(module)
     return Binaries(older.version, {**newest.paths, **older.paths})
 
 

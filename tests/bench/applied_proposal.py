@@ -29,10 +29,10 @@ from lab.cluster import Lab, find_node_programs
 from lab.demo import TOPOLOGY_NAME
 from lab.installation import install
 from lab.programs import run_to_end
-from lab.prometheus_build import find_or_build_prometheus
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
 from lab.shipped import await_rollout
+from lab.tool_builds import PROMETHEUS, find_or_build_tools
 from lab.topology import Topology, load
 from netperf.contract import HOME_NAMESPACE, ZONE_LABEL
 from tests.e2e import test_traffic_of_real_nodes as real
@@ -68,7 +68,7 @@ async def run(name: str, *, near: bool, one_by_one: bool) -> dict[str, Any]:
         topology = load(str(file))
         programs = await asyncio.to_thread(find_node_programs, topology)
         assert programs is not None
-        prometheus = (await asyncio.to_thread(find_or_build_prometheus))["prometheus"]
+        prometheus = (await asyncio.to_thread(find_or_build_tools, PROMETHEUS))["prometheus"]
         async with Lab.start(topology, name=name, components=COMPONENTS) as lab:
             say(f"{len(lab.nodes)} real nodes after {lab.boot_s:.0f} s")
             for node in lab.nodes:

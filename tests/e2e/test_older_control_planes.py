@@ -44,7 +44,7 @@ def older(request: pytest.FixtureRequest) -> tuple[str, Binaries]:
     if minor not in WANTED:
         pytest.skip(f"NETAWARE_KUBERNETES={minor} builds and tries it")
     programs: Module = OLDER[minor]
-    built = find_or_build(module=programs)
+    built = find_or_build(programs)
     return minor, Binaries(built.version, {**find_or_build().paths, **built.paths})
 
 

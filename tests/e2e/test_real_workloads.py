@@ -28,11 +28,11 @@ from controller.prometheus import PrometheusClient
 from lab.cluster import Lab
 from lab.demo import REAL_COMPONENTS
 from lab.image_build import CONTROLLER, version
-from lab.prometheus_build import find_or_build_prometheus
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.shipped import build_images
+from lab.tool_builds import PROMETHEUS, find_or_build_tools
 from lab.topology import load
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, configured_overlay, wait_until
 
@@ -173,7 +173,7 @@ async def stage(node_programs: NodePrograms, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("three")
     (folder / "three.yaml").write_text(TOPOLOGY)
     images = await asyncio.to_thread(build_images)
-    program = (await asyncio.to_thread(find_or_build_prometheus))["prometheus"]
+    program = (await asyncio.to_thread(find_or_build_tools, PROMETHEUS))["prometheus"]
     with tempfile.TemporaryDirectory() as labs:
         topology = load(str(folder / "three.yaml"))
         async with Lab.start(topology, name="e2e-workloads", components=REAL_COMPONENTS, folder=Path(labs)) as lab:

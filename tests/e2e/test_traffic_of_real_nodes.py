@@ -23,11 +23,11 @@ import pytest
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab import boutique
 from lab.cluster import COMPONENTS, Lab
-from lab.prometheus_build import find_or_build_prometheus
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.shipped import await_rollout
+from lab.tool_builds import PROMETHEUS, find_or_build_tools
 from lab.topology import load
 from tests.support.packet_count import counted, on_node, start_counting
 
@@ -62,7 +62,7 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
 ) -> None:
     file = tmp_path / "topology.yaml"
     file.write_text(TOPOLOGY)
-    prometheus_program = (await asyncio.to_thread(find_or_build_prometheus))["prometheus"]
+    prometheus_program = (await asyncio.to_thread(find_or_build_tools, PROMETHEUS))["prometheus"]
     topology = load(str(file))
     async with Lab.start(topology, name="e2e-traffic", components=COMPONENTS) as lab:
         await lab.control_plane.run_kubectl("apply", "--server-side", "-k", str(MANIFESTS / "crds"))

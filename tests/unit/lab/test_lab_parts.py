@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from kubekit.errors import ConfigError
 from lab.__main__ import main
 from lab.apt import Source, read_sources, widen
-from lab.build import CONTROL_PLANE, find_or_build, go_version, module_hash
+from lab.build import CONTROL_PLANE, find_or_build
 from lab.commands.wan import _changes
 from lab.errors import BuildError, LabError
 from lab.installation import that_run_nothing
@@ -135,21 +136,25 @@ def test_apt_sources_are_read_in_both_styles(tmp_path: Path) -> None:
 
 def test_the_module_pins_kubernetes_and_go() -> None:
     assert CONTROL_PLANE.version.startswith("v1.")
-    assert go_version() >= (1, 26)
+    assert CONTROL_PLANE.go_version >= (1, 26)
 
 
 def test_the_cache_key_changes_with_the_module(tmp_path: Path) -> None:
     for name in ("go.mod", "go.sum", "tools.go"):
         (tmp_path / name).write_text(name)
-    before = module_hash(tmp_path)
+    module = replace(CONTROL_PLANE, folder=tmp_path)
+    before = module.fingerprint
     (tmp_path / "go.sum").write_text("other")
-    assert module_hash(tmp_path) != before
+    assert module.fingerprint != before
 
 
-def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(tmp_path: Path) -> None:
-    environ = {"KUBEBUILDER_ASSETS": str(tmp_path / "absent"), "XDG_CACHE_HOME": str(tmp_path)}
+def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path / "absent"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(BuildError, match="KUBEBUILDER_ASSETS"):
-        find_or_build(environ=environ)
+        find_or_build()
 
 
 def test_the_scheduler_has_both_profiles_and_one_extender_when_asked() -> None:
