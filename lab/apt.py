@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+SETTINGS = Path("/etc/apt")
 TIMEOUT_S = 120.0
 
 
@@ -75,13 +76,13 @@ def _deb822(text: str) -> list[Source]:
     return found
 
 
-def archives(etc_apt: Path) -> list[Source]:
+def archives() -> list[Source]:
     """The entries that are the distribution's own archive: those that have `main` and the release's code name.
 
     Vendors' repositories have a `main` too, but their suites are not the plain code name with its -updates.
     """
     codename = os_release().get("VERSION_CODENAME", "")
-    return [s for s in read_sources(etc_apt) if "main" in s.components and codename in s.suites]
+    return [s for s in read_sources(SETTINGS) if "main" in s.components and codename in s.suites]
 
 
 def os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:

@@ -6,7 +6,6 @@ what is missing is unpacked beside our other programs and found by way of LD_LIB
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,23 +29,23 @@ class Chromium:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_or_fetch(environ: Mapping[str, str] = os.environ, etc_apt: Path = Path("/etc/apt")) -> Chromium | Missing:
+def find_or_fetch() -> Chromium | Missing:
     """Return Chromium from PATH, from the cache, or from the distribution's mirror, in this order."""
-    found = next((path for name in _NAMES if (path := shutil.which(name, path=environ.get("PATH")))), None)
+    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found is not None:
         return Chromium(Path(found))
-    root = cache_dir(environ) / "chromium"
+    root = cache_dir() / "chromium"
     cached = _unpacked(root)
     if cached is not None:
         return cached
-    if tool := debian.missing_tool(environ):
+    if tool := debian.missing_tool():
         return Missing(f"Chromium is not on PATH and {tool} is not here to fetch it: install the package chromium")
     if apt.os_release().get("ID") != "debian":
         # Ubuntu's package only installs a snap.
         return Missing("Chromium is not on PATH and only Debian has it as a package: install a Chromium or Chrome")
-    sources = apt.archives(etc_apt)
+    sources = apt.archives()
     if not sources:
-        return Missing(f"Chromium is not on PATH and {etc_apt} names no Debian archive to fetch it from")
+        return Missing(f"Chromium is not on PATH and {apt.SETTINGS} names no Debian archive to fetch it from")
     return debian.fetch_program("Chromium", root, _PACKAGES, sources, _unpacked)
 
 

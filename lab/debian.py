@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -51,10 +51,10 @@ class Unpacked:
         folders = sorted({str(path.parent) for path in found})
         return {"LD_LIBRARY_PATH": ":".join(folders)} if folders else {}
 
-    def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Variables by which the programs and their libraries are found."""
         programs = [str(self.root / folder) for folder in _PROGRAM_FOLDERS]
-        search = os.pathsep.join([environ.get("PATH", os.defpath), *programs])
+        search = os.pathsep.join([os.environ.get("PATH", os.defpath), *programs])
         return {"PATH": search, **self.libraries}
 
     def runs(self, *programs: Path) -> bool:
@@ -66,41 +66,32 @@ class Unpacked:
         return "not found" not in done.stdout
 
 
-def missing_tool(environ: Mapping[str, str]) -> str | None:
+def missing_tool() -> str | None:
     """The first command that is needed to fetch packages and is not there."""
-    return next((tool for tool in _TOOLS if shutil.which(tool, path=environ.get("PATH")) is None), None)
+    return next((tool for tool in _TOOLS if shutil.which(tool) is None), None)
 
 
-def find_or_unpack(
-    name: str,
-    packages: Sequence[str],
-    *,
-    progress: Progress | None = None,
-    environ: Mapping[str, str] = os.environ,
-    etc_apt: Path = Path("/etc/apt"),
-) -> Unpacked:
+def find_or_unpack(name: str, packages: Sequence[str], *, progress: Progress | None = None) -> Unpacked:
     """The packages and those that they need, from the cache or from the distribution's mirror.
 
     Args:
         name: of the folder in the cache.
         packages: of Debian or Ubuntu.
         progress: told that something is fetched.
-        environ: read for PATH and the XDG directories.
-        etc_apt: where apt's sources are.
 
     Raises:
         UnsupportedError: they cannot be had here; says what to install.
     """
-    root = cache_dir(environ) / "debian" / name
+    root = cache_dir() / "debian" / name
     complete = root / ".complete"
     if complete.exists() and complete.read_text().split() == list(packages):
         return Unpacked(root)
     hint = f"install {', '.join(packages)} (names of Debian's packages)"
-    if tool := missing_tool(environ):
+    if tool := missing_tool():
         raise UnsupportedError(f"{tool} is not here to fetch {', '.join(packages)}: {hint}")
-    sources = apt.archives(etc_apt)
+    sources = apt.archives()
     if not sources:
-        raise UnsupportedError(f"{etc_apt} names no archive of this distribution to fetch from: {hint}")
+        raise UnsupportedError(f"{apt.SETTINGS} names no archive of this distribution to fetch from: {hint}")
     if progress is not None:
         progress.note(f"fetching {', '.join(packages)} from the distribution's mirror into {root}")
 

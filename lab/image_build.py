@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,27 +83,16 @@ def version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
-def find_or_build_image(
-    recipe: Recipe,
-    *,
-    tag: str = "",
-    progress: Progress | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Path:
-    """An OCI layout of the image, from the cache or built; needs root and the Internet when it is built.
-
-    Args:
-        recipe: which image.
-        tag: the version that it says it is, by default the project's.
-        progress: told about the build.
-        environ: read for PATH and the XDG directories.
+def find_or_build_image(recipe: Recipe) -> Path:
+    """An OCI layout of the image, tagged with the project's version, from the cache or built; needs root and the Internet when
+    it is built. Progress on stderr.
 
     Raises:
         UnsupportedError: this machine lacks something.
         BuildError: a build failed.
     """
-    tag = tag or version()
-    home = cache_dir(environ) / "images"
+    tag = version()
+    home = cache_dir() / "images"
     layout = home / f"{recipe.name}-{tag}-{fingerprint(recipe)}"
     if (layout / "index.json").exists():
         os.utime(layout)
@@ -111,11 +100,11 @@ def find_or_build_image(
     if missing_privileges():
         raise UnsupportedError(f"building images needs root: {recipe.name} is not in {home}")
     home.mkdir(parents=True, exist_ok=True)
-    progress = progress or open_progress()
+    progress = open_progress()
     try:
         with locked(home / "lock", progress, "images"):
             if not (layout / "index.json").exists():
-                _Builder(home, environ, progress).build(recipe, tag, layout)
+                _Builder(home, progress).build(recipe, tag, layout)
                 _forget_old(home, recipe.name)
     finally:
         progress.close()
@@ -147,16 +136,16 @@ def _forget_old(home: Path, name: str) -> None:
 class _Builder:
     """buildah with a storage of its own, below the cache."""
 
-    def __init__(self, home: Path, environ: Mapping[str, str], progress: Progress) -> None:
+    def __init__(self, home: Path, progress: Progress) -> None:
         self._home, self._progress = home, progress
         self._log = home / "build.log"
-        self._tools: Unpacked = find_or_unpack("images", _PACKAGES, progress=progress, environ=environ)
+        self._tools: Unpacked = find_or_unpack("images", _PACKAGES, progress=progress)
         settings = home / "settings"
         settings.mkdir(exist_ok=True)
         (settings / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
         (settings / "registries.conf").write_text("")
         self._env = {
-            **environ,
+            **os.environ,
             "BUILDAH_ISOLATION": "chroot",
             "STORAGE_DRIVER": "overlay",
             "CONTAINERS_REGISTRIES_CONF": str(settings / "registries.conf"),
@@ -215,7 +204,7 @@ class _Builder:
 
 def _mirror() -> list[str]:
     """The machine's own mirror where it is Debian's; otherwise nothing, and debootstrap takes its own default."""
-    archives = [source.uri for source in apt.archives(Path("/etc/apt"))]
+    archives = [source.uri for source in apt.archives()]
     return archives[:1] if apt.os_release().get("ID") == "debian" else []
 
 

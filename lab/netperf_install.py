@@ -7,7 +7,6 @@ component, nothing installed, no root needed.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,25 +41,25 @@ class Netperf:
         return self.netperf.parent
 
 
-def find_or_fetch(environ: Mapping[str, str] = os.environ, etc_apt: Path = Path("/etc/apt")) -> Netperf | Missing:
+def find_or_fetch() -> Netperf | Missing:
     """Return netperf from PATH, from the cache, or from the distribution's mirror, in this order."""
-    found = _on_path(environ)
+    found = _on_path()
     if found is not None:
         return found
-    root = cache_dir(environ) / "netperf"
+    root = cache_dir() / "netperf"
     cached = _unpacked(root)
     if cached is not None:
         return cached
-    if tool := debian.missing_tool(environ):
+    if tool := debian.missing_tool():
         return Missing(f"netperf is not on PATH and {tool} is not here to fetch it: install the package netperf")
     distribution = _distribution()
     if distribution not in _COMPONENTS:
         return Missing(
             f"netperf is not on PATH and {distribution or 'this system'} is not Debian or Ubuntu: install it"
         )
-    sources = apt.archives(etc_apt)
+    sources = apt.archives()
     if not sources:
-        return Missing(f"netperf is not on PATH and {etc_apt} names no {distribution} archive to fetch it from")
+        return Missing(f"netperf is not on PATH and {apt.SETTINGS} names no {distribution} archive to fetch it from")
     sources = apt.widen(sources, _COMPONENTS[distribution])
     return debian.fetch_program("netperf", root, ("netperf",), sources, _unpacked)
 
@@ -71,8 +70,8 @@ def _distribution() -> str:
     return next((name for name in known if name in _COMPONENTS), known[0])
 
 
-def _on_path(environ: Mapping[str, str]) -> Netperf | None:
-    client, server = (shutil.which(name, path=environ.get("PATH")) for name in _PROGRAMS)
+def _on_path() -> Netperf | None:
+    client, server = (shutil.which(name) for name in _PROGRAMS)
     return Netperf(Path(client), Path(server)) if client and server else None
 
 

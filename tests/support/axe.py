@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,13 +18,13 @@ PINNED = Path(__file__).parent / "axe"
 _INSIDE = Path("node_modules/axe-core/axe.min.js")
 
 
-def find_or_fetch_axe(environ: Mapping[str, str] = os.environ) -> Path | Missing:
+def find_or_fetch_axe() -> Path | Missing:
     """The script, from the cache or by npm."""
     lock = PINNED / "package-lock.json"
-    root = cache_dir(environ) / f"axe-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
+    root = cache_dir() / f"axe-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     if (root / _INSIDE).exists():
         return root / _INSIDE
-    npm = shutil.which("npm", path=environ.get("PATH"))
+    npm = shutil.which("npm")
     if npm is None:
         return Missing("npm is not on PATH, which fetches axe-core: install the package npm")
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +33,7 @@ def find_or_fetch_axe(environ: Mapping[str, str] = os.environ) -> Path | Missing
         shutil.copytree(PINNED, home)
         argv = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
         try:
-            subprocess.run(argv, cwd=home, env=dict(environ), check=True, capture_output=True, timeout=FETCH_TIMEOUT_S)
+            subprocess.run(argv, cwd=home, check=True, capture_output=True, timeout=FETCH_TIMEOUT_S)
         except subprocess.CalledProcessError as error:
             said = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
             return Missing(f"axe-core could not be fetched: npm {': '.join(said) or f'ended with {error.returncode}'}")
