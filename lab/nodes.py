@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 from typing import Any
 
 from kubekit.client import Client
@@ -11,12 +10,12 @@ from kubekit.wire import NODES, Node
 from lab.controlplane import PLAYED_BY_KWOK
 from lab.errors import BootError
 from lab.network import NodeNetwork
+from lab.realnode.images import ARCHITECTURE
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 _READY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
     labels = {
         "kubernetes.io/hostname": node.name,
         "kubernetes.io/os": "linux",
-        "kubernetes.io/arch": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "kubernetes.io/arch": ARCHITECTURE,
         REGION_LABEL: node.region,
         "netaware.io/lab": lab,
     }

@@ -89,7 +89,6 @@ async def start_real_nodes(
     nodes = {
         n.node.name: RealNode(
             network=n,
-            cgroup=n.netns,
             folder=state_dir / "nodes" / n.node.name,
             lab=lab,
             control_plane=control_plane,
@@ -138,6 +137,5 @@ def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlan
         (APP_IMAGE, binaries.app),
         (f"{SCHEDULER_IMAGE}:{control_plane.version}", control_plane.binaries["kube-scheduler"]),
     ):
-        inside = f"/usr/local/bin/{program.name}"
-        store.add_program(name, program, inside=inside, entrypoint=(inside,))
+        store.add_program(name, program)
     return store

@@ -10,15 +10,14 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+"""What Kubernetes and images call this machine's processor."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,9 @@ class ImageStore:
         """Where the digest of a name's manifest is, or is to be."""
         return self.folder / "tags" / reference.registry / reference.repository / reference.tag
 
-    def add_program(
-        self, name: str, program: Path, *, inside: str, entrypoint: tuple[str, ...], user: str = "0:0"
-    ) -> None:
-        """An image of one static program.
-
-        Args:
-            name: of the image.
-            program: the file.
-            inside: its path in the image.
-            entrypoint: of its containers.
-            user: whom they run as.
-        """
+    def add_program(self, name: str, program: Path) -> None:
+        """An image of one static program, which its containers run as root."""
+        inside = f"/usr/local/bin/{program.name}"
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as layer:
             for folder in ("tmp", "etc"):
@@ -77,14 +67,21 @@ class ImageStore:
                 layer.addfile(entry)
             layer.add(program, arcname=inside.lstrip("/"))
         data = buffer.getvalue()
-        digest = self._put(data)
+        layer_digest = self._put(data)
         config = {
-            "architecture": _ARCHITECTURES.get(os.uname().machine, os.uname().machine),
+            "architecture": ARCHITECTURE,
             "os": "linux",
-            "rootfs": {"type": "layers", "diff_ids": [digest]},
-            "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": list(entrypoint), "User": user},
+            "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
+            "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "Entrypoint": [inside], "User": "0:0"},
         }
-        self._put_manifest(name, config, [{"mediaType": _LAYER, "digest": digest, "size": len(data)}])
+        encoded = json.dumps(config).encode()
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": _CONFIG, "digest": self._put(encoded), "size": len(encoded)},
+            "layers": [{"mediaType": _LAYER, "digest": layer_digest, "size": len(data)}],
+        }
+        self._put_tag(name, self._put(json.dumps(manifest).encode()))
 
     def add_layout(self, name: str, layout: Path) -> None:
         """An image of an OCI image layout, as `buildah push oci:FOLDER` leaves it; blobs are linked, not copied."""
@@ -95,16 +92,6 @@ class ImageStore:
             if not target.exists():
                 target.symlink_to(blob)
         self._put_tag(name, digest)
-
-    def _put_manifest(self, name: str, config: Mapping[str, Any], layers: list[dict[str, Any]]) -> None:
-        encoded = json.dumps(config).encode()
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": {"mediaType": _CONFIG, "digest": self._put(encoded), "size": len(encoded)},
-            "layers": layers,
-        }
-        self._put_tag(name, self._put(json.dumps(manifest).encode()))
 
     def _put(self, data: bytes) -> str:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -67,7 +67,6 @@ class RealNode:
 
     Attributes:
         network: its network side.
-        cgroup: name of its cgroup.
         folder: its files; ``var``, ``etc`` and ``opt`` in it are the node's own.
         lab: name of the lab, for the node's label.
         control_plane, programs, binaries: of the lab.
@@ -76,10 +75,10 @@ class RealNode:
         registry: URL of the lab's registry.
         pod_ranges: of the whole cluster.
         running: its programs by what they are: ``root``, ``containerd``, ``kubelet``, ``kube-proxy``.
+        pid: its first process; ``nsenter --target PID --all`` is a shell on the node.
     """
 
     network: NodeNetwork
-    cgroup: str
     folder: Path
     lab: str
     control_plane: ControlPlane
@@ -90,7 +89,7 @@ class RealNode:
     registry: str
     pod_ranges: Sequence[str]
     running: dict[str, Program] = field(default_factory=dict)
-    _first: int = 0
+    pid: int = 0
 
     @property
     def name(self) -> str:
@@ -98,13 +97,13 @@ class RealNode:
         return self.network.node.name
 
     @property
-    def pid(self) -> int:
-        """Its first process; ``nsenter --target PID --all`` is a shell on the node."""
-        return self._first
+    def cgroup(self) -> str:
+        """Name of its cgroup."""
+        return self.network.netns
 
     def enter(self, *command: str | Path) -> list[str]:
         """A command line that runs a command on the node, seeing its files, processes and devices."""
-        entered = ["nsenter", f"--target={self._first}", "--mount", "--net", "--pid", "--uts", "--ipc"]
+        entered = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc"]
         entered = [*cgroups.join(self.cgroup, "init"), *entered, "--cgroup", "--root", "--"]
         # The node's programs must not outlive the one that entered it.
         return [*entered, "/usr/bin/env", "--chdir=/", "setpriv", "--pdeathsig=KILL", "--", *map(str, command)]
@@ -142,10 +141,9 @@ class RealNode:
     async def _boot(self) -> None:
         await self._start_root()
         await self._start_containerd()
-        self.start_kubelet()
+        self._start_kubelet()
 
-    def start_kubelet(self) -> Program:
-        """Start the kubelet; after `stop_kubelet` it is a restart."""
+    def _start_kubelet(self) -> None:
         network = self.network
         labels = {
             REGION_LABEL: network.node.region,
@@ -154,7 +152,7 @@ class RealNode:
         }
         if network.node.zone:
             labels[ZONE_LABEL] = network.node.zone
-        return self._start(
+        self._start(
             "kubelet",
             *_ONCE_CONTAINERD_ANSWERS,
             "/opt/node/kubelet",
@@ -167,14 +165,10 @@ class RealNode:
             "--cert-dir=/var/lib/kubelet/pki",
         )
 
-    async def stop_kubelet(self) -> None:
-        """End the kubelet; containers go on."""
-        await self.programs.stop(self.running.pop("kubelet"))
-
-    def start_proxy(self) -> Program:
+    def start_proxy(self) -> None:
         """Start kube-proxy, which wants its Node object to be there."""
         libraries = ":".join(f"/opt/debian{p}" for p in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"))
-        return self._start(
+        self._start(
             "kube-proxy",
             "/usr/bin/env",
             f"LD_LIBRARY_PATH={libraries}",
@@ -182,12 +176,10 @@ class RealNode:
             "--config=/etc/kubernetes/proxy.yaml",
         )
 
-    def _start(self, what: str, *command: str) -> Program:
+    def _start(self, what: str, *command: str) -> None:
         # Without the lab's own PYTHONPATH and the user's settings; with the mark by which a killed lab's processes are found.
         argv = self.enter("/usr/bin/env", f"PATH={_ENTER_PATH}", *command)
-        program = self.programs.start(f"{what}-{self.name}", argv, patience_s=0.0)
-        self.running[what] = program
-        return program
+        self.running[what] = self.programs.start(f"{what}-{self.name}", argv, patience_s=0.0)
 
     async def _start_root(self) -> None:
         cni = self.binaries.cni[self.network.node.cni_plugins]
@@ -198,12 +190,12 @@ class RealNode:
         self.running["root"] = root
         parent = psutil.Process(root.pid)
         await self._until(lambda: bool(parent.children()), "its first process")
-        self._first = parent.children()[0].pid
-        await self._until(Path(f"/proc/{self._first}/root/var/.ready").exists, "its root directory")
+        self.pid = parent.children()[0].pid
+        await self._until(Path(f"/proc/{self.pid}/root/var/.ready").exists, "its root directory")
 
     async def _start_containerd(self) -> None:
         self._start("containerd", "/opt/containerd/containerd", "--config=/etc/containerd/config.toml")
-        socket = Path(f"/proc/{self._first}/root/run/containerd/containerd.sock")
+        socket = Path(f"/proc/{self.pid}/root/run/containerd/containerd.sock")
         await self._until(socket.exists, "containerd's socket")
 
     async def _until(self, ready: Callable[[], bool], what: str) -> None:

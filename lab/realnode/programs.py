@@ -86,7 +86,6 @@ class NodePrograms:
         cni: folder of the CNI plugins, by their version.
         metrics_server, app: their files.
         debian: root of the unpacked packages that hold runc and nft.
-        version: of Kubernetes, for example ``v1.36.3``.
     """
 
     node: Path
@@ -95,7 +94,6 @@ class NodePrograms:
     metrics_server: Path
     app: Path
     debian: Unpacked
-    version: str
 
 
 def cni_module(version: str) -> UpstreamModule:
@@ -137,5 +135,4 @@ def find_or_build_node_programs(cni_versions: Iterable[str] = (CNI_DEFAULT,)) ->
         metrics_server=metrics["metrics-server"],
         app=app["app"],
         debian=debian,
-        version=node.version,
     )

@@ -79,8 +79,7 @@ def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms) -> Cl
     store = ImageStore(Path(lab["state_dir"]) / "registry")
     # The scheduler of the lab's own version stands in for the one that the overlay for Kubernetes 1.30 names.
     scheduler = Path(lab["kubectl"]).with_name("kube-scheduler")
-    entry = "/usr/local/bin/kube-scheduler"
-    store.add_program(f"{SCHEDULER_IMAGE}:v1.30.14", scheduler, inside=entry, entrypoint=(entry,))
+    store.add_program(f"{SCHEDULER_IMAGE}:v1.30.14", scheduler)
     for name, layout in images.items():
         for tag in (version(), NEXT_VERSION):
             store.add_layout(f"{name}:{tag}", layout)

@@ -175,7 +175,7 @@ async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_p
     program = tmp_path / "pause"
     program.write_bytes(b"\x7fELF")
     store = ImageStore(tmp_path / "store")
-    store.add_program("registry.k8s.io/pause:1", program, inside="/usr/bin/pause", entrypoint=("/usr/bin/pause",))
+    store.add_program("registry.k8s.io/pause:1", program)
     async with TestClient(TestServer(Registry(store).application())) as client:
         answer = await client.get("/v2/pause/manifests/1", params={"ns": "registry.k8s.io"})
         manifest = json.loads(await answer.read())
@@ -183,7 +183,7 @@ async def test_the_registry_serves_an_image_under_the_name_of_any_registry(tmp_p
         assert answer.headers["Content-Type"] == manifest["mediaType"]
         assert (await client.get(f"/v2/pause/manifests/{digest}")).status == 200
         config = await client.get(f"/v2/pause/blobs/{manifest['config']['digest']}")
-        assert json.loads(await config.read())["config"]["Entrypoint"] == ["/usr/bin/pause"]
+        assert json.loads(await config.read())["config"]["Entrypoint"] == ["/usr/local/bin/pause"]
         head = await client.head(f"/v2/pause/blobs/{manifest['layers'][0]['digest']}")
         assert int(head.headers["Content-Length"]) == manifest["layers"][0]["size"]
         for path in (
