@@ -11,11 +11,13 @@ from lab.controlplane import PLAYED_BY_KWOK
 from lab.errors import BootError
 from lab.network import NodeNetwork
 from lab.realnode.images import ARCHITECTURE
+from lab.topology import LabNode
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 _READY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
-_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+CONTROL_PLANE_TAINT = {"key": CONTROL_PLANE, "effect": "NoSchedule"}
 
 
 def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
@@ -25,15 +27,10 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
         "kubernetes.io/hostname": node.name,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": ARCHITECTURE,
-        REGION_LABEL: node.region,
-        "netaware.io/lab": lab,
+        **place_labels(node, lab),
+        **role_labels(node),
     }
-    spec: dict[str, Any] = {}
-    if node.control_plane:
-        labels[_CONTROL_PLANE] = ""
-        spec["taints"] = [{"key": _CONTROL_PLANE, "effect": "NoSchedule"}]
-    else:
-        labels[ZONE_LABEL] = node.zone
+    spec = {"taints": [CONTROL_PLANE_TAINT]} if node.control_plane else {}
     amounts = {"cpu": node.cpu, "memory": node.memory, "pods": node.pods}
     addresses = [{"type": "InternalIP", "address": address} for address in network.addresses]
     addresses.append({"type": "Hostname", "address": node.name})
@@ -44,6 +41,17 @@ def build_node(network: NodeNetwork, lab: str) -> dict[str, Any]:
         "spec": spec,
         "status": {"capacity": amounts, "allocatable": amounts, "addresses": addresses},
     }
+
+
+def place_labels(node: LabNode, lab: str) -> dict[str, str]:
+    """Where the node is."""
+    zone = {ZONE_LABEL: node.zone} if node.zone else {}
+    return {REGION_LABEL: node.region, **zone, "netaware.io/lab": lab}
+
+
+def role_labels(node: LabNode) -> dict[str, str]:
+    """What it is for, which no kubelet may say of its own node."""
+    return {CONTROL_PLANE: ""} if node.control_plane else {}
 
 
 async def register_nodes(client: Client, networks: tuple[NodeNetwork, ...], lab: str) -> None:

@@ -56,7 +56,6 @@ class LabNode:
         name: of the Node object.
         region: label ``topology.kubernetes.io/region``.
         zone: label ``topology.kubernetes.io/zone``; empty on a control-plane node, which is in no zone.
-        site: where it hangs in the wide-area network: its zone, or itself.
         cpu, memory, pods: its capacity, as quantities.
         nic_bps: nominal speed of its network card, bits per second.
         kubelet: ``real``, or ``kwok`` for a node on which nothing runs.
@@ -67,7 +66,6 @@ class LabNode:
     name: str
     region: str
     zone: str
-    site: str
     cpu: str
     memory: str
     pods: str
@@ -75,6 +73,11 @@ class LabNode:
     kubelet: str = KWOK
     cni_plugins: str = CNI_DEFAULT
     cni_main: str = CNI_MAINS[0]
+
+    @property
+    def site(self) -> str:
+        """Where it hangs in the wide-area network: its zone, or itself."""
+        return self.zone or self.name
 
     @property
     def control_plane(self) -> bool:
@@ -290,7 +293,6 @@ class _Reader:
             node.name,
             region,
             zone,
-            zone or node.name,
             amounts["cpu"],
             amounts["memory"],
             amounts["pods"],

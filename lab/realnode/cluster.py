@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -16,7 +17,8 @@ from kubekit.waiting import until
 from kubekit.wire import NODES, Node
 from lab.controlplane import ControlPlane, free_ports, is_there
 from lab.errors import BootError
-from lab.network import LabNetwork, pod_ranges
+from lab.network import LabNetwork, NodeNetwork, pod_ranges
+from lab.nodes import role_labels
 from lab.programs import Programs
 from lab.realnode import cgroups, machine
 from lab.realnode.files import PAUSE_IMAGE
@@ -121,10 +123,16 @@ async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -
             meanwhile=node.programs.check,
             error=BootError,
         )
-        # What the controller manager would do if it handed out the ranges; a kubelet may not write its own spec.
-        ranges = {"spec": {"podCIDR": node.network.pod_ranges[0], "podCIDRs": list(node.network.pod_ranges)}}
-        await client.patch(NODES, node.name, ranges, Node, kind=MERGE_PATCH)
+        await client.patch(NODES, node.name, written_by_others(node.network), Node, kind=MERGE_PATCH)
         node.start_proxy()
+
+
+def written_by_others(network: NodeNetwork) -> dict[str, Any]:
+    """What a kubelet may not write of its own node: ranges, as from a controller manager that hands them out, and its role, as from
+    whoever installed the node.
+    """
+    ranges = {"podCIDR": network.pod_ranges[0], "podCIDRs": list(network.pod_ranges)}
+    return {"metadata": {"labels": role_labels(network.node)}, "spec": ranges}
 
 
 def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlane) -> ImageStore:

@@ -21,10 +21,10 @@ from lab.certificates import KeyPair
 from lab.controlplane import SERVICE_DNS, ControlPlane
 from lab.errors import BootError
 from lab.network import NodeNetwork
+from lab.nodes import CONTROL_PLANE_TAINT, place_labels
 from lab.programs import Program, Programs
 from lab.realnode import cgroups, files
 from lab.realnode.programs import NodePrograms
-from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 _ROOT_SCRIPT = Path(__file__).with_name("root.sh")
 _UNSHARE = [
@@ -58,7 +58,6 @@ _ETC = (
 NODE = "node"
 """What a node's first program is called: this, a dash, and the node's name."""
 _PROGRAMS = (NODE, "containerd", "kubelet", "kube-proxy")
-_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 
 @dataclass
@@ -145,13 +144,7 @@ class RealNode:
 
     def _start_kubelet(self) -> None:
         network = self.network
-        labels = {
-            REGION_LABEL: network.node.region,
-            "netaware.io/lab": self.lab,
-            "netaware.io/kubelet": "real",
-        }
-        if network.node.zone:
-            labels[ZONE_LABEL] = network.node.zone
+        labels = {**place_labels(network.node, self.lab), "netaware.io/kubelet": "real"}
         self._start(
             "kubelet",
             *_ONCE_CONTAINERD_ANSWERS,
@@ -231,7 +224,7 @@ class RealNode:
 
     def _kubelet_config(self) -> str:
         node = self.network.node
-        taints = [{"key": _CONTROL_PLANE, "effect": "NoSchedule"}] if node.control_plane else []
+        taints = [CONTROL_PLANE_TAINT] if node.control_plane else []
         return files.kubelet_config(
             dns=SERVICE_DNS,
             max_pods=min(quantity.parse_int(node.pods), self.network.pod_addresses),

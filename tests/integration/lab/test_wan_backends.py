@@ -50,7 +50,7 @@ class Wan(NamedTuple):
 @pytest.fixture(params=[USERSPACE, NETEM])
 def wan(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wan]:
     sites = {"a1": "a", "a2": "a", "b1": "b"}
-    nodes = [LabNode(name, "r", site, site, "1", "1Gi", "10", 10**9) for name, site in sites.items()]
+    nodes = [LabNode(name, "r", site, "1", "1Gi", "10", 10**9) for name, site in sites.items()]
     try:
         choose_backend(request.param)
         network = create_network(nodes, tmp_path, backend=request.param, dual_stack=True)

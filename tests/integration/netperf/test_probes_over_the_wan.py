@@ -57,7 +57,7 @@ class Wan(NamedTuple):
 
 @pytest.fixture
 def wan(tmp_path: Path) -> Iterator[Wan]:
-    nodes = [LabNode(f"node-{s}", "r", s, s, "1", "1Gi", "10", 10**9) for s in ("east", "west")]
+    nodes = [LabNode(f"node-{s}", "r", s, "1", "1Gi", "10", 10**9) for s in ("east", "west")]
     try:
         network = create_network(nodes, tmp_path)
     except UnsupportedError as error:

@@ -16,12 +16,14 @@ from lab.commands.arguments import read_topology
 from lab.controlplane import SERVICE_RANGE_6
 from lab.image_build import AGENT, CONTROLLER, Recipe, fingerprint
 from lab.network import plan_network, pod_ranges
+from lab.nodes import build_node
 from lab.realnode import cgroups, files
+from lab.realnode.cluster import written_by_others
 from lab.realnode.images import ImageReference, ImageStore
 from lab.realnode.machine import _missing_inotify
 from lab.realnode.node import reserved
 from lab.realnode.registry import Registry
-from lab.topology import MAX_NODES, parse
+from lab.topology import MAX_NODES, REAL, load, parse
 from lab.wan.forwarder import Routes
 
 MIXED = """\
@@ -273,3 +275,12 @@ def test_a_seed_gives_another_order_of_the_same_deployments_and_always_the_same(
     assert len({tuple(order) for order in orders}) == 3
     assert all(set(order) == set(application.deployments) for order in orders)
     assert list(boutique.in_order_of(application, 1).deployments) == orders[0]
+
+
+def test_a_control_plane_node_bears_its_role_whoever_plays_its_kubelet() -> None:
+    master, worker = plan_network(0, load("kubecon").with_kubelets(REAL).nodes).nodes[:2]
+    role = {"node-role.kubernetes.io/control-plane": ""}
+    assert written_by_others(master)["metadata"]["labels"] == role
+    assert written_by_others(worker)["metadata"]["labels"] == {}
+    assert build_node(master, "lab")["metadata"]["labels"].items() >= role.items()
+    assert written_by_others(worker)["spec"]["podCIDRs"] == list(worker.pod_ranges)
