@@ -85,10 +85,10 @@ def archives() -> list[Source]:
     return [s for s in read_sources(SETTINGS) if "main" in s.components and codename in s.suites]
 
 
-def os_release(path: Path = Path("/etc/os-release")) -> dict[str, str]:
-    """Fields of os-release; empty where there is no such file."""
+def os_release() -> dict[str, str]:
+    """Fields of /etc/os-release; empty where there is no such file."""
     try:
-        lines = path.read_text().splitlines()
+        lines = Path("/etc/os-release").read_text().splitlines()
     except OSError:
         return {}
     return {k: v.strip().strip('"') for k, _, v in (line.partition("=") for line in lines)}

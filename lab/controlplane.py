@@ -44,6 +44,7 @@ KUBECTL_TIMEOUT_S = 60.0
 PLAYED_BY_KWOK = (KWOK_ANNOTATION, "fake")
 _POLL_S = 0.05
 _BOOT_ATTEMPTS = 3
+_TOKEN_LIFETIME_S = 86400
 _FRONT_PROXY = "front-proxy-client"
 _STAGES = Path(__file__).parent / "stages.yaml"
 
@@ -269,9 +270,8 @@ class ControlPlane:
         *,
         file_name: str = "",
         bound_pod: tuple[str, str] | None = None,
-        lifetime_s: int = 86400,
     ) -> Path:
-        """Ask for a service account's token (TokenRequest) and write a kubeconfig that uses it.
+        """Ask for a service account's token (TokenRequest), good for a day, and write a kubeconfig that uses it.
 
         Args:
             namespace: of the service account.
@@ -279,9 +279,8 @@ class ControlPlane:
             file_name: stem of the file in the state directory, by default the service account's name.
             bound_pod: name and uid of a pod to bind the token to; the API server then adds the pod's node to the user's
                 extra fields, on which the policy for agents relies.
-            lifetime_s: seconds until the token expires.
         """
-        spec: dict[str, Any] = {"expirationSeconds": lifetime_s}
+        spec: dict[str, Any] = {"expirationSeconds": _TOKEN_LIFETIME_S}
         if bound_pod is not None:
             spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": bound_pod[0], "uid": bound_pod[1]}
         path = SERVICE_ACCOUNTS.path(namespace, service_account, "token")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 LAB_VARIABLE = "NETAWARE_LAB"
 _MOST_LOOKS = 20
-_GONE_POLL_S = 0.02
+_GONE_POLL_S, _KILL_PATIENCE_S = 0.02, 5.0
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def _environ(entry: Path) -> bytes:
     return b""
 
 
-def kill_all(records: Iterable[PidRecord], patience_s: float = 5.0) -> int:
-    """SIGKILL every recorded process that still runs, wait until all are gone, return how many there were."""
+def kill_all(records: Iterable[PidRecord]) -> int:
+    """SIGKILL every recorded process that still runs, wait for up to 5 s until all are gone, return how many there were."""
     victims = [record for record in records if is_alive(record)]
     for record in victims:
         try:
@@ -121,7 +121,7 @@ def kill_all(records: Iterable[PidRecord], patience_s: float = 5.0) -> int:
             os.kill(record.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + _KILL_PATIENCE_S
     while any(is_alive(record) for record in victims) and time.monotonic() < deadline:
         time.sleep(_GONE_POLL_S)
     return len(victims)

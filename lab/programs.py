@@ -136,21 +136,17 @@ class Programs:
         *,
         netns: str | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         essential: bool = True,
-        pass_fds: Sequence[int] = (),
         patience_s: float = STOP_PATIENCE_S,
     ) -> Program:
-        """Start a program; call from the main thread, since the kernel ties its life to the thread that forks.
+        """Start a program in the lab's state directory; call from the main thread, since the kernel ties its life to the thread that forks.
 
         Args:
             name: stem of its log and pid files.
             argv: the command.
             netns: name of the network namespace to run in, as under /run/netns; ``None`` for the host's.
             env: more variables.
-            cwd: its working directory, by default the lab's state directory.
             essential: see Program.
-            pass_fds: file descriptors it inherits.
             patience_s: see Program.
 
         Raises:
@@ -166,10 +162,9 @@ class Programs:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    cwd=cwd or self._state_dir,
+                    cwd=self._state_dir,
                     env={**self._env, **(env or {})},
                     start_new_session=True,
-                    pass_fds=tuple(pass_fds),
                 )
             except OSError as error:
                 msg = f"{name}: {full[0]}: {error.strerror}"
@@ -182,9 +177,7 @@ class Programs:
             argv,
             netns=netns,
             env=env,
-            cwd=cwd,
             essential=essential,
-            pass_fds=pass_fds,
             patience_s=patience_s,
         )
         program = Program(name, log, essential, patience_s, again, process, pid_file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import Protocol
 
 Say = Callable[[str], None]
 """Told in a line what goes on."""
@@ -38,8 +38,7 @@ class PlainProgress:
 
     REPEAT_S = 30.0
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self) -> None:
         self._what = ""
         self._started = self._spoken = 0.0
 
@@ -62,7 +61,7 @@ class PlainProgress:
 
     def note(self, text: str) -> None:
         """Print one line."""
-        print(text, file=self._stream, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing to restore."""

@@ -19,8 +19,6 @@ def build_config(
     kubeconfig: Path,
     *,
     extender_url: str | None = None,
-    extender_weight: int = 5,
-    extender_ignorable: bool = True,
     extender_timeout_s: float = 5.0,
     percentage_of_nodes_to_score: int = 100,
     profiles: Sequence[str] = (DEFAULT_PROFILE, OUR_SCHEDULER),
@@ -30,8 +28,6 @@ def build_config(
     Args:
         kubeconfig: credentials of the scheduler.
         extender_url: base of the extender's ``/filter`` and ``/prioritize``; ``None`` for no extender.
-        extender_weight: the scheduler adds score x weight x 10 to a node's total; 5 as in manifests/scheduler.
-        extender_ignorable: whether pods are placed without the extender while it does not answer.
         extender_timeout_s: deadline of one request to it, seconds.
         percentage_of_nodes_to_score: 100, because an extender sees only the nodes that were sampled and a pod whose
             sampled nodes are all refused stays Pending although others would do.
@@ -52,9 +48,11 @@ def build_config(
                 "filterVerb": "filter",
                 "prioritizeVerb": "prioritize",
                 "preemptVerb": "preempt",
-                "weight": extender_weight,
+                # The scheduler adds score x weight x 10 to a node's total; 5 as in manifests/scheduler.
+                "weight": 5,
                 "nodeCacheCapable": True,
-                "ignorable": extender_ignorable,
+                # Pods are placed without the extender while it does not answer.
+                "ignorable": True,
                 "httpTimeout": f"{extender_timeout_s:g}s",
             }
         ]

@@ -29,7 +29,6 @@ class Life:
     Args:
         client: the administrator's.
         nodes: names by index of the zone; kept up to date.
-        deployments: see the attribute.
 
     Attributes:
         deployments: (namespace, name) of those that are rolled out in turn.
@@ -37,8 +36,9 @@ class Life:
         done: how many of what was done.
     """
 
-    def __init__(self, client: Client, nodes: list[list[str]], deployments: Sequence[tuple[str, str]] = ()) -> None:
-        self._client, self._nodes, self.deployments = client, nodes, deployments
+    def __init__(self, client: Client, nodes: list[list[str]]) -> None:
+        self._client, self._nodes = client, nodes
+        self.deployments: Sequence[tuple[str, str]] = ()
         self._home = {node: zone_name(zone) for zone, names in enumerate(nodes) for node in names}
         self._rng = random.Random(1)
         self.dead: set[str] = set()

@@ -106,11 +106,11 @@ class Storm:
         self.overlapping = self.failed = 0
         self.kinds: Counter[str] = Counter()
 
-    async def until_well(self, deadline_s: float, *, with_costs: bool) -> bool:
+    async def until_well(self, deadline_s: float) -> bool:
         """Wait until all has been well for a while, and every zone pair has its cost; whether that came in time."""
         ends = time.monotonic() + deadline_s
         while time.monotonic() < ends:
-            if self.watcher.well_s >= SETTLED_S and (not with_costs or await self.priced() == self.pairs):
+            if self.watcher.well_s >= SETTLED_S and await self.priced() == self.pairs:
                 return True
             await asyncio.sleep(0.5)
         return False
@@ -224,7 +224,7 @@ async def _weather(storm: Storm, seed: int, minutes: float, kinds: Sequence[str]
     lab, say = storm.installation.lab, storm.say
     try:
         async with _beside(storm.watcher.run()), _beside(storm.kubelet.run()):
-            if not await storm.until_well(_WELL_DEADLINE_S, with_costs=True):
+            if not await storm.until_well(_WELL_DEADLINE_S):
                 raise BootError(f"not well before the storm: {'; '.join(storm.watcher.ailing) or 'costs are missing'}")
             async with _beside(storm.load.run()):
                 await asyncio.sleep(SETTLED_S)
@@ -283,7 +283,7 @@ async def _weather(storm: Storm, seed: int, minutes: float, kinds: Sequence[str]
 async def _judge_quiet(storm: Storm, links: dict[str, list[str]]) -> list[str]:
     """What must hold once all is quiet again."""
     violations = []
-    if not await storm.until_well(_QUIET_DEADLINE_S, with_costs=True):
+    if not await storm.until_well(_QUIET_DEADLINE_S):
         ailing = storm.watcher.ailing or [f"only {await storm.priced()} of {storm.pairs} pairs have a cost"]
         violations.append(f"no recovery: {'; '.join(ailing)}")
     # No pod is younger than the quiet: a gate that is closed now has been so for too long.

@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from lab import namespaces
@@ -37,8 +37,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Forwarder:
     """Devices and packets under way, in one loop. Raises OSError when a device cannot be opened."""
 
-    def __init__(self, plan: WanPlan, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, plan: WanPlan) -> None:
         links = {direction: link.one_way() for link in plan.links for direction in link.directions}
         self._queue = DelayQueue([node.site for node in plan.nodes], links, Random(plan.seed))
         self._devices = [open_device(node.netns, plan.device, node.nic_bps) for node in plan.nodes]
@@ -62,7 +61,7 @@ class Forwarder:
     def run(self, control: Control) -> None:
         """Forward until the process is told to end."""
         self._poll.register(control.fileno(), select.EPOLLIN)
-        queue, clock, poll = self._queue, self._clock, self._poll
+        queue, clock, poll = self._queue, time.monotonic, self._poll
         while True:
             self._deliver(queue.release(clock()))
             due_s = queue.next_due_s()
@@ -77,7 +76,7 @@ class Forwarder:
                         control.serve()
 
     def _collect(self, fd: int) -> None:
-        source, now_s = self._node_of_device[fd], self._clock()
+        source, now_s = self._node_of_device[fd], time.monotonic()
         for _ in range(_BATCH):
             try:
                 packet = os.read(fd, _READ_BYTES)

@@ -324,7 +324,7 @@ async def run(minutes: float, name: str) -> dict[str, Any]:
         await populate.await_account(admin, HOME_NAMESPACE)
         names = await populate.restore(plane, SIZES, say)
         await plane.start_kwok(("--node-lease-duration-seconds=0",))
-        life = Life(admin, names, [])
+        life = Life(admin, names)
         usage = Usage(admin, life.dead)
         usage.know({node: zone_name(z) for z, zone in enumerate(names) for node in zone})
         watcher = Watcher(admin, usage.pods)

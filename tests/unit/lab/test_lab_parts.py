@@ -158,10 +158,10 @@ def test_assets_that_are_no_directory_are_an_error_that_names_the_variable(
 
 
 def test_the_scheduler_has_both_profiles_and_one_extender_when_asked() -> None:
-    config = build_config(Path("/k"), extender_url="http://127.0.0.1:1", extender_weight=3)
+    config = build_config(Path("/k"), extender_url="http://127.0.0.1:1")
     assert [p["schedulerName"] for p in config["profiles"]] == ["default-scheduler", "network-aware-scheduler"]
     (extender,) = config["extenders"]
-    assert (extender["urlPrefix"], extender["weight"]) == ("http://127.0.0.1:1", 3)
+    assert (extender["urlPrefix"], extender["weight"]) == ("http://127.0.0.1:1", 5)
     assert extender["nodeCacheCapable"] is True
     assert "bindVerb" not in extender
     assert "extenders" not in build_config(Path("/k"))
