@@ -294,22 +294,9 @@ class ControlPlane:
     def _kubeconfig_for(
         self, file_name: str, user: str, credentials: Mapping[str, str], namespace: str, server: str = ""
     ) -> Path:
-        data = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "lab",
-            "clusters": [
-                {
-                    "name": "lab",
-                    "cluster": {"server": server or self.server, "certificate-authority": str(self.ca_file)},
-                }
-            ],
-            "users": [{"name": user, "user": dict(credentials)}],
-            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}],
-        }
+        cluster = {"server": server or self.server, "certificate-authority": str(self.ca_file)}
         path = self.state_dir / f"{file_name}.kubeconfig"
-        path.touch(mode=0o600)
-        path.write_text(yaml.safe_dump(data, sort_keys=False))
+        save_kubeconfig(path, cluster, user, credentials, namespace)
         return path
 
     async def _boot(self, hosts: tuple[str, ...]) -> None:
@@ -421,6 +408,22 @@ class ControlPlane:
             meanwhile=self.programs.check,
             error=BootError,
         )
+
+
+def save_kubeconfig(
+    path: Path, cluster: Mapping[str, str], user: str, credentials: Mapping[str, str], namespace: str = "default"
+) -> None:
+    """Write a file with one context that only its owner can read."""
+    data = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "lab",
+        "clusters": [{"name": "lab", "cluster": dict(cluster)}],
+        "users": [{"name": user, "user": dict(credentials)}],
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": namespace}}],
+    }
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
 
 
 def free_ports(count: int) -> list[int]:

@@ -283,12 +283,7 @@ class _Reader:
 
     def _node(self, path: str, node: _NodeFile, region: str, zone: str) -> LabNode:
         self._name(f"{path}.name", node.name)
-        defaults = self.content.node_defaults
-        amounts: dict[str, str] = {}
-        for name in ("cpu", "memory", "pods", "nic"):
-            own = getattr(node, name)
-            where = f"{path}.{name}" if own is not None else f"nodeDefaults.{name}"
-            amounts[name] = self._quantity(where, own if own is not None else getattr(defaults, name))
+        amounts = {n: self._quantity(*self._given(path, node, n)) for n in ("cpu", "memory", "pods", "nic")}
         return LabNode(
             node.name,
             region,
@@ -302,15 +297,20 @@ class _Reader:
             cni_main=self._choice(path, node, "cni_main", CNI_MAINS),
         )
 
-    def _choice(self, path: str, node: _NodeFile, name: str, known: tuple[str, ...]) -> str:
-        """The node's own value or the default, which must be one of ``known``."""
+    def _given(self, path: str, node: _NodeFile, name: str) -> tuple[str, str | int]:
+        """The field and the value of a node's own setting, or of the default."""
+        field = "".join(word.title() if i else word for i, word in enumerate(name.split("_")))
         own = getattr(node, name)
-        value = str(own if own is not None else getattr(self.content.node_defaults, name))
+        if own is not None:
+            return f"{path}.{field}", own
+        return f"nodeDefaults.{field}", getattr(self.content.node_defaults, name)
+
+    def _choice(self, path: str, node: _NodeFile, name: str, known: tuple[str, ...]) -> str:
+        """A setting that must be one of ``known``."""
+        where, value = self._given(path, node, name)
         if value not in known:
-            field = "".join(word.title() if i else word for i, word in enumerate(name.split("_")))
-            where = f"{path}.{field}" if own is not None else f"nodeDefaults.{field}"
             raise self._error(where, f"{value!r} is not known", f"write one of {', '.join(known)}")
-        return value
+        return str(value)
 
     def _links(self, zones: list[str]) -> dict[tuple[str, str], Link]:
         links: dict[tuple[str, str], Link] = {}

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import yaml
 
 from kubekit import quantity
 from kubekit.waiting import until
 from lab import namespaces
 from lab.certificates import KeyPair
-from lab.controlplane import SERVICE_DNS, ControlPlane
+from lab.controlplane import SERVICE_DNS, ControlPlane, save_kubeconfig
 from lab.errors import BootError
 from lab.network import NodeNetwork
 from lab.nodes import CONTROL_PLANE_TAINT, place_labels
@@ -251,16 +250,7 @@ class RealNode:
             "certificate-authority-data": _encoded(self.control_plane.ca_file),
         }
         user = {"client-certificate-data": _encoded(pair.certificate), "client-key-data": _encoded(pair.key)}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "lab",
-            "clusters": [{"name": "lab", "cluster": cluster}],
-            "users": [{"name": "node", "user": user}],
-            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "node"}}],
-        }
-        path.touch(mode=0o600)
-        path.write_text(yaml.safe_dump(config))
+        save_kubeconfig(path, cluster, "node", user)
 
 
 def reserved(cpu: str, memory: str) -> dict[str, str]:

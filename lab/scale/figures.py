@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -233,40 +233,39 @@ def _objective(labels: Labels) -> float | None:
 
 
 def _calls(server: Readings, before: Readings) -> dict[str, Latency]:
-    objectives: dict[str, float] = {}
+    """Calls by verb, and by scope where they read."""
 
-    def name(labels: Labels) -> str | None:
-        objective = _objective(labels)
-        if objective is None:
-            return None
+    def name(labels: Labels) -> str:
         verb = labels["verb"]
-        found = f"{verb} ({labels.get('scope')})" if verb in _READS else verb
-        objectives[found] = objective
-        return found
+        return f"{verb} ({labels.get('scope')})" if verb in _READS else verb
 
-    return {
-        call: _latency(found, objectives[call])
-        for call, found in server.quantiles(_CALLS, name, before).items()
-        if found.count
-    }
+    return _latencies(server, before, name, 1)
 
 
 def _missed(server: Readings, before: Readings) -> dict[str, Latency]:
-    """Calls by resource and verb, as the objective counts them."""
+    """Calls by resource and verb, as the objective counts them, where they missed it."""
+
+    def name(labels: Labels) -> str:
+        resource = "/".join(filter(None, (labels.get("resource", ""), labels.get("subresource", ""))))
+        return f"{labels['verb']} {resource} ({labels.get('scope')})"
+
+    return {call: found for call, found in _latencies(server, before, name, _FEWEST).items() if found.ok is False}
+
+
+def _latencies(server: Readings, before: Readings, name: Callable[[Labels], str], fewest: int) -> dict[str, Latency]:
+    """Of calls that have an objective, by name, where there were at least so many."""
     objectives: dict[str, float] = {}
 
-    def name(labels: Labels) -> str | None:
+    def of(labels: Labels) -> str | None:
         objective = _objective(labels)
         if objective is None:
             return None
-        resource = "/".join(filter(None, (labels.get("resource", ""), labels.get("subresource", ""))))
-        found = f"{labels['verb']} {resource} ({labels.get('scope')})"
-        objectives[found] = objective
-        return found
+        call = name(labels)
+        objectives[call] = objective
+        return call
 
-    all_calls = server.quantiles(_CALLS, name, before).items()
-    found = {call: _latency(q, objectives[call]) for call, q in all_calls if q.count >= _FEWEST}
-    return {call: latency for call, latency in found.items() if latency.ok is False}
+    calls = server.quantiles(_CALLS, of, before).items()
+    return {call: _latency(found, objectives[call]) for call, found in calls if found.count >= fewest}
 
 
 def _shares(server: Readings, before: Readings, family: str) -> dict[str, float]:

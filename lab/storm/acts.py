@@ -186,8 +186,8 @@ class Acts:
         body: dict[str, Any] = {"metadata": {"labels": {ZONE_LABEL: zone}}}
         try:
             await self._client.patch(NODES, node, body, Node, kind=MERGE_PATCH)
-        except KubekitError as error:
-            if not getattr(error, "not_found", False):
+        except ApiError as error:
+            if not error.not_found:
                 raise  # A node that was deleted meanwhile comes back with its own zone.
 
     async def _delete_node(self, fault: Fault) -> None:
@@ -198,8 +198,8 @@ class Acts:
             body["metadata"]["annotations"][CAPACITY_ANNOTATION] = str(network.node.nic_bps)
             try:
                 await self._client.create(NODES, body, Node)
-            except KubekitError as error:
-                if not getattr(error, "already_exists", False):
+            except ApiError as error:
+                if not error.already_exists:
                     raise
 
         self._after(fault, make)
