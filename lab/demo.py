@@ -38,12 +38,12 @@ from controller.topology.weights import written_costs
 from kubekit import conditions, quantity
 from kubekit.client import Client
 from kubekit.waiting import until
-from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, ConfigMap, Object, Pod, Resource
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
 from lab import boutique, measure, namespaces, report
 from lab.cluster import Lab
 from lab.controlplane import is_there
 from lab.errors import BootError, LabError
-from lab.installation import ROUND_S, Installation, install
+from lab.installation import ROUND_S, Installation, install, result_maps
 from lab.netperf_install import find_or_fetch
 from lab.programs import importable, run_to_end
 from lab.progress import Say
@@ -135,13 +135,9 @@ class Demo:
 
     async def _samples(self, network: NetworkTopology) -> dict[frozenset[str], list[Sample]]:
         """Newest sample of each pair of nodes, by the zones that it joins."""
-        base = network.spec.configmap_name
         places = {n.node.name: Place(n.node.name, n.node.zone, n.node.region) for n in self.lab.nodes}
         found: dict[frozenset[str], list[Sample]] = defaultdict(list)
-        maps = await self.client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
-        for item in maps:
-            if item.metadata.name != base and not item.metadata.name.startswith(f"{base}-"):
-                continue
+        for item in await result_maps(self.client, network.spec.configmap_name):
             for sample in decode_results(item.data or {}, places).samples.values():
                 if sample.measurement.test != "TCP_STREAM" and sample.priced.p90_us is not None:
                     found[frozenset(sample.zones)].append(sample)

@@ -24,7 +24,7 @@ from controller.cluster.resources import NETWORK_TOPOLOGIES
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.waiting import until
-from kubekit.wire import NODES, PODS, SECRETS, Node, Object, Pod
+from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports, is_there
 from lab.debian import Missing
@@ -32,6 +32,7 @@ from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
 from lab.programs import Program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
+from netperf.results import shard_index
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
@@ -278,6 +279,12 @@ async def bound_kubeconfig(
 async def _until_ready(installation: Installation, urls: list[str]) -> None:
     for url in urls:
         await _until(partial(is_ready, f"{url}/readyz"), f"{url} to be ready", meanwhile=installation.check)
+
+
+async def result_maps(client: Client, base: str) -> list[ConfigMap]:
+    """The ConfigMaps of results: one of this name, and its shards."""
+    maps = await client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
+    return [found for found in maps if shard_index(base, found.metadata.name) is not None]
 
 
 async def _until(check: Callable[[], Awaitable[bool]], what: str, meanwhile: Callable[[], object] = bool) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
+import psutil
 
 from lab import namespaces
 from lab.errors import BootError
@@ -66,6 +67,11 @@ class Program:
     def pid(self) -> int:
         """Its process id, also that of its process group."""
         return self._process.pid
+
+    def family(self) -> list[psutil.Process]:
+        """Its process and all below it. Raises psutil.Error when it has ended."""
+        first = psutil.Process(self.pid)
+        return [first, *first.children(recursive=True)]
 
     def poll(self) -> int | None:
         """Exit code, minus the signal's number when killed, ``None`` while it runs."""

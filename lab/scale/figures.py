@@ -15,7 +15,7 @@ import msgspec
 from lab.scale.agents import Traffic
 from lab.scale.life import Audience
 from lab.scale.populate import ACCOUNTS, Sizes
-from lab.scale.readings import Labels, Quantiles, Readings
+from lab.scale.readings import Labels, Quantiles, Readings, percentile
 
 LOOKBACK_S = 60.0
 """Of the controller's gauge of its longest steps."""
@@ -222,8 +222,7 @@ def _of_values(values: Sequence[float]) -> Latency:
     ordered = sorted(values)
     if not ordered:
         return Latency(0, None, None)
-    p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
-    return Latency(len(ordered), _rounded(p50), _rounded(p99))
+    return Latency(len(ordered), _rounded(percentile(ordered, 0.5)), _rounded(percentile(ordered, 0.99)))
 
 
 def _objective(labels: Labels) -> float | None:

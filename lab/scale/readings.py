@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Labels = Mapping[str, str]
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -81,3 +81,8 @@ class Quantiles:
         """How many were above the bucket bound nearest over ``limit``."""
         under = next((count for upper, count in self._buckets if upper >= limit * (1 - 1e-9)), 0.0)
         return round(self.count - under)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which this share of the ordered ones lies; 0 where there are none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

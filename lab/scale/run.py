@@ -284,12 +284,11 @@ def levels_of(lab: Lab) -> Levels:
     port = int(lab.control_plane.server.rpartition(":")[2])
     for program in lab.programs:
         try:
-            root = psutil.Process(program.pid)
-            family = [root, *root.children(recursive=True)]
-            rss[program.name] = root.memory_info().rss
+            family = program.family()
+            rss[program.name] = family[0].memory_info().rss
             cpu_s[program.name] = sum(sum(p.cpu_times()[:2]) for p in family)
             if program.name == "controller":
-                found = root.net_connections("tcp")
+                found = family[0].net_connections("tcp")
                 connections = sum(
                     c.status == psutil.CONN_ESTABLISHED and bool(c.raddr) and c.raddr.port == port for c in found
                 )

@@ -12,7 +12,7 @@ from typing import Any
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node
-from lab.installation import Installation
+from lab.installation import Installation, result_maps
 from lab.nodes import build_node
 from lab.storm.entrance import Entrance
 from lab.storm.faults import Fault
@@ -138,29 +138,25 @@ class Acts:
 
         self._after(fault, restore)
 
-    async def _results(self) -> list[ConfigMap]:
-        maps = await self._client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE)
-        return [m for m in maps if m.metadata.name == RESULTS_NAME or m.metadata.name.startswith(f"{RESULTS_NAME}-")]
-
     async def _delete_results(self, _: Fault) -> None:
-        for found in await self._results():
+        for found in await result_maps(self._client, RESULTS_NAME):
             await self._client.delete(CONFIGMAPS, found.metadata.name, namespace=HOME_NAMESPACE)
 
     async def _corrupt_results(self, fault: Fault) -> None:
-        for found in await self._results():
+        for found in await result_maps(self._client, RESULTS_NAME):
             data = found.data or {}
             hit = sorted(data)[: max(1, round(len(data) * fault.amount))]
             await self._write(found.metadata.name, {key: data[key][: len(data[key]) // 2] for key in hit})
 
     async def _fill_results(self, fault: Fault) -> None:
         async def empty() -> None:
-            for found in await self._results():
+            for found in await result_maps(self._client, RESULTS_NAME):
                 if _FILLER in (found.data or {}):
                     await self._write(found.metadata.name, {_FILLER: None})
 
         # Somebody notices after a while; no program of ours may remove what is not ours.
         self._after(fault, empty)
-        for found in await self._results():
+        for found in await result_maps(self._client, RESULTS_NAME):
             room = OBJECT_LIMIT_BYTES - sum(len(k) + len(v) for k, v in (found.data or {}).items()) - 100
             if room > 0:
                 # Random, as somebody's logs would be.

@@ -12,6 +12,7 @@ import msgspec
 
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
 from controller.topology.weights import written_costs
+from lab.scale.readings import percentile
 from lab.storm.audit import AuditEvent, Seen, handovers, measured, unsupported_costs
 from netperf.contract import CONTROLLER, HOME_NAMESPACE
 
@@ -224,11 +225,4 @@ def _is_open(pod: Any) -> bool:
 def spread_of(values: Iterable[float]) -> Spread:
     """Median, p99 and largest."""
     ordered = sorted(values)
-    return Spread(percentile(ordered, 0.5), percentile(ordered, 0.99), percentile(ordered, 1.0))
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which this share of the ordered ones lies; 0 where there are none."""
-    if not ordered:
-        return 0.0
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
+    return Spread(*(round(percentile(ordered, share), 2) for share in (0.5, 0.99, 1.0)))

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import os
 import signal
-from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -59,16 +59,16 @@ class Kubelet:
         if agent is None:
             return []
         try:
-            children = psutil.Process(agent.pid).children(recursive=True)
-            return [child.pid for child in children if child.name() == "netserver"]
+            return [process.pid for process in agent.family() if process.name() == "netserver"]
         except psutil.Error:
             return []
 
     def wake_all(self) -> None:
         """SIGCONT to everything of the lab: a stopped program cannot end in good order."""
         for program in self._lab.programs:
-            for pid in (program.pid, *_descendants(program.pid)):
-                send(pid, signal.SIGCONT)
+            with suppress(psutil.Error):
+                for process in program.family():
+                    send(process.pid, signal.SIGCONT)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -190,10 +190,3 @@ def send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
-
-
-def _descendants(pid: int) -> Collection[int]:
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.Error:
-        return []

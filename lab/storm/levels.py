@@ -69,8 +69,7 @@ def read_levels(lab: Lab, tasks: Mapping[str, int]) -> dict[str, Level]:
     found = {}
     for program in lab.programs:
         try:
-            root = psutil.Process(program.pid)
-            family = [root, *root.children(recursive=True)]
+            family = program.family()
             found[program.name] = Level(
                 sum(p.memory_info().rss for p in family),
                 sum(p.num_fds() for p in family),
@@ -97,7 +96,7 @@ def orphans(lab: Lab) -> list[str]:
     family: set[int] = set()
     for program in lab.programs:
         try:
-            family |= {program.pid, *(p.pid for p in psutil.Process(program.pid).children(recursive=True))}
+            family |= {process.pid for process in program.family()}
         except psutil.Error:
             continue
     found = []

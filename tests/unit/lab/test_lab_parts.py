@@ -9,16 +9,19 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from kubekit.client import Client
 from kubekit.errors import ConfigError
+from kubekit.wire import ConfigMap, ObjectMeta
 from lab.__main__ import main
 from lab.apt import Source, read_sources, widen
 from lab.build import CONTROL_PLANE, find_or_build
 from lab.commands.wan import _changes
 from lab.errors import BuildError, LabError
-from lab.installation import that_run_nothing
+from lab.installation import result_maps, that_run_nothing
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
 from lab.places import cache_dir, labs_dir
@@ -224,3 +227,19 @@ def test_programs_find_this_project_first_and_still_what_the_user_added() -> Non
     root = str(Path(__file__).parents[3])
     assert importable({}) == {"PYTHONPATH": root}
     assert importable({"PYTHONPATH": "/more"}) == {"PYTHONPATH": f"{root}:/more"}
+
+
+class Listing:
+    """Answers with ConfigMaps of these names."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    async def list(self, *_: object, **__: object) -> list[ConfigMap]:
+        return [ConfigMap(metadata=ObjectMeta(name=name)) for name in self._names]
+
+
+async def test_results_are_the_object_and_its_shards_and_nothing_of_a_name_like_theirs() -> None:
+    client = cast("Client", Listing("results", "results-1", "results-12", "results-of-june", "results-0", "other"))
+    found = await result_maps(client, "results")
+    assert [item.metadata.name for item in found] == ["results", "results-1", "results-12"]

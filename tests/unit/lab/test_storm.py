@@ -14,9 +14,9 @@ from aiohttp.test_utils import TestServer
 from kubekit.errors import ConfigError
 from lab.__main__ import build_parser
 from lab.cluster import Lab
+from lab.scale.readings import percentile
 from lab.storm import audit
 from lab.storm.faults import KINDS, World, draw
-from lab.storm.history import percentile
 from lab.storm.levels import Highest, Level, read_tasks, risen
 from netperf.results import failure_key, sample_key
 from netperf.sample import Place
