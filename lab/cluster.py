@@ -43,7 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 AUTO = "auto"
-COMPONENTS = ("controller-manager", "scheduler", "kwok")
+ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 # One seed for all labs: loss and jitter repeat as far as the packets' timing does.
@@ -87,7 +87,7 @@ class Lab:
         topology: Topology | None,
         *,
         name: str = "lab",
-        components: Iterable[str] = COMPONENTS,
+        components: Iterable[str] = ALL_COMPONENTS,
         folder: Path | None = None,
         binaries: Binaries | None = None,
         wan: str = AUTO,

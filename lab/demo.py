@@ -40,10 +40,10 @@ from kubekit.client import Client
 from kubekit.waiting import until
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod, Resource
 from lab import boutique, measure, namespaces, report
-from lab.cluster import Lab
+from lab.cluster import ALL_COMPONENTS, Lab
 from lab.controlplane import is_there
 from lab.errors import BootError, LabError
-from lab.installation import ROUND_S, Installation, install, result_maps
+from lab.installation import ROUND_S, TOPOLOGY_NAME, Installation, install, result_maps
 from lab.netperf_install import find_or_fetch
 from lab.programs import importable, run_to_end
 from lab.progress import Say
@@ -54,7 +54,6 @@ from netperf.contract import HOME_NAMESPACE
 from netperf.results import decode_results
 from netperf.sample import Measurement, Place, Sample
 
-TOPOLOGY_NAME = "nt-default"
 PLACEMENTS = ("extender", "affinity")
 # Four pods fill a node of the default topology and eight a zone: eleven need two zones.
 POD_CPU = "900m"
@@ -62,7 +61,6 @@ POD_CPU = "900m"
 _REAL_POD_SHARE = 0.21
 _LOAD_RATE, _LOAD_S, _WARM_UP_S = 8, 40, 5
 COMPONENTS = ("controller-manager", "kwok")
-REAL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 FRONTEND = "frontend"
 SERVICES = Resource("", "v1", "services", "Service")
 EDGE_S = 1.0
@@ -307,7 +305,7 @@ async def run_demo(
         LabError: something did not come up, or pods were not placed.
     """
     started = time.monotonic()
-    async with Lab.start(topology, name=name, components=REAL_COMPONENTS if images else COMPONENTS) as lab:
+    async with Lab.start(topology, name=name, components=ALL_COMPONENTS if images else COMPONENTS) as lab:
         say(f"control plane {lab.control_plane.version} and {len(lab.nodes)} nodes up after {lab.boot_s:.1f} s")
         if images:
             installation = Installation(lab, await asyncio.to_thread(find_or_fetch), secrets.token_hex(16))

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from kubekit import logs
 from lab.errors import BootError, LabError
@@ -27,7 +28,6 @@ from lab.wan.control import WanControl
 
 log = logs.get("lab.faults")
 
-AGENT_PREFIX = "agent-"
 NAMES = {"controller": "controller", "extender": "extender", "scheduler": "kube-scheduler"}
 """What people say -> the program of a lab."""
 # A node takes some seconds to start, and each of them is waited for.
@@ -184,10 +184,9 @@ class Faults:
 
 def _is_frozen(record: PidRecord) -> bool:
     try:
-        text = Path(f"/proc/{record.pid}/stat").read_text()
-    except OSError:
+        return psutil.Process(record.pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
         return False
-    return text[text.rindex(")") + 2] == "T"
 
 
 async def tend(place: LabPlace, programs: Programs, start_again: Callable[[Program], Awaitable[object]]) -> None:

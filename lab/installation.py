@@ -30,13 +30,15 @@ from lab.controlplane import LOOPBACK, free_ports, is_there
 from lab.debian import Missing
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
-from lab.programs import Program, is_ready
+from lab.programs import Program, agent_program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
 from netperf.results import shard_index
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"
 AGENT_PORT = 9850
+TOPOLOGY_NAME = "nt-default"
+"""Of the NetworkTopology that the shipped configuration has the controller create."""
 # A lab should show a change of the network within seconds; a cluster has a minute.
 ROUND_S, SLOT_S, PROBE_S = 8.0, 2.5, 1.0
 _DEADLINE_S = 60.0
@@ -77,8 +79,7 @@ class Installation:
         self.lab.programs.check()
         for agent in self.agents:
             if agent.failed:
-                msg = f"{agent.name} ended with code {agent.poll()}; its log ends:\n{agent.log_tail()}"
-                raise BootError(msg)
+                raise BootError(agent.end)
 
     @property
     def prober(self) -> str:
@@ -130,8 +131,8 @@ async def install(
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _until_ready(installation, urls)
         # Replicas are ready before one of them leads, and only a leader creates what is missing.
-        topology = partial(is_there, client, NETWORK_TOPOLOGIES, "nt-default", HOME_NAMESPACE)
-        await _until(topology, "the leading controller to create NetworkTopology nt-default")
+        topology = partial(is_there, client, NETWORK_TOPOLOGIES, TOPOLOGY_NAME, HOME_NAMESPACE)
+        await _until(topology, f"the leading controller to create NetworkTopology {TOPOLOGY_NAME}")
     lab.served |= {"controller": installation.controller_url, "extender": installation.extender_url}
     lab.served |= {f"agent/{node}": url for node, url in installation.agent_urls.items()}
     return installation
@@ -243,17 +244,17 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
     passphrase.touch(mode=0o600)
     passphrase.write_text(installation.secret)
     for network in lab.nodes:
-        node = network.node.name
+        node, name = network.node.name, agent_program(network.node.name)
 
         def on_node(pod: Pod, node: str = node) -> bool:
             return pod.spec.node_name == node
 
-        kubeconfig = await bound_kubeconfig(client, lab, AGENT, f"agent-{node}", on_node)
+        kubeconfig = await bound_kubeconfig(client, lab, AGENT, name, on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
-        argv = [*installation.python(f"agent-{node}"), "agent", "run", f"--node-name={node}"]
+        argv = [*installation.python(name), "agent", "run", f"--node-name={node}"]
         argv += [f"--kubeconfig={kubeconfig}"]
         argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}", *flags]
-        agent = lab.spawn(node, argv, f"agent-{node}", env=installation.environment, essential=False)
+        agent = lab.spawn(node, argv, name, env=installation.environment, essential=False)
         installation.agents.append(agent)
         installation.agent_urls[node] = f"http://{listen}"
 

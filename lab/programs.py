@@ -36,6 +36,11 @@ _SHOW_OWN_SYSFS = (
 )
 
 
+def agent_program(node: str) -> str:
+    """What a node's agent is called among the lab's programs."""
+    return f"agent-{node}"
+
+
 def importable(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variable by which a Python that runs anywhere finds this project's packages, also from a plain checkout."""
     root = str(Path(__file__).parents[1])
@@ -92,6 +97,11 @@ class Program:
     def told(self) -> str:
         """The same as the second half of an error."""
         return f"the log of {self.name} ends:\n{self.log_tail()}"
+
+    @property
+    def end(self) -> str:
+        """How it ended, as an error."""
+        return f"{self.name} ended with code {self.poll()}; its log, {self.log}, ends:\n{self.log_tail()}"
 
     async def wait(self, patience_s: float = math.inf) -> int | None:
         """Wait for its end, not longer than ``patience_s``; return the exit code or ``None``."""
@@ -194,8 +204,7 @@ class Programs:
         """Raise BootError, with the end of its log, for the first essential program, of all or of some, that ended by itself."""
         for program in self._running if among is None else among:
             if program.essential and program.failed:
-                msg = f"{program.name} ended with code {program.poll()}; its log, {program.log}, ends:\n"
-                raise BootError(msg + program.log_tail())
+                raise BootError(program.end)
 
     async def watch(self) -> None:
         """Return never; raise BootError when an essential program ends by itself."""

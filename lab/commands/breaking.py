@@ -11,7 +11,8 @@ import msgspec
 from kubekit.errors import ConfigError
 from lab.commands import arguments
 from lab.commands.up import read_description
-from lab.faults import AGENT_PREFIX, NAMES, Faults, offs
+from lab.faults import NAMES, Faults, offs
+from lab.programs import agent_program
 from lab.realnode.node import NODE
 from lab.reclaim import place_of
 
@@ -124,11 +125,11 @@ def _programs(what: str, names: list[str], lab: dict[str, Any]) -> tuple[str, ..
     if len(names) != 1:
         raise ConfigError(what, f"needs one name and got {len(names)}", f"write {what} NAME")
     if what == "agent":
-        return (AGENT_PREFIX + names[0],)
+        return (agent_program(names[0]),)
     nodes = [node["name"] for node in lab["nodes"] if node["zone"] == names[0]]
     if not nodes:
         raise ConfigError("zone", f"there is no zone {names[0]}", f"one of {', '.join(lab['zones'])}")
-    return tuple(AGENT_PREFIX + node for node in nodes)
+    return tuple(map(agent_program, nodes))
 
 
 def _print(args: argparse.Namespace, faults: Faults) -> int:

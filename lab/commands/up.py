@@ -18,7 +18,7 @@ from rich.console import Console
 from kubekit.errors import ConfigError
 from kubekit.runtime import run_program
 from lab.build import find_or_build
-from lab.cluster import COMPONENTS, Lab, find_node_programs
+from lab.cluster import ALL_COMPONENTS, Lab, find_node_programs
 from lab.commands import arguments
 from lab.errors import BootError, LabError
 from lab.installation import install
@@ -105,7 +105,7 @@ async def _serve(topology: Topology | None, place: LabPlace, args: argparse.Name
     as_shipped = args.programs and topology is not None and bool(topology.real_nodes)
     # As programs beside pods that stand for them, ours come before the scheduler, which must know the extender's address.
     later = {"scheduler"} if args.programs and not as_shipped else set()
-    components = [component for component in COMPONENTS if component not in later]
+    components = [component for component in ALL_COMPONENTS if component not in later]
     images = await asyncio.to_thread(build_images) if as_shipped else {}
     async with Lab.start(topology, name=place.name, components=components, wan=args.wan) as lab:
         if as_shipped:

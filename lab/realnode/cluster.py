@@ -46,12 +46,10 @@ class RealNodes:
     Attributes:
         nodes: by name.
         images: what they can pull; grows while they run.
-        registry: URL that they pull from.
     """
 
     nodes: Mapping[str, RealNode] = field(default_factory=dict)
     images: ImageStore | None = None
-    registry: str = ""
 
 
 async def start_real_nodes(
@@ -108,7 +106,7 @@ async def start_real_nodes(
         for node in nodes.values():
             group.create_task(_start_node(node, client, gate))
     await control_plane.run_kubectl("apply", "--server-side", "-f", _SERVICES)
-    return RealNodes(nodes, images, f"http://{address}")
+    return RealNodes(nodes, images)
 
 
 async def _start_node(node: RealNode, client: Client, gate: asyncio.Semaphore) -> None:

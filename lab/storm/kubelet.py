@@ -21,7 +21,7 @@ from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.wire import PODS, Pod
 from lab.installation import CENTRAL, Installation, bound_kubeconfig, spawn_central
-from lab.programs import Program
+from lab.programs import Program, agent_program
 from lab.storm.journal import Journal
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, NAME_LABEL
 
@@ -55,7 +55,7 @@ class Kubelet:
 
     def netservers(self, node: str) -> list[int]:
         """Process ids of a node's netservers."""
-        agent = self.program(f"agent-{node}")
+        agent = self.program(agent_program(node))
         if agent is None:
             return []
         try:
@@ -137,7 +137,7 @@ class Kubelet:
 def _roles(installation: Installation) -> dict[str, tuple[str, str]]:
     """Service account and node (empty for any) by program."""
     central = {name: (account, "") for name, account, _ in CENTRAL}
-    agents = {f"agent-{node}": (AGENT, node) for node in installation.agent_urls}
+    agents = {agent_program(node): (AGENT, node) for node in installation.agent_urls}
     return {**central, SECOND_CONTROLLER: (CONTROLLER, ""), **agents}
 
 

@@ -22,6 +22,7 @@ from lab.controlplane import LOOPBACK, free_ports
 from lab.demo import COMPONENTS
 from lab.errors import BootError
 from lab.installation import Installation, install
+from lab.programs import agent_program
 from lab.progress import Say
 from lab.reclaim import place_of
 from lab.storm import audit, history, levels
@@ -100,7 +101,7 @@ class Storm:
         self.acts = Acts(client, installation, self.kubelet, proxy, journal)
         self.load = Load(client, journal)
         urls = {"controller": installation.controller_url, "extender": installation.extender_url}
-        urls |= {f"agent-{node}": url for node, url in installation.agent_urls.items()}
+        urls |= {agent_program(node): url for node, url in installation.agent_urls.items()}
         self.urls = urls
         self.watcher = Watcher(probe, urls, journal, lambda: self.acts.pending)
         self.overlapping = self.failed = 0
@@ -138,7 +139,7 @@ class Storm:
         """Do the faults of this seed."""
         lab = self.installation.lab
         agents = tuple(self.installation.agent_urls)
-        ours = ("controller", SECOND_CONTROLLER, "extender", *(f"agent-{node}" for node in agents))
+        ours = ("controller", SECOND_CONTROLLER, "extender", *map(agent_program, agents))
         zones = lab.topology.zones if lab.topology else ()
         world = World(ours, agents, tuple(zones), agents)
         started, doing = time.monotonic(), list[asyncio.Task[None]]()

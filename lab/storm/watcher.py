@@ -20,7 +20,7 @@ from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.lease import Lease
 from kubekit.wire import LEASES
-from lab.demo import TOPOLOGY_NAME
+from lab.installation import TOPOLOGY_NAME
 from lab.storm.audit import Seen
 from lab.storm.faults import Fault
 from lab.storm.journal import Journal

@@ -26,8 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from controller.cluster.pods import TARGET_ANNOTATION
 from lab import boutique
 from lab.cluster import Lab, find_node_programs
-from lab.demo import TOPOLOGY_NAME
-from lab.installation import install
+from lab.installation import TOPOLOGY_NAME, install
 from lab.programs import run_to_end
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE

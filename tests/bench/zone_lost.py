@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from controller.descheduler.reporting import DESCHEDULED
 from lab import boutique
 from lab.cluster import Lab, find_node_programs
-from lab.demo import REAL_COMPONENTS
 from lab.faults import Faults
 from lab.installation import MANIFESTS
 from lab.network import NodeNetwork
@@ -95,7 +94,7 @@ async def run(name: str, placements: Sequence[str], zones: str) -> dict[str, Any
         topology = load(str(folder / "topology.yaml"))
         programs = await asyncio.to_thread(find_node_programs, topology)
         assert programs is not None
-        async with Lab.start(topology, name=name, components=REAL_COMPONENTS) as lab:
+        async with Lab.start(topology, name=name) as lab:
             say(f"{len(lab.nodes)} real nodes after {lab.boot_s:.0f} s")
             for node in lab.nodes:
                 start_counting(programs, node.netns)

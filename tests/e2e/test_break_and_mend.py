@@ -21,8 +21,9 @@ from controller.diagnosis.rules import diagnose
 from kubekit.client import Client
 from lab.cluster import Lab
 from lab.demo import COMPONENTS
-from lab.faults import AGENT_PREFIX, Faults
+from lab.faults import Faults
 from lab.installation import install
+from lab.programs import agent_program
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 
@@ -98,15 +99,15 @@ async def test_what_is_broken_is_named_first_and_nothing_is_once_it_is_mended() 
         await until(client, mended)
 
         zone = next(node for node in lab.nodes if node.node.zone == "z2").node.zone
-        agents = [AGENT_PREFIX + network.node.name for network in lab.nodes if network.node.zone == zone]
-        faults.strike(agents, freeze=False)
-        await until(client, lambda found: bool(found) and _blames(found[0], zone, agents), 240)
+        nodes = [network.node.name for network in lab.nodes if network.node.zone == zone]
+        faults.strike(map(agent_program, nodes), freeze=False)
+        await until(client, lambda found: bool(found) and _blames(found[0], zone, nodes), 240)
         await mend(faults.mend)
         # A node that nobody could measure stays left out for a quarter of an hour.
         await until(client, lambda found: mended(found, "topology-NodesUnmeasurable"), 240)
 
 
-def _blames(finding: Finding, zone: str, agents: list[str]) -> bool:
+def _blames(finding: Finding, zone: str, nodes: list[str]) -> bool:
     """The zone or its nodes, however far the controller is in leaving them out."""
     text = " ".join((finding.what, *finding.because, *finding.hurts))
-    return zone in finding.hurts or any(agent.removeprefix(AGENT_PREFIX) in text for agent in agents)
+    return zone in finding.hurts or any(node in text for node in nodes)

@@ -26,7 +26,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from controller.descheduler.config import Queries
 from controller.prometheus import PrometheusClient
 from lab.cluster import Lab
-from lab.demo import REAL_COMPONENTS
 from lab.image_build import CONTROLLER, version
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
@@ -176,7 +175,7 @@ async def stage(node_programs: NodePrograms, tmp_path_factory: pytest.TempPathFa
     program = (await asyncio.to_thread(find_or_build_tools, PROMETHEUS))["prometheus"]
     with tempfile.TemporaryDirectory() as labs:
         topology = load(str(folder / "three.yaml"))
-        async with Lab.start(topology, name="e2e-workloads", components=REAL_COMPONENTS, folder=Path(labs)) as lab:
+        async with Lab.start(topology, name="e2e-workloads", folder=Path(labs)) as lab:
             assert lab.real.images is not None
             for name, layout in images.items():
                 lab.real.images.add_layout(name, layout)

@@ -22,7 +22,7 @@ import pytest
 
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab import boutique
-from lab.cluster import COMPONENTS, Lab
+from lab.cluster import Lab
 from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
@@ -64,7 +64,7 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
     file.write_text(TOPOLOGY)
     prometheus_program = (await asyncio.to_thread(find_or_build_tools, PROMETHEUS))["prometheus"]
     topology = load(str(file))
-    async with Lab.start(topology, name="e2e-traffic", components=COMPONENTS) as lab:
+    async with Lab.start(topology, name="e2e-traffic") as lab:
         await lab.control_plane.run_kubectl("apply", "--server-side", "-k", str(MANIFESTS / "crds"))
         for node in lab.nodes:
             on_node(node.netns, "sysctl", "-qw", "net.netfilter.nf_conntrack_acct=1")

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from lab import namespaces
 from lab.cluster import Lab
 from lab.realnode.programs import NodePrograms
 
@@ -26,7 +27,7 @@ table ip truth {
 
 def on_node(netns: str, *command: str, **more: Any) -> str:
     """What a command prints in a node's network; it must succeed."""
-    argv = ["nsenter", f"--net=/run/netns/{netns}", *command]
+    argv = [*namespaces.entering(netns), *command]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, **more)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)

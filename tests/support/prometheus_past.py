@@ -7,12 +7,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
-import aiohttp
-
 from controller.prometheus import PrometheusClient
+from kubekit.waiting import until
 from lab.controlplane import LOOPBACK, free_ports
+from lab.programs import is_ready
 
 PAST_S, STEP_S = 3900, 60
 
@@ -75,19 +76,9 @@ async def prometheus_of(
         programs["prometheus"], *argv, f"--web.listen-address={LOOPBACK}:{port}", *flags
     )
     try:
-        async with asyncio.timeout(60), aiohttp.ClientSession() as session:
-            while not await _is_ready(session, url):
-                await asyncio.sleep(0.1)
+        await until(partial(is_ready, f"{url}/-/ready"), "Prometheus to be ready", 60)
         async with PrometheusClient(url, timeout_s=60) as client:
             yield client
     finally:
         program.terminate()
         await program.wait()
-
-
-async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(f"{url}/-/ready") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False
