@@ -29,6 +29,7 @@ from lab.errors import BootError, UnsupportedError
 from lab.faults import tend
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
+from lab.places import write_whole
 from lab.programs import Program, Programs, importable
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs
@@ -240,9 +241,7 @@ class Lab:
 
     def publish(self) -> None:
         """Write the description for other commands; its presence says that the lab is up."""
-        draft = self.place.description.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(self.describe()))
-        draft.rename(self.place.description)
+        write_whole(self.place.description, msgspec.json.encode(self.describe()))
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ import psutil
 from kubekit import logs
 from lab.errors import BootError, LabError
 from lab.pids import PidRecord, is_alive, read_records
+from lab.places import write_whole
 from lab.programs import Program, Programs
 from lab.realnode.node import NODE
 from lab.reclaim import LabPlace
@@ -173,9 +174,7 @@ class Faults:
             return []
 
     def _keep(self, cuts: list[_Cut]) -> None:
-        draft = self._file.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(cuts))
-        draft.rename(self._file)
+        write_whole(self._file, msgspec.json.encode(cuts))
 
     @property
     def _file(self) -> Path:

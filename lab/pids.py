@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.places import write_whole
+
 LAB_VARIABLE = "NETAWARE_LAB"
 _MOST_LOOKS = 20
 _GONE_POLL_S, _KILL_PATIENCE_S = 0.02, 5.0
@@ -33,12 +35,9 @@ class PidRecord:
     start_ticks: int
 
     def write(self, folder: Path) -> Path:
-        """Keep the record as ``<name>.pid`` in a folder; the rename keeps readers from seeing half of it."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Keep the record as ``<name>.pid`` in a folder."""
         path = folder / f"{self.name}.pid"
-        draft = path.with_suffix(".draft")
-        draft.write_text(f"{self.pid} {self.start_ticks}\n")
-        draft.rename(path)
+        write_whole(path, f"{self.pid} {self.start_ticks}\n".encode())
         return path
 
 

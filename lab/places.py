@@ -13,6 +13,14 @@ LOGS, PIDS = "logs", "pids"
 """Below a lab's state directory: its programs' logs, and their records (lab.pids)."""
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that others read meanwhile as it was, or as it is to be; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_bytes(data)
+    draft.rename(path)
+
+
 def _base(variable: str, fallback: str, environ: Mapping[str, str]) -> Path:
     given = environ.get(variable, "")
     # The XDG rules say that a relative path is to be ignored.

@@ -14,6 +14,7 @@ from kubekit.waiting import until
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.errors import BootError
+from lab.places import write_whole
 from lab.programs import is_ready
 
 READY_TIMEOUT_S = 30.0
@@ -84,11 +85,7 @@ async def start_prometheus(
 
 def set_targets(lab: Lab, job: str, addresses: Sequence[str]) -> None:
     """Say what a job scrapes, at any time, as a service discovery would; nothing where pods are gone."""
-    path = _targets(lab, job)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps([{"targets": list(addresses)}]))
-    fresh.rename(path)
+    write_whole(_targets(lab, job), json.dumps([{"targets": list(addresses)}]).encode())
 
 
 def _targets(lab: Lab, job: str) -> Path:

@@ -13,6 +13,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.places import write_whole
+
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
@@ -95,15 +97,8 @@ class ImageStore:
 
     def _put(self, data: bytes) -> str:
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-        path = self.blob(digest)
-        draft = path.with_suffix(".draft")
-        draft.write_bytes(data)
-        draft.rename(path)
+        write_whole(self.blob(digest), data)
         return digest
 
     def _put_tag(self, name: str, digest: str) -> None:
-        path = self.tag(ImageReference.parse(name))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.draft")
-        draft.write_text(digest)
-        draft.rename(path)
+        write_whole(self.tag(ImageReference.parse(name)), digest.encode())
