@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from kubekit.client import MERGE_PATCH, Client
@@ -114,16 +116,13 @@ class Acts:
         program = self._kubelet.program(fault.target)
         if program is not None:
             send(program.pid, signal.SIGSTOP)
-            self._after(fault, lambda: self._wake(program.pid))
+            self._after(fault, partial(send, program.pid, signal.SIGCONT))
 
     async def _netserver(self, fault: Fault) -> None:
         for pid in self._kubelet.netservers(fault.target):
             send(pid, signal.SIGSTOP if fault.for_s else signal.SIGKILL)
             if fault.for_s:
-                self._after(fault, lambda pid=pid: self._wake(pid))  # type: ignore[misc]
-
-    async def _wake(self, pid: int) -> None:
-        send(pid, signal.SIGCONT)
+                self._after(fault, partial(send, pid, signal.SIGCONT))
 
     async def _change_link(self, fault: Fault) -> None:
         one, other = fault.target.split("/")
@@ -132,11 +131,7 @@ class Acts:
             self._lab.wan.change_link(one, other, loss=1.0)
         else:
             self._lab.wan.change_link(one, other, rtt_us=usual.rtt_us * fault.amount)
-
-        async def restore() -> None:
-            self._lab.wan.set_link(one, other, usual)
-
-        self._after(fault, restore)
+        self._after(fault, partial(self._lab.wan.set_link, one, other, usual))
 
     async def _delete_results(self, _: Fault) -> None:
         for found in await result_maps(self._client, RESULTS_NAME):
@@ -201,14 +196,18 @@ class Acts:
         self._after(fault, make)
         await self._client.delete(NODES, fault.target)
 
-    async def _until_done(self, act: Callable[[], Awaitable[None]]) -> None:
+    async def _until_done(self, act: Callable[[], object]) -> None:
         while True:
             try:
-                return await act()
+                if inspect.isawaitable(done := act()):
+                    await done
+                return
             except KubekitError:
                 await asyncio.sleep(_TRY_AGAIN_S)
 
-    def _after(self, fault: Fault, act: Callable[[], Awaitable[None]]) -> None:
+    def _after(self, fault: Fault, act: Callable[[], object]) -> None:
+        """Take a fault back by ``act``, which may be awaitable, once its time is over."""
+
         async def later() -> None:
             await asyncio.sleep(fault.for_s)
             # An API server that stood still does what it was asked when it goes on: what was not made yet cannot be taken back,

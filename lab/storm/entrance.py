@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _ETCD_TIMEOUT_S = 5.0
 # TCP's discard port, on which nobody listens.
 _NOBODY = "https://127.0.0.1:9/"
 
-After = Callable[[Fault, Callable[[], Awaitable[None]]], None]
+After = Callable[[Fault, Callable[[], object]], None]
 
 
 class Entrance:
@@ -107,20 +108,12 @@ class Entrance:
     async def _refuse_token(self, fault: Fault) -> None:
         token = yaml.safe_load(kubeconfig_of(self._folder, fault.target).read_text())["users"][0]["user"]["token"]
         self._proxy.refuse(token)
-
-        async def end() -> None:
-            self._proxy.accept(token)
-
-        self._after(fault, end)
+        self._after(fault, partial(self._proxy.accept, token))
 
     async def _spoil(self, fault: Fault) -> None:
         kind = fault.target or fault.kind.removeprefix("api-").removeprefix("certificate-")
         self._proxy.begin(fault, kind, fault.amount)
-
-        async def end() -> None:
-            self._proxy.end(fault)
-
-        self._after(fault, end)
+        self._after(fault, partial(self._proxy.end, fault))
 
     async def _fill_etcd(self, fault: Fault) -> None:
         self._after(fault, lambda: self._alarm("DEACTIVATE"))
@@ -143,11 +136,7 @@ class Entrance:
     async def _turn_clock(self, fault: Fault) -> None:
         file = clock_of(self._folder, fault.target)
         set_offset(file, fault.amount)
-
-        async def end() -> None:
-            set_offset(file, 0.0)
-
-        self._after(fault, end)
+        self._after(fault, partial(set_offset, file, 0.0))
 
 
 async def left_over(client: Client) -> list[str]:
