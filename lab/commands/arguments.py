@@ -6,6 +6,7 @@ import argparse
 import time
 from dataclasses import replace
 
+import msgspec
 from rich.console import Console
 
 from kubekit.errors import ConfigError
@@ -30,6 +31,11 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
+
+
+def print_json(value: object) -> None:
+    """What ``--json`` asks for: one object on stdout."""
+    print(msgspec.json.encode(value).decode(), flush=True)
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:

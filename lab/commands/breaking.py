@@ -6,8 +6,6 @@ import argparse
 import sys
 from typing import Any
 
-import msgspec
-
 from kubekit.errors import ConfigError
 from lab.commands import arguments
 from lab.commands.up import read_description
@@ -135,7 +133,7 @@ def _programs(what: str, names: list[str], lab: dict[str, Any]) -> tuple[str, ..
 def _print(args: argparse.Namespace, faults: Faults) -> int:
     broken = faults.now
     if args.json:
-        print(msgspec.json.encode(broken).decode())
+        arguments.print_json(broken)
         return 0
     for words, names in (
         ("ended", broken.ended),

@@ -10,8 +10,6 @@ import sys
 import time
 from typing import Any
 
-import msgspec
-
 from lab.commands import arguments
 from lab.errors import LabError
 from lab.reclaim import LabPlace, hold, holder, place_of, reclaim
@@ -41,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     shutil.rmtree(place.kept_logs, ignore_errors=True)
     outcome = "ended" if pid is not None else "cleaned up" if leftovers else "not there"
     if args.json:
-        print(msgspec.json.encode({"name": args.name, "outcome": outcome, "killed_processes": processes}).decode())
+        arguments.print_json({"name": args.name, "outcome": outcome, "killed_processes": processes})
     else:
         more = f", {processes} processes were still running" if processes else ""
         print(f"lab {args.name}: {outcome}{more}", file=sys.stderr)

@@ -10,8 +10,6 @@ import argparse
 import sys
 from typing import Any
 
-import msgspec
-
 from lab.build import find_or_build
 from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
 from lab.commands import arguments
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             "programs": {name: str(path) for name, path in binaries.paths.items()},
             "netperf": None if isinstance(netperf, Missing) else str(netperf.netperf),
         }
-        print(msgspec.json.encode(found).decode())
+        arguments.print_json(found)
     if isinstance(netperf, Missing):
         print(f"{netperf.reason}; the built-in echo prober stands in", file=sys.stderr)
     print(f"control plane {binaries.version} is ready", file=sys.stderr)

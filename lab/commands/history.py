@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("FILE", f"{args.file}: {error.strerror}", "name the API server's audit log") from error
     found = check(events, lifetime_s=args.lifetime, gate_s=args.gate)
     if args.json:
-        print(msgspec.json.encode(found).decode(), flush=True)
+        arguments.print_json(found)
     else:
         console = Console()
         for name, value in msgspec.to_builtins(found).items():

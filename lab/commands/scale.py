@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(report: ScaleReport, *, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(report).decode(), flush=True)
+        arguments.print_json(report)
         return
     from rich.table import Table
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import msgspec
 import psutil
 
 from lab.commands import arguments
 from lab.commands.up import read_description
+from lab.commands.wan import between_zones, rows
 from lab.errors import WanError
 from lab.faults import Broken, Faults, offs
 from lab.pids import is_alive, read_records
@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     if state == "running":
         report |= read_description(place)
         report["programs"] = _programs(place)
-        report["broken"] = msgspec.to_builtins(Faults(place).now)
+        report["broken"] = Faults(place).now
         report["wan"] = {"backend": report["wan"], **_wan(place)} if report["nodes"] else None
     if args.json:
-        print(msgspec.json.encode(report).decode())
+        arguments.print_json(report)
     else:
         _print(report)
     return 0 if state == "running" else EXIT_NOT_RUNNING
@@ -71,12 +71,11 @@ def _programs(place: LabPlace) -> list[dict[str, Any]]:
 def _wan(place: LabPlace) -> dict[str, Any]:
     control = WanControl(place.wan_socket)
     try:
-        counters, links = control.counters(), control.links()
+        counters, links = control.counters(), between_zones(control)
     except WanError as error:
         return {"error": str(error)}
-    table = [{"zones": [a, b], **msgspec.to_builtins(link)} for (a, b), link in links.items() if a != b]
     packets = {"forwarded": counters.forwarded, "lost": counters.lost, "dropped": counters.dropped}
-    return {"packets": packets, "late_us": round(counters.late_us), "links": table}
+    return {"packets": packets, "late_us": round(counters.late_us), "links": rows(links)}
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -93,19 +92,19 @@ def _print(report: dict[str, Any]) -> None:
     if "controller" in report["addresses"]:
         console.print(f"page {report['addresses']['controller']}/", soft_wrap=True)
     table = Table("program", "pid", "memory", "log")
-    broken = report["broken"]
+    broken: Broken = report["broken"]
     for program in report["programs"]:
         memory = f"{program['rss_bytes'] / 2**20:.0f} MiB" if program["alive"] else "[red]ended[/]"
-        memory = "[red]frozen[/]" if program["name"] in broken["frozen"] else memory
+        memory = "[red]frozen[/]" if program["name"] in broken.frozen else memory
         table.add_row(program["name"], str(program["pid"]), memory, program["log"])
     console.print(table)
-    for node in offs(msgspec.convert(broken, Broken)):
+    for node in offs(broken):
         console.print(
             f"[red]node {node} is off[/]: its first process ended, and with it every container there", soft_wrap=True
         )
-    for pair in broken["cut"]:
+    for pair in broken.cut:
         console.print(f"[red]cut[/]: every packet between {pair[0]} and {pair[1]} is lost")
-    if any(broken.values()):
+    if broken:
         again = arguments.name_again(report["name"])
         console.print(f"`python -m lab mend{again}` starts again what ended and undoes what `break` did")
     wan = report["wan"]

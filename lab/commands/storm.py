@@ -11,7 +11,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from kubekit.errors import ConfigError
@@ -93,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print(report: StormReport, *, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(report).decode(), flush=True)
+        arguments.print_json(report)
         return
     from rich.table import Table
 

@@ -171,7 +171,7 @@ def _holder_command(args: argparse.Namespace) -> list[str]:
 
 def _print(lab: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(lab).decode(), flush=True)
+        arguments.print_json(lab)
         return
     from rich.table import Table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -33,8 +34,7 @@ def add_parser(commands: Any) -> None:
 
 def run_show(args: argparse.Namespace) -> int:
     """Print every link between two zones."""
-    links = {pair: link for pair, link in _control(args.name).links().items() if pair[0] != pair[1]}
-    _print(links, as_json=args.json)
+    _print(between_zones(_control(args.name)), as_json=args.json)
     return 0
 
 
@@ -45,6 +45,16 @@ def run_set(args: argparse.Namespace) -> int:
     link = _control(args.name).change_link(*pair, **changes)
     _print({pair: link}, as_json=args.json)
     return 0
+
+
+def between_zones(control: WanControl) -> dict[tuple[str, str], Link]:
+    """Every link between two zones. Raises WanError."""
+    return {pair: link for pair, link in control.links().items() if pair[0] != pair[1]}
+
+
+def rows(links: Mapping[tuple[str, str], Link]) -> list[dict[str, Any]]:
+    """Links as they are shown to scripts."""
+    return [{"zones": list(pair), **msgspec.to_builtins(link)} for pair, link in links.items()]
 
 
 def _control(name: str) -> WanControl:
@@ -68,8 +78,7 @@ def _changes(args: argparse.Namespace) -> dict[str, float | None]:
 
 def _print(links: dict[tuple[str, str], Link], *, as_json: bool) -> None:
     if as_json:
-        plain = [{"zones": list(pair), **msgspec.to_builtins(link)} for pair, link in links.items()]
-        print(msgspec.json.encode({"links": plain}).decode())
+        arguments.print_json({"links": rows(links)})
         return
     from rich.console import Console
     from rich.table import Table

@@ -120,8 +120,7 @@ class Agents:
 
     async def open(self, stack: AsyncExitStack, life: Life) -> None:
         """Watch all plans, and write what the round before would have left."""
-        account = AGENT
-        kubeconfig = await self._lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, account)
+        kubeconfig = await self._lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)
         client = await stack.enter_async_context(Client(load_cluster(str(kubeconfig)), timeout_s=60.0))
         dead = life.dead.__contains__
         agents, shown = self._sizes.nodes_per_zone, self._shown

@@ -111,11 +111,15 @@ class Held(msgspec.Struct, frozen=True):
     renewed_unseen: bool
 
 
+def _lease_writes(events: Iterable[AuditEvent], lease: str) -> list[AuditEvent]:
+    return [e for e in events if e.object_ref.resource == "leases" and e.object_ref.name == lease and e.succeeded]
+
+
 def held(events: Iterable[AuditEvent], lease: str) -> list[Held]:
     """The Lease's holders in the order of revisions."""
     found: list[Held] = []
-    writes = [e for e in events if e.object_ref.resource == "leases" and e.object_ref.name == lease and e.succeeded]
-    for event in sorted((e for e in writes if e.revision is not None), key=lambda e: e.revision or 0):
+    writes = (e for e in _lease_writes(events, lease) if e.revision is not None)
+    for event in sorted(writes, key=lambda e: e.revision or 0):
         spec = event.response_object.get("spec") or {}
         identity = spec.get("holderIdentity") or ""
         unseen = bool(identity) and spec.get("renewTime") != spec.get("acquireTime")
@@ -252,10 +256,9 @@ class Handover(msgspec.Struct, frozen=True):
 
 def handovers(events: Iterable[AuditEvent], lease: str) -> list[Handover]:
     """To another holder, or to the same one after it could not renew in time."""
-    writes = [e for e in events if e.object_ref.resource == "leases" and e.object_ref.name == lease and e.succeeded]
     found = list[Handover]()
     holder, renewed = "", 0.0
-    for event in sorted(writes, key=lambda e: e.when):
+    for event in sorted(_lease_writes(events, lease), key=lambda e: e.when):
         identity = (event.response_object.get("spec") or {}).get("holderIdentity") or ""
         if not identity:
             continue
