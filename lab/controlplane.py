@@ -149,6 +149,10 @@ class ControlPlane:
         """The administrator's kubeconfig."""
         return self.state_dir / "kubeconfig"
 
+    def kubeconfig_of(self, name: str) -> Path:
+        """Where a kubeconfig of this name is, or is to be."""
+        return self.state_dir / f"{name}.kubeconfig"
+
     @property
     def kubectl(self) -> Path:
         """The kubectl of the same version."""
@@ -295,7 +299,7 @@ class ControlPlane:
         self, file_name: str, user: str, credentials: Mapping[str, str], namespace: str, server: str = ""
     ) -> Path:
         cluster = {"server": server or self.server, "certificate-authority": str(self.ca_file)}
-        path = self.state_dir / f"{file_name}.kubeconfig"
+        path = self.kubeconfig_of(file_name)
         save_kubeconfig(path, cluster, user, credentials, namespace)
         return path
 

@@ -74,6 +74,11 @@ class Installation:
     agent_urls: dict[str, str] = field(default_factory=dict)
     agents: list[Program] = field(default_factory=list)
 
+    @property
+    def config(self) -> Path:
+        """The controller's configuration."""
+        return self.lab.place.state_dir / "controller.yaml"
+
     def check(self) -> None:
         """Raise BootError, with the end of its log, when a program of the lab or an agent ended by itself."""
         self.lab.programs.check()
@@ -126,7 +131,8 @@ async def install(
     await lab.control_plane.start_scheduler(extender_url=installation.extender_url)
     async with Client(lab.client_config) as client:
         await _prepare(client, installation)
-        await _start_controller(client, installation, _write_config(lab, controller_config or {}))
+        _write_config(installation.config, controller_config or {})
+        await _start_controller(client, installation)
         await _start_agents(client, installation, agent_flags)
         urls = [installation.controller_url, installation.extender_url, *installation.agent_urls.values()]
         await _until_ready(installation, urls)
@@ -176,13 +182,11 @@ async def _prepare(client: Client, installation: Installation) -> None:
         await client.patch(NODES, network.node.name, annotation, Node, kind=MERGE_PATCH)
 
 
-def _write_config(lab: Lab, changes: Mapping[str, Any]) -> Path:
+def _write_config(file: Path, changes: Mapping[str, Any]) -> None:
     base = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
     probing = {"intervalS": ROUND_S, "slotS": SLOT_S, "durationS": PROBE_S}
     document = _merged(base, {"topology": {"probing": probing, "resyncS": 3}})
-    path = lab.place.state_dir / "controller.yaml"
-    path.write_text(yaml.safe_dump(_merged(document, changes), sort_keys=False))
-    return path
+    file.write_text(yaml.safe_dump(_merged(document, changes), sort_keys=False))
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,8 +197,8 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-async def _start_controller(client: Client, installation: Installation, config: Path) -> None:
-    urls = installation.controller_url, installation.extender_url
+async def _start_controller(client: Client, installation: Installation) -> None:
+    urls, config = (installation.controller_url, installation.extender_url), installation.config
     for (name, account, verb), url in zip(CENTRAL, urls, strict=True):
         kubeconfig = await bound_kubeconfig(client, installation.lab, account, name, lambda _: True)
         python = installation.python(name)

@@ -21,7 +21,8 @@ from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
 from netperf.results import FAILED_SUFFIX, OWN_PREFIX
 
 POD_CLAIM, NODE_CLAIM = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/node-name"
-_ACCOUNTS = f"system:serviceaccount:{HOME_NAMESPACE}:"
+ACCOUNTS = f"system:serviceaccount:{HOME_NAMESPACE}:"
+"""How the API server calls our service accounts, before their names."""
 _WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 # Asking is not writing; events are not fenced objects, and a Lease is what fences.
 _NOT_FENCED = frozenset({"leases", "events", "selfsubjectaccessreviews", "selfsubjectrulesreviews", "tokenreviews"})
@@ -139,7 +140,7 @@ def foreign_writes(events: list[AuditEvent], lease: str) -> list[str]:
     violations = []
     ended = sorted((e.when, e.revision) for e in events if e.succeeded and e.revision is not None)
     times, reached = [when for when, _ in ended], list(accumulate((revision for _, revision in ended), max))
-    ours = [e for e in events if e.user.username == _ACCOUNTS + CONTROLLER and e.succeeded]
+    ours = [e for e in events if e.user.username == ACCOUNTS + CONTROLLER and e.succeeded]
     known = [e for e in ours if e.object_ref.resource not in _NOT_FENCED and e.revision is not None]
     for event in sorted(known, key=lambda e: e.revision or 0):
         revision, ref = event.revision or 0, event.object_ref
@@ -174,7 +175,7 @@ def foreign_keys(events: Iterable[AuditEvent]) -> list[str]:
     violations = []
     owner: dict[str, str] = {}
     for event in events:
-        if event.user.username != _ACCOUNTS + AGENT or not event.succeeded:
+        if event.user.username != ACCOUNTS + AGENT or not event.succeeded:
             continue
         node, ref = event.claim(NODE_CLAIM), event.object_ref
         if ref.resource == "nodes" and ref.name != node:
@@ -221,7 +222,7 @@ def measured(events: Iterable[AuditEvent]) -> dict[tuple[str, str], list[float]]
     """When agents wrote a word on two zones, by the zones in order; a failure is a word too."""
     found: dict[tuple[str, str], list[float]] = {}
     for event in events:
-        if event.user.username != _ACCOUNTS + AGENT or not event.succeeded:
+        if event.user.username != ACCOUNTS + AGENT or not event.succeeded:
             continue
         for key, value in _data(event).items():
             if key.startswith(OWN_PREFIX) and isinstance(value, str):

@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import yaml
 
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
@@ -19,7 +18,7 @@ from lab.installation import Installation
 from lab.scale.restore import client_context
 from lab.storm.clock import set_offset
 from lab.storm.faults import Fault
-from lab.storm.kubelet import kubeconfig_of
+from lab.storm.kubelet import token_of
 from lab.storm.proxy import Proxy
 from netperf.contract import HOME_NAMESPACE
 
@@ -106,7 +105,7 @@ class Entrance:
         await self._client.delete(CUSTOM_RESOURCE_DEFINITIONS, fault.target)
 
     async def _refuse_token(self, fault: Fault) -> None:
-        token = yaml.safe_load(kubeconfig_of(self._folder, fault.target).read_text())["users"][0]["user"]["token"]
+        token = token_of(self._lab.control_plane.kubeconfig_of(fault.target))
         self._proxy.refuse(token)
         self._after(fault, partial(self._proxy.accept, token))
 

@@ -13,8 +13,8 @@ import msgspec
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
 from controller.topology.weights import written_costs
 from lab.scale.readings import percentile
-from lab.storm.audit import AuditEvent, Seen, handovers, measured, unsupported_costs
-from netperf.contract import CONTROLLER, HOME_NAMESPACE
+from lab.storm.audit import ACCOUNTS, AuditEvent, Seen, handovers, measured, unsupported_costs
+from netperf.contract import CONTROLLER
 
 Span = tuple[float, float]
 """Begin and end, seconds since 1970."""
@@ -95,7 +95,7 @@ def cost_writes(events: Iterable[AuditEvent]) -> list[Seen]:
         body = event.response_object
         if event.object_ref.resource != "networktopologies" or event.object_ref.subresource or not event.succeeded:
             continue
-        if event.verb == "delete" or not event.user.username.endswith(f":{HOME_NAMESPACE}:{CONTROLLER}"):
+        if event.verb == "delete" or event.user.username != ACCOUNTS + CONTROLLER:
             continue
         try:
             weight = msgspec.convert(body, NetworkTopology).weight(NETPERF_COSTS)

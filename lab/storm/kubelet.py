@@ -110,7 +110,7 @@ class Kubelet:
     async def _follow_pods(self) -> None:
         pods = await self._client.list(PODS, Pod, namespace=HOME_NAMESPACE)
         alive = {p.metadata.uid: p for p in pods if not p.metadata.deletion_timestamp and p.spec.node_name}
-        bound = {role: bound_pod(self._kubeconfig(role)) for role in self.roles}
+        bound = {role: bound_pod(self._lab.control_plane.kubeconfig_of(role)) for role in self.roles}
         for role, (account, node) in self.roles.items():
             if bound[role] in alive:
                 continue
@@ -130,9 +130,6 @@ class Kubelet:
                     send(program.pid, signal.SIGCONT)
                     await self._lab.programs.restart(program)
 
-    def _kubeconfig(self, role: str) -> Path:
-        return kubeconfig_of(self._lab.place.state_dir, role)
-
 
 def _roles(installation: Installation) -> dict[str, tuple[str, str]]:
     """Service account and node (empty for any) by program."""
@@ -145,16 +142,15 @@ def _stands_for(pod: Pod, account: str, node: str) -> bool:
     return pod.metadata.label(NAME_LABEL) == account and node in {"", pod.spec.node_name}
 
 
-def kubeconfig_of(folder: Path, role: str) -> Path:
-    """Where a program's kubeconfig is."""
-    return folder / f"{role}.kubeconfig"
+def token_of(kubeconfig: Path) -> str:
+    """The token in a kubeconfig of the lab's."""
+    return str(yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"])
 
 
 def bound_pod(kubeconfig: Path) -> str:
     """The uid of the pod that the token of this kubeconfig is bound to; empty for none."""
     try:
-        token = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]["token"]
-        payload = token.split(".")[1]
+        payload = token_of(kubeconfig).split(".")[1]
         claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         return str(claims["kubernetes.io"]["pod"]["uid"])
     except (OSError, LookupError, ValueError, TypeError):
@@ -162,25 +158,25 @@ def bound_pod(kubeconfig: Path) -> str:
 
 
 async def start_second_controller(
-    client: Client, installation: Installation, config: Path, url: str, version: Path | None = None
+    client: Client, installation: Installation, url: str, version: Path | None = None
 ) -> None:
     """Another replica of the manager, for which the Deployment's second pod stands.
 
     Args:
         client: the administrator's.
         installation: our programs.
-        config: of the controller.
         url: where it listens.
         version: a checkout of another version, from which it runs, as in the middle of an upgrade.
     """
     lab = installation.lab
-    first = bound_pod(kubeconfig_of(lab.place.state_dir, "controller"))
+    first = bound_pod(lab.control_plane.kubeconfig_of("controller"))
     kubeconfig = await bound_kubeconfig(
         client, lab, CONTROLLER, SECOND_CONTROLLER, lambda pod: pod.metadata.uid != first
     )
     # Before this project's own packages, for the planner's process too; Python would put the folder that it runs in first.
     env = {"PYTHONPATH": str(version), "PYTHONSAFEPATH": "1"} if version is not None else {}
     python = installation.python(SECOND_CONTROLLER)
+    config = installation.config
     spawn_central(lab, SECOND_CONTROLLER, "manager", url, kubeconfig=kubeconfig, config=config, python=python, env=env)
 
 

@@ -38,6 +38,7 @@ from lab.storm.proxy import Proxy
 from lab.storm.watcher import SETTLED_S, Watcher
 from lab.topology import Topology
 from netperf.contract import CONTROLLER
+from netperf.policy import CostPolicy
 
 _POLICY = Path(__file__).parent / "audit-policy.yaml"
 _WELL_DEADLINE_S, _QUIET_DEADLINE_S, _TAKE_BACK_S = 180.0, 240.0, 240.0
@@ -52,7 +53,7 @@ CONFIG: dict[str, Any] = {
     "topology": {"costPolicy": {"staleAfterS": 20, "expireAfterS": LIFETIME_S, "percentile": "p50"}},
     "scheduler": {"gates": {"maxWaitS": GATE_S}},
 }
-_UNREACHABLE = 10001
+_UNREACHABLE = CostPolicy().unreachable_cost
 
 
 class StormReport(msgspec.Struct, frozen=True):
@@ -203,8 +204,7 @@ async def run_storm(
                 Client(lab.client_config, timeout_s=3.0) as probe,
             ):
                 url = f"http://{LOOPBACK}:{free_ports(1)[0]}"
-                config = lab.place.state_dir / "controller.yaml"
-                await start_second_controller(client, installation, config, url, second_version)
+                await start_second_controller(client, installation, url, second_version)
                 storm = Storm(client, probe, installation, journal, proxy=proxy, say=say)
                 storm.urls[SECOND_CONTROLLER] = url
                 report = await _weather(storm, seed, minutes, kinds, log)
