@@ -10,11 +10,11 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from lab import namespaces
 from lab.cluster import Lab
 from lab.pids import find_marked
+from lab.scale.readings import Readings
 from lab.storm.faults import CONTROL_PLANE
 
 # Python gives memory back late, and a second run of the same work needs a little more: a leak goes on, this does not.
@@ -53,15 +53,15 @@ async def read_tasks(urls: Mapping[str, str], *, attempts: int = 1) -> dict[str,
                 try:
                     async with session.get(f"{urls[name]}/metrics?name[]={_TASKS}") as answer:
                         text = await answer.text() if answer.status == 200 else ""
-                    families = list(text_string_to_metric_families(text))
+                    found = Readings(text, [_TASKS]).of(_TASKS)
                 except (aiohttp.ClientError, TimeoutError, ValueError):
                     continue
-                if found := [(name, int(s.value)) for family in families for s in family.samples if s.name == _TASKS]:
-                    return found[0]
+                if found:
+                    return name, int(found[0][1])
             return None
 
-        found = await asyncio.gather(*map(ask, urls))
-    return dict(answer for answer in found if answer is not None)
+        answers = await asyncio.gather(*map(ask, urls))
+    return dict(answer for answer in answers if answer is not None)
 
 
 def read_levels(lab: Lab, tasks: Mapping[str, int]) -> dict[str, Level]:
