@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -46,13 +45,13 @@ class ObjectMeta(Wire, frozen=True):
     deletion_timestamp: str | None = None
     owner_references: list[OwnerReference] | None = None
 
-    def label(self, key: str, default: str = "") -> str:
-        """Value of one label."""
-        return (self.labels or {}).get(key, default)
+    def label(self, key: str) -> str:
+        """Value of one label; empty where it is absent."""
+        return (self.labels or {}).get(key, "")
 
-    def annotation(self, key: str, default: str = "") -> str:
-        """Value of one annotation."""
-        return (self.annotations or {}).get(key, default)
+    def annotation(self, key: str) -> str:
+        """Value of one annotation; empty where it is absent."""
+        return (self.annotations or {}).get(key, "")
 
     @property
     def key(self) -> str:
@@ -97,7 +96,6 @@ class NodeSpec(Wire, frozen=True):
 
     unschedulable: bool = False
     taints: list[Taint] | None = None
-    provider_id: str = msgspec.field(name="providerID", default="")
 
 
 class NodeStatus(Wire, frozen=True):
@@ -174,7 +172,6 @@ class PodStatus(Wire, frozen=True):
     pod_ips: list[PodIP] | None = msgspec.field(name="podIPs", default=None)
     host_ip: str = msgspec.field(name="hostIP", default="")
     qos_class: str = ""
-    start_time: str | None = None
     conditions: list[Condition] | None = None
 
 
@@ -290,8 +287,3 @@ def parse_time(text: str) -> float:
         ValueError: the text is no time.
     """
     return datetime.fromisoformat(text).timestamp()
-
-
-def to_builtins(value: object) -> Any:
-    """Plain dicts and lists of a wire struct, as JSON and YAML writers want them."""
-    return msgspec.to_builtins(value)

@@ -16,7 +16,7 @@ from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
 from kubekit.errors import QuantityError
 from kubekit.patches import Operation, pointer
-from kubekit.wire import Condition, to_builtins
+from kubekit.wire import Condition
 from netperf.contract import AGENT, BANDWIDTH, OWNER_ANNOTATION, SOURCE_ANNOTATION
 
 CONDITION = "NetawareBandwidth"
@@ -142,4 +142,4 @@ def _disputed(owner: str) -> Condition:
 
 def _condition_patch(node: OwnNode, wanted: Condition, now_s: float) -> dict[str, object] | None:
     changed = conditions.changed(node.status.conditions, [wanted], now_s)
-    return {"status": {"conditions": to_builtins(changed)}} if changed else None
+    return {"status": {"conditions": msgspec.to_builtins(changed)}} if changed else None

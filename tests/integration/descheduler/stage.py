@@ -90,7 +90,7 @@ class Kubelets:
 
 
 def _cores(pod: Pod) -> float:
-    return float(pod.metadata.annotation(CORES, "0"))
+    return float(pod.metadata.annotation(CORES) or 0)
 
 
 @asynccontextmanager
