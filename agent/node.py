@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from kubekit.wire import Condition, NodeAddress, Object, Wire
+from kubekit.wire import NodeStatus, Object, Wire
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.sample import Place
 
@@ -16,13 +16,9 @@ class NodeInfo(Wire, frozen=True):
     kubelet_version: str = ""
 
 
-class OwnNodeStatus(Wire, frozen=True):
-    """The part of the node's status that we read."""
+class OwnNodeStatus(NodeStatus, frozen=True):
+    """The part of the own node's status that we read."""
 
-    capacity: dict[str, str] | None = None
-    allocatable: dict[str, str] | None = None
-    addresses: list[NodeAddress] | None = None
-    conditions: list[Condition] | None = None
     node_info: NodeInfo = NodeInfo()
 
 
@@ -30,11 +26,6 @@ class OwnNode(Object, frozen=True):
     """v1 Node, with what an agent needs of its own."""
 
     status: OwnNodeStatus = OwnNodeStatus()
-
-    @property
-    def internal_ip(self) -> str:
-        """The first InternalIP, or an empty text."""
-        return next((a.address for a in self.status.addresses or () if a.type == "InternalIP"), "")
 
     @property
     def zone(self) -> str:

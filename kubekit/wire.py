@@ -106,6 +106,11 @@ class NodeStatus(Wire, frozen=True):
     addresses: list[NodeAddress] | None = None
     conditions: list[Condition] | None = None
 
+    @property
+    def internal_ip(self) -> str:
+        """The first InternalIP address, or an empty text."""
+        return next((a.address for a in self.addresses or () if a.type == "InternalIP"), "")
+
 
 class Node(Object, frozen=True):
     """v1 Node."""
@@ -117,11 +122,6 @@ class Node(Object, frozen=True):
     def ready(self) -> bool:
         """The Ready condition is True."""
         return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
-
-    @property
-    def internal_ip(self) -> str:
-        """The first InternalIP address, or an empty text."""
-        return next((a.address for a in self.status.addresses or () if a.type == "InternalIP"), "")
 
 
 class ResourceRequirements(Wire, frozen=True):

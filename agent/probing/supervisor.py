@@ -116,7 +116,7 @@ class ProbingRoom:
     def _needs(self) -> tuple[str, ProbeSettings, bytes] | None:
         """Address, settings and secret, once all are known."""
         node = self._view.node
-        address = self._config.address or (node.internal_ip if node is not None else "")
+        address = self._config.address or (node.status.internal_ip if node is not None else "")
         if self._secret is None or not is_address(address):
             return None
         plan = self._rounds.plan

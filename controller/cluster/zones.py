@@ -77,7 +77,7 @@ def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> ProbeNode:
     """
     note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     present = note is not None and agent_pods.get(node.metadata.name, True)
-    address = note.address if note is not None and note.address else node.internal_ip
+    address = note.address if note is not None and note.address else node.status.internal_ip
     return ProbeNode(
         name=node.metadata.name,
         address=address,
