@@ -70,6 +70,10 @@ class WatchEvent(msgspec.Struct, gc=False, frozen=True):
     type: str
     object: msgspec.Raw
 
+    def to_error(self) -> ApiError:
+        """Of an ERROR, what it says as an exception."""
+        return _decode_status(self.object).to_error(500)
+
 
 class _Cause(Wire, frozen=True):
     reason: str = ""

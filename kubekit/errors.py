@@ -7,7 +7,13 @@ from __future__ import annotations
 
 
 class KubekitError(Exception):
-    """Base of every error that kubekit raises on purpose."""
+    """Base of every error that kubekit raises on purpose.
+
+    Attributes:
+        retry_after_s: seconds that the server asks us to wait, if it said so.
+    """
+
+    retry_after_s: float | None = None
 
 
 class ConfigError(KubekitError):
@@ -59,7 +65,6 @@ class ApiError(KubekitError):
         status: the HTTP status.
         reason: the machine-readable reason of the Status object, for example ``NotFound``; may be empty.
         message: its text.
-        retry_after_s: seconds that the server asks us to wait, if it said so.
         causes: ``reason`` of each cause in the Status details, for example ``DisruptionBudget``.
     """
 

@@ -22,13 +22,12 @@ import msgspec
 from kubekit import logs
 from kubekit.backoff import Backoff
 from kubekit.breath import Breath
-from kubekit.client import Client, Status, WatchEvent
+from kubekit.client import Client, WatchEvent
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
 from kubekit.wire import UNREADABLE, Object, ObjectMeta, Resource
 
 log = logs.get("kubekit.reflector")
 
-_decode_status = msgspec.json.Decoder(Status).decode
 _decode_object = msgspec.json.Decoder(Object).decode
 
 SHORT_WATCH_S = 1.0
@@ -243,14 +242,13 @@ class Reflector(_Held[T]):
         return f"{self.resource.plural}/{self._namespace or '*'}"
 
     def _wait_after(self, error: KubekitError, backoff: Backoff) -> float:
-        asked_s = error.retry_after_s or 0.0 if isinstance(error, ApiError) else 0.0
         expired = isinstance(error, ApiError) and error.expired
         if isinstance(error, ApiError) and error.not_found:
             self.settled.set()
         if not expired:
             self.failure = str(error.status) if isinstance(error, ApiError) else type(error).__name__
             log.change(self._topic, self.failure, "cannot watch", resource=self.resource.plural, error=str(error))
-        return max(asked_s, backoff.next())
+        return max(error.retry_after_s or 0.0, backoff.next())
 
     async def _first(self, backoff: Backoff) -> str:
         """Take in all objects; return the version to watch from. Of a streamed list, the watch as well."""
@@ -351,7 +349,7 @@ class Reflector(_Held[T]):
                 elif event.type == "DELETED":
                     fresh.pop(self._key_of(event.object), None)
                 elif event.type == "ERROR":
-                    raise _decode_status(event.object).to_error(500)
+                    raise event.to_error()
                 else:
                     mark = _decode_object(event.object).metadata
                     if mark.annotation(INITIAL_END) == "true":
@@ -400,7 +398,7 @@ class Reflector(_Held[T]):
     def _take(self, event: WatchEvent) -> str:
         """Apply one event; return its resourceVersion."""
         if event.type == "ERROR":
-            raise _decode_status(event.object).to_error(500)
+            raise event.to_error()
         if event.type == "BOOKMARK":
             return _decode_object(event.object).metadata.resource_version
         try:

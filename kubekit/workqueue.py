@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from kubekit import logs
 from kubekit.backoff import Backoff
-from kubekit.errors import ApiError, KubekitError
+from kubekit.errors import KubekitError
 
 log = logs.get("kubekit.workqueue")
 
@@ -88,8 +88,7 @@ class WorkQueue:
             try:
                 again_s = await reconcile(key)
             except KubekitError as error:
-                asked_s = (error.retry_after_s or 0.0) if isinstance(error, ApiError) else 0.0
-                wait_s = max(asked_s, backoffs.setdefault(key, Backoff(base_s, cap_s)).next())
+                wait_s = max(error.retry_after_s or 0.0, backoffs.setdefault(key, Backoff(base_s, cap_s)).next())
                 log.change(f"{name}/{key}", type(error).__name__, "will try again", worker=name, key=key, error=error)
                 self.add_after(key, wait_s)
             else:
