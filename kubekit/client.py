@@ -45,6 +45,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 DEFAULT_TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 PAGE_SIZE = 500
+WATCH_LIFETIME_S = 300.0
 WATCH_SILENCE_S = 85.0
 """Bookmarks come once a minute: a watch that is silent for longer hangs at something between the server and us, or watches a kind
 of which nothing changed since the server started (seen on 1.36.3). Then it costs one request to open it anew."""
@@ -244,12 +245,9 @@ class Client:
         namespace: str | None = None,
         subresource: str | None = None,
         force: bool = True,
-        dry_run: bool = False,
     ) -> T:
         """Server-side apply under ``field_manager``; ``force`` takes fields over from other managers."""
         params = {"fieldManager": field_manager, "force": str(force).lower()}
-        if dry_run:
-            params["dryRun"] = "All"
         path = resource.path(namespace, name, subresource)
         return _decode(await self.request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH), type_)
 
@@ -359,11 +357,10 @@ class Client:
         namespace: str | None = None,
         label_selector: str = "",
         field_selector: str = "",
-        lifetime_s: float = 300.0,
         silence_s: float = WATCH_SILENCE_S,
         initial: bool = False,
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """One watch request, from ``resource_version`` until the server ends it after one to two ``lifetime_s``.
+        """One watch request, from ``resource_version`` until the server ends it after one to two `WATCH_LIFETIME_S`.
 
         Yields an iterator of events; it raises SilentWatchError when nothing came for ``silence_s``, since bookmarks arrive
         every minute or so. With ``initial`` the events begin with all objects there are, ended by a bookmark with the
@@ -371,7 +368,7 @@ class Client:
         as long as that of a list, which it is: whom a server that thousands ask at once has not come to in 15 s would throw away
         its place in the queue, and what the server has done for it already, only to queue anew.
         """
-        asked_s = int(lifetime_s * random.uniform(1, 2))
+        asked_s = int(WATCH_LIFETIME_S * random.uniform(1, 2))
         params = {
             "watch": "true",
             "resourceVersion": resource_version,
