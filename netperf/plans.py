@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated
 
@@ -249,7 +249,6 @@ def decode_plan(
     *,
     zone: str | None = None,
     in_force: ZonePlan | None = None,
-    known_nodes: Collection[str] | None = None,
 ) -> DecodedPlan:
     """Read a plan object; single probes that make no sense are left out, by name.
 
@@ -257,7 +256,6 @@ def decode_plan(
         data: the ConfigMap's ``data``.
         zone: our zone; None takes any.
         in_force: the plan in use, whose epoch must not be undercut.
-        known_nodes: names of the nodes that exist; None when the reader does not know.
 
     Raises:
         PlanRefusedError: nothing in it can be used; the plan in force should stay. Reasons: ``missing``,
@@ -279,7 +277,7 @@ def decode_plan(
         raise PlanRefusedError("past-epoch", f"epoch {plan.epoch} is before {in_force.epoch}, which is in force")
     good: list[Probe] = []
     for index, probe in enumerate(plan.probes):
-        problem = _problem(probe, plan, known_nodes)
+        problem = _problem(probe, plan)
         if problem is None:
             good.append(probe)
         else:
@@ -287,7 +285,7 @@ def decode_plan(
     return DecodedPlan(msgspec.structs.replace(plan, probes=tuple(good)), tuple(refusals))
 
 
-def _problem(probe: Probe, plan: ZonePlan, known_nodes: Collection[str] | None) -> tuple[str, str] | None:
+def _problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
     if probe.slot >= plan.slots:
         return "bad-slot", f"slot {probe.slot} of {plan.slots}"
     if probe.origin.zone != plan.zone:
@@ -295,8 +293,6 @@ def _problem(probe: Probe, plan: ZonePlan, known_nodes: Collection[str] | None) 
     for peer in (probe.origin, probe.destination):
         if not is_address(peer.address):
             return "bad-address", f"{peer.node}: {peer.address!r} is no IP address"
-        if known_nodes is not None and peer.node not in known_nodes:
-            return "unknown-node", f"there is no node {peer.node!r}"
     if probe.origin.node == probe.destination.node:
         return "self-probe", f"{probe.origin.node} cannot probe itself"
     return None
