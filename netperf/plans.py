@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,6 +32,8 @@ WITNESS_RANK = 15
 MOST_NODE_PAIRS = 9
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Zone = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=WITNESS_RANK)]
 PROBE_PORT, DATA_PORT, ECHO_PORT = 12865, 12866, 12867
 """Where agents answer, unless the plan says otherwise: see `ProbeSettings`."""
 
@@ -41,7 +43,7 @@ class Peer(msgspec.Struct, frozen=True, order=True):
 
     node: NodeName
     address: str
-    zone: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+    zone: Zone
     region: Label = ""
 
     @property
@@ -64,7 +66,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     origin: Peer
     destination: Peer
     slot: Count
-    rank: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
+    rank: Rank = 0
     reverse: bool = False
     rotation: int = 0
 
@@ -96,8 +98,8 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
         return (self.test, *self.extra_tests)
 
 
-class ZonePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All probes that start in one zone.
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan says beside its probes.
 
     Attributes:
         epoch: grows with every change of this object and never goes back.
@@ -106,23 +108,32 @@ class ZonePlan(msgspec.Struct, frozen=True, kw_only=True):
         results: name of the ConfigMap that this zone's agents write to.
     """
 
-    zone: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+    zone: Zone
     epoch: Count
     interval_s: Annotated[float, msgspec.Meta(ge=1, le=86400)]
     slots: Annotated[int, msgspec.Meta(ge=1)]
     results: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
     settings: ProbeSettings
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """These alone, by name."""
+        return {name: getattr(self, name) for name in _Head.__struct_fields__}
+
+
+class ZonePlan(_Head, frozen=True, kw_only=True):
+    """All probes that start in one zone."""
+
     probes: tuple[Probe, ...]
 
 
 _decode_zone_plan = msgspec.json.Decoder(ZonePlan).decode
 
 
-_Rank = Annotated[int, msgspec.Meta(ge=0, le=15)]
 _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
-class _WirePlan(msgspec.Struct, frozen=True, kw_only=True):
+class _WirePlan(_Head, frozen=True, kw_only=True):
     """A plan as it is stored: each node once, probes by its index. Every agent of a zone reads the object at every change.
 
     Attributes:
@@ -130,14 +141,8 @@ class _WirePlan(msgspec.Struct, frozen=True, kw_only=True):
         probes: origin, destination (indices of ``nodes``), slot, rank, reverse (0 or 1), rotation.
     """
 
-    zone: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
-    epoch: Count
-    interval_s: Annotated[float, msgspec.Meta(ge=1, le=86400)]
-    slots: Annotated[int, msgspec.Meta(ge=1)]
-    results: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
-    settings: ProbeSettings
-    nodes: tuple[tuple[NodeName, str, Annotated[str, msgspec.Meta(min_length=1, max_length=63)], Label], ...]
-    probes: tuple[tuple[Count, Count, Count, _Rank, _Flag, int], ...]
+    nodes: tuple[tuple[NodeName, str, Zone, Label], ...]
+    probes: tuple[tuple[Count, Count, Count, Rank, _Flag, int], ...]
 
 
 _decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode
@@ -147,12 +152,7 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
     nodes = sorted({peer for probe in plan.probes for peer in (probe.origin, probe.destination)})
     index = {peer: i for i, peer in enumerate(nodes)}
     return _WirePlan(
-        zone=plan.zone,
-        epoch=plan.epoch,
-        interval_s=plan.interval_s,
-        slots=plan.slots,
-        results=plan.results,
-        settings=plan.settings,
+        **plan.head,
         nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in nodes),
         probes=tuple(
             (index[p.origin], index[p.destination], p.slot, p.rank, int(p.reverse), p.rotation) for p in plan.probes
@@ -188,16 +188,7 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
                 rotation=rotation,
             )
         )
-    plan = ZonePlan(
-        zone=wire.zone,
-        epoch=wire.epoch,
-        interval_s=wire.interval_s,
-        slots=wire.slots,
-        results=wire.results,
-        settings=wire.settings,
-        probes=tuple(probes),
-    )
-    return plan, refusals
+    return ZonePlan(**wire.head, probes=tuple(probes)), refusals
 
 
 def plan_object_name(zone: str) -> str:
