@@ -6,11 +6,15 @@ and callers count them by ``reason``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from kubekit.errors import KubekitError
 
 SHOWN_KEY_LENGTH = 80
+OBJECT_LIMIT_BYTES = 2**20 - 2**16
+"""1 MiB is what the API server takes; metadata and managed fields need some of it."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -59,3 +63,28 @@ class TooLargeError(KubekitError):
     def __init__(self, name: str, size_bytes: int, limit_bytes: int, fix: str) -> None:
         super().__init__(f"ConfigMap {name} would hold {size_bytes} bytes, over {limit_bytes}: {fix}")
         self.name, self.size_bytes, self.limit_bytes = name, size_bytes, limit_bytes
+
+
+def size_bytes(data: Mapping[str, str | None]) -> int:
+    """What keys and values of a ConfigMap take, in UTF-8."""
+    return sum(
+        len(key.encode("utf-8", "replace")) + len((value or "").encode("utf-8", "replace"))
+        for key, value in data.items()
+    )
+
+
+def check_size(name: str, data: Mapping[str, str | None], fix: str) -> int:
+    """The size of a ConfigMap's ``data`` in bytes.
+
+    Args:
+        name: of the object.
+        data: keys and values.
+        fix: what is to be done about one that is too large, in words.
+
+    Raises:
+        TooLargeError: it is over the limit, so a write would be refused by the API server, or the next one would.
+    """
+    size = size_bytes(data)
+    if size > OBJECT_LIMIT_BYTES:
+        raise TooLargeError(name, size, OBJECT_LIMIT_BYTES, fix)
+    return size

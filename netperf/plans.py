@@ -17,7 +17,7 @@ import msgspec
 
 from kubekit.wire import UNREADABLE
 from netperf.contract import PLAN_FORM, PLAN_NAME_PREFIX
-from netperf.errors import PlanRefusedError, Refusal, TooLargeError, refuse
+from netperf.errors import PlanRefusedError, Refusal, check_size, refuse
 from netperf.sample import Count, Label, NodeName, Place, Test
 
 PLAN_KEY = "plan.json"
@@ -25,8 +25,6 @@ COMPACT_KEY = "plan.v2.json"
 """Beside `PLAN_KEY` where agents of 0.1.0 read that, and want form 1 there: the plan for all others."""
 FORM_1_RANK = 1
 """A plan of form 1 with a higher rank would be refused by these agents as a whole."""
-OBJECT_LIMIT_BYTES = 2**20 - 2**16
-"""1 MiB is what the API server takes; metadata and managed fields need some of it."""
 
 WITNESS_RANK = 15
 MOST_NODE_PAIRS = 9
@@ -217,9 +215,7 @@ def encode_plan(plan: ZonePlan, *, form: int = PLAN_FORM) -> dict[str, str]:
         known = tuple(probe for probe in plan.probes if probe.rank <= FORM_1_RANK)
         long = msgspec.json.encode(msgspec.structs.replace(plan, probes=known)).decode()
         data = {PLAN_KEY: long, COMPACT_KEY: compact}
-    size = sum(len(key) + len(text) for key, text in data.items())
-    if size > OBJECT_LIMIT_BYTES:
-        raise TooLargeError(plan_object_name(plan.zone), size, OBJECT_LIMIT_BYTES, "fewer zones per plan")
+    check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
     return data
 
 

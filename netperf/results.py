@@ -18,8 +18,8 @@ import msgspec
 
 from kubekit.settings import YEAR_S
 from kubekit.wire import UNREADABLE
-from netperf.errors import Refusal, TooLargeError, refuse
-from netperf.plans import OBJECT_LIMIT_BYTES, Probe, ZonePlan
+from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
+from netperf.plans import Probe, ZonePlan
 from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
@@ -418,17 +418,7 @@ def _external_sample(
 # --- size and shards -----------------------------------------------------------------------------------------------
 
 
-def size_bytes(data: Mapping[str, str | None]) -> int:
-    """What keys and values take, in UTF-8."""
-    return sum(
-        len(key.encode("utf-8", "replace")) + len((value or "").encode("utf-8", "replace"))
-        for key, value in data.items()
-    )
-
-
-def check_growth(
-    name: str, current: Mapping[str, str], patch: Mapping[str, str | None], limit_bytes: int = OBJECT_LIMIT_BYTES
-) -> int:
+def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> int:
     """The size in bytes after a merge patch.
 
     A patch that adds no key is let pass whatever the size, since it hardly makes the object larger and costs must not go
@@ -440,19 +430,7 @@ def check_growth(
     after = {key: value for key, value in {**current, **patch}.items() if value is not None}
     if after.keys() <= current.keys():
         return size_bytes(after)
-    return check_size(name, after, limit_bytes)
-
-
-def check_size(name: str, data: Mapping[str, str | None], limit_bytes: int = OBJECT_LIMIT_BYTES) -> int:
-    """The size of ``data`` in bytes.
-
-    Raises:
-        TooLargeError: it is over the limit, so a write would be refused by the API server, or the next one would.
-    """
-    size = size_bytes(data)
-    if size > limit_bytes:
-        raise TooLargeError(name, size, limit_bytes, "remove foreign keys, or turn the second format off")
-    return size
+    return check_size(name, after, "remove foreign keys, or turn the second format off")
 
 
 def refresh_s(interval_s: float) -> float:

@@ -20,8 +20,9 @@ from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.contract import PLAN_LABEL
+from netperf.errors import size_bytes
 from netperf.plans import ZonePlan
-from netperf.results import SIZE_WARNING_BYTES, shard_names, size_bytes
+from netperf.results import SIZE_WARNING_BYTES, shard_names
 
 log = logs.get("controller.topology.results")
 

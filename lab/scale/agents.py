@@ -20,10 +20,10 @@ from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from lab.scale.exposition import Exposition
 from netperf.contract import HOME_NAMESPACE
-from netperf.errors import PlanRefusedError
+from netperf.errors import PlanRefusedError, size_bytes
 from netperf.pacing import start_s
 from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
-from netperf.results import encode_failure, encode_samples, failure_key, merge_patch, sample_key, size_bytes
+from netperf.results import encode_failure, encode_samples, failure_key, merge_patch, sample_key
 from netperf.sample import Failure, Measurement, Sample, Test
 
 GATHER_S = 2.0

@@ -22,7 +22,7 @@ from lab.storm.journal import Journal
 from lab.storm.kubelet import Kubelet, send
 from lab.storm.proxy import Proxy
 from netperf.contract import CAPACITY_ANNOTATION, HOME_NAMESPACE, PLAN_SELECTOR, RESULTS_NAME, ZONE_LABEL
-from netperf.plans import OBJECT_LIMIT_BYTES
+from netperf.errors import OBJECT_LIMIT_BYTES, size_bytes
 
 _FILLER = "storm-filler"
 _TRY_AGAIN_S = 1.0
@@ -152,7 +152,7 @@ class Acts:
         # Somebody notices after a while; no program of ours may remove what is not ours.
         self._after(fault, empty)
         for found in await result_maps(self._client, RESULTS_NAME):
-            room = OBJECT_LIMIT_BYTES - sum(len(k) + len(v) for k, v in (found.data or {}).items()) - 100
+            room = OBJECT_LIMIT_BYTES - size_bytes(found.data or {}) - 100
             if room > 0:
                 # Random, as somebody's logs would be.
                 await self._write(found.metadata.name, {_FILLER: secrets.token_hex(room // 2)})

@@ -20,6 +20,7 @@ from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.controlplane import ControlPlane
+from netperf.errors import size_bytes
 from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import PLAN_KEY, Probe, ZonePlan, decode_plan, encode_plan, plan_object_name
 from netperf.results import (
@@ -29,7 +30,6 @@ from netperf.results import (
     planned_keys,
     removal_patch,
     sample_key,
-    size_bytes,
     vanished_keys,
 )
 from netperf.sample import Measurement, Place, Sample

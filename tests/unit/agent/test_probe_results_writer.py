@@ -18,7 +18,7 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
-from netperf.plans import OBJECT_LIMIT_BYTES
+from netperf.errors import OBJECT_LIMIT_BYTES
 from netperf.results import FAILED_SUFFIX, REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
 from netperf.sample import Failure, Measurement, Place, Sample
 

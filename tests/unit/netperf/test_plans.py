@@ -99,6 +99,16 @@ def test_a_plan_that_would_not_fit_is_refused_when_written() -> None:
         encode_plan(huge)
 
 
+def test_a_plan_is_measured_in_bytes_and_not_in_characters() -> None:
+    far = [
+        msgspec.structs.replace(PLAN.probes[0], destination=peer_with(node=f"n{i}", zone="ä" * 63, region="ö" * 63))
+        for i in range(4000)
+    ]
+    plan: ZonePlan = msgspec.structs.replace(PLAN, probes=tuple(far))
+    with pytest.raises(TooLargeError):
+        encode_plan(plan)
+
+
 @given(
     st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63), st.text(alphabet="abcXYZ019-._", min_size=1, max_size=63)
 )

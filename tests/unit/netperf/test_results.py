@@ -11,13 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
-from netperf.errors import TooLargeError
+from netperf.errors import OBJECT_LIMIT_BYTES, TooLargeError
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
-from netperf.plans import OBJECT_LIMIT_BYTES
 from netperf.results import (
     KEY_LIMIT,
     check_growth,
-    check_size,
     decode_results,
     encode_failure,
     encode_samples,
@@ -245,7 +243,7 @@ def test_a_mebibyte_of_noise_is_counted_and_the_good_key_still_read() -> None:
     assert results.refused == {"half-written": 500}
     assert len(results.refusals) == 100
     with pytest.raises(TooLargeError, match="netperf-metrics"):
-        check_size("netperf-metrics", {**noise, **{f"more-{i}": "x" * 1000 for i in range(100)}})
+        check_growth("netperf-metrics", {}, {**noise, **{f"more-{i}": "x" * 1000 for i in range(100)}})
 
 
 def test_a_patch_names_only_the_writers_own_keys() -> None:
