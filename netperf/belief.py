@@ -43,35 +43,21 @@ class NodePairReading(msgspec.Struct, frozen=True):
     value_us: float
 
 
-class Odd(msgspec.Struct, frozen=True):
-    """A node whose readings stand against the others'.
-
-    Attributes:
-        offset_us: by how much its readings differ from the rest, in the middle; below 0 for less than there is.
-        contradictions: readings that others contradict; ``readings``: of how many.
-    """
-
-    offset_us: float
-    contradictions: int
-    readings: int
-
-
 class Belief(msgspec.Struct, frozen=True):
     """What is believed.
 
     Attributes:
         values_us: by link, the median of the readings that are believed.
         spread_us: by link, how far these lie apart: their median distance from it; None for a single reading.
-        set_aside: readings that are not believed.
         disputed: links on which one reading stands against one, whichever was believed.
-        odd: nodes that are named.
+        odd_us: nodes whose readings stand against the others', and by how much they differ from the rest, in the middle; below
+            0 for less than there is.
     """
 
     values_us: dict[Link, float]
     spread_us: dict[Link, float | None]
-    set_aside: frozenset[NodePairReading]
     disputed: frozenset[Link]
-    odd: dict[str, Odd]
+    odd_us: dict[str, float]
 
 
 def weigh_readings(
@@ -100,7 +86,7 @@ def weigh_readings(
     disputed = _settle(by_link, aside, believed_us, disputed_before)
     values_us = {link: statistics.median(r.value_us for r in found) for link, found in by_link.items() if found}
     spread_us = {link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()}
-    return Belief(values_us, spread_us, frozenset(aside), disputed, _name(everything, aside, values_us))
+    return Belief(values_us, spread_us, disputed, _name(everything, aside, values_us))
 
 
 def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
@@ -250,8 +236,9 @@ def _spread_us(found: list[NodePairReading], value_us: float) -> float | None:
 
 def _name(
     readings: Collection[NodePairReading], aside: set[NodePairReading], values_us: Mapping[Link, float]
-) -> dict[str, Odd]:
-    """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's.
+) -> dict[str, float]:
+    """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's;
+    and by how much these readings are off, microseconds.
 
     A node is named for at least half of its readings, or for most of those that it wrote: who lies may be measured by honest nodes.
     """
@@ -268,9 +255,7 @@ def _name(
         shares = [(len(bad[node]) / count[node], len(bad[node])) for node in (reading.origin, reading.destination)]
         blamed[reading.destination if shares[1] > shares[0] else reading.origin].append(reading)
     return {
-        node: Odd(
-            statistics.median(r.value_us - values_us.get(r.link, r.value_us) for r in found), len(found), count[node]
-        )
+        node: statistics.median(r.value_us - values_us.get(r.link, r.value_us) for r in found)
         for node, found in sorted(blamed.items())
         if 2 * len(found) >= count[node]
         or (len(own := [r for r in found if r.origin == node]) >= LEAST_CONTRADICTIONS and 2 * len(own) > wrote[node])

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from netperf.belief import Belief, Link, NodePairReading, Odd, link_of, weigh_readings
+from netperf.belief import Belief, Link, NodePairReading, link_of, weigh_readings
 from netperf.latencies import Latencies, two_figures
 from netperf.memory import (
     INFERRED_ERROR,
@@ -64,14 +64,14 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs by directed pair of zones and of regions; ``absent`` pairs have none, and must not be written as 0.
 
     Attributes:
-        odd: nodes whose readings stand against the others'.
+        odd_us: see `Belief`.
         disputed: links on which one reading stands against one.
     """
 
     zones: dict[ZonePair, ZoneCost]
     regions: dict[ZonePair, int]
     absent: tuple[ZonePair, ...]
-    odd: dict[str, Odd] = {}
+    odd_us: dict[str, float] = {}
     disputed: frozenset[Link] = frozenset()
 
     def count(self, basis: Basis) -> int:
@@ -175,7 +175,7 @@ def price(
             zones=table,
             regions=region_costs(table, zones, policy),
             absent=absent,
-            odd=verdict.odd,
+            odd_us=verdict.odd_us,
             disputed=verdict.disputed,
         ),
         after,

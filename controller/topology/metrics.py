@@ -122,8 +122,8 @@ class TopologyMetrics(Collector):
             labels=["topology", "node"],
         )
         for key, view in self._shown():
-            for node, odd in list(view.table.odd.items())[:SHOWN_ODD]:
-                family.add_metric([key, node], odd.offset_us / 1e6)
+            for node, off_us in list(view.table.odd_us.items())[:SHOWN_ODD]:
+                family.add_metric([key, node], off_us / 1e6)
         return family
 
     def _ages(self) -> Metric:

@@ -162,8 +162,8 @@ def _odd_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condit
         found.append(("NodesUnmeasurable", f"nobody can measure {_some(faults.quarantine)}: left out of the plan"))
     if faults.writers:
         found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(faults.writers)}"))
-    if table.odd:
-        named = [f"{node} (reads {'more' if odd.offset_us > 0 else 'less'})" for node, odd in table.odd.items()]
+    if table.odd_us:
+        named = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.odd_us.items()]
         found.append(("NodesContradicted", f"set aside, because other nodes contradict them: {_some(named)}"))
     if table.disputed:
         found.append(("PairsDisputed", f"one reading stands against one: {_worst(sorted(table.disputed))}"))

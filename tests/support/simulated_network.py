@@ -147,7 +147,7 @@ class SimulatedNetwork:
         self.state = fold(results.samples.values(), self.state, self.policy, self.now_s, self.now_s, failures=failures)
         regions = {fact.zone: fact.region for fact in self.facts}
         self.table, self.state = price(self.state, regions, self.policy, self.now_s, interval_s=self.round_s)
-        self.named |= set(self.table.odd)
+        self.named |= set(self.table.odd_us)
         held = hold_latencies(self.latencies, self.table.latencies())
         costs = {pair: entry.cost for pair, entry in self.table.zones.items()}
         if held is not self.latencies or costs != self.costs:

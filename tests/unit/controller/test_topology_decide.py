@@ -17,7 +17,6 @@ from controller.cluster.zones import Map
 from controller.topology import reconciler, status
 from controller.topology.reconciler import TopologyController, TopologyDecision, TopologySnapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
-from netperf.belief import Odd
 from netperf.costs import ZoneCosts
 from netperf.latencies import LATENCY_ANNOTATION
 from netperf.memory import CostState, ZonePair
@@ -424,7 +423,7 @@ def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
 
 def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None:
     def told(offset_us: float) -> list[str]:
-        table = ZoneCosts(zones={}, regions={}, absent=(), odd={"n2": Odd(offset_us, 6, 6)})
+        table = ZoneCosts(zones={}, regions={}, absent=(), odd_us={"n2": offset_us})
         counts = status.tally(table, POLICY, 60.0)
         return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
 

@@ -384,7 +384,7 @@ def test_readings_that_are_set_aside_are_no_last_good_value() -> None:
         table, _ = step(says(1_000.0, 5_600.0, 3)[::order], state, now_s=120.0)
         entry = table.zones["a", "b"]
         assert (entry.cost, entry.latency_us, entry.basis) == (20, 20_000.0, "stale")
-        assert set(table.odd) == {"a1"}
+        assert set(table.odd_us) == {"a1"}
 
 
 def test_a_dispute_is_over_once_readings_are_clearly_nearer_than_what_began_it() -> None:
@@ -405,6 +405,6 @@ def test_the_middle_of_two_that_disagree_contradicts_no_honest_reading() -> None
         for a, b, us in (*forged, *honest)
     ]
     table, _ = step(samples)
-    assert set(table.odd) == {"a1"}
+    assert set(table.odd_us) == {"a1"}
     assert table.zones["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
     assert table.zones["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)

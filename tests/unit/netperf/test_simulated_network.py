@@ -85,7 +85,7 @@ def test_a_slow_node_is_named_and_does_not_colour_its_zone() -> None:
     network.offset_us[victim] = 8000.0
     network.rounds(6)
     assert network.named == {victim}
-    assert network.table.odd[victim].offset_us == pytest.approx(8000, rel=0.2)
+    assert network.table.odd_us[victim] == pytest.approx(8000, rel=0.2)
     assert {p for p in before if abs(network.costs[p] - before[p]) > 1} == set()
 
 
