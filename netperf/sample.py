@@ -13,8 +13,6 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from kubekit.errors import ConfigError
-
 ProberName = Literal["netperf", "echo", "external", "datagrams"]
 Test = Literal["TCP_RR", "UDP_RR", "TCP_STREAM"]
 Percentile = Literal["p50", "p90", "p99"]
@@ -178,43 +176,21 @@ def histogram_step_us(value_us: float) -> float:
     return max(1.0, 10.0 ** (math.floor(math.log10(value_us)) - 1)) if value_us > 0 else 1.0
 
 
-class TrustLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When to doubt a run. The defaults are meant for nodes that also do other work.
-
-    Attributes:
-        min_transactions: fewer make percentiles meaningless; 10 is what a p90 needs.
-        max_throttled_ratio: time throttled over the run's duration. A single throttling of 50 ms in a 1 s run already
-            shows in the p99, so the default is 1 %.
-        max_run_queue_ratio: what waiting for a CPU added to each transaction, over the run's mean latency.
-        run_queue_floor_us: waiting below this per transaction is never doubted, whatever the latency.
-        max_loss_ratio: lost datagrams or retransmitted segments over transactions.
-        max_stall_ratio: one transaction that took this share of the run stood still; the median of a closed loop hides it.
-        stall_factor: and this many times the median, lest a slow path looks like a stall.
-        max_held_ratio: share of the datagrams that waited at a busy peer.
-        max_held_us: p90 of that wait, beyond which netperf's peer was starved as well, and a quarter of the median.
-    """
-
-    min_transactions: int = 10
-    max_throttled_ratio: float = 0.01
-    max_run_queue_ratio: float = 0.25
-    run_queue_floor_us: float = 100.0
-    max_loss_ratio: float = 0.01
-    max_stall_ratio: float = 0.1
-    stall_factor: float = 20.0
-    max_held_ratio: float = 0.1
-    max_held_us: float = 5000.0
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigError` naming the first field that makes no sense."""
-        if self.min_transactions < 1:
-            raise ConfigError("trust.min_transactions", f"{self.min_transactions} is too small", "at least 1")
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if not math.isfinite(value) or value < 0:
-                raise ConfigError(f"trust.{field}", f"{value} is not a number we can use", "0 or more")
-        for field in ("max_throttled_ratio", "max_loss_ratio", "max_stall_ratio", "max_held_ratio"):
-            if getattr(self, field) > 1:
-                raise ConfigError(f"trust.{field}", f"{getattr(self, field)} is over 1", "a ratio from 0 to 1")
+FEWEST_TRANSACTIONS = 10
+"""Fewer make percentiles meaningless: it is what a p90 needs."""
+MOST_THROTTLED_RATIO = 0.01
+"""Time throttled over the run's duration: a single throttling of 50 ms in a 1 s run already shows in the p99."""
+MOST_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
+"""What waiting for a CPU added to each transaction, over the run's mean latency; below the floor it is never doubted."""
+MOST_LOSS_RATIO = 0.01
+"""Lost datagrams or retransmitted segments over transactions."""
+MOST_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
+"""One transaction that took this share of the run stood still, as the median of a closed loop hides; and so many times the median,
+lest a slow path looks like a stall."""
+MOST_HELD_RATIO = 0.1
+"""Share of the datagrams that waited at a busy peer."""
+MOST_HELD_US, MOST_HELD_SHARE = 5000.0, 0.25
+"""p90 of that wait, beyond which netperf's peer was starved as well; and a share of the median."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
@@ -245,33 +221,32 @@ def sight(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float
     return Sighting(sample.sequence, sample.taken_at, now_s)
 
 
-def judge(measurement: Measurement, limits: TrustLimits, datagrams: Measurement | None = None) -> tuple[Doubt, ...]:
+def judge(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[Doubt, ...]:
     """Reasons to doubt a run by itself, in a fixed order; whether it fits the pair's other runs is judged by `netperf.levels`.
 
     Args:
         measurement: the run.
-        limits: thresholds.
         datagrams: of the same time; they tell what the run cannot, how long the peer held requests.
     """
     doubts: list[Doubt] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
-    if measurement.throttled_us and measurement.throttled_us > limits.max_throttled_ratio * duration_us:
+    if measurement.throttled_us and measurement.throttled_us > MOST_THROTTLED_RATIO * duration_us:
         doubts.append("throttled")
     if measurement.test != "TCP_STREAM":
-        if measurement.transactions is not None and measurement.transactions < limits.min_transactions:
+        if measurement.transactions is not None and measurement.transactions < FEWEST_TRANSACTIONS:
             doubts.append("too-few-samples")
-        if _waited_for_cpu(measurement, limits):
+        if _waited_for_cpu(measurement):
             doubts.append("run-queue")
-        if measurement.loss_ratio is not None and measurement.loss_ratio > limits.max_loss_ratio:
+        if measurement.loss_ratio is not None and measurement.loss_ratio > MOST_LOSS_RATIO:
             doubts.append("loss")
-        if _stood_still(measurement, limits):
+        if _stood_still(measurement):
             doubts.append("stalled")
-        if _starved_peer(measurement, datagrams, limits):
+        if _starved_peer(measurement, datagrams):
             doubts.append("starved-peer")
     return tuple(doubts)
 
 
-def _stood_still(measurement: Measurement, limits: TrustLimits) -> bool:
+def _stood_still(measurement: Measurement) -> bool:
     """A closed loop asks nothing while it waits, so a stall of half the run is one transaction of thousands to its p99.
 
     Segments that were sent again explain a long wait: that is the path, and counts as loss.
@@ -285,21 +260,20 @@ def _stood_still(measurement: Measurement, limits: TrustLimits) -> bool:
         or measurement.loss_ratio
     ):
         return False
-    return max_us > max(limits.max_stall_ratio * measurement.duration_s * 1e6, limits.stall_factor * p50_us, 50_000.0)
+    return max_us > max(MOST_STALL_RATIO * measurement.duration_s * 1e6, STALL_FACTOR * p50_us, STALL_FLOOR_US)
 
 
-def _starved_peer(measurement: Measurement, datagrams: Measurement | None, limits: TrustLimits) -> bool:
+def _starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bool:
     if datagrams is None or datagrams.held_us is None or measurement.p50_us is None:
         return False
-    return (datagrams.held_ratio or 0.0) > limits.max_held_ratio or datagrams.held_us > max(
-        limits.max_held_us, 0.25 * measurement.p50_us
-    )
+    most_us = max(MOST_HELD_US, MOST_HELD_SHARE * measurement.p50_us)
+    return (datagrams.held_ratio or 0.0) > MOST_HELD_RATIO or datagrams.held_us > most_us
 
 
-def _waited_for_cpu(measurement: Measurement, limits: TrustLimits) -> bool:
+def _waited_for_cpu(measurement: Measurement) -> bool:
     """Waiting for a CPU adds to every transaction; doubted when that is a visible share of the latency itself."""
     latency_us = measurement.mean_us if measurement.mean_us is not None else measurement.p50_us
     if not measurement.run_queue_us or not measurement.transactions or latency_us is None:
         return False
     added_us = measurement.run_queue_us / measurement.transactions
-    return added_us > max(limits.run_queue_floor_us, limits.max_run_queue_ratio * latency_us)
+    return added_us > max(RUN_QUEUE_FLOOR_US, MOST_RUN_QUEUE_RATIO * latency_us)

@@ -37,7 +37,6 @@ from netperf.sample import (
     Place,
     Sample,
     Test,
-    TrustLimits,
     choose_instrument,
     judge,
 )
@@ -105,7 +104,6 @@ class Rounds:
         node: own name.
         budget: what runs may take.
         listeners: told of each outcome, in order.
-        limits: when to doubt a run.
         between: what datagrams read; None where there are none.
 
     Attributes:
@@ -120,13 +118,11 @@ class Rounds:
         budget: ProbeBudget,
         listeners: tuple[OutcomeListener, ...],
         *,
-        limits: TrustLimits | None = None,
         between: Between | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._node, self._budget, self._listeners = node, budget, listeners
-        self._limits, self._wall_clock = limits or TrustLimits(), wall_clock
-        self._between = between
+        self._between, self._wall_clock = between, wall_clock
         self._in_a_row: dict[NodePair, int] = {}
         self._spent: tuple[Spending, ...] = ()
         # Starting from the clock keeps sequence numbers growing over restarts; readers compare them with the last seen.
@@ -247,9 +243,9 @@ class Rounds:
         if isinstance(run, Measurement):
             if test == "TCP_STREAM":
                 datagrams = None
-            doubts = judge(run, self._limits, datagrams)
+            doubts = judge(run, datagrams)
             prices = choose_instrument(run, datagrams, doubts)
-            own = doubts if prices == "measurement" or datagrams is None else judge(datagrams, self._limits)
+            own = doubts if prices == "measurement" or datagrams is None else judge(datagrams)
             sample = self._sample(probe, run, own, datagrams)
             sample = msgspec.structs.replace(sample, prices=prices)
             return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_doubts=doubts))
@@ -257,7 +253,7 @@ class Rounds:
         detail = "" if run is None else run.detail
         if datagrams is not None and (datagrams.transactions or 0) >= FEWEST_DATAGRAMS / 2:
             standing_in = msgspec.structs.replace(datagrams, test=test)
-            sample = self._sample(probe, standing_in, judge(standing_in, self._limits), None)
+            sample = self._sample(probe, standing_in, judge(standing_in), None)
             return self._succeeded(probe, _outcome(probe, test, result, sample=sample, detail=detail))
         if returned:
             return self._succeeded(probe, _outcome(probe, test, result, detail=detail))

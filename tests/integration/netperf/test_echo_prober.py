@@ -12,7 +12,7 @@ from netperf.probers.echo import EchoProber
 from netperf.probers.echo_server import MOST_CONNECTIONS, EchoServer
 from netperf.probers.echo_wire import DATAGRAM_BYTES, GREETING_BYTES, HELLO_BYTES, MAGIC
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import Test, TrustLimits, judge
+from netperf.sample import Test, judge
 from tests.integration.netperf.peers import (
     ADDRESS,
     RELAY_ADDRESS,
@@ -65,7 +65,7 @@ async def test_five_percent_loss_is_measured_and_doubted(settings: ProbeSettings
     async with running(server_for(settings)), lossy_relay(settings.echo_port, drops=lambda n: n % 20 == 0):
         measurement = await EchoProber(SECRET).probe(RELAY_ADDRESS, udp(settings))
     assert measurement.loss_ratio == pytest.approx(0.05, abs=0.005)
-    assert "loss" in judge(measurement, TrustLimits())
+    assert "loss" in judge(measurement)
 
 
 async def test_a_path_that_loses_every_datagram_is_a_timeout(settings: ProbeSettings) -> None:

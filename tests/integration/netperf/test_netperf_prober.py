@@ -20,7 +20,7 @@ from netperf.probers.netperf import NetperfProber, parse_output
 from netperf.probers.netserver import Netserver
 from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epoch_at
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import Measurement, Test, TrustLimits, judge
+from netperf.sample import Measurement, Test, judge
 from tests.integration.netperf.peers import (
     ADDRESS,
     RELAY_ADDRESS,
@@ -178,7 +178,7 @@ async def test_a_prober_throttled_by_a_quota_is_doubted(
     measurement = msgspec.json.decode(output, type=Measurement)
     assert measurement.throttled_us is not None
     assert measurement.throttled_us > 10_000
-    assert "throttled" in judge(measurement, TrustLimits())
+    assert "throttled" in judge(measurement)
 
 
 async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, settings: ProbeSettings) -> None:

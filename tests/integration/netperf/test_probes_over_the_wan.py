@@ -34,7 +34,7 @@ from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.prober import ProbeFailedError, Prober
 from netperf.probers.timestamps import SO_TIMESTAMPNS, now_ns, receive
-from netperf.sample import Measurement, Test, TrustLimits, judge
+from netperf.sample import Measurement, Test, judge
 from tests.integration.netperf.peers import SECRET, running
 
 ROOT = Path(__file__).parents[3]
@@ -130,7 +130,7 @@ async def test_loss_under_netperf_is_doubted(wan: Wan, netperf_programs: Netperf
     wan.set(loss=0.05)
     measurement = await measure(wan, netperf_programs, duration_s=4.0)
     assert measurement.retransmits
-    assert "loss" in judge(measurement, TrustLimits())
+    assert "loss" in judge(measurement)
 
 
 async def test_loss_under_the_echo_is_measured_and_doubted(wan: Wan) -> None:
@@ -138,7 +138,7 @@ async def test_loss_under_the_echo_is_measured_and_doubted(wan: Wan) -> None:
     measurement = await measure(wan, None, "UDP_RR", duration_s=2.0)
     assert measurement.loss_ratio is not None
     assert 0.03 <= measurement.loss_ratio <= 0.2  # 5 % in each direction make 9.75 %
-    assert "loss" in judge(measurement, TrustLimits())
+    assert "loss" in judge(measurement)
 
 
 async def test_netperf_measures_a_path_of_400_ms(wan: Wan, netperf_programs: Netperf) -> None:
