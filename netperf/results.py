@@ -196,7 +196,7 @@ def vanished_keys(data: Mapping[str, str], planned: Container[str]) -> set[str]:
         if not key.startswith(OWN_PREFIX) or key in planned:
             continue
         doomed.add(key)
-        sample = None if key.endswith(FAILED_SUFFIX) else _decode_own(key, data[key])
+        sample = _decode_keyed(key, data[key])
         if isinstance(sample, Sample):
             names = (upstream_key(sample.origin.node, sample.destination.node, p) for p in PERCENTILES)
             doomed |= {name for name in names if name is not None and name in data}
@@ -298,16 +298,18 @@ def decode_results(
 
 
 def _decode_keyed(key: str, value: str) -> Sample | Failure | Refusal:
-    return _decode_failure(key, value) if key.endswith(FAILED_SUFFIX) else _decode_own(key, value)
-
-
-def _decode_own(key: str, value: str) -> Sample | Refusal:
+    """What one of our keys holds."""
     try:
-        sample = _parse_sample(value)
+        if key.endswith(FAILED_SUFFIX):
+            return _check_failure(key, _parse_failure(value))
+        return _check_sample(key, _parse_sample(value))
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error))
     except UNREADABLE as error:
         return refuse(key, "half-written", str(error))
+
+
+def _check_sample(key: str, sample: Sample) -> Sample | Refusal:
     if key != sample_key(sample.origin, sample.destination, sample.measurement.test):
         return refuse(key, "wrong-key", f"holds {sample.origin.node} to {sample.destination.node}")
     fault = _fault_of(sample)
@@ -329,13 +331,7 @@ def _fault_of(sample: Sample) -> tuple[str, str] | None:
     return None
 
 
-def _decode_failure(key: str, value: str) -> Failure | Refusal:
-    try:
-        failure = _parse_failure(value)
-    except msgspec.ValidationError as error:
-        return refuse(key, "bad-field", str(error))
-    except UNREADABLE as error:
-        return refuse(key, "half-written", str(error))
+def _check_failure(key: str, failure: Failure) -> Failure | Refusal:
     if key not in {failure_key(failure.origin, failure.destination, test) for test in TESTS}:
         return refuse(key, "wrong-key", f"holds {failure.origin.node} to {failure.destination.node}")
     return failure
