@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from netperf.belief import Belief, Link, NodePairReading, link_of, weigh_readings
+from netperf.histogram import rank_of
 from netperf.latencies import Latencies, two_figures
 from netperf.memory import (
     INFERRED_ERROR,
@@ -333,6 +334,6 @@ def region_costs(
         if all(regions) and regions[0] != regions[1]:
             between[regions].append(entry.cost)
     return {
-        pair: sorted(costs)[max(1, math.ceil(policy.region_percentile / 100 * len(costs))) - 1]
+        pair: sorted(costs)[rank_of(policy.region_percentile, len(costs)) - 1]
         for pair, costs in sorted(between.items())
     }

@@ -12,6 +12,11 @@ from collections.abc import Iterable
 PER_OCTAVE = 128
 
 
+def rank_of(percent: float, count: int) -> int:
+    """The nearest rank of a percentile among so many sorted values, from 1."""
+    return max(1, math.ceil(percent / 100 * count))
+
+
 class Histogram:
     """Counts by logarithm of the value. Values are microseconds above 0; others are not taken."""
 
@@ -46,7 +51,7 @@ class Histogram:
         """Nearest rank, held within minimum and maximum; None when nothing was counted."""
         if not self.count:
             return None
-        rank, seen = max(1, math.ceil(percent / 100 * self.count)), 0
+        rank, seen = rank_of(percent, self.count), 0
         for index in sorted(self._counts):
             seen += self._counts[index]
             if seen >= rank:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import secrets
 import socket
 import time
@@ -15,8 +16,8 @@ from itertools import pairwise
 from typing import ClassVar
 
 import msgspec
-from hdrh.histogram import HdrHistogram
 
+from netperf.histogram import rank_of
 from netperf.plans import ProbeSettings
 from netperf.probers.contention import CpuUse, difference, own_cpu_stat, read_cpu_use, read_throttled_us
 from netperf.probers.echo_wire import (
@@ -32,7 +33,7 @@ from netperf.probers.echo_wire import (
     prove,
 )
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import LONGEST_US, Measurement, ProberName, Test
+from netperf.sample import Measurement, ProberName, Test
 
 TCP_PACE_S = 0.002
 UDP_PACE_S = 0.004
@@ -56,20 +57,19 @@ def summarise(test: Test, rtts_us: list[float], duration_s: float, sent: int | N
         raise ProbeFailedError("timeout", f"none of {sent} datagrams came back")
     if len(rtts_us) < 2:
         raise ProbeFailedError("too-few-samples", f"{len(rtts_us)} transactions")
-    histogram = HdrHistogram(1, int(LONGEST_US), 3)
-    for rtt_us in rtts_us:
-        histogram.record_value(max(1, round(rtt_us)))
     steps = [abs(after - before) for before, after in pairwise(rtts_us)]
+    ranked, mean_us = sorted(rtts_us), sum(rtts_us) / len(rtts_us)
+    p50_us, p90_us, p99_us = (ranked[rank_of(percent, len(ranked)) - 1] for percent in (50, 90, 99))
     return Measurement(
         prober="echo",
         test=test,
-        min_us=min(rtts_us),
-        mean_us=sum(rtts_us) / len(rtts_us),
-        max_us=max(rtts_us),
-        stddev_us=float(histogram.get_stddev()),
-        p50_us=float(histogram.get_value_at_percentile(50)),
-        p90_us=float(histogram.get_value_at_percentile(90)),
-        p99_us=float(histogram.get_value_at_percentile(99)),
+        min_us=ranked[0],
+        mean_us=mean_us,
+        max_us=ranked[-1],
+        stddev_us=math.sqrt(sum((rtt_us - mean_us) ** 2 for rtt_us in rtts_us) / len(rtts_us)),
+        p50_us=p50_us,
+        p90_us=p90_us,
+        p99_us=p99_us,
         transactions=len(rtts_us),
         duration_s=duration_s,
         transactions_per_s=len(rtts_us) / duration_s,

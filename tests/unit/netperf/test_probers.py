@@ -244,6 +244,13 @@ def test_an_echo_run_is_summed_up_in_percentiles_loss_and_jitter() -> None:
     assert measurement.jitter_us == 1.0
 
 
+def test_percentiles_of_an_echo_run_are_as_fine_near_50_us_as_near_a_second() -> None:
+    for rtt_us in (50.4, 1_000_400.0):
+        measurement = summarise("TCP_RR", [rtt_us] * 100, 1.0)
+        assert measurement.p50_us == measurement.p99_us == measurement.max_us == rtt_us
+        assert measurement.stddev_us == pytest.approx(0.0, abs=1e-6)
+
+
 @pytest.mark.parametrize(("rtts_us", "sent", "name"), [([], 100, "timeout"), ([5.0], None, "too-few-samples")])
 def test_an_echo_run_with_next_to_nothing_is_a_named_failure(rtts_us: list[float], sent: int | None, name: str) -> None:
     with pytest.raises(ProbeFailedError) as caught:
