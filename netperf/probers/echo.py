@@ -15,11 +15,16 @@ import time
 from itertools import pairwise
 from typing import ClassVar
 
-import msgspec
-
 from netperf.histogram import rank_of
 from netperf.plans import ProbeSettings
-from netperf.probers.contention import CpuUse, difference, own_cpu_stat, read_cpu_use, read_throttled_us
+from netperf.probers.contention import (
+    CpuUse,
+    difference,
+    own_cpu_stat,
+    read_cpu_use,
+    read_throttled_us,
+    with_circumstances,
+)
 from netperf.probers.echo_wire import (
     FRAME_BYTES,
     GREETING_BYTES,
@@ -108,13 +113,8 @@ class EchoProber:
             raise ProbeFailedError("reset", str(error.strerror)) from None
         except OSError as error:
             raise ProbeFailedError("unreachable", str(error.strerror)) from None
-        cpu = _spent(cpu_before, read_cpu_use())
-        return msgspec.structs.replace(
-            measurement,
-            throttled_us=difference(read_throttled_us(self._cpu_stat), throttled_before),
-            cpu_us=cpu.cpu_us if cpu else None,
-            run_queue_us=cpu.run_queue_us if cpu else None,
-        )
+        throttled_us = difference(read_throttled_us(self._cpu_stat), throttled_before)
+        return with_circumstances(measurement, throttled_us, _spent(cpu_before, read_cpu_use()))
 
     async def _run(self, address: str, settings: ProbeSettings) -> Measurement:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -17,13 +17,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-import msgspec
-
 from netperf.plans import ProbeSettings
 from netperf.probers import child
-from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us
+from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us, with_circumstances
 from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epochs_to_try
-from netperf.probers.prober import ProbeFailedError
+from netperf.probers.prober import FailureName, ProbeFailedError
 from netperf.sample import LONGEST_US, TESTS, Measurement, ProberName, Test
 
 ENVIRONMENT = "NETAWARE_NETPERF"
@@ -252,9 +250,8 @@ class NetperfProber:
             took_s = time.monotonic() - started
             raise await _explain(finished, address, settings, took_s)
         measurement = parse_output(finished.stdout, settings.test)
-        return _with_circumstances(
-            measurement, finished, difference(read_throttled_us(self._cpu_stat), throttled_before)
-        )
+        throttled_us = difference(read_throttled_us(self._cpu_stat), throttled_before)
+        return with_circumstances(measurement, throttled_us, finished.cpu)
 
 
 async def knock(address: str, port: int) -> float:
@@ -264,17 +261,7 @@ async def knock(address: str, port: int) -> float:
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
     """
-    started = time.monotonic()
-    try:
-        async with asyncio.timeout(KNOCK_DEADLINE_S):
-            _, writer = await asyncio.open_connection(address, port)
-    except TimeoutError:
-        raise ProbeFailedError("timeout", f"no connection within {KNOCK_DEADLINE_S:.0f} s") from None
-    except ConnectionRefusedError as error:
-        raise ProbeFailedError("refused", str(error.strerror)) from None
-    except OSError as error:
-        raise ProbeFailedError("unreachable", str(error.strerror)) from None
-    took_s = time.monotonic() - started
+    _, writer, took_s = await _connect(address, port, KNOCK_DEADLINE_S)
     info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     writer.close()
     # 0 where a segment was sent again, since nobody can tell which of them was answered.
@@ -282,13 +269,25 @@ async def knock(address: str, port: int) -> float:
     return rtt_us / 1e6 if rtt_us else took_s
 
 
-def _with_circumstances(measurement: Measurement, finished: child.Finished, throttled_us: float | None) -> Measurement:
-    return msgspec.structs.replace(
-        measurement,
-        throttled_us=throttled_us,
-        run_queue_us=finished.cpu.run_queue_us if finished.cpu else None,
-        cpu_us=finished.cpu.cpu_us if finished.cpu else None,
-    )
+async def _connect(
+    address: str, port: int, within_s: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, float]:
+    """A connection, and how many seconds it took.
+
+    Raises:
+        ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
+    """
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(within_s):
+            reader, writer = await asyncio.open_connection(address, port)
+    except TimeoutError:
+        raise ProbeFailedError("timeout", f"no connection within {within_s:.0f} s") from None
+    except ConnectionRefusedError as error:
+        raise ProbeFailedError("refused", str(error.strerror)) from None
+    except OSError as error:
+        raise ProbeFailedError("unreachable", str(error.strerror)) from None
+    return reader, writer, time.monotonic() - started
 
 
 async def _explain(finished: child.Finished, address: str, settings: ProbeSettings, took_s: float) -> ProbeFailedError:
@@ -317,7 +316,7 @@ def _last_line(text: str) -> str:
 class _PeerState(NamedTuple):
     """How the control port behaves: ``patient`` waits for a whole request, as netserver does; ``closing`` does not."""
 
-    state: Literal["patient", "closing", "refused", "unreachable", "timeout"]
+    state: Literal["patient", "closing"] | FailureName
     connect_s: float = 0.0
 
 
@@ -327,17 +326,10 @@ async def _ask_control_port(address: str, port: int) -> _PeerState:
     netserver closes on a wrong passphrase, and a broken peer closes as well; but only netserver reads a request to its
     full length first.
     """
-    started = time.monotonic()
     try:
-        async with asyncio.timeout(DIAGNOSIS_S):
-            reader, writer = await asyncio.open_connection(address, port)
-    except TimeoutError:
-        return _PeerState("timeout")
-    except ConnectionRefusedError:
-        return _PeerState("refused")
-    except OSError:
-        return _PeerState("unreachable")
-    connect_s = time.monotonic() - started
+        reader, writer, connect_s = await _connect(address, port, DIAGNOSIS_S)
+    except ProbeFailedError as error:
+        return _PeerState(error.name)
     try:
         writer.write(b"\0")
         async with asyncio.timeout(PATIENCE_S + 2 * connect_s):
