@@ -209,7 +209,7 @@ def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
     """In order of slots; of two probes between the same nodes the one of lower rank, since results have one key for both."""
     found: dict[tuple[str, str], Probe] = {}
     for probe in sorted(probes, key=lambda p: (p.rank, p.slot, p.destination, p.origin)):
-        found.setdefault((probe.origin.node, probe.destination.node), probe)
+        found.setdefault(probe.nodes, probe)
     return tuple(found.values())
 
 

@@ -68,6 +68,11 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     reverse: bool = False
     rotation: int = 0
 
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """Origin node, destination node."""
+        return self.origin.node, self.destination.node
+
 
 class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run looks like; the same for all probes of a plan.
@@ -123,6 +128,10 @@ class ZonePlan(_Head, frozen=True, kw_only=True):
     """All probes that start in one zone."""
 
     probes: tuple[Probe, ...]
+
+    def of_node(self, node: str) -> tuple[Probe, ...]:
+        """The probes that start at this node, of whatever rank."""
+        return tuple(probe for probe in self.probes if probe.origin.node == node)
 
 
 _decode_zone_plan = msgspec.json.Decoder(ZonePlan).decode

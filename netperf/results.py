@@ -171,14 +171,15 @@ def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
         key + suffix: probe
         for plan in plans
         for probe in plan.probes
-        for key in (sample_key(probe.origin.place, probe.destination.place, t) for t in tests_of(plan, probe))
+        for key in keys_of(plan, probe)
         for suffix in ("", FAILED_SUFFIX)
     }
 
 
-def tests_of(plan: ZonePlan, probe: Probe) -> tuple[Test, ...]:
-    """What is run for a probe; for datagrams alone the usual test's name stands, and there are no extra ones."""
-    return plan.settings.tests if probe.rank == 0 else (plan.settings.test,)
+def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
+    """The keys of a probe's samples; for datagrams alone the usual test's name stands, and there are no extra ones."""
+    tests = plan.settings.tests if probe.rank == 0 else (plan.settings.test,)
+    return [sample_key(probe.origin.place, probe.destination.place, test) for test in tests]
 
 
 def vanished_keys(data: Mapping[str, str], planned: Container[str]) -> set[str]:

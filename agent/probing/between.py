@@ -92,7 +92,7 @@ class BetweenRuns:
         """Conclude once a round about each pair without runs, until cancelled."""
         while True:
             changed, plan = self._changed, self._plan
-            own = self._own(plan) if plan is not None else []
+            own = plan.of_node(self._node) if plan is not None else ()
             others = [probe for probe in own if probe.rank]
             if plan is None or not others:
                 await changed.wait()
@@ -135,11 +135,8 @@ class BetweenRuns:
     def _aim(self) -> None:
         if self._stream is not None:
             plan = self._plan
-            targets = [self._target(plan, probe) for probe in self._own(plan)] if plan is not None else []
+            targets = [self._target(plan, probe) for probe in plan.of_node(self._node)] if plan is not None else []
             self._stream.aim(targets, plan.interval_s if plan is not None else 60.0)
-
-    def _own(self, plan: ZonePlan) -> list[Probe]:
-        return [probe for probe in plan.probes if probe.origin.node == self._node]
 
     @staticmethod
     def _target(plan: ZonePlan, probe: Probe) -> EchoTarget:

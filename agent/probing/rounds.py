@@ -28,7 +28,7 @@ from netperf.pacing import (
     within_budget,
 )
 from netperf.plans import Probe, ZonePlan
-from netperf.probers.prober import ProbeFailedError, Prober, run_probe
+from netperf.probers.prober import ProbeFailedError, Prober
 from netperf.sample import (
     FEWEST_DATAGRAMS,
     Doubt,
@@ -44,9 +44,6 @@ from netperf.sample import (
 log = logs.get("agent.probing")
 
 TURN_OVER_S = 1e-3
-
-NodePair = tuple[str, str]
-"""Origin node, destination node."""
 
 
 class Between(Protocol):
@@ -123,7 +120,7 @@ class Rounds:
     ) -> None:
         self._node, self._budget, self._listeners = node, budget, listeners
         self._between, self._wall_clock = between, wall_clock
-        self._in_a_row: dict[NodePair, int] = {}
+        self._in_a_row: dict[tuple[str, str], int] = {}
         self._spent: tuple[Spending, ...] = ()
         # Starting from the clock keeps sequence numbers growing over restarts; readers compare them with the last seen.
         # Where the clock went back meanwhile, `ResultsWriter` lifts them.
@@ -138,7 +135,7 @@ class Rounds:
         """Probe by another plan from now on; a run under way is finished."""
         self.plan = plan
         if plan is not None:
-            current = {(probe.origin.node, probe.destination.node) for probe in plan.probes}
+            current = {probe.nodes for probe in plan.probes}
             self._in_a_row = {pair: count for pair, count in self._in_a_row.items() if pair in current}
         self._wake()
 
@@ -208,7 +205,7 @@ class Rounds:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._limit_s(turn, plan)):
-                run = await run_probe(prober, probe, settings, test)
+                run = await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
             self._book(run.duration_s or 0.0, run)
         except ProbeFailedError as failure:
             run = failure
@@ -259,14 +256,13 @@ class Rounds:
             return self._succeeded(probe, _outcome(probe, test, result, detail=detail))
         if run is None:
             return _outcome(probe, test, "waiting")
-        pair = probe.origin.node, probe.destination.node
-        self._in_a_row[pair] = self._in_a_row.get(pair, 0) + 1
+        self._in_a_row[probe.nodes] = self._in_a_row.get(probe.nodes, 0) + 1
         self._sequence += 1
         failure = Failure(
             origin=probe.origin.place,
             destination=probe.destination.place,
             failure=run.name,
-            in_a_row=self._in_a_row[pair],
+            in_a_row=self._in_a_row[probe.nodes],
             alive=run.alive,
             sequence=self._sequence,
             taken_at=self._wall_clock(),
@@ -274,7 +270,7 @@ class Rounds:
         return _outcome(probe, test, result, failure=failure, detail=detail)
 
     def _succeeded(self, probe: Probe, outcome: Outcome) -> Outcome:
-        self._in_a_row.pop((probe.origin.node, probe.destination.node), None)
+        self._in_a_row.pop(probe.nodes, None)
         return msgspec.structs.replace(outcome, heard=True)
 
     def _book(self, duration_s: float, measurement: Measurement | None) -> None:

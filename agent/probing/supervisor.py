@@ -30,7 +30,7 @@ from netperf.plans import Probe, ProbeSettings, ZonePlan, decode_plan, is_addres
 from netperf.probers.echo import EchoProber
 from netperf.probers.netperf import NetperfProber, find_binary
 from netperf.probers.prober import ProbeFailedError, Prober
-from netperf.results import sample_key, tests_of
+from netperf.results import keys_of
 
 log = logs.get("agent.probing")
 
@@ -202,10 +202,10 @@ class ProbingRoom:
         self._use_plan(decoded.plan)
 
     def _use_plan(self, plan: ZonePlan | None) -> None:
-        own = [probe for probe in plan.probes if probe.origin.node == self._config.node] if plan is not None else []
+        own = plan.of_node(self._config.node) if plan is not None else ()
         if plan is not None:
             log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(own))
-            keys = {sample_key(p.origin.place, p.destination.place, test) for p in own for test in tests_of(plan, p)}
+            keys = {key for probe in own for key in keys_of(plan, probe)}
         else:
             log.change("plan/use", "", "no plan: this node probes nobody")
             keys = set()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol
 
-import msgspec
-
 from kubekit.errors import KubekitError
-from netperf.plans import Probe, ProbeSettings
+from netperf.plans import ProbeSettings
 from netperf.sample import Measurement, ProberName, Test
 
 FailureName = Literal[
@@ -62,8 +60,3 @@ class Prober(Protocol):
             ProbeFailedError: there is no measurement; `ProbeFailedError.name` says why.
         """
         ...
-
-
-async def run_probe(prober: Prober, probe: Probe, settings: ProbeSettings, test: Test) -> Measurement:
-    """Run one probe of a plan with one of its tests."""
-    return await prober.probe(probe.destination.address, msgspec.structs.replace(settings, test=test))
