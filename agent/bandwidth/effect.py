@@ -16,6 +16,7 @@ import msgspec
 
 from agent.bandwidth.annotations import Direction
 from agent.bandwidth.state import Judgement, Site
+from agent.bandwidth.tbf import ETHERNET_BYTES
 
 SLACK_RATIO = 1.05
 """Timers and headers: a limit that lets this much more through still holds."""
@@ -27,7 +28,6 @@ HOLD_S = 60.0
 MEAN_S = 12.0
 """Rates are means over at least this long."""
 _BUSY_RATIO = 0.9
-_ETHERNET_BYTES = 14
 
 Key = tuple[str, Direction]
 """Pod uid and direction."""
@@ -197,7 +197,7 @@ def _passed(
     if now is None or before is None or redirected is None or meter.redirected_bytes is None:
         return None
     # Filters count packets without their Ethernet header, one for each that the device sent.
-    sent -= _ETHERNET_BYTES * max(0, count.sent_packets - meter.device.sent_packets)
+    sent -= ETHERNET_BYTES * max(0, count.sent_packets - meter.device.sent_packets)
     beside = sent - max(0, redirected - meter.redirected_bytes)
     return max(0, now.sent_bytes - before.sent_bytes) + max(0, beside)
 

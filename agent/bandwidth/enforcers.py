@@ -11,9 +11,8 @@ import msgspec
 from agent.bandwidth.annotations import Direction, PodWish
 from agent.bandwidth.state import Device
 from agent.bandwidth.tbf import PLUGIN_LATENCY_S, WORD, Shape
-from agent.bandwidth.view import View
+from agent.bandwidth.view import FELIX_DEVICE, FELIX_PREFIX, View
 
-FELIX_DEVICE, FELIX_PREFIX = "cali", "bwcali"
 PASSIVE = frozenset({"noqueue", "pfifo", "pfifo_fast", "bfifo", "fq", "fq_codel", "codel", "sfq", "mq"})
 """Queueing disciplines that devices have by default and that limit nothing; any other is somebody's work, at the root or below it."""
 _CILIUM_DEVICES = ("lxc", "eni", "azv", "gke")

@@ -18,6 +18,7 @@ from agent.bandwidth.state import (
     ALIAS_PREFIX,
     HOOK_MARK,
     LAST_PRIORITY,
+    PLUGIN_HANDLE,
     RECEIVED_HOOK,
     ROOT,
     Action,
@@ -31,7 +32,6 @@ from agent.bandwidth.traffic_control import ALL_PROTOCOLS, parse_device, read_fi
 from agent.errors import KernelError
 from agent.rtnetlink import dump, rtnetlink
 
-_TBF_HANDLE = 0x10000
 _TBF_CLASS = 0x10001
 
 
@@ -80,8 +80,8 @@ async def execute(action: Action) -> None:
 
 async def _set_root(netlink: Any, device: int, shape: Shape, *, displaces: bool) -> None:
     if displaces:  # the kernel does not change one kind into another under the same handle
-        await netlink.tc("del", index=device, handle=_TBF_HANDLE, parent=ROOT)
-    await netlink.tc("replace", "tbf", index=device, handle=_TBF_HANDLE, shape=shape)
+        await netlink.tc("del", index=device, handle=PLUGIN_HANDLE, parent=ROOT)
+    await netlink.tc("replace", "tbf", index=device, handle=PLUGIN_HANDLE, shape=shape)
 
 
 async def _limit_egress(netlink: Any, action: LimitEgress) -> None:
@@ -153,7 +153,7 @@ async def _remove_filter(netlink: Any, device: int, one: Filter) -> None:
 
 async def _unlimit(netlink: Any, action: Unlimit) -> None:
     if action.direction == "ingress":
-        await netlink.tc("del", index=action.device, handle=_TBF_HANDLE, parent=ROOT)
+        await netlink.tc("del", index=action.device, handle=PLUGIN_HANDLE, parent=ROOT)
         return
     devices = await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
     through = next((device for device in devices if device.name == action.through), None)

@@ -16,6 +16,7 @@ from agent.bandwidth.annotations import DIRECTIONS, Direction, PodWish, conteste
 from agent.bandwidth.enforcers import find_enforcer, hook_for
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
+    PLUGIN_HANDLE,
     Action,
     BandwidthPlan,
     BandwidthSnapshot,
@@ -31,7 +32,7 @@ from agent.bandwidth.state import (
     Verdict,
 )
 from agent.bandwidth.tbf import Shape
-from agent.bandwidth.view import PLUGIN_HANDLE, View, describe, is_a_limits, is_ours, owner_of
+from agent.bandwidth.view import View, describe, is_a_limits, is_ours, owner_of
 
 _REPAIRED: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
 _REPAIRED_ON_REQUEST: frozenset[Verdict] = frozenset({"burst-too-large", "wrapped"})

@@ -14,6 +14,10 @@ from agent.bandwidth.tbf import Shape
 ROOT = 0xFFFFFFFF
 RECEIVED_HOOK, SENT_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
 """Where filters hang on ``clsact``; ``ingress`` has the first alone, and takes its filters by that name too (sch_ingress.c)."""
+HOOKS_HANDLE = 0xFFFF0000
+"""ffff:, of ``ingress`` and ``clsact``, on which filters hang."""
+PLUGIN_HANDLE = 0x10000
+"""1:, the handle that the CNI bandwidth plugin and we give to roots."""
 LAST_PRIORITY = 0xFFF0
 """Of our own filter: behind the places that other programs ask for and behind those that the kernel gives (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"

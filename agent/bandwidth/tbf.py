@@ -13,6 +13,8 @@ import msgspec
 TICKS_PER_US = 15.625
 TICK_S = 64e-9
 WORD = 1 << 32
+ETHERNET_BYTES = 14
+"""A frame's header, which no MTU counts."""
 PLUGIN_LATENCY_S = 0.025
 
 BURST_S = 0.010
@@ -103,7 +105,7 @@ def bounded_shape(rate_bps: int, mtu: int, queue_s: float = QUEUE_S) -> Shape:
         queue_s: the queue's length.
     """
     rate = rate_bps // 8
-    frame = mtu + 14
+    frame = mtu + ETHERNET_BYTES
     burst = max(math.ceil(rate * BURST_S), LEAST_BURST_FRAMES * frame)
     limit = max(math.ceil(rate * queue_s), LEAST_FRAMES * frame)
     # At the lowest rates two frames are more than the bucket's 32 bits of ticks can hold (274.9 s).
@@ -123,7 +125,7 @@ def is_bounded(shape: Shape, mtu: int) -> bool:
 
 def lets_too_much_through(shape: Shape, mtu: int) -> bool:
     """Whether burst or queue are so large that the limit is none for seconds, or delays packets by more than half a one."""
-    least = max(GSO_BYTES, LEAST_FRAMES * (mtu + 14))
+    least = max(GSO_BYTES, LEAST_FRAMES * (mtu + ETHERNET_BYTES))
     large_burst = shape.burst_s > ENFORCED_BURST_S and shape.burst_bytes > least
     # HTB's queue is the device's own length in packets, whoever sets the class up.
     long_queue = shape.kind == "tbf" and shape.queue_s > ENFORCED_QUEUE_S and shape.limit_bytes > 2 * least
@@ -132,4 +134,4 @@ def lets_too_much_through(shape: Shape, mtu: int) -> bool:
 
 def blocks_everything(shape: Shape, mtu: int) -> bool:
     """Whether the bucket is smaller than a frame: the kernel then drops every full-sized packet (sch_tbf.c)."""
-    return shape.burst_bytes < mtu + 14 and shape.buffer_ticks < WORD - 1
+    return shape.burst_bytes < mtu + ETHERNET_BYTES and shape.buffer_ticks < WORD - 1

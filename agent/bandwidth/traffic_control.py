@@ -17,8 +17,19 @@ from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTCLASS, RTM_
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 
 from agent.bandwidth.programs import ProgramsUnknown, read_programs
-from agent.bandwidth.state import RECEIVED_HOOK, ROOT, SENT_HOOK, Device, Filter, Hook, KernelState, Program, Qdisc
-from agent.bandwidth.tbf import WORD, Shape
+from agent.bandwidth.state import (
+    PLUGIN_HANDLE,
+    RECEIVED_HOOK,
+    ROOT,
+    SENT_HOOK,
+    Device,
+    Filter,
+    Hook,
+    KernelState,
+    Program,
+    Qdisc,
+)
+from agent.bandwidth.tbf import ETHERNET_BYTES, WORD, Shape
 from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_text, read_u32, rtnetlink, tc_request
 
 _MASTER, _TXQLEN = 10, 13
@@ -33,7 +44,7 @@ _HTB = struct.Struct("=8xI12xI")
 """struct tc_htb_opt: rate and ceiling (tc_ratespec, rate last), buffer."""
 _HTB_GLOBAL = struct.Struct("=8xI")
 """struct tc_htb_glob: version, rate2quantum, default class."""
-_PLUGIN_HANDLE, _PLUGIN_FREE_CLASS, _PLUGIN_CLASS = 0x10000, 0x10001, 0x10030
+_PLUGIN_FREE_CLASS, _PLUGIN_CLASS = PLUGIN_HANDLE + 0x1, PLUGIN_HANDLE + 0x30
 _U32_SEL, _U32_ACT, _MATCHALL_ACT = 5, 7, 2
 _SEL_BYTES, _KEY_BYTES = 16, 16
 _ACT_KIND, _ACT_OPTIONS = 1, 2
@@ -112,12 +123,12 @@ def plugin_htb(qdisc: Qdisc, classes: Mapping[int, tuple[int, int]], device: Dev
         device: whose queue length each class has.
     """
     limited = classes.get(_PLUGIN_CLASS)
-    if qdisc.handle != _PLUGIN_HANDLE or set(classes) != {_PLUGIN_CLASS, _PLUGIN_FREE_CLASS} or limited is None:
+    if qdisc.handle != PLUGIN_HANDLE or set(classes) != {_PLUGIN_CLASS, _PLUGIN_FREE_CLASS} or limited is None:
         return None
     return Shape(
         rate_bytes_per_s=limited[0],
         buffer_ticks=limited[1],
-        limit_bytes=min((device.queue_packets or 1000) * (device.mtu + 14), WORD - 1),
+        limit_bytes=min((device.queue_packets or 1000) * (device.mtu + ETHERNET_BYTES), WORD - 1),
         kind="htb",
         partial=qdisc.default_class == _PLUGIN_FREE_CLASS & 0xFFFF,
     )

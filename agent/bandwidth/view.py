@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
     HOOK_MARK,
+    HOOKS_HANDLE,
     ROOT,
     BandwidthSnapshot,
     Device,
@@ -18,12 +19,8 @@ from agent.bandwidth.tbf import Shape
 
 PLUGIN_PREFIX = "bwp"
 """Of the CNI bandwidth plugin's intermediate devices, and of ours."""
-HOOKS_HANDLE = 0xFFFF0000
-"""ffff:, of ``ingress`` and ``clsact``, on which filters hang."""
-PLUGIN_HANDLE = 0x10000
-"""1:, the handle that the plugin and we give to roots."""
-
-
+FELIX_DEVICE, FELIX_PREFIX = "cali", "bwcali"
+"""Of Calico's devices for pods, and of Felix's intermediate devices."""
 _UPLINKS = frozenset({"", "bond", "team", "vlan"})
 
 
@@ -64,7 +61,7 @@ class View:
             for qdisc in kernel.qdiscs
             if qdisc.device in self.devices
         )
-        self.felix_limits = next((name for name in sorted(self.by_name) if name.startswith("bwcali")), "")
+        self.felix_limits = next((name for name in sorted(self.by_name) if name.startswith(FELIX_PREFIX)), "")
 
     def shape_at(self, device: int) -> Shape | None:
         """Of the token bucket, or of the plugin's HTB class, at a device's root."""
