@@ -155,14 +155,12 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         devices, qdiscs, filters: of the host's namespace.
         programs: attached to the pods' devices.
-        programs_unknown: why the kernel did not say which programs there are; empty when it did.
     """
 
     devices: tuple[Device, ...] = ()
     qdiscs: tuple[Qdisc, ...] = ()
     filters: tuple[Filter, ...] = ()
     programs: tuple[Program, ...] = ()
-    programs_unknown: str = ""
 
 
 class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
