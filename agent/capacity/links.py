@@ -97,7 +97,3 @@ class LinkSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def by_index(self) -> dict[int, Link]:
         """The links by index."""
         return {link.index: link for link in self.links}
-
-    def by_name(self) -> dict[str, Link]:
-        """The links by name."""
-        return {link.name: link for link in self.links}
