@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.bandwidth.annotations import Direction
-from agent.bandwidth.state import Judgement, Site
+from agent.bandwidth.state import Judgement, Key, Site
 from agent.bandwidth.tbf import ETHERNET_BYTES
 
 SLACK_RATIO = 1.05
@@ -28,9 +27,6 @@ HOLD_S = 60.0
 MEAN_S = 12.0
 """Rates are means over at least this long."""
 _BUSY_RATIO = 0.9
-
-Key = tuple[str, Direction]
-"""Pod uid and direction."""
 
 
 class DeviceCount(NamedTuple):
@@ -114,7 +110,7 @@ class Effects:
         """Devices of pods that sent so much that only bucket and filter can tell what went through."""
         found: set[int] = set()
         for judgement in judgements:
-            meter, site = self._meters.get((judgement.pod.uid, judgement.direction)), judgement.site
+            meter, site = self._meters.get(judgement.key), judgement.site
             count = devices.get(site.pid) if site is not None else None
             if meter is None or site is None or count is None or site.bucket is None or judgement.direction != "egress":
                 continue
@@ -147,7 +143,7 @@ class Effects:
             count = devices.get(site.pid) if site is not None else None
             if site is None or count is None or wanted_bps is None:
                 continue
-            key = (judgement.pod.uid, judgement.direction)
+            key = judgement.key
             meter = self._meters.get(key)
             effect = self.known.get(key, Effect())
             if meter is None or (meter.site, meter.wanted_bytes_per_s) != (site, wanted_bps / 8):
@@ -173,7 +169,7 @@ class Effects:
 
     def exceeded(self, judgement: Judgement) -> str:
         """What is known against a judgement, in words; empty when nothing is."""
-        return self.exceeding.get((judgement.pod.uid, judgement.direction), "")
+        return self.exceeding.get(judgement.key, "")
 
 
 def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:

@@ -47,8 +47,7 @@ def find_enforcer(pod: PodWish, direction: Direction, device: Device, view: View
 def _calico(pod: PodWish, direction: Direction, device: Device, view: View) -> Enforcer | None:
     if pod.calico:
         return Enforcer("Calico limits pods with annotations of its own (qos.projectcalico.org)", device)
-    redirect = view.redirect_of(device.index)
-    through = view.devices.get(redirect.redirects_to or 0) if redirect is not None else None
+    through = view.behind(device.index)
     if direction == "egress" and through is not None and through.name.startswith(FELIX_PREFIX):
         return Enforcer(f"Felix (Calico) redirects what {device.name} receives to its {through.name}", through)
     shape = view.shape_at(device.index)

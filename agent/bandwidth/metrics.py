@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from agent.bandwidth.effect import Effect, Key
-from agent.bandwidth.state import BandwidthPlan, Judgement
+from agent.bandwidth.effect import Effect
+from agent.bandwidth.state import BandwidthPlan, Judgement, Key
 
 MOST_JUDGEMENTS = 2000
 _UNKNOWN = Effect()
@@ -55,7 +55,7 @@ class BandwidthMetrics:
         for judgement in self._judgements:
             labels = (judgement.pod.namespace, judgement.pod.name, judgement.direction)
             verdict.add_metric((*labels, judgement.verdict, judgement.device), 1)
-            effect = self._effects.get((judgement.pod.uid, judgement.direction), _UNKNOWN)
+            effect = self._effects.get(judgement.key, _UNKNOWN)
             for family, value in (
                 (wanted, None if judgement.wanted_bps is None else judgement.wanted_bps / 8),
                 (rate, judgement.rate_bytes_per_s),

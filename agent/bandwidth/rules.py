@@ -216,7 +216,7 @@ def _rule_egress(pod: PodWish, rate_bps: int, device: Device, location: Location
     action = LimitEgress(device.index, device.name, name, device.mtu, shape, ALIAS_PREFIX + pod.uid, hook=hook)
     if redirect is None:
         return _rule_without_redirect(device, action, view)
-    through = view.devices.get(redirect.redirects_to or 0)
+    through = view.behind(device.index)
     if through is None:
         lost = "and is lost" if redirect.swallows else "and goes on unlimited"
         detail = f"what {device.name} receives is redirected to a device that is gone, {lost}"
@@ -306,8 +306,7 @@ def _leftovers_of(pod: PodWish, location: Location | None, view: View) -> list[A
     ours = root is not None and view.roots[device.index].handle == PLUGIN_HANDLE and tbf.is_bounded(root, device.mtu)
     if "ingress" not in pod.wishes and ours:
         found.append(Unlimit(device.index, device.name, "ingress"))
-    redirect = view.redirect_of(device.index)
-    through = view.devices.get(redirect.redirects_to or 0) if redirect is not None else None
+    through = view.behind(device.index)
     if through is None or not is_a_limits(through):
         return found
     limit = view.shape_at(through.index)

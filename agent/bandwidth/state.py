@@ -25,6 +25,8 @@ ALIAS_PREFIX = "netaware:"
 HOOK_MARK = "/"
 """Behind it the alias has the device's ``clsact`` or ``ingress`` where we made it as well, and may take it away again."""
 
+Key = tuple[str, Direction]
+"""Pod uid and direction."""
 Verdict = Literal[
     "enforced",
     "missing",
@@ -228,6 +230,11 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     site: Site | None = None
     effect_counts: bool = False
     set_up: Verdict | None = None
+
+    @property
+    def key(self) -> Key:
+        """Which direction of which pod."""
+        return self.pod.uid, self.direction
 
 
 class LimitIngress(msgspec.Struct, frozen=True, tag=True):

@@ -21,12 +21,12 @@ from agent.bandwidth.cilium import Cilium, read_cilium
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.disputes import Patience, Place
-from agent.bandwidth.effect import Effects, Key
+from agent.bandwidth.effect import Effects
 from agent.bandwidth.kernel import execute
 from agent.bandwidth.metrics import BandwidthMetrics
 from agent.bandwidth.rules import Policy, plan_limits, with_effect
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, Judgement
+from agent.bandwidth.state import Action, BandwidthPlan, Judgement, Key
 from agent.config import AgentConfig
 from agent.errors import KernelError
 from kubekit import logs
@@ -72,7 +72,7 @@ class BandwidthRoom:
         self._pods.subscribe(self._note_pod)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
-        self._verdicts: dict[tuple[str, Direction], Judgement] = {}
+        self._verdicts: dict[Key, Judgement] = {}
         self._looked = False
         self._mismatches: dict[str, str] = {}
         self._refused: dict[str, str] = {}
@@ -135,9 +135,7 @@ class BandwidthRoom:
             return BandwidthPlan()
         await self._ask_cilium()
         network = network_of(self._config)
-        snapshot: BandwidthSnapshot = await take_snapshot(
-            self._config.proc, network, pods, cache=self._cache, cilium=self._cilium
-        )
+        snapshot = await take_snapshot(self._config.proc, network, pods, cache=self._cache, cilium=self._cilium)
         return plan_limits(snapshot, self._policy)
 
     async def _ask_cilium(self) -> None:
@@ -209,7 +207,7 @@ class BandwidthRoom:
         )
         plan = msgspec.structs.replace(self._plan, judgements=judgements)
         self._metrics.take(plan, self._effects.known)
-        verdicts = {(j.pod.uid, j.direction): j for j in plan.judgements}
+        verdicts = {j.key: j for j in plan.judgements}
         for key, judgement in verdicts.items():
             self._tell_one(judgement, self._verdicts.get(key))
         # A pod that cannot be located for a while keeps the verdict that was told.

@@ -76,6 +76,11 @@ class View:
         """The filter by which everything from a pod goes elsewhere."""
         return next((f for f in self.filters(device) if f.matches_all and f.redirects_to is not None), None)
 
+    def behind(self, device: int) -> Device | None:
+        """The device that everything from a pod goes to, by `redirect_of`; None without one, or when it is gone."""
+        redirect = self.redirect_of(device)
+        return self.devices.get(redirect.redirects_to or 0) if redirect is not None else None
+
     def filters(self, device: int, hook: Hook = "received") -> list[Filter]:
         """Those at a device's hook, in the order in which they see packets."""
         return self._filters.get((device, hook), [])
@@ -98,8 +103,7 @@ class View:
 
     def stolen_from(self, device: Device) -> list[Filter | Program]:
         """Filters of others that no longer see what a pod sends, because a filter of ours takes it before them."""
-        ours = self.redirect_of(device.index)
-        through = self.devices.get(ours.redirects_to or 0) if ours is not None else None
+        ours, through = self.redirect_of(device.index), self.behind(device.index)
         if ours is None or through is None or not is_ours(through):
             return []
         others = self.strangers(device, "received")
