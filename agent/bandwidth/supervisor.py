@@ -47,8 +47,11 @@ COUNTERS_S = 26.0
 """Those of queues and filters at least so often, for metrics, and with the others while a pod is busy."""
 NEW_S = 120.0
 _KIND_OF: dict[Direction, str] = {"ingress": "LimitIngress", "egress": "LimitEgress"}
-_UNTOLD = frozenset({"enforced"})
-"""A first verdict that is no news."""
+_FAULTS = (
+    ("mismatch", "scheduled and enforced bandwidth differ", "BandwidthMismatch", "Compare"),
+    ("refused_claim", "claim refused", "BandwidthClaimRefused", "Identify"),
+)
+"""Of a `PodWish`: the field that says why, and how it is told, in the log and as reason and action of an event."""
 
 
 class BandwidthRoom:
@@ -74,8 +77,7 @@ class BandwidthRoom:
         self._wake = asyncio.Event()
         self._verdicts: dict[Key, Judgement] = {}
         self._looked = False
-        self._mismatches: dict[str, str] = {}
-        self._refused: dict[str, str] = {}
+        self._faults: dict[tuple[str, str], str] = {}
         self._unlocated = False
         self._patience = Patience()
         self._effects = Effects()
@@ -158,11 +160,11 @@ class BandwidthRoom:
         done = False
         try:
             await execute(action)
-            done = True
         except KernelError as error:
             self._metrics.repairs.labels("failed").inc()
             log.change(topic, str(error), "cannot set a limit", device=action.name, what=what, error=error)
         else:
+            done = True
             self._metrics.repairs.labels("ok").inc()
             log.change(topic, "", "limits can be set again", device=action.name, what=what)
         loop.call_later(self._patience.note(action, loop.time(), done=done), self._wake.set)
@@ -213,22 +215,25 @@ class BandwidthRoom:
         # A pod that cannot be located for a while keeps the verdict that was told.
         living = {pod.uid for pod in pods}
         self._verdicts = {key: told for key, told in self._verdicts.items() if key[0] in living} | verdicts
-        for pod in pods:
-            if pod.mismatch and self._mismatches.get(pod.uid) != pod.mismatch:
-                log.warning("scheduled and enforced bandwidth differ", pod=pod.key, why=pod.mismatch)
-                self._send(pod, "BandwidthMismatch", pod.mismatch, "Compare", first=pod.uid not in self._mismatches)
-        self._mismatches = {pod.uid: pod.mismatch for pod in pods if pod.mismatch}
-        for pod in pods:
-            if pod.refused_claim and self._refused.get(pod.uid) != pod.refused_claim:
-                log.warning("claim refused", pod=pod.key, why=pod.refused_claim)
-                self._send(
-                    pod, "BandwidthClaimRefused", pod.refused_claim, "Identify", first=pod.uid not in self._refused
-                )
-        self._refused = {pod.uid: pod.refused_claim for pod in pods if pod.refused_claim}
+        self._tell_faults(pods)
         self._looked = True
         self._unlocated = bool(plan.unlocated)
         waiting = ", ".join(f"{key}: {why}" for key, why in sorted(plan.unlocated.items())[:5])
         log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
+
+    def _tell_faults(self, pods: tuple[PodWish, ...]) -> None:
+        """What is wrong with a pod's words, told once and again when it changes."""
+        told: dict[tuple[str, str], str] = {}
+        for field, line, reason, action in _FAULTS:
+            for pod in pods:
+                why, before = getattr(pod, field), self._faults.get((pod.uid, field))
+                if not why:
+                    continue
+                told[pod.uid, field] = why
+                if why != before:
+                    log.warning(line, pod=pod.key, why=why)
+                    self._send(pod, reason, why, action, first=before is None)
+        self._faults = told
 
     def _tell_one(self, now: Judgement, before: Judgement | None) -> None:
         if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):
@@ -237,7 +242,7 @@ class BandwidthRoom:
             log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, wanted_bps=now.wanted_bps)
             return
         fine = now.verdict == "enforced"
-        if before is None and now.verdict in _UNTOLD:
+        if before is None and fine:  # no news
             log.info("limit", pod=now.pod.key, direction=now.direction, verdict=now.verdict, device=now.device)
             return
         say: Callable[..., None] = log.info if fine else log.warning
