@@ -1,14 +1,13 @@
 """Tells when the kernel changed links, routes or traffic control: a netlink socket of which only the message types are read.
 
 Decoding every message would cost more than it tells, since a change is answered by a full read anyway. A burst of changes
-overruns the socket (ENOBUFS, netlink(7)); what was lost is unknown then, so that counts as a change of everything.
+overruns the socket; what was lost is unknown then, so that counts as a change of everything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
 import socket
 import struct
 import sys
@@ -23,18 +22,17 @@ from pyroute2.netlink.rtnl import (
     RTMGRP_TC,
 )
 
+from agent.netlink import HEADER, each_datagram, each_message, follow, open_netlink
 from kubekit import logs
 
 log = logs.get("agent.kernel")
 
 _GROUPS = RTMGRP_LINK | RTMGRP_TC | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE
-_HEADER = struct.Struct("=IHHII")
 _LINK_TYPES = range(16, 20)
 _ROUTE_TYPES = range(24, 28)
 _TC_TYPES = range(36, 48)
 _SO_ATTACH_FILTER = 26
 _BUFFER_BYTES = 1 << 20
-_MOST_READS = 64
 
 Listener = Callable[[], None]
 
@@ -66,56 +64,31 @@ class KernelEvents:
 
     async def run(self) -> None:
         """Listen until cancelled. A kernel that lets nobody listen is polled by the others all the same."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
         try:
-            netlink = _listen()
+            netlink = open_netlink(socket.NETLINK_ROUTE, _GROUPS)
         except OSError as error:
             log.warning("cannot listen to the kernel, changes are seen by polling", error=error.strerror)
-            await ended
+            await asyncio.Event().wait()
             return
         with netlink:
+            netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
             _attach_route_filter(netlink)
-            loop.add_reader(netlink, self._read, netlink, ended)
-            try:
-                await ended
-            finally:
-                loop.remove_reader(netlink)
+            await follow(netlink, self._read)
 
-    def _read(self, netlink: socket.socket, ended: asyncio.Future[None]) -> None:
+    def _read(self, netlink: socket.socket) -> None:
         links = routes = shaping = False
-        for _ in range(_MOST_READS):
-            try:
-                data = netlink.recv(1 << 16)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    if not ended.done():
-                        ended.set_exception(error)
-                    return
+        for data in each_datagram(netlink):
+            if data is None:
                 self.overruns += 1
                 links = routes = shaping = True
                 continue
-            for kind in message_types(data):
+            for kind, _, _ in each_message(data):
                 links = links or kind in _LINK_TYPES
                 routes = routes or kind in _ROUTE_TYPES
                 shaping = shaping or kind in _LINK_TYPES or kind in _TC_TYPES
         told = (self._routes if routes else (), self._links if links else (), self._shaping if shaping else ())
         for listener in (one for listeners in told for one in listeners):
             listener()
-
-
-def _listen() -> socket.socket:
-    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    netlink = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
-    try:
-        netlink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        netlink.bind((0, _GROUPS))
-    except OSError:
-        netlink.close()
-        raise
-    return netlink
 
 
 def _attach_route_filter(netlink: socket.socket) -> None:
@@ -131,7 +104,7 @@ def _attach_route_filter(netlink: socket.socket) -> None:
             (load_byte, 0, 0, type_at),
             (jump_if_equal, 1, 0, RTM_NEWROUTE),
             (jump_if_equal, 0, 2, RTM_DELROUTE),
-            (load_byte, 0, 0, _HEADER.size + 1),
+            (load_byte, 0, 0, HEADER.size + 1),
             (jump_if_equal, 0, 1, 0),
             (give_back, 0, 0, 0xFFFFFFFF),
             (give_back, 0, 0, 0),
@@ -140,16 +113,3 @@ def _attach_route_filter(netlink: socket.socket) -> None:
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     netlink.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, header)
-
-
-def message_types(data: bytes) -> list[int]:
-    """The types of the netlink messages in a datagram (nlmsghdr, netlink(7)); a truncated one ends the list."""
-    types: list[int] = []
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
-        if length < _HEADER.size:
-            break
-        types.append(kind)
-        offset += (length + 3) & ~3
-    return types

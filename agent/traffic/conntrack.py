@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.errors import KernelError
+from agent.netlink import HEADER, each_datagram, each_message, follow, open_netlink
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP = 270, 1, 3
@@ -23,18 +24,16 @@ _SO_RCVBUFFORCE = 33
 _EVENT_BUFFER_BYTES = 4 << 20
 _DUMP_BUFFER_BYTES = 1 << 16
 DEADLINE_S = 10.0
-_MOST_READS = 64
 
 _NEW, _DELETE = 0x100, 0x102  # NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_*
 _GET = 0x101
 _ERROR, _DONE = 2, 3
 _REQUEST_DUMP = 0x301
-_HEADER = struct.Struct("=IHHII")
 _FAMILY = struct.Struct("=BBH")
 _ERRNO = struct.Struct("=i")
 _PORT = struct.Struct("!H")
 _BYTES = struct.Struct("!Q")
-_FIXED = _HEADER.size + _FAMILY.size
+_FIXED = HEADER.size + _FAMILY.size
 
 _U16 = struct.Struct("=HH")
 _ORIGINAL, _REPLY, _IP, _PROTO = 0x8001, 0x8002, 0x8001, 0x8002
@@ -86,7 +85,7 @@ def read_entries(data: bytes) -> Iterator[Entry]:
     Raises:
         KernelError: the kernel answered with an error.
     """
-    for kind, begin, end in _messages(data):
+    for kind, begin, end in each_message(data):
         if kind == _ERROR:
             # An error that is cut off is one all the same.
             code = -_ERRNO.unpack_from(data, begin)[0] if begin + _ERRNO.size <= end else errno.EBADMSG
@@ -96,16 +95,6 @@ def read_entries(data: bytes) -> Iterator[Entry]:
             found = _read_entry(data, begin + _FAMILY.size, end)
             if found is not None:
                 yield found
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, int]]:
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
-        if length < _HEADER.size:
-            return
-        yield kind, offset + _HEADER.size, min(offset + length, len(data))
-        offset += (length + 3) & ~3
 
 
 def _read_entry(data: bytes, begin: int, end: int) -> Entry | None:
@@ -140,13 +129,13 @@ async def dump() -> AsyncIterator[bytes]:
     """
     loop = asyncio.get_running_loop()
     try:
-        with _socket() as netlink:
-            netlink.send(_HEADER.pack(_FIXED, _GET, _REQUEST_DUMP, 1, 0) + _FAMILY.pack(socket.AF_UNSPEC, 0, 0))
+        with open_netlink(NETLINK_NETFILTER) as netlink:
+            netlink.send(HEADER.pack(_FIXED, _GET, _REQUEST_DUMP, 1, 0) + _FAMILY.pack(socket.AF_UNSPEC, 0, 0))
             while True:
                 async with asyncio.timeout(DEADLINE_S):
                     data = await loop.sock_recv(netlink, _DUMP_BUFFER_BYTES)
                 yield data
-                if any(kind in (_DONE, _ERROR) for kind, _, _ in _messages(data)):
+                if any(kind in (_DONE, _ERROR) for kind, _, _ in each_message(data)):
                     return
                 # A dump is always ready to be read on: without this nobody else would get a turn.
                 await asyncio.sleep(0)
@@ -162,46 +151,21 @@ async def listen(take: Callable[[bytes], None], lost: Callable[[], None]) -> Non
     Raises:
         KernelError: nobody may listen here.
     """
-    loop = asyncio.get_running_loop()
-    failed: asyncio.Future[None] = loop.create_future()
+
+    def read(netlink: socket.socket) -> None:
+        for data in each_datagram(netlink):
+            if data is None:
+                lost()
+            else:
+                take(data)
+
     try:
-        netlink = _socket()
-    except OSError as error:
-        raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
-    with netlink:
-        try:
+        with open_netlink(NETLINK_NETFILTER) as netlink:
             netlink.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _EVENT_BUFFER_BYTES)
             netlink.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP)
-        except OSError as error:
-            raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
-        loop.add_reader(netlink, _read_events, netlink, take, lost, failed)
-        try:
-            await failed
-        finally:
-            loop.remove_reader(netlink)
-
-
-def _read_events(
-    netlink: socket.socket, take: Callable[[bytes], None], lost: Callable[[], None], failed: asyncio.Future[None]
-) -> None:
-    for _ in range(_MOST_READS):
-        try:
-            take(netlink.recv(_DUMP_BUFFER_BYTES))
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                if not failed.done():
-                    failed.set_exception(KernelError(f"connection tracking: {error.strerror}", error.errno or 0))
-                return
-            lost()
-
-
-def _socket() -> socket.socket:
-    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    found = socket.socket(socket.AF_NETLINK, kind, NETLINK_NETFILTER)
-    found.bind((0, 0))
-    return found
+            await follow(netlink, read)
+    except OSError as error:
+        raise KernelError(f"connection tracking: {error.strerror}", error.errno or 0) from error
 
 
 class TableState(NamedTuple):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import struct
 
-from agent.kernel_events import message_types
+from agent.netlink import each_message
+
+
+def message_types(data: bytes) -> list[int]:
+    return [kind for kind, _, _ in each_message(data)]
 
 
 def message(kind: int, payload: bytes) -> bytes:

@@ -1,0 +1,84 @@
+"""Netlink sockets on which the kernel tells of changes: opened, waited for, and their messages told apart.
+
+What cannot keep up loses messages (ENOBUFS, netlink(7)), and is told that it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+from collections.abc import Callable, Iterator
+
+HEADER = struct.Struct("=IHHII")
+"""struct nlmsghdr: length, type, flags, sequence, port."""
+_READ_BYTES = 1 << 16
+_MOST_READS = 64
+
+
+def open_netlink(protocol: int, groups: int = 0) -> socket.socket:
+    """A socket that does not block, subscribed to groups.
+
+    Raises:
+        OSError: nobody may have one here.
+    """
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    netlink = socket.socket(socket.AF_NETLINK, kind, protocol)
+    try:
+        netlink.bind((0, groups))
+    except OSError:
+        netlink.close()
+        raise
+    return netlink
+
+
+async def follow(netlink: socket.socket, read: Callable[[socket.socket], None]) -> None:
+    """Call ``read`` whenever there is something to read, until cancelled.
+
+    Raises:
+        OSError: ``read`` did, and ends it.
+    """
+    loop = asyncio.get_running_loop()
+    failed: asyncio.Future[None] = loop.create_future()
+
+    def ready() -> None:
+        try:
+            read(netlink)
+        except OSError as error:
+            if not failed.done():
+                failed.set_exception(error)
+
+    loop.add_reader(netlink, ready)
+    try:
+        await failed
+    finally:
+        loop.remove_reader(netlink)
+
+
+def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
+    """What has come, a bounded number at once; None where some were lost.
+
+    Raises:
+        OSError: the socket is of no more use.
+    """
+    for _ in range(_MOST_READS):
+        try:
+            yield netlink.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            yield None
+
+
+def each_message(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Type, and begin and end of the body, of the messages in a datagram; one that makes no sense ends them."""
+    offset = 0
+    while offset + HEADER.size <= len(data):
+        length, kind, _, _, _ = HEADER.unpack_from(data, offset)
+        if length < HEADER.size:
+            return
+        yield kind, offset + HEADER.size, min(offset + length, len(data))
+        offset += (length + 3) & ~3
