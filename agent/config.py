@@ -23,6 +23,7 @@ from kubekit.http import parse_listen
 from kubekit.settings import Section, load_yaml, read
 from netperf.contract import HOME_NAMESPACE, ApiVersion
 from netperf.pacing import ProbeBudget
+from netperf.plans import is_address
 from netperf.sample import PERCENTILES, Percentile
 
 AllocatableMode = Literal["auto", "always", "never"]
@@ -311,7 +312,7 @@ def parse_address(field: str, text: str) -> str:
         address = ipaddress.ip_address(text)
     except ValueError as error:
         raise ConfigError(field, f"{text!r} is not an IP address") from error
-    if address.is_unspecified or address.is_multicast:
+    if not is_address(str(address)):
         raise ConfigError(field, f"{text!r} cannot be connected to", "write one of the node's own addresses")
     return str(address)
 
