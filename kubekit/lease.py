@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from kubekit import logs
 from kubekit.client import Client, WriteGuard
 from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
+from kubekit.waiting import comes
 from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 
 log = logs.get("kubekit.lease")
@@ -154,12 +155,7 @@ class Leadership:
 
     async def settle(self, limit_s: float, since_s: float) -> bool:
         """Wait for open writes, at most ``limit_s``; tell whether none ended without an answer in the last ``since_s``."""
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._quiet.wait()
-        except TimeoutError:
-            return False
-        return self._unanswered < self._clock() - since_s
+        return await comes(self._quiet, limit_s) and self._unanswered < self._clock() - since_s
 
 
 class Elector:

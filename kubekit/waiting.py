@@ -14,6 +14,16 @@ class WaitedInVainError(KubekitError):
     """Something did not come to hold in time; the text says what, and how long it was waited for."""
 
 
+async def comes(event: asyncio.Event, within_s: float) -> bool:
+    """Wait for an event, but no longer than that; whether it came."""
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 async def until(
     check: Callable[[], object],
     what: str | Callable[[], str],

@@ -33,6 +33,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.events import EventRecorder, Reference
 from kubekit.reflector import Reflector
+from kubekit.waiting import comes
 from kubekit.wire import PODS, Pod
 
 log = logs.get("agent.bandwidth")
@@ -109,12 +110,8 @@ class BandwidthRoom:
             else:
                 log.change("kernel", "", "traffic control can be read again")
             await asyncio.sleep(LEAST_PAUSE_S)
-            try:
-                async with asyncio.timeout(FULL_LOOK_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(GATHER_S)
+            if await comes(self._wake, FULL_LOOK_S):
+                await asyncio.sleep(GATHER_S)
 
     async def _look(self) -> None:
         """Read, judge, repair, and read again what was repaired before telling anybody."""

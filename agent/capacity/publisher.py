@@ -23,6 +23,7 @@ from kubekit import logs
 from kubekit.backoff import Backoff
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
 from kubekit.errors import KubekitError
+from kubekit.waiting import comes
 from kubekit.wire import NODES, Resource
 
 log = logs.get("agent.capacity")
@@ -130,7 +131,7 @@ class Publisher:
                     if wrote:
                         pause_s, idle_s = LEAST_PAUSE_S, STALE_S
             await asyncio.sleep(pause_s)
-            await self._wait(idle_s - pause_s)
+            await comes(self._wake, max(0.0, idle_s - pause_s))
 
     async def _look(self, before: Finding) -> Finding:
         try:
@@ -140,13 +141,6 @@ class Publisher:
             return before
         log.change("links", "", "links can be read again")
         return found
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._wake.wait()
-        except TimeoutError:
-            return
 
     async def _publish(self, node: OwnNode, offer: Offer) -> bool:
         self._report(offer)

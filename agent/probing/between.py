@@ -11,10 +11,11 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from kubekit import logs
 from kubekit.backoff import Backoff
+from kubekit.waiting import comes
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.datagrams import DatagramStream, EchoTarget
 from netperf.probers.netperf import knock
@@ -96,7 +97,7 @@ class BetweenRuns:
             others = [probe for probe in own if probe.rank]
             if plan is None or not others:
                 await changed.wait()
-            elif await self._sleep(self._until_moment_s(plan), changed):
+            elif not await comes(changed, self._until_moment_s(plan)):
                 # Together: ten dead hosts must not take ten times as long as one.
                 await asyncio.gather(*(self._look(plan, probe) for probe in others))
 
@@ -121,16 +122,6 @@ class BetweenRuns:
         phase = int.from_bytes(digest, "big") / 2**32
         rounds = self._wall_clock() / plan.interval_s - phase
         return (math.floor(rounds) + 1 - rounds) * plan.interval_s
-
-    @staticmethod
-    async def _sleep(seconds: float, changed: asyncio.Event) -> bool:
-        """Whether the time passed without a new plan."""
-        waiting: Awaitable[object] = changed.wait()
-        try:
-            await asyncio.wait_for(waiting, seconds)
-        except TimeoutError:
-            return True
-        return False
 
     def _aim(self) -> None:
         if self._stream is not None:

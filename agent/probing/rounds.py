@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from kubekit import logs
+from kubekit.waiting import comes
 from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
     ProbeBudget,
@@ -183,12 +184,8 @@ class Rounds:
     async def _comes(self, turn: Turn, changed: asyncio.Event) -> bool:
         """Wait for the turn; False when plan or prober change before. The wall clock may be set meanwhile."""
         while (left_s := turn.starts_at_s - self._wall_clock()) > 0:
-            try:
-                async with asyncio.timeout(min(left_s, 30.0)):
-                    await changed.wait()
-            except TimeoutError:
-                continue
-            return False
+            if await comes(changed, min(left_s, 30.0)):
+                return False
         return True
 
     async def _take(self, turn: Turn, plan: ZonePlan | None, prober: Prober | None) -> Outcome:

@@ -15,6 +15,7 @@ import time
 from itertools import pairwise
 from typing import ClassVar
 
+from kubekit.waiting import comes
 from netperf.histogram import rank_of
 from netperf.plans import ProbeSettings
 from netperf.probers.contention import (
@@ -220,11 +221,7 @@ class _UdpClient(asyncio.DatagramProtocol):
         """Wait for replies that are still on their way, no longer than ``grace_s``."""
         if len(self._rtts_us) < self.sent:
             self._all_back.clear()
-            try:
-                async with asyncio.timeout(grace_s):
-                    await self._all_back.wait()
-            except TimeoutError:
-                return
+            await comes(self._all_back, grace_s)
 
     def rtts_us(self) -> list[float]:
         """Round trips in the order of sending."""
