@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, overload
 
 import msgspec
 
@@ -131,6 +131,14 @@ class _Held(Generic[T]):
             handler(key, old, new)
 
 
+class _Scope(TypedDict):
+    """Which of a resource's objects are mirrored."""
+
+    namespace: str | None
+    label_selector: str
+    field_selector: str
+
+
 class Reflector(_Held[T]):
     """Mirror the objects of one resource, optionally of one namespace and selector.
 
@@ -188,8 +196,8 @@ class Reflector(_Held[T]):
         self.malformed: dict[str, str] = {}
         self.failure = ""
         self.contact_at = time.monotonic()
-        self._client, self._namespace = client, namespace
-        self._label_selector, self._field_selector = label_selector, field_selector
+        self._client = client
+        self._scope = _Scope(namespace=namespace, label_selector=label_selector, field_selector=field_selector)
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
         self._transform = transform
         self._streams = True
@@ -239,7 +247,7 @@ class Reflector(_Held[T]):
 
     @property
     def _topic(self) -> str:
-        return f"{self.resource.plural}/{self._namespace or '*'}"
+        return f"{self.resource.plural}/{self._scope['namespace'] or '*'}"
 
     def _wait_after(self, error: KubekitError, backoff: Backoff) -> float:
         expired = isinstance(error, ApiError) and error.expired
@@ -265,13 +273,8 @@ class Reflector(_Held[T]):
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
         version = ""
-        async for page in self._client.pages(
-            self.resource,
-            namespace=self._namespace,
-            label_selector=self._label_selector,
-            field_selector=self._field_selector,
-            from_cache=_selects_few(self._field_selector),
-        ):
+        few = _selects_few(self._scope["field_selector"])
+        async for page in self._client.pages(self.resource, **self._scope, from_cache=few):
             for raw in page.items:
                 self._take_listed(raw, fresh, malformed)
             version = page.metadata.resource_version
@@ -333,14 +336,7 @@ class Reflector(_Held[T]):
         """
         fresh: dict[str, T] = {}
         malformed: dict[str, str] = {}
-        async with self._client.watch(
-            self.resource,
-            "0",
-            namespace=self._namespace,
-            label_selector=self._label_selector,
-            field_selector=self._field_selector,
-            initial=True,
-        ) as events:
+        async with self._client.watch(self.resource, "0", **self._scope, initial=True) as events:
             self.contact_at = time.monotonic()
             async for event in events:
                 self.contact_at = time.monotonic()
@@ -359,13 +355,7 @@ class Reflector(_Held[T]):
 
     async def _watch(self, version: str, backoff: Backoff) -> str:
         try:
-            async with self._client.watch(
-                self.resource,
-                version,
-                namespace=self._namespace,
-                label_selector=self._label_selector,
-                field_selector=self._field_selector,
-            ) as events:
+            async with self._client.watch(self.resource, version, **self._scope) as events:
                 return await self._follow(events, version, backoff)
         except ApiError as error:
             if error.expired:
