@@ -28,11 +28,11 @@ from aiohttp import BytesPayload
 from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
-from kubekit.breath import Breath
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError, MalformedObjectError, NotLeaderError, SilentWatchError, UnreachableError
 from kubekit.transport import Lane, Lanes
+from kubekit.waiting import Breath
 from kubekit.wire import EVICTIONS, PODS, UNREADABLE, ListMeta, Resource, Wire
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """The event loop's health: how late it is, and what for.
 
 A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or takes breaths
-(`kubekit.breath`), and the controller's programs say on /metrics whether that holds.
+(`kubekit.waiting.Breath`), and the controller's programs say on /metrics whether that holds.
 """
 
 from __future__ import annotations

@@ -20,10 +20,9 @@ from typing import Any, Generic, Protocol, TypedDict, TypeVar, overload
 import msgspec
 
 from kubekit import logs
-from kubekit.backoff import Backoff
-from kubekit.breath import Breath
 from kubekit.client import Client, WatchEvent
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
+from kubekit.waiting import Backoff, Breath
 from kubekit.wire import UNREADABLE, Object, ObjectMeta, Resource
 
 log = logs.get("kubekit.reflector")

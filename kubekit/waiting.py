@@ -1,13 +1,67 @@
-"""Waiting until something holds, and not for ever: asked again and again, where nobody tells when it comes to hold."""
+"""Waiting, and not for ever: until something holds, after a failure, and for the others on the event loop.
+
+A wait has a deadline and a retry a back-off. Jitter matters: when an API server comes back, ten thousand agents must not ask in
+the same second. Work on thousands of objects leaves the event loop to others now and then: it takes a breath.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from kubekit.errors import KubekitError
+
+BREATH_S = 0.005
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Delays that double from ``base_s`` to ``cap_s``, each shortened by up to half at random.
+
+    Attributes:
+        base_s: the first delay before jitter, seconds.
+        cap_s: no delay is longer, seconds.
+        rng: source of the jitter; pass a seeded one where a test must repeat.
+    """
+
+    base_s: float = 0.5
+    cap_s: float = 30.0
+    rng: random.Random = field(default_factory=random.Random)
+    failures: int = 0
+
+    def next(self) -> float:
+        """Count one failure and return how long to wait, in seconds."""
+        self.failures += 1
+        # The exponent is bounded, because 2.0 ** 1100 overflows after a long outage.
+        full = min(self.cap_s, self.base_s * 2.0 ** min(self.failures - 1, 32))
+        return full * self.rng.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Forget the failures: the next delay is the first again."""
+        self.failures = 0
+
+
+class Breath:
+    """``await breath()`` in a long piece of work: lets the rest of the program run when enough time was taken.
+
+    Args:
+        every_s: so long a stretch may be.
+        clock: seconds.
+    """
+
+    def __init__(self, every_s: float = BREATH_S, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._every_s, self._clock = every_s, clock
+        self._since = clock()
+
+    async def __call__(self) -> None:
+        """Give way, if it is time to."""
+        if self._clock() - self._since >= self._every_s:
+            await asyncio.sleep(0)
+            self._since = self._clock()
 
 
 class WaitedInVainError(KubekitError):

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from kubekit import logs
-from kubekit.backoff import Backoff
 from kubekit.errors import KubekitError
+from kubekit.waiting import Backoff
 
 log = logs.get("kubekit.workqueue")
 

@@ -20,10 +20,9 @@ from agent.config import AgentConfig
 from agent.errors import KernelError
 from agent.node import NodeView, OwnNode
 from kubekit import logs
-from kubekit.backoff import Backoff
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
 from kubekit.errors import KubekitError
-from kubekit.waiting import comes
+from kubekit.waiting import Backoff, comes
 from kubekit.wire import NODES, Resource
 
 log = logs.get("agent.capacity")

@@ -14,9 +14,9 @@ import msgspec
 from agent import VERSION
 from agent.node import NodeView, OwnNode
 from kubekit import logs
-from kubekit.backoff import Backoff
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import KubekitError
+from kubekit.waiting import Backoff
 from kubekit.wire import NODES
 from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, Announcement
 from netperf.plans import ProbeSettings

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 
 from kubekit import logs
-from kubekit.backoff import Backoff
-from kubekit.waiting import comes
+from kubekit.waiting import Backoff, comes
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.datagrams import DatagramStream, EchoTarget
 from netperf.probers.netperf import knock

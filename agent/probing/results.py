@@ -17,9 +17,9 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
 from kubekit import logs
-from kubekit.backoff import Backoff
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
+from kubekit.waiting import Backoff
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.contract import PART_OF
 from netperf.errors import TooLargeError

@@ -11,9 +11,9 @@ import base64
 from pathlib import Path
 
 from kubekit import logs
-from kubekit.backoff import Backoff
 from kubekit.client import Client
 from kubekit.errors import ApiError, ConfigError, KubekitError
+from kubekit.waiting import Backoff
 from kubekit.wire import SECRETS, Secret
 from netperf.contract import PASSPHRASE_KEY, PROBE_SECRET
 from netperf.probers.passphrase import check_secret

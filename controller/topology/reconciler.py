@@ -27,13 +27,13 @@ from controller.topology.planner import ProbePlanner
 from controller.topology.results import ObjectName, ResultsMirror, results_named_by
 from controller.topology.weights import Bandwidths, build_weight, patch_topology, written_capacities, written_costs
 from kubekit import logs
-from kubekit.breath import Breath
 from kubekit.client import JSON_PATCH, Client
 from kubekit.errors import ApiError, ConfigError
 from kubekit.events import EventRecorder, reference
 from kubekit.lease import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
+from kubekit.waiting import Breath
 from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.contract import REGION_LABEL

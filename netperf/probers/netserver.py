@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kubekit import logs
-from kubekit.backoff import Backoff
+from kubekit.waiting import Backoff
 from netperf.probers import child
 from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epoch_at
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 import psutil
 import pytest
 
-from kubekit.backoff import Backoff
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
+from kubekit.waiting import Backoff
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from lab.controlplane import ControlPlane
 from netperf.errors import size_bytes

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kubekit.breath import BREATH_S, Breath
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.loop import LoopWatch, count_tasks
 from kubekit.reflector import Reflector
+from kubekit.waiting import BREATH_S, Breath
 from kubekit.wire import CONFIGMAPS, ConfigMap
 
 
