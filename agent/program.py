@@ -25,9 +25,8 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
+from kubekit.health import MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
-from kubekit.loop import count_tasks
-from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.reflector import Reflector
 from kubekit.wire import NODES
 from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION

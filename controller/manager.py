@@ -33,10 +33,9 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
+from kubekit.health import LoopWatch, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.lease import Elector, Leadership
-from kubekit.loop import LoopWatch, count_tasks
-from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.runtime import keep_memory, supervise
 from kubekit.wire import Condition
 from netperf.contract import CONTROLLER

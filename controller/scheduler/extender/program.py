@@ -27,9 +27,8 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
+from kubekit.health import LoopWatch, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server, parse_listen
-from kubekit.loop import LoopWatch, count_tasks
-from kubekit.mirrors import MirrorMetrics, stale
 from kubekit.reflector import Reflector
 from kubekit.runtime import keep_memory, supervise
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object

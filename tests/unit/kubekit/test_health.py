@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.loop import LoopWatch, count_tasks
+from kubekit.health import LoopWatch, count_tasks
 from kubekit.reflector import Reflector
 from kubekit.waiting import BREATH_S, Breath
 from kubekit.wire import CONFIGMAPS, ConfigMap
