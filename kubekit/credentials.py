@@ -101,16 +101,10 @@ class PluginCredentials:
     Args:
         plugin: what to run.
         tls: makes a context that presents a certificate chain and its key, both PEM; None over plain http.
-        wall: seconds since 1970.
     """
 
-    def __init__(
-        self,
-        plugin: Plugin,
-        tls: Callable[[bytes, bytes], ssl.SSLContext] | None = None,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._plugin, self._tls, self._wall = plugin, tls, wall
+    def __init__(self, plugin: Plugin, tls: Callable[[bytes, bytes], ssl.SSLContext] | None = None) -> None:
+        self._plugin, self._tls = plugin, tls
         self._known: Credential | None = None
         self._expires_at = float("inf")
         self._running = asyncio.Lock()
@@ -122,7 +116,7 @@ class PluginCredentials:
             CredentialError: the plugin is missing, fails, takes too long, or prints something else.
         """
         async with self._running:
-            if self._known is None or self._wall() >= self._expires_at - EXPIRY_MARGIN_S:
+            if self._known is None or time.time() >= self._expires_at - EXPIRY_MARGIN_S:
                 self._known = self._accept(await self._run())
             return self._known
 

@@ -7,7 +7,6 @@ again at once. Writes are at least a second apart, so that a dispute with anothe
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
@@ -72,12 +71,10 @@ class Publisher:
         *,
         instance_type: Callable[[], str] = str,
         registry: CollectorRegistry | None = None,
-        wall_clock: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
     ) -> None:
         self._patcher, self._view, self._config = patcher, view, config
-        self._read_hardware, self._instance_type, self._wall_clock = read_hardware, instance_type, wall_clock
-        self._backoff = Backoff(base_s=0.2, cap_s=30.0, rng=rng or random.Random())
+        self._read_hardware, self._instance_type = read_hardware, instance_type
+        self._backoff = Backoff(base_s=0.2, cap_s=30.0)
         self._wake = asyncio.Event()
         self._links_changed = True
         self._peak_bps: int | None = None
@@ -146,7 +143,7 @@ class Publisher:
         if node.metadata.resource_version == self._planned_from:
             self._planned_from = ""  # the watch lags behind our write; if it still does next time, we write again
             return False
-        writes = plan_writes(node, offer, self._config.allocatable, self._wall_clock())
+        writes = plan_writes(node, offer, self._config.allocatable, time.time())
         if not writes:
             return False
         await self._execute(node.metadata.name, writes)

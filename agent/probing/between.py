@@ -37,11 +37,10 @@ class BetweenRuns:
     Args:
         node: own name.
         conclude: told once a round of each pair that has no runs; with why nothing came back, where nothing did.
-        wall_clock: rounds follow it.
     """
 
-    def __init__(self, node: str, conclude: Conclude, *, wall_clock: Callable[[], float] = time.time) -> None:
-        self._node, self._conclude, self._wall_clock = node, conclude, wall_clock
+    def __init__(self, node: str, conclude: Conclude) -> None:
+        self._node, self._conclude = node, conclude
         self._stream: DatagramStream | None = None
         self._plan: ZonePlan | None = None
         self._changed = asyncio.Event()
@@ -119,7 +118,7 @@ class BetweenRuns:
     def _until_moment_s(self, plan: ZonePlan) -> float:
         digest = hashlib.blake2b(self._node.encode(), digest_size=4).digest()
         phase = int.from_bytes(digest, "big") / 2**32
-        rounds = self._wall_clock() / plan.interval_s - phase
+        rounds = time.time() / plan.interval_s - phase
         return (math.floor(rounds) + 1 - rounds) * plan.interval_s
 
     def _aim(self) -> None:

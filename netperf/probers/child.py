@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -33,13 +33,13 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def child_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Only what a measuring program needs; messages in English, since we read them."""
-    kept = {name: environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "HOME") if name in environ}
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "HOME") if name in os.environ}
     return {**kept, "LC_ALL": "C"}
 
 
-async def start(arguments: Sequence[str], *, stdout: int = DEVNULL, stderr: int = PIPE) -> Process:
+async def start(arguments: Sequence[str], *, stdout: int = DEVNULL) -> Process:
     """Start a child that dies with us.
 
     Raises:
@@ -49,7 +49,7 @@ async def start(arguments: Sequence[str], *, stdout: int = DEVNULL, stderr: int 
         *arguments,
         stdin=DEVNULL,
         stdout=stdout,
-        stderr=stderr,
+        stderr=PIPE,
         env=child_environment(),
         limit=OUTPUT_LIMIT,
         preexec_fn=die_with_parent,

@@ -100,12 +100,10 @@ class DatagramStream:
     Args:
         address: our own, a literal.
         secret: shared with the echo servers.
-        rng: source of the jitter, which keeps us from beating in time with anything periodic.
     """
 
-    def __init__(self, address: str, secret: bytes, *, rng: random.Random | None = None) -> None:
+    def __init__(self, address: str, secret: bytes) -> None:
         self._address, self._key = address, derive_key(secret)
-        self._rng = rng or random.Random()
         self._session = secrets.token_bytes(8)
         self._windows: dict[EchoTarget, Window] = {}
         self._order: list[EchoTarget] = []
@@ -164,7 +162,8 @@ class DatagramStream:
                         continue
                     if not self.paused:
                         self._send(udp)
-                    await asyncio.sleep(self._rng.uniform(0.5, 1.5) / self.rate_per_s if self._order else 0.0)
+                    # Jitter keeps us from beating in time with anything periodic.
+                    await asyncio.sleep(random.uniform(0.5, 1.5) / self.rate_per_s if self._order else 0.0)
             finally:
                 loop.remove_reader(udp)
 

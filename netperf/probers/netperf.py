@@ -20,7 +20,7 @@ from typing import ClassVar, Literal, NamedTuple
 from netperf.plans import ProbeSettings
 from netperf.probers import child
 from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us, with_circumstances
-from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epochs_to_try
+from netperf.probers.passphrase import derive_passphrase, epochs_to_try
 from netperf.probers.prober import FailureName, ProbeFailedError
 from netperf.sample import LONGEST_US, TESTS, Measurement, ProberName, Test
 
@@ -196,22 +196,13 @@ class NetperfProber:
         binary: path of netperf, see `find_binary`; None fails every run as ``no-netperf``.
         secret: what passphrases are derived from; at least 16 bytes.
         wall_clock: seconds since 1970, decides the passphrase's epoch.
-        epoch_s: lifetime of a passphrase.
     """
 
     name: ClassVar[ProberName] = "netperf"
     tests: ClassVar[tuple[Test, ...]] = TESTS
 
-    def __init__(
-        self,
-        binary: str | None,
-        secret: bytes,
-        *,
-        wall_clock: Callable[[], float] = time.time,
-        epoch_s: float = EPOCH_S,
-    ) -> None:
-        self._binary, self._secret = binary, secret
-        self._wall_clock, self._epoch_s = wall_clock, epoch_s
+    def __init__(self, binary: str | None, secret: bytes, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._binary, self._secret, self._wall_clock = binary, secret, wall_clock
         self._cpu_stat = own_cpu_stat()
 
     async def probe(self, address: str, settings: ProbeSettings) -> Measurement:
@@ -223,7 +214,7 @@ class NetperfProber:
         if self._binary is None or not os.access(self._binary, os.X_OK):
             raise ProbeFailedError("no-netperf", f"install netperf, or set {ENVIRONMENT}")
         rtt_s = await knock(address, settings.port)
-        first, neighbour = epochs_to_try(self._wall_clock(), self._epoch_s)
+        first, neighbour = epochs_to_try(self._wall_clock())
         try:
             return await self._run(self._binary, address, settings, derive_passphrase(self._secret, first), rtt_s)
         except ProbeFailedError as failure:

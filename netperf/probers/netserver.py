@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -32,9 +32,7 @@ class Netserver:
         address: the node's own address, a literal; never all addresses.
         port: control port.
         secret: what passphrases are derived from.
-        wall_clock: seconds since 1970, decides the passphrase's epoch.
-        epoch_s: lifetime of a passphrase; the listener is started anew when it ends.
-        backoff: delays between starts that fail.
+        wall_clock: seconds since 1970, decides the passphrase's epoch; the listener is started anew when that ends.
 
     Attributes:
         restarts: starts after the first, not counting those for a new passphrase.
@@ -49,12 +47,9 @@ class Netserver:
         secret: bytes,
         *,
         wall_clock: Callable[[], float] = time.time,
-        epoch_s: float = EPOCH_S,
-        backoff: Backoff | None = None,
     ) -> None:
         self._binary, self._address, self._port, self._secret = binary, address, port, secret
-        self._wall_clock, self._epoch_s = wall_clock, epoch_s
-        self._backoff = backoff or Backoff()
+        self._wall_clock, self._backoff = wall_clock, Backoff()
         self._ready = asyncio.Event()
         self.restarts = 0
         self.failure = "not started"
@@ -89,16 +84,14 @@ class Netserver:
 
     async def _run_one_epoch(self) -> bool:
         """Run one child until it ends or its passphrase does; tell whether it was the passphrase."""
-        epoch = epoch_at(self._wall_clock(), self._epoch_s)
+        epoch = epoch_at(self._wall_clock())
         command = [self._binary, "-D", "-L", self._address, "-p", str(self._port)]
-        process = await child.start(
-            [*command, "-Z", derive_passphrase(self._secret, epoch)], stdout=DEVNULL, stderr=PIPE
-        )
+        process = await child.start([*command, "-Z", derive_passphrase(self._secret, epoch)])
         ended = asyncio.create_task(_last_words(process))
         try:
             await self._watch_start(ended)
             while not ended.done():
-                left_s = (epoch + 1) * self._epoch_s - self._wall_clock()
+                left_s = (epoch + 1) * EPOCH_S - self._wall_clock()
                 if left_s <= 0:
                     return True
                 # The wall clock may be set meanwhile, so it is looked at again every minute.

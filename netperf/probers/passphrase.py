@@ -14,6 +14,7 @@ import math
 from kubekit.errors import ConfigError
 
 EPOCH_S = 3600.0
+"""Lifetime of a passphrase."""
 LEAST_SECRET_BYTES = 16
 _PURPOSE = b"netaware netperf passphrase\0"
 
@@ -29,9 +30,9 @@ def check_secret(secret: bytes) -> bytes:
     return secret
 
 
-def epoch_at(wall_s: float, epoch_s: float = EPOCH_S) -> int:
+def epoch_at(wall_s: float) -> int:
     """The epoch of a wall-clock time, seconds since 1970."""
-    return math.floor(wall_s / epoch_s)
+    return math.floor(wall_s / EPOCH_S)
 
 
 def derive_passphrase(secret: bytes, epoch: int) -> str:
@@ -39,7 +40,7 @@ def derive_passphrase(secret: bytes, epoch: int) -> str:
     return hmac.new(secret, _PURPOSE + str(epoch).encode(), hashlib.sha256).hexdigest()[:32]
 
 
-def epochs_to_try(wall_s: float, epoch_s: float = EPOCH_S) -> tuple[int, int]:
+def epochs_to_try(wall_s: float) -> tuple[int, int]:
     """The current epoch, and the neighbour that a peer with a slightly different clock may be in."""
-    epoch = epoch_at(wall_s, epoch_s)
-    return epoch, epoch - 1 if wall_s / epoch_s - epoch < 0.5 else epoch + 1
+    epoch = epoch_at(wall_s)
+    return epoch, epoch - 1 if wall_s / EPOCH_S - epoch < 0.5 else epoch + 1
