@@ -161,9 +161,10 @@ class Rounds:
                 await changed.wait()
             elif await self._comes(turn, changed):
                 self._taken_s = turn.starts_at_s + TURN_OVER_S
-                self._tell(await self._take(turn, self.plan, self.prober))
+                self.tell(await self._take(turn, self.plan, self.prober))
 
-    def _tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: Outcome) -> None:
+        """Hand an outcome to all listeners."""
         for listener in self._listeners:
             listener(outcome)
 
@@ -179,7 +180,7 @@ class Rounds:
     def _count_missed(self, plan: ZonePlan) -> None:
         for turn in missed_turns(plan, self._node, self._taken_s, self._from_s(plan)):
             self._taken_s = turn.starts_at_s + TURN_OVER_S
-            self._tell(_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
+            self.tell(_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
 
     async def _comes(self, turn: Turn, changed: asyncio.Event) -> bool:
         """Wait for the turn; False when plan or prober change before. The wall clock may be set meanwhile."""

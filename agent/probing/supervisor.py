@@ -59,9 +59,9 @@ class ProbingRoom:
         self._metrics = ProbeMetrics(registry)
         self._metrics.rejected = lambda: self._answering.rejected if self._answering else 0
         self._writer = ResultsWriter(client, config.namespace, upstream=config.upstream_percentiles, registry=registry)
-        self._listeners: tuple[OutcomeListener, ...] = (self._metrics.take, self._hand_on, *listeners)
+        told: tuple[OutcomeListener, ...] = (self._metrics.take, self._hand_on, *listeners)
         self._between = BetweenRuns(config.node, self._conclude)
-        self._rounds = Rounds(config.node, config.budget, self._listeners, between=self._between)
+        self._rounds = Rounds(config.node, config.budget, told, between=self._between)
         self._answering: Answering | None = None
         self._secret: bytes | None = None
         self._changed = asyncio.Event()
@@ -100,9 +100,7 @@ class ProbingRoom:
         """A pair of nodes without runs: what its datagrams say is an outcome like any other."""
         plan = self._rounds.plan
         if plan is not None:
-            outcome = self._rounds.conclude(probe, plan.settings.test, failure)
-            for listener in self._listeners:
-                listener(outcome)
+            self._rounds.tell(self._rounds.conclude(probe, plan.settings.test, failure))
 
     # --- the answering end ---------------------------------------------------------------------------------------
 
@@ -202,20 +200,16 @@ class ProbingRoom:
         self._use_plan(decoded.plan)
 
     def _use_plan(self, plan: ZonePlan | None) -> None:
-        own = plan.of_node(self._config.node) if plan is not None else ()
         if plan is not None:
+            own = plan.of_node(self._config.node)
             log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(own))
-            keys = {key for probe in own for key in keys_of(plan, probe)}
+            self._writer.keep({key for probe in own for key in keys_of(plan, probe)})
+            self._writer.aim(plan.results, plan.settings.test, plan.interval_s)
         else:
             log.change("plan/use", "", "no plan: this node probes nobody")
-            keys = set()
+            self._writer.keep(set())
+            self._writer.aim(None)
         self._metrics.follow(plan, self._config.node)
-        self._writer.keep(keys)
-        self._writer.aim(
-            plan.results if plan is not None else None,
-            plan.settings.test if plan is not None else "TCP_RR",
-            plan.interval_s if plan is not None else 0.0,
-        )
         self._rounds.follow(plan)
         self._between.follow(plan)
         self._wake()
