@@ -24,8 +24,8 @@ from prometheus_client.core import (
 
 from agent.probing.rounds import Outcome
 from netperf.pacing import probes_of
-from netperf.plans import ZonePlan
-from netperf.sample import PERCENTILES, Measurement, Sample, Test
+from netperf.plans import Peer, ZonePlan
+from netperf.sample import PERCENTILES, Measurement, Place, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 BUCKETS_S = tuple(50e-6 * 2**i for i in range(16))
@@ -66,7 +66,7 @@ class ProbeMetrics:
         self._plan = plan
         own = list(probes_of(plan, node)) if plan is not None else []
         self._own_probes = len(own)
-        wanted = {(p.origin.zone, p.destination.zone, p.origin.region, p.destination.region): _PairState() for p in own}
+        wanted = {_pair_of(p.origin, p.destination): _PairState() for p in own}
         self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
 
     def refuse(self, reason: str) -> None:
@@ -75,8 +75,7 @@ class ProbeMetrics:
 
     def take(self, outcome: Outcome) -> None:
         """Count one turn; those of pairs that left the plan meanwhile are dropped."""
-        origin, destination = outcome.origin, outcome.destination
-        state = self._pairs.get((origin.zone, destination.zone, origin.region, destination.region))
+        state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
         if outcome.result == "waiting":
             return
         if outcome.rank:  # the pair's own series are those of its rank 0; the others are counted apart
@@ -201,6 +200,10 @@ class ProbeMetrics:
         yield CounterMetricFamily(
             "netaware_probe_rejected_peers", "Peers that could not prove that they know the secret.", self.rejected()
         )
+
+
+def _pair_of(origin: Peer | Place, destination: Peer | Place) -> Pair:
+    return origin.zone, destination.zone, origin.region, destination.region
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:
