@@ -21,9 +21,10 @@ from controller.descheduler.foresight import HOT_EFFECT
 from controller.descheduler.memory import HOUR_S, Memory, Outcome
 from controller.descheduler.round import Trust
 from controller.descheduler.usage import Refusal, above
-from kubekit import conditions, logs
+from kubekit import conditions, logs, patches
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.events import EventRecorder, Reference
+from kubekit.patches import Operation
 from kubekit.wire import NODES, Condition, Node, Object, format_time
 from netperf.contract import HOT_TAINT
 
@@ -162,26 +163,25 @@ async def write_conditions(client: Client, node: str, wanted: Iterable[Condition
     await client.patch(NODES, node, body, Object, kind=STRATEGIC_PATCH, subresource="status")
 
 
-def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str, list[dict[str, object]]]:
+def taint_patches(nodes: Mapping[str, Node], wanted: frozenset[str]) -> dict[str, list[Operation]]:
     """JSON patches that give the soft taint to these nodes and take it from all others.
 
     Others' taints are not written: we do not read all of their fields. A node whose taints have changed since refuses the patch.
     """
-    ours: dict[str, object] = {"key": HOT_TAINT, "effect": HOT_EFFECT}
-    found: dict[str, list[dict[str, object]]] = {}
+    ours = {"key": HOT_TAINT, "effect": HOT_EFFECT}
+    found: dict[str, list[Operation]] = {}
     for name, node in nodes.items():
         taints = node.spec.taints or []
         at = next((i for i, taint in enumerate(taints) if (taint.key, taint.effect) == (HOT_TAINT, HOT_EFFECT)), None)
-        if name in wanted and at is None:
-            add: dict[str, object] = {"op": "add", "path": "/spec/taints/-", "value": ours}
-            found[name] = [add if taints else {"op": "add", "path": "/spec/taints", "value": [ours]}]
-            if not taints:
-                found[name].insert(
-                    0, {"op": "test", "path": "/metadata/resourceVersion", "value": node.metadata.resource_version}
-                )
+        if name in wanted and at is None and taints:
+            found[name] = [patches.add("/spec/taints/-", ours)]
+        elif name in wanted and at is None:
+            as_seen = patches.test("/metadata/resourceVersion", node.metadata.resource_version)
+            found[name] = [as_seen, patches.add("/spec/taints", [ours])]
         elif name not in wanted and at is not None:
-            found[name] = [{"op": "test", "path": f"/spec/taints/{at}/{k}", "value": v} for k, v in ours.items()]
-            found[name].append({"op": "remove", "path": f"/spec/taints/{at}"})
+            place = f"/spec/taints/{at}"
+            found[name] = [patches.test(f"{place}/{field}", value) for field, value in ours.items()]
+            found[name].append(patches.remove(place))
     return found
 
 
