@@ -255,9 +255,9 @@ def _measured(
         us = priced_us(best, policy)
         return _Known(us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1)
     measured = [s for s in both if s.prober != "external"]
-    deviation_us = min((s.deviation_us for s in measured), default=0.0)
+    deviation_us = min((s.level.deviation_us for s in measured), default=0.0)
     spread_us = verdict.spread_us.get(link)
-    noise_us = 2 * deviation_us / math.sqrt(max(1, min(s.runs for s in measured) or 1))
+    noise_us = 2 * deviation_us / math.sqrt(max(1, min(s.level.runs for s in measured) or 1))
     error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), LEAST_ERROR_US)
     if link in verdict.disputed:
         error_us = max(error_us, INFERRED_ERROR * value_us)

@@ -50,21 +50,6 @@ class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     loss_ratio: float = 0.0
     sighting: Sighting
 
-    @property
-    def estimate_us(self) -> float:
-        """The level."""
-        return self.level.estimate_us
-
-    @property
-    def deviation_us(self) -> float:
-        """How far runs lie from it."""
-        return self.level.deviation_us
-
-    @property
-    def runs(self) -> int:
-        """How many it rests on since it last jumped."""
-        return self.level.runs
-
 
 class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is remembered of a directed pair of zones; it outlives the pairs of nodes that it was learned from.
@@ -216,7 +201,7 @@ def _fold_one(
     penalty_us = _penalty_us(spread_us, loss_ratio, policy)
     if priced.prober == "external":
         # No time in that format: a changed number is the only sign of a new run, and is taken as it is.
-        if before is not None and value_us != before.estimate_us:
+        if before is not None and value_us != before.level.estimate_us:
             sighting = Sighting(0, 0.0, now_s)
         level = Level(estimate_us=value_us, recent_us=(value_us,), runs=1)
     elif before is not None and sighting == before.sighting:
@@ -244,7 +229,7 @@ def _spread_us(measurement: Measurement) -> float:
 
 def priced_us(stream: Stream, policy: CostPolicy) -> float:
     """The level and its penalties, in microseconds."""
-    return stream.estimate_us + _penalty_us(stream.spread_us, stream.loss_ratio, policy)
+    return stream.level.estimate_us + _penalty_us(stream.spread_us, stream.loss_ratio, policy)
 
 
 def _penalty_us(spread_us: float, loss_ratio: float, policy: CostPolicy) -> float:
