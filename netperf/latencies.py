@@ -39,14 +39,14 @@ _decode_wire = msgspec.json.Decoder(_Wire).decode
 class Latencies:
     """Latencies by directed pair of zones.
 
-    Args:
+    Attributes:
         us: directed pair -> round trip in microseconds, above 0.
-        error_us: directed pair -> by how much it may be off, microseconds.
+        errors_us: directed pair -> by how much it may be off, microseconds.
         unreachable: directed pairs that are known to be dead; they have no latency.
         problem: why an annotation could not be read; empty when it could.
     """
 
-    __slots__ = ("_error_us", "_unreachable", "_us", "problem")
+    __slots__ = ("errors_us", "problem", "unreachable", "us")
 
     def __init__(
         self,
@@ -55,51 +55,37 @@ class Latencies:
         unreachable: Collection[ZonePair] = (),
         problem: str = "",
     ) -> None:
-        self._us, self._error_us = dict(us or {}), dict(error_us or {})
-        self._unreachable, self.problem = frozenset(unreachable), problem
+        self.us: Mapping[ZonePair, int] = dict(us or {})
+        self.errors_us: Mapping[ZonePair, int] = dict(error_us or {})
+        self.unreachable, self.problem = frozenset(unreachable), problem
 
     def latency_us(self, origin: str, destination: str) -> int | None:
         """From zone to zone; None when it is not known, or when the pair is unreachable."""
-        return self._us.get((origin, destination))
+        return self.us.get((origin, destination))
 
     def error_us(self, origin: str, destination: str) -> int | None:
         """By how much the latency may be off; None when that is not known."""
-        return self._error_us.get((origin, destination))
+        return self.errors_us.get((origin, destination))
 
     def is_unreachable(self, origin: str, destination: str) -> bool:
         """Whether the path is known to be dead."""
-        return (origin, destination) in self._unreachable
-
-    @property
-    def us(self) -> Mapping[ZonePair, int]:
-        """All that is known, by directed pair."""
-        return self._us
-
-    @property
-    def errors_us(self) -> Mapping[ZonePair, int]:
-        """All error bars, by directed pair."""
-        return self._error_us
-
-    @property
-    def unreachable(self) -> frozenset[ZonePair]:
-        """All dead pairs."""
-        return self._unreachable
+        return (origin, destination) in self.unreachable
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
-        return bool(self._us or self._unreachable)
+        return bool(self.us or self.unreachable)
 
     def __eq__(self, other: object) -> bool:
         """Same latencies, same error bars, same dead pairs."""
         if not isinstance(other, Latencies):
             return NotImplemented
-        return (self._us, self._error_us, self._unreachable) == (other._us, other._error_us, other._unreachable)
+        return (self.us, self.errors_us, self.unreachable) == (other.us, other.errors_us, other.unreachable)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         """For tests that fail."""
-        return f"Latencies({self._us!r}, {self._error_us!r}, {sorted(self._unreachable)!r})"
+        return f"Latencies({self.us!r}, {self.errors_us!r}, {sorted(self.unreachable)!r})"
 
 
 def decode_latencies(text: str | None) -> Latencies:

@@ -40,11 +40,12 @@ class EchoServer:
         secret: shared with the probers.
 
     Attributes:
+        key: what proofs are made with.
         rejected: connections and datagrams without a valid proof.
     """
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
-        self._address, self.port, self._key = address, port, derive_key(secret)
+        self._address, self.port, self.key = address, port, derive_key(secret)
         self._connections: set[_TcpEcho] = set()
         self._ready = asyncio.Event()
         self.rejected = 0
@@ -96,11 +97,6 @@ class EchoServer:
         """Count a peer without a valid proof."""
         self.rejected += 1
         log.change("echo/rejected", "rejecting", "echo peer without a valid proof", peer=peer)
-
-    @property
-    def key(self) -> bytes:
-        """What proofs are made with."""
-        return self._key
 
 
 class _TcpEcho(asyncio.Protocol):
