@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
-from netperf.costs import ZoneCosts, cost_of, held_cost, price, region_costs
+from netperf.costs import ZoneCosts, cost_of, held_cost, infer_us, price, region_costs
 from netperf.memory import CostState, fold, restore, resume
 from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
-from netperf.routes import infer_us
 from netperf.sample import Measurement, Place, Sample
 
 POLICY = CostPolicy()
