@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 
 from controller.cli.connecting import WayToConnect
 from kubekit.errors import ConfigError, KubekitError
-from netperf.contract import PAGE_PATHS, PAGE_TOKEN_HEADER
+from netperf.contract import PAGE_TOKEN_HEADER, PAGE_VIEWS
 
 ANSWER_TIMEOUT_S, SEND_TIMEOUT_S = 30.0, 10.0
 _ASKED = (hdrs.ACCEPT, "Last-Event-ID")
@@ -54,7 +54,7 @@ class FrontDoor:
             ConfigError: the port is taken.
         """
         app = web.Application()
-        for path in PAGE_PATHS:
+        for path in ("/", *PAGE_VIEWS):
             app.router.add_get(path, self._answer, allow_head=False)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()

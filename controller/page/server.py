@@ -31,7 +31,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.runtime import outlive
 from kubekit.wire import DNS_LABEL
-from netperf.contract import PAGE_PATHS
+from netperf.contract import PAGE_VIEWS
 from netperf.policy import CostPolicy
 
 log = logs.get("controller.page")
@@ -106,7 +106,7 @@ class Page:
         """The document, everything as JSON, what changes, and what would be proposed now."""
         if self._config.enabled:
             handlers = (self._document, self._overview, self._events, self._proposal)
-            for path, handler in zip(PAGE_PATHS, handlers, strict=True):
+            for path, handler in zip(("/", *PAGE_VIEWS), handlers, strict=True):
                 app.router.add_get(path, handler if self._access is None else self._access.behind(handler))
 
     async def run(self) -> None:
