@@ -157,6 +157,7 @@ def _bandwidth_document(plan: BandwidthPlan) -> dict[str, Any]:
             for j in plan.judgements
         ],
         "unlocated": plan.unlocated,
+        "programs_unknown": plan.programs_unknown,
     }
 
 
@@ -168,7 +169,10 @@ def _bandwidth_text(plan: BandwidthPlan) -> str:
     rows += [(key, "-", "-", "-", "-", "-", "-", "-", why) for key, why in sorted(plan.unlocated.items())]
     if len(rows) == 1:
         return "no pod on this node has a bandwidth annotation"
-    return _table(rows)
+    if not plan.programs_unknown:
+        return _table(rows)
+    what = "a program (tcx, netkit) on a pod's device may carry packets past its limit"
+    return f"{_table(rows)}\n\nnot looked at: {plan.programs_unknown}; {what}"
 
 
 def _bandwidth_row(j: Judgement) -> tuple[str, ...]:

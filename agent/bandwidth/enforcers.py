@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from agent.bandwidth.annotations import Direction, PodWish
-from agent.bandwidth.state import Device
+from agent.bandwidth.state import Device, Hook
 from agent.bandwidth.tbf import PLUGIN_LATENCY_S, WORD, Shape
 from agent.bandwidth.view import FELIX_DEVICE, FELIX_PREFIX, View
 
@@ -105,6 +105,24 @@ def _queueing(direction: Direction, device: Device, view: View) -> Enforcer | No
         return Enforcer(f"somebody set up {root.kind} on {device.name}", device)
     below = sorted({kind for kind in view.below_root(device.index) if kind not in PASSIVE})
     return Enforcer(f"somebody set up {', '.join(below)} below the root of {device.name}", device) if below else None
+
+
+def unseen_programs(device: Device, view: View) -> str:
+    """Whose programs are to be expected on a device where none can be looked at, in words; empty where nobody's are.
+
+    Cilium and Felix's eBPF mode attach theirs by tcx, or, on older kernels, as filters of tc: those are seen.
+    """
+    hooks: tuple[Hook, ...] = ("received", "sent")
+    by_tc = any(one.kind == "bpf" for hook in hooks for one in view.filters(device.index, hook))
+    if not view.programs_unknown or by_tc:
+        return ""
+    if view.has_cilium and device.name.startswith(_CILIUM_DEVICES):
+        whose = "Cilium"
+    elif view.has_felix_programs and device.name.startswith(FELIX_DEVICE):
+        whose = "Felix (Calico's eBPF mode)"
+    else:
+        return ""
+    return f"unseen programs of {whose} on {device.name} ({view.programs_unknown})"
 
 
 def _shared_filters(direction: Direction, device: Device, view: View) -> Enforcer | None:

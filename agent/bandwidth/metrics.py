@@ -21,7 +21,7 @@ class BandwidthMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._judgements: Sequence[Judgement] = ()
-        self._unlocated = 0
+        self._unlocated, self._programs_unknown = 0, False
         self._effects: Mapping[Key, Effect] = {}
         self.repairs = Counter(
             "netaware_pod_bandwidth_repairs", "Limits set or removed, by outcome.", ["outcome"], registry=registry
@@ -31,7 +31,7 @@ class BandwidthMetrics:
     def take(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
         """Show these from now on."""
         self._judgements, self._unlocated = plan.judgements[:MOST_JUDGEMENTS], len(plan.unlocated)
-        self._effects = effects
+        self._effects, self._programs_unknown = effects, bool(plan.programs_unknown)
 
     def show_effects(self, effects: Mapping[Key, Effect]) -> None:
         """Show what goes through now; the judgements are those of before."""
@@ -72,6 +72,11 @@ class BandwidthMetrics:
         yield from (verdict, wanted, rate, burst, queue, used, backlog, dropped, overlimits)
         yield GaugeMetricFamily(
             "netaware_pod_bandwidth_unlocated", "Annotated pods whose device was not found.", self._unlocated
+        )
+        yield GaugeMetricFamily(
+            "netaware_pod_bandwidth_programs_unknown",
+            "1 when programs (tcx, netkit) on pods' devices cannot be looked at, which may carry packets past a limit.",
+            float(self._programs_unknown),
         )
 
 

@@ -1,13 +1,14 @@
 """BPF programs that are attached to a device itself: tcx and netkit, which rtnetlink does not show.
 
 ``bpf(BPF_PROG_QUERY)`` answers whoever has CAP_NET_ADMIN (kernel/bpf/syscall.c). A container runtime's seccomp profile may
-refuse the call all the same, and then none is seen; a kernel that has no such hook has none.
+refuse the call all the same, and then it is unknown which programs there are; a kernel that has no such hook has none.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 from collections.abc import Iterator
 
@@ -23,7 +24,12 @@ _ATTACH_TYPES: tuple[tuple[int, str, Hook], ...] = (
     (55, "netkit", "received"),
 )
 """enum bpf_attach_type, linux/bpf.h: BPF_TCX_INGRESS, BPF_TCX_EGRESS, BPF_NETKIT_PRIMARY, BPF_NETKIT_PEER."""
+_NO_SUCH_HOOK = frozenset({errno.ENOENT, errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP})
 _MOST = 64
+
+
+class ProgramsUnknown(Exception):  # noqa: N818 - an answer, not an error
+    """The kernel may not be asked; the text says why."""
 
 
 class _Query(ctypes.Structure):
@@ -45,7 +51,11 @@ class _Query(ctypes.Structure):
 
 
 def read_programs(device: int) -> Iterator[Program]:
-    """The programs on a device, by hook; none when it is gone, or when the kernel may not be asked."""
+    """The programs on a device, by hook; none when it is gone.
+
+    Raises:
+        ProgramsUnknown: the call is not allowed here.
+    """
     for attach_type, kind, hook in _ATTACH_TYPES:
         ids = _query(device, attach_type)
         if ids:
@@ -58,9 +68,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def _query(device: int, attach_type: int) -> tuple[int, ...]:
     number = _SYSCALLS.get(platform.machine())
     if number is None:
-        return ()
+        raise ProgramsUnknown(f"the bpf system call's number on {platform.machine()} is not known")
     ids = (ctypes.c_uint32 * _MOST)()
     query = _Query(target=device, attach_type=attach_type, ids=ctypes.addressof(ids), count=_MOST)
     if _libc.syscall(number, _PROG_QUERY, ctypes.byref(query), ctypes.sizeof(query)) == 0:
         return tuple(ids[: query.count])
-    return tuple(ids) if ctypes.get_errno() == errno.ENOSPC else ()
+    code = ctypes.get_errno()
+    if code == errno.ENOSPC:
+        return tuple(ids)
+    if code in _NO_SUCH_HOOK:
+        return ()
+    raise ProgramsUnknown(f"the kernel, or the container's seccomp profile, refuses bpf(2): {os.strerror(code)}")

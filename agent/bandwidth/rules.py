@@ -13,7 +13,7 @@ import msgspec
 
 from agent.bandwidth import tbf
 from agent.bandwidth.annotations import DIRECTIONS, Direction, PodWish, contested
-from agent.bandwidth.enforcers import find_enforcer, hook_for
+from agent.bandwidth.enforcers import find_enforcer, hook_for, unseen_programs
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
     PLUGIN_HANDLE,
@@ -73,7 +73,12 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
             actions += _leftovers_of(pod, snapshot.locations.get(pod.uid), view)
     if policy.enforce:
         actions += _orphans(view, snapshot)
-    return BandwidthPlan(judgements=tuple(judgements), unlocated=unlocated, actions=tuple(actions))
+    return BandwidthPlan(
+        judgements=tuple(judgements),
+        unlocated=unlocated,
+        actions=tuple(actions),
+        programs_unknown=snapshot.kernel.programs_unknown,
+    )
 
 
 def with_effect(judgement: Judgement, exceeded: str, disputed: str) -> Judgement:
@@ -181,16 +186,20 @@ def _rule(pod: PodWish, direction: Direction, rate_bps: int, location: Location,
 
 
 def _beside_others(ruling: _Ruling, device: Device, hook: Hook, view: View) -> _Ruling:
-    """Where filters or programs of others are attached nothing is set: they may limit, and ours could take packets from them."""
+    """Where filters or programs of others are attached nothing is set: they may limit, and ours could take packets from them.
+
+    Nor where they are to be expected and cannot be looked at: what a node's agent may ask makes no other verdict.
+    """
     strangers = view.strangers(device, hook)
-    if not strangers or ruling.verdict == "other-enforcer":
+    found = describe(device, strangers) if strangers else unseen_programs(device, view)
+    if not found or ruling.verdict == "other-enforcer":
         return ruling
-    found = describe(device, strangers)
     if ruling.verdict == "enforced":
         return msgspec.structs.replace(
             ruling, detail=f"as set up; whether {found} may carry packets past it is not known"
         )
-    return _Ruling("other-enforcer", f"{found}: not ours, so nothing is set; {ruling.detail}", device)
+    found = f"{found}: not ours" if strangers else f"unknown: {found} may limit"
+    return _Ruling("other-enforcer", f"{found}, so nothing is set; {ruling.detail}", device)
 
 
 def _rule_ingress(rate_bps: int, device: Device, view: View) -> _Ruling:

@@ -157,12 +157,14 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         devices, qdiscs, filters: of the host's namespace.
         programs: attached to the pods' devices.
+        programs_unknown: why the kernel did not say which programs there are; empty when it did.
     """
 
     devices: tuple[Device, ...] = ()
     qdiscs: tuple[Qdisc, ...] = ()
     filters: tuple[Filter, ...] = ()
     programs: tuple[Program, ...] = ()
+    programs_unknown: str = ""
 
 
 class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,8 +300,10 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
         judgements: one per annotated direction of each pod that could be located.
         unlocated: annotated pods whose device is not known (yet), with the reason.
         actions: what to do, empty unless enforcing.
+        programs_unknown: why programs on the pods' devices could not be looked at; empty when they could.
     """
 
     judgements: tuple[Judgement, ...] = ()
     unlocated: dict[str, str] = {}
     actions: tuple[Action, ...] = ()
+    programs_unknown: str = ""

@@ -216,6 +216,9 @@ class BandwidthRoom:
         self._looked = True
         self._unlocated = bool(plan.unlocated)
         waiting = ", ".join(f"{key}: {why}" for key, why in sorted(plan.unlocated.items())[:5])
+        if plan.programs_unknown:  # for as long as the process lives
+            line = "programs on pods' devices (tcx, netkit) cannot be looked at"
+            log.change("programs", plan.programs_unknown, line, level="info", why=plan.programs_unknown)
         log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
 
     def _tell_faults(self, pods: tuple[PodWish, ...]) -> None:

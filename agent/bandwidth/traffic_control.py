@@ -7,7 +7,7 @@ and tells the number of a process's namespace (RTM_GETNSID), so the two are matc
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 
-from agent.bandwidth.programs import read_programs
+from agent.bandwidth.programs import ProgramsUnknown, read_programs
 from agent.bandwidth.state import (
     PLUGIN_HANDLE,
     RECEIVED_HOOK,
@@ -26,6 +26,7 @@ from agent.bandwidth.state import (
     Filter,
     Hook,
     KernelState,
+    Program,
     Qdisc,
 )
 from agent.bandwidth.tbf import ETHERNET_BYTES, WORD, Shape
@@ -84,11 +85,13 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[KernelState, dict[str, i
             if number is not None:
                 numbers[uid] = number
     ends = [device.index for device in devices if device.namespace_id in set(numbers.values())]
+    programs, unknown = _programs_of(ends)
     state = KernelState(
         devices=tuple(devices),
         qdiscs=tuple(qdiscs),
         filters=tuple(filters),
-        programs=tuple(program for index in ends for program in read_programs(index)),
+        programs=programs,
+        programs_unknown=unknown,
     )
     return state, numbers
 
@@ -142,6 +145,13 @@ def parse_class(data: bytes, begin: int, end: int) -> tuple[int, tuple[int, int]
     if _HTB_RATE64 in options:
         rate = int.from_bytes(data[slice(*options[_HTB_RATE64])], "little")
     return handle, (rate, buffer)
+
+
+def _programs_of(indexes: Iterable[int]) -> tuple[tuple[Program, ...], str]:
+    try:
+        return tuple(program for index in indexes for program in read_programs(index)), ""
+    except ProgramsUnknown as reason:
+        return (), str(reason)
 
 
 async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:

@@ -21,6 +21,8 @@ PLUGIN_PREFIX = "bwp"
 """Of the CNI bandwidth plugin's intermediate devices, and of ours."""
 FELIX_DEVICE, FELIX_PREFIX = "cali", "bwcali"
 """Of Calico's devices for pods, and of Felix's intermediate devices."""
+_FELIX_EBPF = frozenset({"bpfin.cali", "bpfout.cali"})
+"""Devices that Felix makes in its eBPF mode (dataplanedefs.go); there it has programs on the pods' devices."""
 _UPLINKS = frozenset({"", "bond", "team", "vlan"})
 
 
@@ -54,6 +56,7 @@ class View:
         self._programs: dict[tuple[int, Hook], list[Program]] = {}
         for program in kernel.programs:
             self._programs.setdefault((program.device, program.hook), []).append(program)
+        self.programs_unknown = kernel.programs_unknown
         self.cilium = snapshot.cilium
         self.has_cilium = self.cilium.installed or "cilium_host" in self.by_name
         self.paced_uplinks = any(
@@ -62,6 +65,7 @@ class View:
             if qdisc.device in self.devices
         )
         self.felix_limits = next((name for name in sorted(self.by_name) if name.startswith(FELIX_PREFIX)), "")
+        self.has_felix_programs = not _FELIX_EBPF.isdisjoint(self.by_name)
 
     def shape_at(self, device: int) -> Shape | None:
         """Of the token bucket, or of the plugin's HTB class, at a device's root."""

@@ -432,6 +432,57 @@ def test_where_others_attached_something_nothing_is_set_and_the_evidence_is_told
     assert [type(action) for action in found.actions] == [LimitIngress if free == "ingress" else LimitEgress]
 
 
+REFUSED = "the kernel, or the container's seccomp profile, refuses bpf(2): Operation not permitted"
+
+
+def unseen(
+    device: str, *beside: str, unknown: str = REFUSED, set_up: bool = False, filters: tuple[Filter, ...] = ()
+) -> BandwidthPlan:
+    """What is said of a pod behind ``device`` where programs cannot be looked at; Cilium is chained behind another plugin."""
+    devices = (
+        DEVICES[0],
+        msgspec.structs.replace(DEVICES[1], name=device),
+        *(Device(index=90 + i, name=name, kind="veth") for i, name in enumerate(beside)),
+    )
+    qdiscs = (tbf(VETH, bounded_shape(RATE, 1500)),) if set_up else ()
+    kernel = KernelState(devices=devices, qdiscs=qdiscs, filters=filters, programs_unknown=unknown)
+    snapshot = BandwidthSnapshot(
+        pods=(pod(RATE),),
+        locations={UID: LOCATION},
+        kernel=kernel,
+        network=Network(NETWORK, ("aws-cni", "cilium-cni")),
+        cilium=Cilium(installed="cilium_host" in beside),
+    )
+    return plan_limits(snapshot, ENFORCE)
+
+
+def test_an_ordinary_node_that_may_not_ask_for_programs_keeps_its_verdicts_and_the_plan_says_so() -> None:
+    found = unseen("veth12ab", set_up=True)
+    assert (only(found).verdict, only(found).detail, found.programs_unknown) == ("enforced", "", REFUSED)
+    missing = unseen("veth12ab")
+    assert (only(missing).verdict, len(missing.actions)) == ("missing", 1)
+    assert unseen("veth12ab", unknown="").programs_unknown == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "beside", "whose"),
+    [("eni12ab", "cilium_host", "Cilium"), ("cali12ab", "bpfin.cali", "Felix (Calico's eBPF mode)")],
+)
+def test_programs_that_are_to_be_expected_and_cannot_be_seen_are_judged_like_those_that_are_seen(
+    device: str, beside: str, whose: str
+) -> None:
+    kept = only(unseen(device, beside, set_up=True))
+    assert kept.verdict == "enforced"
+    assert f"whether unseen programs of {whose} on {device} ({REFUSED}) may carry" in kept.detail
+    withheld = unseen(device, beside)
+    assert (only(withheld).verdict, withheld.actions) == ("other-enforcer", ())
+    assert only(withheld).detail.startswith(f"unknown: unseen programs of {whose} on {device}")
+    # Where they can be looked at, or the same program attached a filter instead, nothing is left open.
+    assert only(unseen(device, beside, unknown="")).verdict == "missing"
+    by_tc = Filter(device=VETH, kind="bpf", name="cil_from_container", priority=1)
+    assert only(unseen(device, beside, filters=(by_tc,))).verdict == "missing"
+
+
 def test_a_redirect_of_ours_gives_way_to_filters_that_it_would_take_packets_from() -> None:
     parts = plugin_egress(bounded_shape(RATE, 1500))
     devices = (*DEVICES, msgspec.structs.replace(PIPE_DEVICE, alias=f"netaware:{UID}"))

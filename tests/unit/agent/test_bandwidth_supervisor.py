@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 
 from agent.bandwidth.annotations import PodWish, Wish
 from agent.bandwidth.state import BandwidthPlan, Judgement, Verdict
 from agent.bandwidth.supervisor import BandwidthRoom
 from agent.config import AgentConfig
+from agent.printing import _bandwidth_document, _bandwidth_text
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
@@ -71,3 +77,32 @@ async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
             judgement = Judgement(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
             room.take(BandwidthPlan(judgements=(judgement,)), (POD,))
         assert told.reasons == []
+
+
+async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_metric_and_in_the_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    judgement, registry = Judgement(pod=POD, direction="ingress", verdict="enforced"), CollectorRegistry()
+    plan = BandwidthPlan(judgements=(judgement,), programs_unknown="bpf(2) is refused")
+    caplog.set_level(logging.INFO, "agent.bandwidth")
+    async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
+        room = BandwidthRoom(client, AgentConfig(node="n1"), Told(client), registry)
+        for seen in (plan, BandwidthPlan(), plan):
+            room.take(seen, (POD,))
+    assert registry.get_sample_value("netaware_pod_bandwidth_programs_unknown") == 1
+    assert len([line for line in caplog.messages if "cannot be looked at" in line]) == 1
+    assert _bandwidth_document(plan)["programs_unknown"] == "bpf(2) is refused"
+    assert "not looked at: bpf(2) is refused" in _bandwidth_text(plan)
+    assert "not looked at" not in _bandwidth_text(BandwidthPlan(judgements=(judgement,)))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be nobody afterwards")
+def test_a_kernel_that_may_not_be_asked_for_programs_does_not_pass_for_one_without() -> None:
+    code = """
+import os
+from agent.bandwidth.traffic_control import _programs_of
+os.setgroups([]), os.setuid(65534)
+print(_programs_of([1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "refuses bpf(2): Operation not permitted" in done.stdout, done.stderr
