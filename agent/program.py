@@ -28,7 +28,7 @@ from kubekit.events import EventRecorder
 from kubekit.health import MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
-from kubekit.wire import NODES
+from kubekit.wire import NODES, PODS, Pod
 from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION
 
 if TYPE_CHECKING:
@@ -81,11 +81,15 @@ async def run_agent(config: AgentConfig) -> None:
         checks.ready["age"] = lambda: stale([node])
         registry.register(MirrorMetrics(lambda: {"node": node}))
         checks.ready["node"] = lambda: "" if view.node is not None else f"node {config.node} was not read yet"
+        # One mirror of the node's pods for all rooms that read them; where no room does, nobody fills it.
+        pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+        if config.bandwidth != "off" or config.traffic != "off":
+            tasks["pods"] = pods.run()
         # Each room is imported where it is wanted: a node has no memory for what it does not do.
         if config.bandwidth != "off":
             from agent.bandwidth.supervisor import BandwidthRoom
 
-            limits = BandwidthRoom(client, config, recorder, registry)
+            limits = BandwidthRoom(client, config, recorder, registry, pods)
             kernel.on_shaping(limits.note_kernel_change)
             tasks |= limits.tasks()
         if config.probing:
@@ -102,7 +106,7 @@ async def run_agent(config: AgentConfig) -> None:
         if config.traffic != "off":
             from agent.traffic.supervisor import TrafficRoom
 
-            counting = TrafficRoom(client, config, lambda: view.node.zone if view.node is not None else "", registry)
+            counting = TrafficRoom(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
             tasks |= counting.tasks()
         log.info("agent starts", node=config.node, version=VERSION, server=cluster.server)
         async with server.running():

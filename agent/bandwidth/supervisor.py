@@ -63,16 +63,22 @@ class BandwidthRoom:
         config: flags.
         recorder: for events on pods.
         registry: for metrics.
+        pods: a mirror of this node's, which somebody else keeps.
     """
 
     def __init__(
-        self, client: Client, config: AgentConfig, recorder: EventRecorder, registry: CollectorRegistry
+        self,
+        client: Client,
+        config: AgentConfig,
+        recorder: EventRecorder,
+        registry: CollectorRegistry,
+        pods: Reflector[Pod],
     ) -> None:
         self._client, self._config, self._recorder = client, config, recorder
         self._cache = ResultCache(config.cni_cache_dir)
         self._cilium, self._asked_cilium_s = Cilium(), -math.inf
         self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
-        self._pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+        self._pods = pods
         self._pods.subscribe(self._note_pod)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
@@ -87,7 +93,7 @@ class BandwidthRoom:
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What must run, by name."""
-        return {"pods": self._pods.run(), "bandwidth": self._run(), "bandwidth-effect": self._follow()}
+        return {"bandwidth": self._run(), "bandwidth-effect": self._follow()}
 
     def note_kernel_change(self) -> None:
         """Devices or traffic control changed."""

@@ -21,10 +21,9 @@ from agent.errors import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
 from agent.traffic.ledger import BEYOND, Edge, Ledger, PodEnd
 from kubekit import logs
-from kubekit.client import Client
 from kubekit.owners import owner_of
 from kubekit.reflector import Reflector
-from kubekit.wire import PODS, Pod
+from kubekit.wire import Pod
 
 log = logs.get("agent.traffic")
 
@@ -42,22 +41,22 @@ class TrafficRoom:
     """Everything about traffic between pods on one node.
 
     Args:
-        client: the cluster's.
+        pods: a mirror of this node's, which somebody else keeps.
         config: flags.
         zone: of this node, now.
         registry: for metrics.
     """
 
     def __init__(
-        self, client: Client, config: AgentConfig, zone: Callable[[], str], registry: CollectorRegistry
+        self, pods: Reflector[Pod], config: AgentConfig, zone: Callable[[], str], registry: CollectorRegistry
     ) -> None:
-        self._pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
+        self._pods = pods
         self.counting = Counting(zone, config.proc)
         registry.register(self.counting)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What must run, by name."""
-        return {"traffic-pods": self._pods.run(), "traffic-ends": self._listen(), "traffic-rounds": self._run()}
+        return {"traffic-ends": self._listen(), "traffic-rounds": self._run()}
 
     async def _listen(self) -> None:
         while True:

@@ -20,6 +20,8 @@ from agent.printing import _bandwidth_document, _bandwidth_text
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
+from kubekit.reflector import Reflector
+from kubekit.wire import PODS, Pod
 
 POD = PodWish(
     namespace="default",
@@ -45,11 +47,16 @@ class Told(EventRecorder):
         self.reasons.append(str(what[1]))
 
 
+def pods_of(client: Client) -> Reflector[Pod]:
+    """A mirror that nobody fills."""
+    return Reflector(client, PODS, Pod)
+
+
 async def tell(pod: PodWish, *verdicts: Verdict | None) -> list[str]:
     """Reasons of the events of an agent that finds these verdicts one after the other; None: the pod cannot be located."""
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         told = Told(client)
-        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry())
+        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
         for verdict in verdicts:
             judgements = (Judgement(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
             room.take(BandwidthPlan(judgements=judgements), (pod,))
@@ -72,7 +79,7 @@ async def test_each_change_of_a_verdict_is_one_event_also_after_the_pod_was_out_
 async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         told = Told(client)
-        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry())
+        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
         for wanted_bps in (10**7, 2 * 10**7):
             judgement = Judgement(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
             room.take(BandwidthPlan(judgements=(judgement,)), (POD,))
@@ -86,7 +93,7 @@ async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_m
     plan = BandwidthPlan(judgements=(judgement,), programs_unknown="bpf(2) is refused")
     caplog.set_level(logging.INFO, "agent.bandwidth")
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        room = BandwidthRoom(client, AgentConfig(node="n1"), Told(client), registry)
+        room = BandwidthRoom(client, AgentConfig(node="n1"), Told(client), registry, pods_of(client))
         for seen in (plan, BandwidthPlan(), plan):
             room.take(seen, (POD,))
     assert registry.get_sample_value("netaware_pod_bandwidth_programs_unknown") == 1
@@ -104,5 +111,5 @@ from agent.bandwidth.traffic_control import _programs_of
 os.setgroups([]), os.setuid(65534)
 print(_programs_of([1]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert "refuses bpf(2): Operation not permitted" in done.stdout, done.stderr

@@ -1,0 +1,60 @@
+"""The agent's rooms together: what one program asks the API server for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig, BandwidthMode, TrafficMode
+from agent.program import run_agent
+from kubekit.waiting import until
+from kubekit.wire import Resource
+from tests.unit.kubekit.simulated_api import SimulatedApi
+
+ALL_PODS = Resource("", "v1", "pods", "Pod", namespaced=False)
+"""Pods of every namespace, as the agent asks for those of its node."""
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "traffic", "watches"),
+    [("observe", "off", 1), ("off", "conntrack", 1), ("observe", "conntrack", 1), ("off", "off", 0)],
+)
+async def test_a_nodes_pods_are_watched_once_whoever_reads_them(
+    tmp_path: Path, bandwidth: BandwidthMode, traffic: TrafficMode, watches: int
+) -> None:
+    api = SimulatedApi(ALL_PODS)
+    async with api.running() as cluster:
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(
+            json.dumps(
+                {
+                    "clusters": [{"name": "c", "cluster": {"server": cluster.server}}],
+                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                    "users": [{"name": "u", "user": {}}],
+                    "current-context": "c",
+                }
+            )
+        )
+        config = AgentConfig(
+            node="n1",
+            kubeconfig=str(kubeconfig),
+            listen="127.0.0.1:0",
+            probing=False,
+            bandwidth=bandwidth,
+            traffic=traffic,
+            proc=tmp_path,  # without processes, so that nothing of this machine is looked at
+        )
+        agent = asyncio.create_task(run_agent(config))
+        try:
+            await until(lambda: api.watching >= watches and api.count("/api/v1/nodes"), "the watches", 10.0)
+            await asyncio.sleep(0.3)  # so that another would have come by now
+            assert not agent.done()
+            assert api.watching == watches
+        finally:
+            agent.cancel()
+            with suppress(asyncio.CancelledError):
+                await agent
