@@ -12,13 +12,11 @@ from kubekit import quantity
 from kubekit.errors import QuantityError
 from kubekit.wire import MIRROR_ANNOTATION, Container, Pod
 from netperf.contract import BANDWIDTH, EGRESS_ANNOTATION, INGRESS_ANNOTATION
+from netperf.limits import read_limit
 
 Direction = Literal["ingress", "egress"]
 DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
 ANNOTATIONS: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EGRESS_ANNOTATION}
-SMALLEST_BPS, LARGEST_BPS = 10**3, 10**15
-TOO_SMALL = "resource is unreasonably small (< 1kbit)"
-TOO_LARGE = "resource is unreasonably large (> 1Pbit)"
 _CONFIG_HASH = "kubernetes.io/config.hash"
 _CONFIG_SOURCE = "kubernetes.io/config.source"
 _CALICO_PREFIX = "qos.projectcalico.org/"
@@ -65,16 +63,11 @@ class PodWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_wish(text: str) -> Wish:
-    """Read one annotation: a quantity in bits per second from 1k to 1P (bandwidth annotations, docs/contracts)."""
+    """Read one annotation."""
     try:
-        rate = quantity.parse(text)
+        return Wish(read_limit(text))
     except QuantityError as error:
         return Wish(None, str(error))
-    if rate < SMALLEST_BPS:
-        return Wish(None, TOO_SMALL)
-    if rate > LARGEST_BPS:
-        return Wish(None, TOO_LARGE)
-    return Wish(int(rate))
 
 
 def wish_of(pod: Pod) -> PodWish:

@@ -12,11 +12,10 @@ from controller.cluster.pod_info import PodInfo
 from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView
 from controller.views.network import rate_of
 from controller.views.snapshot import ClusterSnapshot, NodeReading, PodReading, Readings
+from kubekit.errors import QuantityError
 from kubekit.wire import Node
 from netperf.contract import BANDWIDTH, SOURCE_ANNOTATION, ZONE_LABEL
-
-LEAST_BPS, MOST_BPS = 1_000, 10**15
-"""What the CNI bandwidth plugin takes (the bandwidth annotations, docs/contracts)."""
+from netperf.limits import UnreasonableLimitError, read_limit
 
 
 def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
@@ -62,11 +61,13 @@ def _pod(pod: PodInfo, readings: Readings) -> PodBandwidthView:
 
 def _problem(requested: int, asked: dict[str, str | None], host_network: bool) -> str:
     for direction, text in asked.items():
-        rate_bps = rate_of(text)
-        if text is not None and rate_bps is None:
+        try:
+            if text is not None:
+                read_limit(text)
+        except UnreasonableLimitError as error:
+            return f"{direction} {text} is unreasonably {error.size}"
+        except QuantityError:
             return f"{direction} {text!r} is no quantity"
-        if rate_bps is not None and not LEAST_BPS <= rate_bps <= MOST_BPS:
-            return f"{direction} {text} is unreasonably {'small' if rate_bps < LEAST_BPS else 'large'}"
     if host_network and any(asked.values()):
         return "limits do not apply to hostNetwork pods"
     egress_bps = rate_of(asked["egress"])

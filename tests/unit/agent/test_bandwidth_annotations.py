@@ -7,15 +7,27 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.bandwidth.annotations import TOO_LARGE, TOO_SMALL, contested, read_wish, scheduled_bps, wish_of
+from agent.bandwidth.annotations import contested, read_wish, scheduled_bps, wish_of
 from kubekit.wire import Container, ObjectMeta, OwnerReference, Pod, PodSpec, PodStatus, ResourceRequirements
 
 BANDWIDTH = "network.aware.com/bandwidth"
+TOO_SMALL = "resource is unreasonably small (< 1kbit)"
+TOO_LARGE = "resource is unreasonably large (> 1Pbit)"
 
 
 @pytest.mark.parametrize(
     ("text", "rate_bps"),
-    [("10M", 10**7), ("1k", 1000), ("1P", 10**15), ("1Gi", 2**30), ("10000000", 10**7), ("1e6", 10**6)],
+    [
+        ("10M", 10**7),
+        ("1k", 1000),
+        ("1P", 10**15),
+        ("1Gi", 2**30),
+        ("10000000", 10**7),
+        ("1e6", 10**6),
+        # Value() rounds up, before the bounds are asked.
+        ("999500m", 1000),
+        ("1500500m", 1501),
+    ],
 )
 def test_quantities_are_bits_per_second(text: str, rate_bps: int) -> None:
     assert read_wish(text).rate_bps == rate_bps
@@ -27,9 +39,12 @@ def test_quantities_are_bits_per_second(text: str, rate_bps: int) -> None:
         ("10m", TOO_SMALL),
         ("0", TOO_SMALL),
         ("-5M", TOO_SMALL),
-        ("999", TOO_SMALL),
         ("1e30", TOO_LARGE),
         ("1001T", TOO_LARGE),
+        ("999", TOO_SMALL),
+        ("998500m", TOO_SMALL),
+        ("10E", TOO_LARGE),
+        ("1000000000000000500m", TOO_LARGE),
     ],
 )
 def test_what_is_out_of_range_is_refused_in_the_words_that_users_know(text: str, problem: str) -> None:

@@ -268,6 +268,19 @@ def test_bandwidth_is_what_is_asked_and_booked_and_only_agents_say_what_is_enfor
     assert read.nodes[0].transmit_bps == 7.0
 
 
+def test_limits_are_read_as_the_agent_reads_them() -> None:
+    asked = {"a": "999500m", "b": "10E", "c": "998500m", "d": "ten"}
+    pods = [
+        bandwidth_pod(make_pod(name, node="n1", annotations={"kubernetes.io/egress-bandwidth": text}))
+        for name, text in asked.items()
+    ]
+    view = build_bandwidth(msgspec.structs.replace(make_snapshot(2), bandwidth_pods=tuple(pods)))
+    assert (view.pods[0].egress_asked_bps, [pod.problem for pod in view.pods]) == (
+        1000,
+        ["", "egress 10E is unreasonably large", "egress 998500m is unreasonably small", "egress 'ten' is no quantity"],
+    )
+
+
 def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_has_is_a_problem() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
     assert build_bandwidth(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).nodes[0].capacity_bps is None
