@@ -7,7 +7,6 @@ does not fit into a flag: capacities by node label or instance type.
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from kubekit import logs, quantity, selectors
+from kubekit.addresses import read_address
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.settings import Section, load_yaml, read
@@ -308,10 +308,9 @@ def parse_address(field: str, text: str) -> str:
     Raises:
         ConfigError: it is none; names ``field``.
     """
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError as error:
-        raise ConfigError(field, f"{text!r} is not an IP address") from error
+    address = read_address(text)
+    if address is None:
+        raise ConfigError(field, f"{text!r} is not an IP address")
     if not is_address(str(address)):
         raise ConfigError(field, f"{text!r} cannot be connected to", "write one of the node's own addresses")
     return str(address)

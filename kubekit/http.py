@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -19,6 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kubekit import logs
+from kubekit.addresses import read_address
 from kubekit.errors import ConfigError
 from kubekit.http_limits import MOST_CONNECTIONS, MOST_PER_PEER, BoundSite, Places, only_for, read_body_in_time
 
@@ -49,11 +49,8 @@ def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
         raise ConfigError(field, f"{text!r} has no port", "write HOST:PORT, such as 0.0.0.0:9850")
-    if host and host != "localhost":
-        try:
-            ipaddress.ip_address(host)
-        except ValueError as error:
-            raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address") from error
+    if host and host != "localhost" and read_address(host) is None:
+        raise ConfigError(field, f"{host!r} is not an address", "write HOST:PORT with an IP address")
     return host or EVERYWHERE, int(port)
 
 

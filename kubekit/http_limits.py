@@ -8,7 +8,6 @@ however many half-open connections somebody holds. The head of a request has a d
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import ssl
@@ -17,6 +16,8 @@ from collections.abc import Awaitable, Callable, Collection
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 from aiohttp.web_protocol import RequestHandler
+
+from kubekit.addresses import read_address
 
 HEAD_TIMEOUT_S, BODY_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, IDLE_TIMEOUT_S = 10.0, 20.0, 10.0, 75.0
 MOST_CONNECTIONS, MOST_PER_PEER = 512, 256
@@ -172,7 +173,7 @@ def only_for(hosts: Collection[str]) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         name = _host_name(request.host)
-        if name in known or "." not in name or name.endswith(_SUFFIXES_OF_CLUSTERS) or _is_address(name):
+        if name in known or "." not in name or name.endswith(_SUFFIXES_OF_CLUSTERS) or read_address(name) is not None:
             return await handler(request)
         return web.Response(status=421, text=f"not served under the name {name!r}: see page.allowedHosts\n")
 
@@ -184,11 +185,3 @@ def _host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().rstrip(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -10,6 +10,7 @@ import ipaddress
 import urllib.parse
 from collections.abc import Mapping
 
+from kubekit.addresses import Address, read_address
 from kubekit.errors import ConfigError
 
 
@@ -49,22 +50,22 @@ def _first_set(environ: Mapping[str, str], name: str) -> tuple[str, str]:
 
 
 def _is_direct(host: str, port: str, no_proxy: str) -> bool:
-    own = _address(host)
+    own = read_address(host)
     if host == "localhost" or (own is not None and own.is_loopback):
         return True
     entries = [entry.strip().lower() for entry in no_proxy.split(",")]
     return "*" in entries or any(_covers(entry, host, port, own) for entry in entries if entry)
 
 
-def _covers(entry: str, host: str, port: str, own: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> bool:
+def _covers(entry: str, host: str, port: str, own: Address | None) -> bool:
     name, slash, length = entry.partition("/")
-    if slash and length.isdigit() and _address(name) is not None:
+    if slash and length.isdigit() and read_address(name) is not None:
         try:
             return own is not None and own in ipaddress.ip_network(entry, strict=False)
         except ValueError:
             return False
     name, only_port = _split_port(entry)
-    listed = _address(name)
+    listed = read_address(name)
     if only_port and only_port != port:
         return False
     if listed is not None:
@@ -79,10 +80,3 @@ def _split_port(entry: str) -> tuple[str, str]:
     if not colon or (":" in host and not host.endswith("]")):
         return entry, ""
     return host.strip("[]"), port
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None

@@ -5,7 +5,6 @@ Elliptic-curve keys, because generating RSA keys would take longer than booting 
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kubekit.addresses import read_address
 
 _LIFETIME = timedelta(days=365)
 # Clocks of machines that share a directory differ a little.
@@ -124,7 +125,5 @@ def write_private_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
+    address = read_address(host)
+    return x509.IPAddress(address) if address is not None else x509.DNSName(host)

@@ -7,7 +7,6 @@ single key holding JSON; everything in it was written by our controller, but it 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kubekit.addresses import read_address
 from kubekit.wire import UNREADABLE
 from netperf.contract import PLAN_FORM, PLAN_NAME_PREFIX
 from netperf.errors import PlanRefusedError, Refusal, check_size, refuse
@@ -296,8 +296,5 @@ def _problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
 
 def is_address(text: str) -> bool:
     """Whether the text is a literal IP address that can be connected to; names are not resolved."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return not (address.is_unspecified or address.is_multicast)
+    address = read_address(text)
+    return address is not None and not (address.is_unspecified or address.is_multicast)

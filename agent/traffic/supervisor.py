@@ -21,6 +21,7 @@ from agent.errors import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
 from agent.traffic.ledger import BEYOND, Edge, Ledger, PodEnd
 from kubekit import logs
+from kubekit.addresses import read_address
 from kubekit.owners import owner_of
 from kubekit.reflector import Reflector
 from kubekit.wire import Pod
@@ -87,10 +88,9 @@ def ends_of(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, PodEnd]:
             continue
         end = PodEnd(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
         for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
-            try:
-                found[ipaddress.ip_address(text).packed] = end
-            except ValueError:
-                continue  # Not yet, or nothing that a connection could have.
+            address = read_address(text)
+            if address is not None:  # Not yet, or nothing that a connection could have.
+                found[address.packed] = end
     return found
 
 
