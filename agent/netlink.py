@@ -1,4 +1,5 @@
-"""Netlink sockets on which the kernel tells of changes: opened, waited for, and their messages told apart.
+"""Netlink sockets on which the kernel tells of changes: opened, waited for, and their messages told apart; and what can go wrong
+between the agent and its kernel.
 
 What cannot keep up loses messages (ENOBUFS, netlink(7)), and is told that it did.
 """
@@ -11,10 +12,24 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 
+from kubekit.errors import KubekitError
+
 HEADER = struct.Struct("=IHHII")
 """struct nlmsghdr: length, type, flags, sequence, port."""
 _READ_BYTES = 1 << 16
 _MOST_READS = 64
+
+
+class KernelError(KubekitError):
+    """The kernel refused a request, or could not be asked.
+
+    Attributes:
+        code: errno, or 0.
+    """
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def open_netlink(protocol: int, groups: int = 0) -> socket.socket:

@@ -20,7 +20,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nlsocket import NetlinkRequest
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from agent.errors import KernelError
+from agent.netlink import KernelError
 
 T = TypeVar("T")
 Parse = Callable[[bytes, int, int], T | None]

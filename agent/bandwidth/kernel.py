@@ -29,7 +29,7 @@ from agent.bandwidth.state import (
 )
 from agent.bandwidth.tbf import WORD, Shape
 from agent.bandwidth.traffic_control import ALL_PROTOCOLS, parse_device, read_filters
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from agent.rtnetlink import dump, rtnetlink
 
 _TBF_CLASS = 0x10001

@@ -28,7 +28,7 @@ from agent.bandwidth.rules import Policy, plan_limits, with_effect
 from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import Action, BandwidthPlan, Judgement, Key
 from agent.config import AgentConfig
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.events import EventRecorder, Reference

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from agent.capacity.offer import Finding, Offer, make_offer, remember_peak
 from agent.capacity.publication import Writes, plan_writes
 from agent.config import AgentConfig
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.errors import KernelError
-from agent.netlink import HEADER, each_datagram, each_message, follow, open_netlink
+from agent.netlink import HEADER, KernelError, each_datagram, each_message, follow, open_netlink
 
 NETLINK_NETFILTER = 12
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DESTROY_GROUP = 270, 1, 3

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agent.config import AgentConfig
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
 from agent.traffic.ledger import BEYOND, Edge, Ledger, PodEnd
 from kubekit import logs

@@ -22,7 +22,7 @@ from agent.bandwidth.locate import parse_cgroup
 from agent.bandwidth.traffic_control import parse_class, parse_device, parse_filter, parse_qdisc
 from agent.capacity.kernel import parse_default_routes, parse_routes
 from agent.config import parse_rate, parse_reserve, parse_share
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from agent.probing.secret import decode_secret
 from agent.traffic.conntrack import read_entries
 from controller import prometheus

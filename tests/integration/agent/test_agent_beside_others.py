@@ -22,7 +22,7 @@ from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import RECEIVED_HOOK, BandwidthPlan, Judgement, LimitEgress
 from agent.bandwidth.tbf import bounded_shape
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from kubekit.wire import ObjectMeta, Pod, PodStatus
 from tests.integration.agent.bpf_programs import NEXT, attach_tcx, dropping_udp, loaded, returning
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from agent.capacity.offer import Finding
 from agent.capacity.publisher import Publisher
 from agent.config import AgentConfig
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from agent.node import NodeInfo, NodeView, OwnNode, OwnNodeStatus
 from kubekit.errors import UnreachableError
 from kubekit.wire import Condition, ObjectMeta, Resource

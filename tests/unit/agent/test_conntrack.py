@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from agent.traffic.conntrack import Entry, read_entries, read_table_state
 from agent.traffic.ledger import KEEP_GONE_S, MOST_EDGES, OUTSIDE, Edge, Ledger, PodEnd
 from agent.traffic.supervisor import SHOWN_S, Counting, ends_of

@@ -30,7 +30,7 @@ from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qd
 from agent.capacity.kernel import parse_link, parse_routes
 from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
-from agent.errors import KernelError
+from agent.netlink import KernelError
 from agent.rtnetlink import attributes, dump, read_text, read_u32, rtnetlink
 from tests.support.plugin_bucket import plugin_shape
 
