@@ -30,6 +30,7 @@ from controller.views.snapshot import ClusterSnapshot
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.runtime import outlive
+from kubekit.waiting import comes
 from kubekit.wire import DNS_LABEL
 from netperf.contract import PAGE_VIEWS
 from netperf.policy import CostPolicy
@@ -139,9 +140,7 @@ class Page:
             if not await made:
                 self._forget()
             took_s = time.monotonic() - began
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.resync_s):
-                    await self._changed.wait()
+            await comes(self._changed, self._config.resync_s)
             await asyncio.sleep(rest_s(self._config.refresh_s, took_s))
             now = time.monotonic()
             alone_since = None if len(self._audience) else alone_since or now
@@ -215,12 +214,9 @@ class Page:
 
     async def _newest(self) -> PageData:
         """The page as it is; the first viewer waits until there is one."""
-        try:
-            async with asyncio.timeout(FIRST_PAGE_TIMEOUT_S):
-                while self._page is None:
-                    await self._there.wait()
-        except TimeoutError as error:
-            raise web.HTTPServiceUnavailable(text="nothing to show yet\n", headers={"Retry-After": "5"}) from error
+        while self._page is None:
+            if not await comes(self._there, FIRST_PAGE_TIMEOUT_S):
+                raise web.HTTPServiceUnavailable(text="nothing to show yet\n", headers={"Retry-After": "5"})
         return self._page
 
     async def _newest_text(self) -> tuple[PageData, bytes]:
