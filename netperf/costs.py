@@ -16,13 +16,12 @@ import msgspec
 
 from netperf.belief import Belief, Link, NodePairReading, link_of, weigh_readings
 from netperf.histogram import rank_of
-from netperf.latencies import Latencies, two_figures
+from netperf.latencies import Latencies, ZonePair, two_figures
 from netperf.memory import (
     INFERRED_ERROR,
     CostState,
     PairState,
     Stream,
-    ZonePair,
     best_stream,
     preference,
     priced_us,

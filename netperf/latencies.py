@@ -22,6 +22,7 @@ HOLD_US = 15.0
 """A latency in force stays while the new one is within the larger of both of it."""
 
 ZonePair = tuple[str, str]
+"""Origin and destination."""
 
 
 class _Wire(msgspec.Struct, frozen=True, omit_defaults=True):

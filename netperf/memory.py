@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from netperf.latencies import Latencies
+from netperf.latencies import Latencies, ZonePair
 from netperf.levels import Level, follow
 from netperf.policy import LEAST_ZONE_COST, CostPolicy
 from netperf.sample import Failure, Measurement, Place, ProberName, Sample, Sighting, Test, sight
 
-ZonePair = tuple[str, str]
 INFERRED_ERROR = 0.5
 """Share of an inferred latency that it may be off; the error bar is how it is told from a measured one after a restart."""
 

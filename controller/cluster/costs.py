@@ -17,8 +17,7 @@ from kubekit import quantity
 from kubekit.errors import QuantityError
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
-from netperf.latencies import LATENCY_ANNOTATION, Latencies, decode_latencies
-from netperf.memory import ZonePair
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies
 
 SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST = 0, 1, 100
 

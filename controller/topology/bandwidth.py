@@ -19,7 +19,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, Network
 from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, ZONE_LABEL
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 from netperf.sample import Place, Sample
 
 Quantity = str | int

@@ -18,7 +18,7 @@ from controller.topology.status import PairTally, count_bases
 from controller.topology.weights import Bandwidths
 from kubekit import quantity
 from netperf.costs import ZoneCosts
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 from netperf.results import Results
 
 _PAIR = ["topology", "level", "origin", "destination"]

@@ -38,8 +38,8 @@ from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.contract import REGION_LABEL
 from netperf.costs import ZoneCosts, price
-from netperf.latencies import LATENCY_ANNOTATION, Latencies, decode_latencies, hold_latencies
-from netperf.memory import CostState, ZonePair, fold, restore, resume
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
+from netperf.memory import CostState, fold, restore, resume
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
 from netperf.sample import Place

@@ -15,7 +15,7 @@ from controller.cluster.zones import SHOWN_NODES, Map
 from kubekit.conditions import condition, merge, news
 from kubekit.wire import Condition, format_time
 from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 
 MEASURED, STALE, INCOMPLETE, INPUT_VALID = "Measured", "Stale", "Incomplete", "InputValid"

@@ -19,8 +19,7 @@ from kubekit import patches
 from kubekit.patches import Operation
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from netperf.costs import ZoneCosts
-from netperf.latencies import LATENCY_ANNOTATION, Latencies, encode_latencies
-from netperf.memory import ZonePair
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, encode_latencies
 
 
 class Bandwidths(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ from controller.views.network import by_pair, choose_topology
 from controller.views.savings import Savings
 from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 
 
 def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: bool = False) -> tuple[GroupView, ...]:

@@ -23,7 +23,8 @@ from kubekit import quantity
 from kubekit.errors import QuantityError
 from netperf.contract import REGION_LABEL, RESULTS_NAME, ZONE_LABEL
 from netperf.costs import ZoneCost
-from netperf.memory import CostState, ZonePair, best_stream
+from netperf.latencies import ZonePair
+from netperf.memory import CostState, best_stream
 from netperf.pairs import PlanOptions
 from netperf.policy import CostPolicy
 from netperf.sample import Sample

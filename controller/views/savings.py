@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from controller.cluster.costs import SAME_ZONE_COST, CostTable, Location
 from controller.groups.status import GroupFacts
 from controller.views.model import PairView, SavingView
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 
 Mean = tuple[float, float] | None
 """Cost and microseconds of a call; None where a cost or a round trip is not known."""

@@ -23,7 +23,7 @@ from lab.demo import COMPONENTS
 from lab.installation import install
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 from tests.integration.controller.harness import plans
 
 POLICY = {"percentile": "p50", "hysteresis": 0.4, "staleAfterS": 2, "expireAfterS": 30}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent.probing.results import TOLD_TWICE, says_the_same
 from netperf.costs import ZoneCosts, price
-from netperf.latencies import Latencies, hold_latencies
-from netperf.memory import CostState, ZonePair, fold
+from netperf.latencies import Latencies, ZonePair, hold_latencies
+from netperf.memory import CostState, fold
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy

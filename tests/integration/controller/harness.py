@@ -23,7 +23,7 @@ from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import free_ports
 from netperf.contract import PLAN_FORM
 from netperf.errors import PlanRefusedError
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
 from netperf.results import encode_samples, merge_patch
 from netperf.sample import Measurement, Sample

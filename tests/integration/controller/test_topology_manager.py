@@ -21,7 +21,7 @@ from kubekit.conditions import find
 from kubekit.wire import CONFIGMAPS, EVENTS, NODES, PODS, ConfigMap, Node, Object, Resource
 from lab.controlplane import ControlPlane
 from lab.programs import Program
-from netperf.memory import ZonePair
+from netperf.latencies import ZonePair
 from tests.integration.conftest import CRDS, MakeNode, eventually
 from tests.integration.controller.harness import Replica, SimulatedAgents, announce, plans
 from tests.integration.controller.test_appgroup_manager import group, pod

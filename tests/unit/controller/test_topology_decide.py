@@ -18,8 +18,8 @@ from controller.topology import reconciler, status
 from controller.topology.reconciler import TopologyController, TopologyDecision, TopologySnapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
 from netperf.costs import ZoneCosts
-from netperf.latencies import LATENCY_ANNOTATION
-from netperf.memory import CostState, ZonePair
+from netperf.latencies import LATENCY_ANNOTATION, ZonePair
+from netperf.memory import CostState
 from netperf.policy import CostPolicy
 from netperf.results import encode_failure, encode_samples
 from netperf.sample import Failure, Measurement, Place, Sample
