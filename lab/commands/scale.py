@@ -1,7 +1,8 @@
 """``python -m lab scale``: ten thousand nodes in a hundred zones on the real API server, our controller, and what it takes.
 
 Kubelets are played, agents are simulated, everything else is real, a Prometheus that scrapes a tenth of the agents too. Needs no
-privileges, 6 GB of memory, and some minutes to fill the cluster before the time that is measured begins. Exit code 0 when the Lease never changed hands, 1 when it did.
+privileges, 6 GB of memory, and some minutes to fill the cluster before the time that is measured begins. Exit code 0 when the Lease never changed hands
+and kubelets, agents and viewers lived to the end, else 1: the figures are printed all the same.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 
 from kubekit.errors import ConfigError
 from kubekit.runtime import EXIT_FAILED, run_program
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         _print(found[0], as_json=args.json)
 
     code = run_program(main)
-    return EXIT_FAILED if code == 0 and (not found or found[0].lease_transitions) else code
+    return EXIT_FAILED if code == 0 and (not found or found[0].lease_transitions or found[0].failures) else code
 
 
 def _print(report: ScaleReport, *, as_json: bool) -> None:
@@ -88,8 +90,12 @@ def _print(report: ScaleReport, *, as_json: bool) -> None:
     for name, call in report.calls.items():
         table.add_row(name, str(call.count), _ms(call.p50), _ms(call.p99), _verdict(call))
     console.print(table)
+    for failure in report.failures:
+        console.print(f"[red]failed while it was measured:[/] {escape(failure)}", highlight=False, soft_wrap=True)
+    if report.failures:
+        console.print("the figures are not those of a whole cluster", highlight=False, soft_wrap=True)
     rest = msgspec.to_builtins(report)
-    for name in ("sizes", "calls"):
+    for name in ("sizes", "calls", "failures"):
         rest.pop(name)
     for name, value in rest.items():
         console.print(f"{name}: {value}", highlight=False, soft_wrap=True)

@@ -104,6 +104,8 @@ class ScaleReport(msgspec.Struct, frozen=True):
         zone_pairs: by what their cost rests on, in the end.
         viewers: of the page: messages and bytes a minute to each, and streams that ended.
         done: what happened to the cluster.
+        failures: of what took part, kubelets, agents, viewers: which failed and why. The figures are then not those of a whole
+            cluster.
     """
 
     sizes: Sizes
@@ -133,6 +135,7 @@ class ScaleReport(msgspec.Struct, frozen=True):
     scraped: dict[str, float]
     done: dict[str, int]
     took_s: float = 0.0
+    failures: tuple[str, ...] = ()
 
 
 def report(
@@ -150,6 +153,7 @@ def report(
     started_s: Sequence[float],
     scraped: Mapping[str, float],
     done: dict[str, int],
+    failures: Sequence[str],
 ) -> ScaleReport:
     """Put the figures together. Pure."""
     server, controller = after["server"], after["controller"]
@@ -199,6 +203,7 @@ def report(
         },
         scraped=dict(scraped),
         done=dict(done),
+        failures=tuple(failures),
     )
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -33,6 +32,7 @@ from lab.scale.figures import Levels, ScaleReport
 from lab.scale.kubelets import Kubelets
 from lab.scale.life import Audience, Life
 from lab.scale.objects import zone_name
+from lab.scale.participants import Participants
 from lab.scale.populate import Sizes
 from lab.scale.readings import Readings
 from lab.scale.restore import client_context
@@ -68,19 +68,20 @@ async def run_scale(sizes: Sizes, *, name: str, say: Say) -> ScaleReport:
             await plane.start_controller_manager(_MANAGER)
             programs = await _start_programs(lab, say)
             life = Life(admin, nodes)
-            kubelets = await _start_kubelets(lab, stack, life)
-            agents = Agents(lab, sizes, say, nodes)
+            participants = Participants(stack, say)
+            kubelets = await _start_kubelets(lab, stack, life, participants)
+            agents = Agents(lab, sizes, say, nodes, participants)
             life.deployments = await populate.create_groups(admin, sizes, say)
             await agents.open(stack, life)
             say(f"the cluster stands after {time.monotonic() - started:.0f} s")
-            report = await Run(lab, admin, agents, life, kubelets, programs, sizes, say).live(stack)
+            report = await Run(lab, admin, agents, life, kubelets, programs, sizes, say, participants).live(stack)
             return msgspec.structs.replace(report, took_s=round(time.monotonic() - started, 1))
 
 
-async def _start_kubelets(lab: Lab, stack: AsyncExitStack, life: Life) -> Kubelets:
+async def _start_kubelets(lab: Lab, stack: AsyncExitStack, life: Life, participants: Participants) -> Kubelets:
     client = await stack.enter_async_context(Client(lab.client_config, timeout_s=60.0))
     kubelets = Kubelets(client, lambda: life.nodes, life.is_silent)
-    await beside(stack, kubelets.run())
+    participants.start("kubelets", kubelets.run())
     return kubelets
 
 
@@ -111,8 +112,8 @@ async def _start_programs(lab: Lab, say: Say) -> ServingPrograms:
 class Agents:
     """The simulated agents of all zones, and the Prometheus that scrapes a tenth of them."""
 
-    def __init__(self, lab: Lab, sizes: Sizes, say: Say, nodes: list[list[str]]) -> None:
-        self._lab, self._sizes, self._say = lab, sizes, say
+    def __init__(self, lab: Lab, sizes: Sizes, say: Say, nodes: list[list[str]], participants: Participants) -> None:
+        self._lab, self._sizes, self._say, self._participants = lab, sizes, say, participants
         self.traffic = Traffic()
         every = round(1 / SHARE)
         self._shown = Exposition({zone_name(zone): names[::every] for zone, names in enumerate(nodes)})
@@ -129,7 +130,7 @@ class Agents:
             for zone in range(self._sizes.zones)
         ]
         for zone in self._zones:
-            await beside(stack, zone.mirror())
+            self._participants.start(f"plan of {zone.zone}", zone.mirror())
         async with asyncio.timeout(_DEADLINE_S):
             await asyncio.gather(*(zone.fill() for zone in self._zones))
         self._say(f"{len(self._zones)} zones have a plan, and every pair a first sample")
@@ -140,22 +141,11 @@ class Agents:
         address = await stack.enter_async_context(self._shown.serve())
         return await start_scraping(self._lab, program["prometheus"], address, self._shown.nodes)
 
-    async def begin(self, stack: AsyncExitStack) -> None:
+    def begin(self) -> None:
         """Probe from now on; what was sent so far does not count."""
         for zone in self._zones:
-            await beside(stack, zone.run())
+            self._participants.start(f"agents of {zone.zone}", zone.run())
         self.traffic.reset()
-
-
-async def beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
-    """Run something until the stack is closed."""
-    task = asyncio.create_task(work)
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    stack.push_async_callback(end)
 
 
 @dataclass(frozen=True)
@@ -170,13 +160,14 @@ class Run:
     programs: ServingPrograms
     sizes: Sizes
     say: Say
+    participants: Participants
 
     async def live(self, stack: AsyncExitStack) -> ScaleReport:
         """Let life go on for as long as was asked, and read the figures."""
         audience = Audience(self.programs.controller_url)
         for _ in range(self.sizes.viewers):
-            await beside(stack, audience.watch())
-        await beside(stack, audience.scrape())
+            self.participants.start("viewer", audience.watch())
+        self.participants.start("scraping of the controller", audience.scrape())
         prometheus = await self.agents.scrape(stack)
         # What beginning costs is no part of a day's life.
         await asyncio.sleep(_SETTLE_S)
@@ -185,7 +176,7 @@ class Run:
         transitions, losses = await self._transitions(), self._losses()
         audience.reset()
         self.kubelets.reset()
-        await self._begin(stack)
+        self._begin()
         samples, longest = await self._look(sources, begun)
         after, seconds = await sources.read(), time.monotonic() - begun
         return figures.report(
@@ -202,16 +193,18 @@ class Run:
             started_s=self.kubelets.started_s,
             scraped=await scraped(prometheus),
             done={**self.life.done, "status_reports": self.kubelets.reports},
+            failures=self.participants.failures,
         )
 
-    async def _begin(self, stack: AsyncExitStack) -> None:
-        await self.agents.begin(stack)
-        await beside(stack, self.life.churn())
+    def _begin(self) -> None:
+        self.agents.begin()
+        self.participants.start("replacing of nodes", self.life.churn())
         if self.sizes.living_groups:
-            await beside(stack, self.life.rollouts())
+            self.participants.start("rollouts", self.life.rollouts())
         length_s = self.sizes.minutes * 60
         # After a third of the time, for a fifth of it: that leaves room for the way back.
-        await beside(stack, self.life.fail_zone(self.sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0)))
+        failing = self.life.fail_zone(self.sizes.zones // 2, length_s / 3, min(length_s / 5, 300.0))
+        self.participants.start("failure of a zone", failing)
         self.say(f"{self.sizes.minutes:g} minutes of life begin")
 
     async def _look(self, sources: Sources, begun: float) -> tuple[list[Levels], dict[str, float]]:

@@ -43,9 +43,9 @@ from lab.scale import populate
 from lab.scale.agents import Traffic, ZoneAgents
 from lab.scale.life import Life
 from lab.scale.objects import zone_name
+from lab.scale.participants import Participants
 from lab.scale.populate import Sizes
 from lab.scale.readings import Readings
-from lab.scale.run import beside
 from netperf.contract import AGENT, HOME_NAMESPACE
 
 SIZES = Sizes(zones=3, nodes_per_zone=5, pods=15, groups=0, viewers=0)
@@ -328,8 +328,9 @@ async def run(minutes: float, name: str) -> dict[str, Any]:
         usage = Usage(admin, life.dead)
         usage.know({node: zone_name(z) for z, zone in enumerate(names) for node in zone})
         watcher = Watcher(admin, usage.pods)
-        await beside(stack, usage.pods.run())
-        await beside(stack, watcher.run())
+        participants = Participants(stack, say)
+        participants.start("mirror of pods", usage.pods.run())
+        participants.start("watcher", watcher.run())
         url = await serve(stack, usage)
         controller = await start_programs(lab, url)
         network, traffic = Network(), Traffic()
@@ -341,18 +342,18 @@ async def run(minutes: float, name: str) -> dict[str, Any]:
             for z in range(3)
         ]
         for zone in zones:
-            await beside(stack, zone.mirror())
+            participants.start(f"plan of {zone.zone}", zone.mirror())
         async with asyncio.timeout(120):
             await asyncio.gather(*(zone.fill() for zone in zones))
         for zone in zones:
-            await beside(stack, zone.run())
+            participants.start(f"agents of {zone.zone}", zone.run())
         living = await apply_load(admin)
         say("everything stands")
-        await beside(stack, usage.measure())
-        await beside(stack, roll_out(life, living, every_s=45.0))
-        await beside(stack, network.grow_far(length_s * 0.15, length_s * 0.15))
-        await beside(stack, life.fail_zone(0, length_s * 0.4, min(300.0, length_s * 0.15)))
-        await beside(stack, network.grow_far(length_s * 0.75, length_s * 0.1))
+        participants.start("usage", usage.measure())
+        participants.start("rollouts", roll_out(life, living, every_s=45.0))
+        participants.start("far network", network.grow_far(length_s * 0.15, length_s * 0.15))
+        participants.start("failure of a zone", life.fail_zone(0, length_s * 0.4, min(300.0, length_s * 0.15)))
+        participants.start("far network again", network.grow_far(length_s * 0.75, length_s * 0.1))
         started = time.monotonic()
         while (elapsed_s := time.monotonic() - started) < length_s:
             await asyncio.sleep(min(60.0, length_s - elapsed_s))
@@ -360,7 +361,8 @@ async def run(minutes: float, name: str) -> dict[str, Any]:
             say(f"{(time.monotonic() - started) / 60:.0f} min, {len(watcher.moves)} moves, {life.done}")
         figures = await read_figures(controller)
         waiting = [p.metadata.key for p in usage.pods if not p.spec.node_name]
-        return judge(watcher, usage, figures, life, waiting, minutes)
+        found = judge(watcher, usage, figures, life, waiting, minutes)
+        return {**found, "failed beside it": participants.failures}
 
 
 async def roll_out(life: Life, living: list[tuple[str, str]], every_s: float) -> None:
@@ -419,7 +421,7 @@ def judge(
 
 
 def main() -> int:
-    """Print the figures; fails when a pod was moved twice in vain, or strategies undid each other's moves."""
+    """Print the figures; fails when a pod was moved twice in vain, strategies undid each other's moves, or a participant failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--name", default="together")
@@ -427,7 +429,8 @@ def main() -> int:
     options = parser.parse_args()
     found = asyncio.run(run(options.minutes, options.name))
     print(json.dumps(found, indent=None if options.json else 2))
-    return 1 if found["moved twice without benefit"] or found["undone by another strategy"] else 0
+    bad = ("moved twice without benefit", "undone by another strategy", "failed beside it")
+    return int(any(found[what] for what in bad))
 
 
 def say(text: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -14,7 +17,8 @@ from aiohttp.test_utils import TestServer
 
 from agent.probing.rounds import Outcome
 from controller.prometheus import PrometheusError
-from kubekit.errors import ConfigError
+from kubekit.errors import ConfigError, UnreachableError
+from kubekit.waiting import until
 from lab.commands import scale
 from lab.scale import figures
 from lab.scale.agents import Traffic, latency_us, sample_of
@@ -23,6 +27,7 @@ from lab.scale.figures import Levels, report
 from lab.scale.kubelets import BoundPod, Task, task_of
 from lab.scale.life import Audience
 from lab.scale.objects import settled_node
+from lab.scale.participants import Participants
 from lab.scale.populate import Sizes
 from lab.scale.readings import Quantiles, Readings
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
@@ -61,7 +66,7 @@ def test_quantiles_are_interpolated_as_prometheus_does() -> None:
     assert Quantiles({}).at(0.5) is None
 
 
-def made_report(after_server: str) -> figures.ScaleReport:
+def made_report(after_server: str = "", failures: Sequence[str] = ()) -> figures.ScaleReport:
     nothing = {name: readings("") for name in ("server", "etcd", "controller", "extender")}
     levels = [Levels(0.0, {"controller": 100 << 20}, {"controller": 1.0}, 12), Levels(90.0, {"controller": 150 << 20}, {"controller": 10.0}, 15)]  # fmt: skip
     return report(
@@ -78,7 +83,43 @@ def made_report(after_server: str) -> figures.ScaleReport:
         started_s=[3.0, 1.0, 2.0],
         scraped={"up": 4.0},
         done={},
+        failures=failures,
     )
+
+
+async def test_what_fails_beside_the_measurement_is_told_and_kept_with_the_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told: list[str] = []
+
+    async def fail() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refuse())
+
+    async def refuse() -> None:
+        raise UnreachableError("no answer [from 127.0.0.1]")
+
+    async def end() -> None:
+        pass
+
+    async with AsyncExitStack() as stack:
+        participants = Participants(stack, told.append)
+        participants.start("kubelets", fail())
+        participants.start("failure of a zone", end())
+        participants.start("viewer", asyncio.sleep(60))
+        await until(lambda: participants.failures, "the failure", 5.0)
+    # Nor is what was alive until the end a failure.
+    assert participants.failures == ["kubelets: UnreachableError: no answer [from 127.0.0.1]"]
+    assert told == [f"failed: {participants.failures[0]}"]
+    found = made_report(failures=participants.failures)
+    assert (found.failures, found.connections) == (tuple(participants.failures), 15)
+    scale._print(found, as_json=False)
+    shown = capsys.readouterr().out
+    assert "failed while it was measured: kubelets: UnreachableError: no answer [from 127.0.0.1]" in shown
+    assert "not those of a whole cluster" in shown
+    assert "start_up" in shown
+    scale._print(made_report(), as_json=False)
+    assert "failed" not in capsys.readouterr().out.replace("'failed'", "")
 
 
 def test_objectives_are_those_of_kubernetes_by_scope_and_by_resource_and_verb() -> None:
