@@ -47,6 +47,11 @@ class Link:
     loss: float = 0.0
     rate_bps: int | None = None
 
+    @property
+    def jitters_too_much(self) -> bool:
+        """More than the round trip takes itself: whoever sets a link refuses that."""
+        return self.jitter_us > self.rtt_us
+
 
 @dataclass(frozen=True)
 class LabNode:
@@ -346,11 +351,12 @@ class _Reader:
     def _link(self, path: str, given: _LinkFile) -> Link:
         rtt_us = self._duration(f"{path}.rtt", given.rtt)
         jitter_us = self._duration(f"{path}.jitter", given.jitter)
-        if jitter_us > rtt_us:
-            raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip itself, {given.rtt}")
         loss = parse_loss(given.loss, f"{self.file}: {path}.loss")
         rate_bps = None if given.rate is None else parse_rate_bps(given.rate, f"{self.file}: {path}.rate")
-        return Link(rtt_us, jitter_us, loss, rate_bps)
+        link = Link(rtt_us, jitter_us, loss, rate_bps)
+        if link.jitters_too_much:
+            raise self._error(f"{path}.jitter", f"{given.jitter} is more than the round trip itself, {given.rtt}")
+        return link
 
     def _duration(self, path: str, value: str | float) -> float:
         return parse_duration_us(value, f"{self.file}: {path}")

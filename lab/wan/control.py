@@ -43,6 +43,9 @@ class WanControl:
             msg = f"there is no link between {site} and {other}; the sites are {sites}"
             raise WanError(msg) from None
         new = replace(old, **changes)  # type: ignore[arg-type]
+        if new.jitters_too_much:
+            msg = f"a jitter of {new.jitter_us:g} us is more than the round trip itself, {new.rtt_us:g} us; set both"
+            raise WanError(msg)
         self.set_link(site, other, new)
         return new
 

@@ -56,6 +56,15 @@ def test_a_change_keeps_what_is_not_named_whichever_end_comes_first(wan: WanCont
     assert wan.counters().forwarded == 3
 
 
+def test_no_more_jitter_is_set_than_a_topology_may_have(wan: WanControl) -> None:
+    assert wan.change_link("z1", "z2", jitter_us=5000.0).jitter_us == 5000.0
+    for changes in ({"jitter_us": 5000.1}, {"rtt_us": 4000.0}):
+        with pytest.raises(WanError, match="more than the round trip itself"):
+            wan.change_link("z1", "z2", **changes)
+    assert wan.links()["z1", "z2"] == Link(5000.0, 5000.0)
+    assert wan.change_link("z1", "z2", rtt_us=4000.0, jitter_us=100.0) == Link(4000.0, 100.0)
+
+
 def test_what_is_refused_changes_nothing(wan: WanControl) -> None:
     with pytest.raises(WanError, match="no link between z1 and z9; the sites are z1, z2"):
         wan.change_link("z1", "z9", loss=1.0)
