@@ -99,10 +99,15 @@ def asks_of(spec: GroupPodSpec, status: GroupPodStatus | None = None) -> Amounts
     return requests_of(spec, status) | dict.fromkeys(ports_of(spec), 1)
 
 
+def whole(name: str, allocatable: Mapping[str, int]) -> int:
+    """How much of a resource a host has, taken or not; of each port one."""
+    return 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
+
+
 def lacking(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: Mapping[str, float]) -> str:
-    """The first resource of which a host has too little left; empty where it has enough of all. Of each port it has one."""
+    """The first resource of which a host has too little left; empty where it has enough of all."""
     for name, value in wanted.items():
-        left: float = 1 if name.startswith(PORT_PREFIX) else allocatable.get(name, 0)
+        left: float = whole(name, allocatable)
         for held in taken:
             left -= held.get(name, 0)
         if value > max(left, 0):

@@ -18,7 +18,7 @@ from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Lo
 from controller.cluster.eligibility import is_choosy, may_run_on, required_of, selects_node, tolerated
 from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector
-from controller.cluster.requests import PORT_PREFIX, Amounts, asks_of, bounded, ports_of
+from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
 from controller.cluster.services import Routing
 from controller.scheduler.plan.problem import Bools, CallEdge, Floats, Ints, Problem, Table
 from controller.scheduler.sharing import Shared, Sharing
@@ -256,8 +256,7 @@ class _Drafting:
     def _capacity(self) -> Ints:
         hosts = self._demand.hosts
         table = [
-            [1 if r.startswith(PORT_PREFIX) else hosts[name].allocatable.get(r, 0) for r in self._resources]
-            for name in self._room.names
+            [whole(resource, hosts[name].allocatable) for resource in self._resources] for name in self._room.names
         ]
         return np.array(table, np.int64).reshape(len(table), len(self._resources))
 

@@ -19,7 +19,7 @@ from controller.cluster.eligibility import Constraints, first_unborne, selector_
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPodSpec
-from controller.cluster.requests import MOST, Amounts, bounded
+from controller.cluster.requests import MOST, Amounts, bounded, whole
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.plan.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
@@ -224,7 +224,7 @@ def place(
     Args:
         waiting: workload and pod; pods of one workload are spread.
         hosts: every node by name.
-        used: node -> requests of the pods on it.
+        used: node -> requests of the pods on it, and the ports of it that they take.
         chance: decides between equally good nodes.
     """
     there = [hosts[name] for name in sorted(hosts)]
@@ -241,9 +241,9 @@ def place(
             allowed = [not constraints.refusal(host.name, host.labels, host.taints) for host in there]
             may[constraints] = np.array(allowed, np.bool_)
         fits = may[constraints].copy()
-        for resource, amount in pod.requests.items():
+        for resource, amount in pod.asks.items():
             if resource not in free:
-                left = [host.allocatable.get(resource, 0) - used.get(host.name, {}).get(resource, 0) for host in there]
+                left = [whole(resource, h.allocatable) - used.get(h.name, {}).get(resource, 0) for h in there]
                 free[resource] = np.array([bounded(value) for value in left], np.int64)
             if amount > 0:
                 fits &= free[resource] >= bounded(amount)
@@ -256,7 +256,7 @@ def place(
         nodes.append(there[best].name)
         stock.take(pod, nodes[-1])
         placed[workload].append(msgspec.structs.replace(pod, node=nodes[-1]))
-        for resource, amount in pod.requests.items():
+        for resource, amount in pod.asks.items():
             free[resource][best] -= bounded(amount)
     return nodes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import numpy as np
 
@@ -10,7 +12,7 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import MOST
 from controller.scheduler.planner import plan_group
-from controller.scheduler.stock import Stock
+from controller.scheduler.stock import Stock, place
 from kubekit.wire import Node
 from tests.unit.controller import groups
 
@@ -65,3 +67,12 @@ def test_the_model_of_the_stock_scheduler_bears_the_same_pods() -> None:
     scores = stock.scores(small, [], [])
     assert np.argmax(scores) == 1
     assert stock.scores(greedy, [], []).min() >= 0
+
+
+def test_the_stock_scheduler_gives_a_port_of_a_host_to_one_pod_and_to_none_where_it_is_taken() -> None:
+    spec = {"containers": [{"ports": [{"containerPort": 80, "hostPort": 80}]}]}
+    pods = [msgspec.convert({"metadata": {"name": name, "namespace": "d"}, "spec": spec}, GroupPod) for name in "abc"]
+    waiting = [("web", PodReader().read(pod)) for pod in pods]
+    hosts = {name: host_of(node(name)) for name in ("m", "n", "o")}
+    found = place(waiting, hosts, {"o": {"port:TCP/80": 1}}, random.Random(1))
+    assert sorted(found) == ["", "m", "n"]
