@@ -93,5 +93,15 @@ def read_announcement(text: str) -> Announcement | None:
         return None
 
 
+TRAFFIC_ROUND_S, TRAFFIC_SHARE = 30.0, 0.005
+
+
+def traffic_pause_s(round_s: float) -> float:
+    """How long agents wait between two readings of connection tracking, one of which took ``round_s`` of a processor: a large table
+    is read less often, so that it takes no more than `TRAFFIC_SHARE` of a core.
+    """
+    return max(TRAFFIC_ROUND_S, round_s / TRAFFIC_SHARE)
+
+
 HOT_TAINT = "netaware.io/hot"
 """Of effect PreferNoSchedule, on nodes that were found hot, where the descheduler is to write it: pods rather go elsewhere."""

@@ -25,14 +25,12 @@ from kubekit.addresses import read_address
 from kubekit.owners import owner_of
 from kubekit.reflector import Reflector
 from kubekit.wire import Pod
+from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
 
 log = logs.get("agent.traffic")
 
-ROUND_S = 30.0
 SHOWN_S = 300.0
 """How long a reading is shown: every scraper has it by then, and Prometheus refuses readings that are much older."""
-MOST_SHARE = 0.005
-"""Of a core, for reading the table: a large one is read less often."""
 _CLIENT = ("client_namespace", "client_kind", "client_workload", "client_zone")
 _SERVER = ("server_namespace", "server_kind", "server_workload", "server_zone")
 _SYSCTL = "sysctl net.netfilter.nf_conntrack_acct=1 on the node, and again at boot (sysctl.d)"
@@ -65,7 +63,7 @@ class TrafficRoom:
                 await listen(self.counting.take_ended, self.counting.note_loss)
             except KernelError as error:
                 log.change("ends", str(error), "cannot hear of ended connections", error=error)
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(TRAFFIC_ROUND_S)
 
     async def _run(self) -> None:
         await self._pods.synced.wait()
@@ -77,7 +75,7 @@ class TrafficRoom:
             else:
                 problem = self.counting.problem
                 log.change("table", problem, problem or "connection tracking is read", how=_SYSCTL if problem else "")
-            await asyncio.sleep(max(ROUND_S, self.counting.cost_s / MOST_SHARE))
+            await asyncio.sleep(traffic_pause_s(self.counting.cost_s))
 
 
 def ends_of(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, PodEnd]:

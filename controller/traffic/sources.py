@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.traffic.flows import Flow, WorkloadId
 from kubekit.errors import ConfigError
+from netperf.contract import TRAFFIC_ROUND_S, traffic_pause_s
 
 _STEPS = 60
 """Points of the window over which the peak is taken."""
 
 _FINEST_STEP_S, _SURE_STEPS = 15, 20
+_LONGEST_PAUSE_S = 600.0
+"""Between two readings, whatever one agent says: it must not make everybody's rates ones over years."""
 
 _INSTANCE = "instance"
 
@@ -122,6 +125,7 @@ class Source:
         directory: whose the addresses in counters are, where these name none.
         least_rate_s: the shortest range of a rate, since Prometheus needs two readings in it. Most projects are scraped every
             15 to 30 s.
+        rounds: metric of the processor's seconds that a reading takes (`traffic_pause_s`); empty where each scrape is one.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Source:
     blind: str
     directory: Directory | None = None
     least_rate_s: int = 60
+    rounds: str = ""
 
     @property
     def metrics(self) -> list[str]:
@@ -256,7 +261,15 @@ def _agent() -> Source:
     )
     directory = Directory("netaware_traffic_server_info", "server", server)
     # Agents read every 30 s, later on a busy node, and their bytes carry that time: three readings leave two for certain.
-    return Source("conntrack", "netaware's agents (connection tracking)", counters, blind, directory, least_rate_s=100)
+    return Source(
+        "conntrack",
+        "netaware's agents (connection tracking)",
+        counters,
+        blind,
+        directory,
+        least_rate_s=100,
+        rounds="netaware_traffic_round_seconds",
+    )
 
 
 _AGENT_BYTES = "netaware_traffic_bytes_total"
@@ -429,6 +442,15 @@ async def choose_among(prometheus: PrometheusClient, name: str = "") -> list[Sou
     return found
 
 
+async def _least_rate_s(prometheus: PrometheusClient, source: Source) -> int:
+    """The shortest range of a rate that has two readings of the slowest reader in it; of a shorter one its traffic would be missing."""
+    if not source.rounds:
+        return source.least_rate_s
+    found = await prometheus.query(f"max(max_over_time({source.rounds}[1h]))")
+    pause_s = min(traffic_pause_s(found[0].value if found else 0.0), _LONGEST_PAUSE_S)
+    return source.least_rate_s + math.ceil(2 * (pause_s - TRAFFIC_ROUND_S))
+
+
 async def known_window(prometheus: PrometheusClient, source: Source, window_s: int) -> int:
     """How many of the last ``window_s`` seconds Prometheus has this source for, and at least what a rate of it needs.
 
@@ -438,7 +460,8 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
     Raises:
         PrometheusError: Prometheus gives no answer.
     """
-    asked_s = window_s = max(window_s, source.least_rate_s)
+    least_s = await _least_rate_s(prometheus, source)
+    asked_s = window_s = max(window_s, least_s)
     while True:
         step_s = max(asked_s // _STEPS, _FINEST_STEP_S)
         expression = f"time() - min_over_time((time() * ({source.presence}))[{asked_s}s:{step_s}s])"
@@ -452,7 +475,7 @@ async def known_window(prometheus: PrometheusClient, source: Source, window_s: i
         if asked_s == window_s and known_s + 2 * step_s > window_s:
             return window_s
         if step_s == _FINEST_STEP_S or known_s > _SURE_STEPS * step_s:
-            return max(round(known_s + step_s / 2), source.least_rate_s)
+            return max(round(known_s + step_s / 2), least_s)
         asked_s = round(known_s) + step_s
 
 
@@ -467,7 +490,7 @@ async def read_flows(
     table = _Table()
     owners = await _read_owners(prometheus, source.directory, window_s)
     step_s = max(window_s // _STEPS, _FINEST_STEP_S)
-    range_s = max(2 * step_s, source.least_rate_s)
+    range_s = max(2 * step_s, await _least_rate_s(prometheus, source))
     for counter in source.counters:
         means = await prometheus.query(counter.rate(window_s))
         peaks: list[Series] = []

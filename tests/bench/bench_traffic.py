@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import ExitStack
 
-from agent.traffic.supervisor import MOST_SHARE, ROUND_S
+from netperf.contract import TRAFFIC_SHARE, traffic_pause_s
 from tests.integration.agent.pods_on_node import run
 from tests.integration.agent.test_counting_traffic import counting, node, pod_on
 
@@ -58,11 +58,11 @@ def measure() -> dict[str, dict[str, object]]:
         time.sleep(0.1)
         counted = sum(total[3] for total in read()["totals"])
     connections = full["table"][2]
-    pause_s = max(ROUND_S, cost_s / MOST_SHARE)
+    pause_s = traffic_pause_s(cost_s)
     return {
         "traffic_round_cpu_s": _figure(round(cost_s, 3), "s", 1.0, f"{connections} connections; every {pause_s:.0f} s"),
         "traffic_cpu_share": _figure(
-            round(cost_s / pause_s, 4), "core", MOST_SHARE * 1.001, "at the pauses that follow"
+            round(cost_s / pause_s, 4), "core", TRAFFIC_SHARE * 1.001, "at the pauses that follow"
         ),
         "traffic_memory_mib": _figure(
             round((full["peak_kib"] - empty["peak_kib"]) / 1024, 1), "MiB", 8.0, "more than with an empty table"

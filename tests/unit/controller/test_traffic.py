@@ -69,6 +69,7 @@ class Answers(PrometheusClient):
         super().__init__("http://prometheus.invalid")
         self._series, self._refuse = series, refuse
         self.known_s = 1e9
+        self.asked: list[str] = []
 
     async def query(self, expression: str, *, at_s: float | None = None, finite: bool = True) -> list[Series]:
         if self._refuse in expression:
@@ -78,11 +79,12 @@ class Answers(PrometheusClient):
         if expression.startswith("count by (__name__)"):
             return [Series({"__name__": name}, ((0.0, 1.0),)) for name in self._series]
         factor = 2.0 if expression.startswith("quantile_over_time") else 1.0
-        name = next(name for name in sorted(self._series, key=len, reverse=True) if name in expression)
+        self.asked.append(expression)
+        name = next((name for name in sorted(self._series, key=len, reverse=True) if name in expression), "")
         kept = expression.partition("by (")[2].partition(")")[0].split(", ")
         return [
             Series({k: v for k, v in labels.items() if k in kept}, ((0.0, value * factor),))
-            for labels, value in self._series[name]
+            for labels, value in self._series.get(name, ())
         ]
 
 
@@ -574,6 +576,23 @@ async def test_no_window_is_shorter_than_a_rate_of_its_source_needs() -> None:
     assert await known_window(prometheus, agents, 60) == 100
     prometheus.known_s = 0.0
     assert await known_window(prometheus, agents, 3600) == 100
+
+
+@pytest.mark.parametrize(("round_s", "least_s"), [(0.0, 100), (0.15, 100), (0.6, 280), (1e9, 1240)])
+async def test_rates_of_agents_reach_over_two_readings_of_the_slowest(round_s: float, least_s: int) -> None:
+    """A round of 0.6 s of a core comes every 120 s: no range of 100 s has two of them, and that node would move nothing."""
+    moved = {"client_namespace": "shop", "client_workload": "web", "server": "10.1.0.1"}
+    series: dict[str, list[tuple[dict[str, str], float]]] = {
+        "netaware_traffic_bytes_total": [(moved, 100.0)],
+        "netaware_traffic_round_seconds": [({}, round_s)],
+    }
+    prometheus = Answers(series)
+    agents = next(source for source in SOURCES if source.name == "conntrack")
+    assert await known_window(prometheus, agents, 60) == least_s
+    await read_flows(prometheus, agents, 3600)
+    peaks = [expression for expression in prometheus.asked if expression.startswith("quantile_over_time")]
+    assert peaks
+    assert all(f"[{max(least_s, 120)}s]" in expression for expression in peaks)
 
 
 def test_a_drift_is_told_without_rates_and_not_at_any_length() -> None:
