@@ -115,6 +115,7 @@ class Manager:
             registry,
             namespace=config.namespace,
             rules=config.scheduler.rules,
+            by_answer=config.scheduler.by_answer,
             capabilities=capabilities,
             more=self._more,
         )

@@ -37,7 +37,8 @@ ALL = "*"
 class AppGroupController:
     """Reconciles every AppGroup in the watched namespaces.
 
-    ``more`` says what other rooms know of a group, by its key: conditions that are written beside this room's own.
+    ``more`` says what other rooms know of a group, by its key: conditions that are written beside this room's own. ``by_answer`` is
+    whether the rules judge by the replica that answers, or by every pair.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class AppGroupController:
         namespace: str,
         rules: NetworkOverheadArgs,
         capabilities: Capabilities,
+        by_answer: bool = True,
         more: Callable[[str], Awaitable[Iterable[Condition]]] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -59,6 +61,7 @@ class AppGroupController:
         self._costs = CostIndex(rules, namespace)
         self._membership = Membership(rules)
         self._more = more
+        self._by_answer = by_answer
         self._queue = WorkQueue()
         self._own: OwnWrites[AppGroup] = OwnWrites(caches.app_groups)
         self._metrics = AppGroupMetrics(registry)
@@ -135,7 +138,8 @@ class AppGroupController:
             return None
         pods = (pod for _, pod in self._pods.of(key, self._membership.group_of))
         costs = self._costs.of(group.metadata.namespace).table
-        facts = gather(group, pods, self._locations, costs, self._membership, services=self._services)
+        services = self._services if self._by_answer else None
+        facts = gather(group, pods, self._locations, costs, self._membership, services=services)
         # All that is read of the mirrors is read here: after the first wait the group may be gone from them.
         let_in = admitted(group, self._membership.refused_by(key))
         self._metrics.show(key, group, facts)

@@ -1,7 +1,7 @@
 """The status of an AppGroup: its order, who runs, and whether dependencies are as near as they asked to be.
 
 Costs are judged by NetworkOverhead's own rule (docs/contracts, section 4), between callers and the replicas that may answer
-them: a dependency is within its maxNetworkCost when every such pair of pods is.
+them, in upstream parity all: a dependency is within its maxNetworkCost when every such pair of pods is.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def gather(
         locations: node name -> location; pods on nodes that are gone count nowhere.
         costs: the costs by which dependencies are judged.
         membership: tells which of the pods belong to the group.
-        services: tell who answers calls; without them every replica may.
+        services: tell who answers calls; without them, as in upstream parity, every replica may.
     """
     graph = build_graph(group.spec)
     positions = {selector: i for i, selector in enumerate(graph.selectors)}

@@ -139,6 +139,11 @@ class SchedulerConfig(Section, frozen=True):
         return self.network_overhead.in_parity() if self.parity == "upstream" else self.network_overhead
 
     @property
+    def by_answer(self) -> bool:
+        """Whether a dependency is judged by the replica that answers; else, as upstream does, by every pair of caller and callee."""
+        return self.parity != "upstream"
+
+    @property
     def plans(self) -> bool:
         """Whether groups are planned."""
         return self.planning.enabled and self.parity != "upstream"

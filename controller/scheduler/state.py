@@ -84,7 +84,7 @@ class State:
         self._weighed_at = -1
         self._services = ServiceIndex()
         self._models: dict[tuple[str, str], dict[str, ObjectMeta]] = defaultdict(dict)
-        self._by_answer = config.parity != "upstream"
+        self._by_answer = config.by_answer
 
     def copy(self) -> State:
         """As it is now, for a thread: nothing that is taken later changes it."""

@@ -66,6 +66,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
             pairs=pairs,
             membership=membership,
             services=services,
+            by_answer=snapshot.scheduler.by_answer,
             savings=savings,
             prices=snapshot.prices,
         )
@@ -87,6 +88,7 @@ def build_group(
     pairs: Mapping[ZonePair, PairView],
     membership: Membership,
     services: ServiceIndex,
+    by_answer: bool = True,
     savings: Savings,
     prices: PriceTable | None,
 ) -> GroupView:
@@ -100,10 +102,11 @@ def build_group(
         pairs: for the latencies behind the costs.
         membership: tells which pods belong to which group.
         services: tell which replica answers a call.
+        by_answer: whether dependencies are judged by that replica; where traffic goes is told by it in any case.
         savings: tell what placement saves.
         prices: of bytes between zones.
     """
-    facts = gather(group, pods, locations, costs, membership, services=services)
+    facts = gather(group, pods, locations, costs, membership, services=services if by_answer else None)
     weights, selectors = measured_traffic(group, []), facts.graph.selectors
     near = near_of(pods, services)
     placed = _placed(facts, locations)

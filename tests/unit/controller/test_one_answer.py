@@ -26,6 +26,7 @@ from controller.cluster.costs import CostIndex, Location
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.services import Service
 from controller.cluster.status_writing import Capabilities
 from controller.cluster.zones import draw_map
 from controller.diagnosis.appgroups import find_groups
@@ -135,6 +136,8 @@ class World:
             state.take_group(group.metadata.key, None, group)
         for topology in self.of("NetworkTopology", NetworkTopology):
             state.take_topology(topology.metadata.key, None, topology)
+        for service in self.of("Service", Service):
+            state.take_service(service.metadata.key, None, service)
         return state
 
     def groups(self, client: Written) -> tuple[AppGroupController, Caches]:
@@ -147,6 +150,7 @@ class World:
             CollectorRegistry(),
             namespace=HOME,
             rules=self.config.rules,
+            by_answer=self.config.by_answer,
             capabilities=HasStatus(),
         )
         self.fill(caches)
@@ -157,6 +161,7 @@ class World:
         _fill(caches.nodes, self.of("Node", Node))
         _fill(caches.topologies, self.of("NetworkTopology", NetworkTopology))
         _fill(caches.app_groups, self.of("AppGroup", AppGroup))
+        _fill(caches.services, self.of("Service", Service))
         _fill(caches.pods, map(PodReader().read, self.of("Pod", GroupPod)))
 
     async def status(self, key: str) -> dict[str, Any]:
@@ -304,6 +309,29 @@ async def test_an_empty_weight_gives_way_to_the_measured_one_everywhere() -> Non
     )
     assert condition(await world.status("x/g"), "CostsMet") == ("True", "AllWithin")
     assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
+
+
+@pytest.mark.parametrize(("parity", "met"), [("none", True), ("upstream", False)])
+async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_by_all(
+    parity: Parity, *, met: bool
+) -> None:
+    spec = {"selector": {WORKLOAD: "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
+    near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
+    pods = [pod(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n1"), ("b", "n2"))]
+    world = World(
+        *(*NODES, *pods, near, group("default", most=3), topology(weight("UserDefined", 5))),
+        config=SchedulerConfig(parity=parity),
+    )
+    state = world.scheduler()
+    (shown,), _ = await world.command(GraphOf(), "-n", "default")
+    (page,) = (await world.view("default/g")).edges
+    found = {
+        "rules": state.weigh("default", "g", "a").tally("n1", state.place_of["n1"]).violated == 0,
+        "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
+        "page": page.verdict == "met",
+        "graph": shown.edges[0].verdict == "met",
+    }
+    assert found == dict.fromkeys(found, met)
 
 
 async def test_a_pod_belongs_to_one_group_though_two_of_its_name_look_into_its_namespace() -> None:
