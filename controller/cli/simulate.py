@@ -7,7 +7,7 @@ import asyncio
 import random
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -24,15 +24,15 @@ from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, counted, grid,
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import add_price_arguments, read_prices
 from controller.cluster.costs import CostIndex, Costs, CostTable
-from controller.cluster.graph import Edge, Graph, build_graph
+from controller.cluster.graph import Graph, build_graph
 from controller.cluster.hosts import Host, hosts_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.requests import Amounts
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SERVICES, WORKLOAD_LABEL, AppGroup
-from controller.cluster.services import Service
+from controller.cluster.services import Routing, Service, routing_to
 from controller.convert.spellings import convert
-from controller.groups.status import Hosts, Verdict, hosts_by_location, judge
+from controller.groups.status import Verdict, hosts_by_location, judge
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
 from controller.scheduler.preferences import OBJECTIVES
 from controller.scheduler.problem_builder import PRICED, Spread
@@ -62,7 +62,7 @@ class Outcome(View, frozen=True):
         nodes: per workload selector, the nodes of its replicas; an empty text for one that fits nowhere.
         zones: the same as zones.
         cost: of all pairs of dependent pods together.
-        violations: pairs beyond their maxNetworkCost.
+        violations: callers and replicas that may answer them which are farther apart than maxNetworkCost; all pairs in parity.
         unplaced: replicas that fit nowhere.
         month: money that its traffic costs a month; null without prices.
     """
@@ -83,7 +83,7 @@ class Outcome(View, frozen=True):
 
 
 class Compared(View, frozen=True):
-    """A dependency both ways: the worst pair of its pods, whose cost is null when one side is not placed; with prices, money a month."""
+    """A dependency both ways: the worst pair of a caller and a replica that may answer it, whose cost is null when one side is not placed; with prices, money a month."""
 
     dependant: str
     dependency: str
@@ -189,6 +189,8 @@ class Simulate(Command):
         documents, _ = convert(await asyncio.to_thread(read_files, options.filename))
         group, given = _read(documents)
         namespace = group.metadata.namespace or session.namespace or "default"
+        # Services are looked for where its pods will be.
+        group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, namespace=namespace))
         snapshot = await session.snapshot()
         asked = {"topology": options.topology, "weights": options.weights}
         costs = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home, **asked).of(namespace)
@@ -221,6 +223,7 @@ class Simulate(Command):
             services=services,
             labels=labels,
             prices=prices,
+            by_answer=snapshot.scheduler.by_answer,
         )
         if prices is None:
             return answer
@@ -273,6 +276,7 @@ def simulate(
     services: Sequence[Service] = (),
     labels: Mapping[str, Mapping[str, str]] | None = None,
     prices: PriceTable | None = None,
+    by_answer: bool = True,
 ) -> Simulation:
     """Plan a group both ways. Pure; the default scheduler's lots are drawn from fixed seeds.
 
@@ -285,15 +289,15 @@ def simulate(
         services: of the group's namespaces; they say who answers a call.
         labels: workload selector -> labels of its pods, by which Services select them.
         prices: for a group whose objective weighs money.
+        by_answer: whether dependencies are judged by the replica that answers; else by every pair.
     """
     graph, table = build_graph(group.spec), costs.table
     waiting = [Waiting(selector, spec) for selector in graph.selectors for spec in replicas.get(selector, ())]
     pods = _pods(group, waiting, labels or {})
     reader = PodReader()
+    judging = _Judging(graph, hosts, table, _routings(pods, services) if by_answer else {})
     asked = [(replica.workload, reader.read(pod)) for replica, pod in zip(waiting, pods, strict=True)]
-    runs = [
-        _outcome(graph, waiting, place(asked, hosts, used, random.Random(seed)), hosts, table) for seed in range(RUNS)
-    ]
+    runs = [judging.outcome(waiting, place(asked, hosts, used, random.Random(seed))) for seed in range(RUNS)]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
     plan = plan_group(
         GroupSnapshot(
@@ -310,13 +314,8 @@ def simulate(
             prices=prices,
         )
     )
-    ours = _outcome(graph, waiting, _targets(waiting, plan), hosts, table)
+    ours = judging.outcome(waiting, _targets(waiting, plan))
     default = runs[len(runs) // 2]
-    locations = {name: host.location for name, host in hosts.items()}
-    placed = [
-        {workload: hosts_by_location(filter(None, nodes), locations) for workload, nodes in outcome.nodes.items()}
-        for outcome in (default, ours)
-    ]
     return Simulation(
         group=group.metadata.key,
         topology=costs.topology or None,
@@ -325,24 +324,64 @@ def simulate(
         default=default,
         network_aware=ours,
         default_costs=tuple(sorted(run.cost for run in runs)),
-        dependencies=tuple(_compared(graph, edge, placed, table) for edge in graph.edges),
+        dependencies=tuple(judging.compared(default, ours)),
     )
 
 
-def _compared(graph: Graph, edge: Edge, placed: Sequence[Mapping[str, Hosts]], costs: CostTable) -> Compared:
-    """``placed`` has the default scheduler's placement by workload, then ours."""
-    ends = graph.selectors[edge.dependant], graph.selectors[edge.dependency]
-    judged = [judge(edge, by_workload.get(ends[0], {}), by_workload.get(ends[1], {}), costs) for by_workload in placed]
-    default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in judged)
-    return Compared(
-        dependant=ends[0],
-        dependency=ends[1],
-        max_cost=edge.max_network_cost,
-        default_cost=default_cost,
-        network_aware_cost=our_cost,
-        default_verdict=judged[0].verdict,
-        network_aware_verdict=judged[1].verdict,
-    )
+class _Judging(NamedTuple):
+    """By what placements of a group are judged.
+
+    Attributes:
+        graph: the group.
+        hosts: every node that may be used.
+        costs: the weight in use.
+        routings: who answers calls to a workload, by its selector; any replica where that is not told.
+    """
+
+    graph: Graph
+    hosts: Mapping[str, Host]
+    costs: CostTable
+    routings: Mapping[str, Routing]
+
+    def outcome(self, waiting: Sequence[Waiting], nodes: Sequence[str]) -> Outcome:
+        """One placement; ``nodes`` are those of the replicas, an empty text for one that fits nowhere."""
+        hosts = self.hosts
+        by_workload: dict[str, list[str]] = defaultdict(list)
+        for replica, node in zip(waiting, nodes, strict=True):
+            by_workload[replica.workload].append(node)
+        placed = [(w, hosts[n].location, n) for w, found in by_workload.items() for n in found if n]
+        cost, violations = total_cost(self.graph, placed, self.costs, self.routings)
+        zones = {w: [hosts[n].location.zone if n else "" for n in found] for w, found in by_workload.items()}
+        unplaced = sum(not node for node in nodes)
+        return Outcome(nodes=dict(by_workload), zones=zones, cost=cost, violations=violations, unplaced=unplaced)
+
+    def compared(self, default: Outcome, ours: Outcome) -> Iterator[Compared]:
+        """Each dependency by both placements."""
+        locations = {name: host.location for name, host in self.hosts.items()}
+        placed = [
+            {workload: hosts_by_location(filter(None, nodes), locations) for workload, nodes in outcome.nodes.items()}
+            for outcome in (default, ours)
+        ]
+        for edge in self.graph.edges:
+            caller, called = self.graph.selectors[edge.dependant], self.graph.selectors[edge.dependency]
+            routing = self.routings.get(called, Routing.ANY)
+            judged = [judge(edge, at.get(caller, {}), at.get(called, {}), self.costs, routing) for at in placed]
+            default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in judged)
+            yield Compared(
+                dependant=caller,
+                dependency=called,
+                max_cost=edge.max_network_cost,
+                default_cost=default_cost,
+                network_aware_cost=our_cost,
+                default_verdict=judged[0].verdict,
+                network_aware_verdict=judged[1].verdict,
+            )
+
+
+def _routings(pods: Iterable[GroupPod], services: Sequence[Service]) -> dict[str, Routing]:
+    """Who answers calls to a workload, by its selector; all pods of one have one namespace and one template's labels."""
+    models = {pod.workload: pod.metadata for pod in pods}
+    return {workload: routing_to(services, m.namespace, m.labels or {}) for workload, m in models.items()}
 
 
 def priced(answer: Simulation, traffic: GroupTraffic, hosts: Mapping[str, Host], prices: PriceTable) -> Simulation:
@@ -430,20 +469,6 @@ def _name(index: int) -> str:
 def _targets(waiting: Sequence[Waiting], plan: Plan) -> list[str]:
     by_name = {key.rpartition("/")[2]: target.node for key, target in plan.targets.items()}
     return [by_name.get(_name(index), "") for index in range(len(waiting))]
-
-
-def _outcome(
-    graph: Graph, waiting: Sequence[Waiting], nodes: Sequence[str], hosts: Mapping[str, Host], costs: CostTable
-) -> Outcome:
-    by_workload: dict[str, list[str]] = defaultdict(list)
-    for replica, node in zip(waiting, nodes, strict=True):
-        by_workload[replica.workload].append(node)
-    placed = [(w, hosts[n].location, n) for w, found in by_workload.items() for n in found if n]
-    cost, violations = total_cost(graph, placed, costs)
-    zones = {w: [hosts[n].location.zone if n else "" for n in found] for w, found in by_workload.items()}
-    return Outcome(
-        nodes=dict(by_workload), zones=zones, cost=cost, violations=violations, unplaced=sum(not node for node in nodes)
-    )
 
 
 def _headline(answer: Simulation) -> Text:

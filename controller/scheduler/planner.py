@@ -349,13 +349,19 @@ def _lacks(drawn: Draft, at: Ints) -> tuple[int, int]:
     return int((at < 0).sum()), judge(drawn.problem, at).beyond
 
 
-def total_cost(graph: Graph, places: Iterable[tuple[str, Location, str]], costs: CostTable) -> tuple[int, int]:
-    """Cost and violations of a placement, over all pairs of pods.
+def total_cost(
+    graph: Graph,
+    places: Iterable[tuple[str, Location, str]],
+    costs: CostTable,
+    routings: Mapping[str, Routing] | None = None,
+) -> tuple[int, int]:
+    """Cost over all pairs of pods, and violations over those of a caller and a replica that may answer it.
 
     Args:
         graph: the group.
         places: workload selector, location and node of each placed pod.
         costs: the weight in use.
+        routings: who answers calls to a workload, by its selector; any replica where that is not told.
     """
     on: dict[str, Counter[str]] = defaultdict(Counter)
     locations: dict[str, Location] = {}
@@ -366,8 +372,25 @@ def total_cost(graph: Graph, places: Iterable[tuple[str, Location, str]], costs:
     for edge in graph.edges:
         caller, called = graph.selectors[edge.dependant], graph.selectors[edge.dependency]
         cost, beyond = costs.of_pairs(on[caller], on[called], locations, edge.max_network_cost)
+        routing = (routings or {}).get(called, Routing.ANY)
+        if routing is not Routing.ANY:
+            afar = _answered_afar(on[caller], on[called], locations, routing)
+            _, beyond = costs.of_pairs(afar, on[called], locations, edge.max_network_cost)
         total, violations = total + cost, violations + beyond
     return total, violations
+
+
+def _answered_afar(
+    callers: Mapping[str, int], called: Mapping[str, int], locations: Mapping[str, Location], routing: Routing
+) -> dict[str, int]:
+    """Callers by node whom any replica may answer. The others stay on their node or in their zone, where no limit is broken."""
+    hinted = all(locations[node].zone for node in called)
+    near = {locations[node] for node in called} if hinted else set()
+    return {
+        node: count
+        for node, count in callers.items()
+        if locations[node] not in near and not (routing is Routing.NODE and node in called)
+    }
 
 
 def why_unplaced(demand: Demand, draft: Draft, at: Ints, replica: int) -> str:

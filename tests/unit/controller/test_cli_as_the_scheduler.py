@@ -50,7 +50,13 @@ scheduler:
 )
 COSTS = topology(weight("Mine", 7), weight("UserDefined", 2), name="ours", namespace=HOME)
 OTHER = topology(weight("UserDefined", 3))
-LISTS = {"nodes": "Node", "pods": "Pod", "appgroups": "AppGroup", "networktopologies": "NetworkTopology"}
+LISTS = {
+    "nodes": "Node",
+    "pods": "Pod",
+    "services": "Service",
+    "appgroups": "AppGroup",
+    "networktopologies": "NetworkTopology",
+}
 
 
 @asynccontextmanager
@@ -65,7 +71,7 @@ async def cluster(config: str | None, *objects: dict[str, Any]) -> AsyncIterator
             return web.json_response({"spec": {"template": {"spec": {"volumes": [volume]}}}})
         if last == "settings" and config is not None:
             return web.json_response({"data": {"config.yaml": config}})
-        if last in {*LISTS, "services", "configmaps", "deployments", "statefulsets"}:
+        if last in {*LISTS, "configmaps", "deployments", "statefulsets"}:
             named = [o for o in objects if o["kind"] == LISTS.get(last)]
             items = [o for o in named if space in {None, o["metadata"].get("namespace")}]
             return web.json_response({"metadata": {}, "items": items})
@@ -134,6 +140,40 @@ async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) ->
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
     assert isinstance(explained, Explained)
     assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")
+
+
+@pytest.mark.parametrize(("parity", "violations"), [("none", 0), ("upstream", 1)])
+async def test_a_simulation_counts_violations_by_the_replica_that_answers_and_in_parity_over_all_pairs(
+    parity: str, violations: int, tmp_path: Any
+) -> None:
+    """Two of each in two zones, where one of each fits: each caller has a replica in its zone, and that of z1 one beyond its limit."""
+    full = [{**each, "status": {"allocatable": {"pods": "2"}}} for each in NODES]
+    spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
+    near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
+    mine = {**group("default", most=3), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}
+    made = [mine, deployment("a", replicas=2), deployment("b", replicas=2)]
+    for item in made:
+        del item["metadata"]["namespace"]
+    mine["spec"]["workloads"].pop()
+    mine["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
+    file = tmp_path / "group.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": made}))
+    costs = topology(weight("UserDefined", 5))
+    async with cluster(f"{HEAD}scheduler: {{parity: {parity}}}\n", *full, near, costs) as session:
+        session.namespace = "default"
+        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+    assert isinstance(simulated, Simulation)
+    assert simulated.network_aware.zones == {"a": ["z1", "z2"], "b": ["z1", "z2"]}
+    assert simulated.network_aware.violations == violations
+    assert simulated.dependencies[0].network_aware_verdict == ("violated" if violations else "met")
+
+
+def deployment(name: str, *, replicas: int) -> dict[str, Any]:
+    made = pod(name, "", namespace="default")
+    labels = {**made["metadata"]["labels"], "app": name}
+    spec = {"replicas": replicas, "template": {"metadata": {"labels": labels}, "spec": {}}}
+    meta = {"name": name, "namespace": "default"}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
 
 
 def large(name: str, on: str = "", **more: Any) -> dict[str, Any]:

@@ -733,6 +733,33 @@ def test_total_cost_is_of_all_pairs_and_a_host_is_no_distance() -> None:
     assert cost("a", "c", "b") == (10, 2)
 
 
+@pytest.mark.parametrize("distribution", ["", "PreferSameZone", "PreferSameNode"])
+@pytest.mark.parametrize("seed", range(2))
+def test_violations_of_a_placement_are_counted_by_who_answers_as_the_plan_counts_them(
+    seed: int, distribution: str
+) -> None:
+    case = groups.random_case(random.Random(seed))
+    tight = msgspec.structs.replace(case, edges=tuple((a, b, most // 3) for a, b, most in case.edges))
+    start = groups.snapshot_of(tight)
+    spec = {"clusterIP": "10.0.0.1", "trafficDistribution": distribution}
+    services = [
+        msgspec.convert(
+            {
+                "metadata": {"name": name, "namespace": start.pods[0].metadata.namespace},
+                "spec": {**spec, "selector": {WORKLOAD_LABEL: name}},
+            },
+            Service,
+        )
+        for name in start.graph.selectors
+    ]
+    start = msgspec.structs.replace(start, services=services, objective="time")
+    plan = plan_group(start)
+    pods = {p.metadata.key: p for p in start.pods}
+    places = [(pods[key].workload, start.hosts[t.node].location, t.node) for key, t in plan.targets.items()]
+    routings = {name: service.routing for name, service in zip(start.graph.selectors, services, strict=True)}
+    assert total_cost(start.graph, places, start.costs, routings) == (plan.cost, plan.violations)
+
+
 def test_nodes_without_a_zone_are_not_near_each_other_in_a_cluster_that_has_zones() -> None:
     """Where none has one, they are: a cluster in one rack."""
     case = groups.Case((1, 1), ((0, 1, 100),), ((0, 5), (5, 0)), (9, 9))
