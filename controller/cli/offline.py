@@ -20,7 +20,7 @@ from controller.cluster.hosts import Fleet, Room, hosts_of
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.services import Routing, routing_to
+from controller.cluster.services import routing_to_all
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.plan.judge import count_hosts, judge
@@ -41,7 +41,7 @@ from controller.scheduler.problem_builder import (
 )
 from controller.scheduler.survival import Survival, describe, pays, price_us, survival_of
 from controller.traffic.prices import PriceTable
-from kubekit.wire import FINISHED
+from kubekit.wire import FINISHED, ObjectMeta
 from netperf.contract import HOME_NAMESPACE
 
 EFFORT = Effort(steps_per_replica=6000, most_steps=20_000_000, threads=2)
@@ -237,16 +237,17 @@ class _Reading:
             first = firsts[key] = ours.begin(graph, [*pods, *placed])
             models = _models(ours, [*pods, *placed])
             routings = [
-                routing_to(self._cluster.services, m.metadata.namespace, m.metadata.labels or {}) if m else Routing.ANY
-                for m in models
+                routing_to_all(self._cluster.services, (model.metadata for model in found.values())) for found in models
             ]
             counts = [0] * len(models)
             for pod in (*pods, *placed):
                 counts[ours.position(pod)] += 1
             default = self._given.spread or spread_of(group.metadata.annotations, "soft", self.remarks)
             spreads += [
-                spread_of(m.metadata.annotations, default, self.remarks) if m and not self._given.spread else default
-                for m in models
+                spread_of(_first(found).annotations, default, self.remarks)
+                if found and not self._given.spread
+                else default
+                for found in models
             ]
             dependencies += [
                 msgspec.structs.replace(d, caller=d.caller + first, callee=d.callee + first)
@@ -317,12 +318,17 @@ class _Numbering:
         return len(self._positions)
 
 
-def _models(ours: _Numbering, pods: Sequence[GroupPod]) -> list[GroupPod | None]:
-    """Per workload, one of its pods."""
-    models: list[GroupPod | None] = [None] * ours.size
-    for pod in sorted(pods, key=lambda p: p.metadata.key, reverse=True):
-        models[ours.position(pod)] = pod
+def _models(ours: _Numbering, pods: Sequence[GroupPod]) -> list[dict[str, GroupPod]]:
+    """Per workload, the first of its pods in each of its namespaces, by key."""
+    models: list[dict[str, GroupPod]] = [{} for _ in range(ours.size)]
+    for pod in sorted(pods, key=lambda p: p.metadata.key):
+        models[ours.position(pod)].setdefault(pod.metadata.namespace, pod)
     return models
+
+
+def _first(models: Mapping[str, GroupPod]) -> ObjectMeta:
+    """Of all of them, by key."""
+    return next(iter(models.values())).metadata
 
 
 def _pinned_node(pod: GroupPod) -> str:

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
-from kubekit.wire import Object, Wire
+from kubekit.wire import Object, ObjectMeta, Wire
 
 TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
 
@@ -94,6 +94,11 @@ def routing_to(services: Iterable[Service], namespace: str, labels: Mapping[str,
     Where several Services differ, the one that keeps least near: who calls by which is not known.
     """
     return min((service.routing for service in behind(services, namespace, labels)), default=Routing.ANY)
+
+
+def routing_to_all(services: Iterable[Service], pods: Iterable[ObjectMeta]) -> Routing:
+    """The same of a workload, from one of its pods in each of its namespaces: by whose Service it is called is not known either."""
+    return min((routing_to(services, pod.namespace, pod.labels or {}) for pod in pods), default=Routing.ANY)
 
 
 class ServiceIndex:

@@ -23,7 +23,7 @@ from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector, Target
 from controller.cluster.requests import PORT_PREFIX, Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
-from controller.cluster.services import Routing, Service, routing_to
+from controller.cluster.services import Routing, Service, routing_to_all
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.plan.judge import count_hosts, judge
 from controller.scheduler.plan.problem import Ints
@@ -228,11 +228,7 @@ class _Reading:
         for position in (*(slot.waiting.workload for slot in self.slots), *(s.workload for s in self._standing)):
             counts[position] += 1
         routings = [
-            min(
-                (routing_to(snapshot.services, n, m.metadata.labels or {}) for n, m in models.items()),
-                default=Routing.ANY,
-            )
-            for models in self._models
+            routing_to_all(snapshot.services, (model.metadata for model in models.values())) for models in self._models
         ]
         return Demand(
             hosts=snapshot.hosts,

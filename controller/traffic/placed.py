@@ -77,12 +77,12 @@ def kept_near(services: Sequence[Service], namespace: str, labels: Mapping[str, 
 
 
 def near_of(pods: Iterable[GroupPod], services: ServiceIndex) -> frozenset[str]:
-    """The same of pods as they are."""
-    return frozenset(
-        pod.workload
-        for pod in pods
-        if services.routing_to(pod.metadata.namespace, pod.metadata.labels or {}) is not Routing.ANY
-    )
+    """The same of pods as they are; of those in several namespaces the Service counts that keeps least near."""
+    near: dict[str, bool] = {}
+    for pod in pods:
+        found = services.routing_to(pod.metadata.namespace, pod.metadata.labels or {})
+        near[pod.workload] = near.get(pod.workload, True) and found is not Routing.ANY
+    return frozenset(workload for workload, kept in near.items() if kept)
 
 
 def weighed(traffic: GroupTraffic, placed: Placed, price: Priced) -> float:

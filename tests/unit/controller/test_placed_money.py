@@ -19,9 +19,9 @@ from controller.cluster.costs import Costs, CostTable
 from controller.cluster.hosts import hosts_of
 from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.cluster.services import Service
+from controller.cluster.services import Service, ServiceIndex
 from controller.scheduler.explain import CandidateLine, Explanation
-from controller.traffic.placed import crossing_of, month_of, month_of_pod, traffic_of
+from controller.traffic.placed import crossing_of, month_of, month_of_pod, near_of, traffic_of
 from controller.traffic.prices import PriceTable, per_month
 from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
@@ -74,6 +74,21 @@ def test_a_service_that_keeps_calls_near_saves_what_crosses_and_a_caller_without
     assert month_of(traffic, {**both, "WEB": Counter({Z1: 1, FAR: 1})}, PRICES) == pytest.approx(per_month(500, 0.05))
     pods = month_of_pod(traffic, "CART", Z1, both, PRICES) + month_of_pod(traffic, "CART", Z2, both, PRICES)
     assert pods == 0
+
+
+@pytest.mark.parametrize("last", ["shop", "more"])
+def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_tells_where_money_goes(last: str) -> None:
+    def service(namespace: str, distribution: str) -> Service:
+        spec = {"selector": {WORKLOAD_LABEL: "CART"}, "trafficDistribution": distribution, "clusterIP": "10.0.0.1"}
+        return msgspec.convert({"metadata": {"name": "cart", "namespace": namespace}, "spec": spec}, Service)
+
+    mixed = ServiceIndex.among([service("shop", "PreferSameZone"), service("more", "")])
+    alike = ServiceIndex.among([service("shop", "PreferSameZone"), service("more", "PreferSameNode")])
+    pods = [pod("c", "CART", "n1"), pod("c", "CART", "n2")]
+    pods[1] = msgspec.structs.replace(pods[1], metadata=msgspec.structs.replace(pods[1].metadata, namespace="more"))
+    pods.sort(key=lambda each: each.metadata.namespace == last)
+    assert near_of(pods, mixed) == frozenset()
+    assert near_of(pods, alike) == {"CART"}
 
 
 def test_two_replicas_in_two_zones_and_any_of_them_answering_leave_half_of_all_calls_between_zones() -> None:

@@ -440,6 +440,26 @@ def test_parity_counts_all_pairs(simulate: Any) -> None:
     assert simulate(*objects, pod("a", "a"), flags=("--objective", "time"))["violations"] == 0
 
 
+@pytest.mark.parametrize("namespaces", [("default", "more"), ("more", "default")])
+def test_of_callees_in_several_namespaces_the_service_that_keeps_least_near_counts(
+    simulate: Any, namespaces: tuple[str, str]
+) -> None:
+    """As for the leader: the caller has a callee in its zone, and one beyond the limit that may answer all the same."""
+    told = app_group(("a", "b", 2), workloads="ab")
+    for workload in told["spec"]["workloads"]:
+        workload["workload"]["namespace"] = "more"
+    lets_in = {
+        "kind": "Namespace",
+        "metadata": {"name": "more", "labels": {"netaware.io/appgroups-from": "default"}},
+    }
+    kept, any_ = service("b", "PreferSameZone"), service("b")
+    kept["metadata"]["namespace"], any_["metadata"]["namespace"] = namespaces
+    here = pod("here", "b", nodeName="a0")
+    there = pod("there", "b", nodeName="b0", metadata={"namespace": "more"})
+    answer = simulate(*TWO_ZONES, FAR, told, lets_in, kept, any_, here, there, pod("p", "a", nodeName="a1"))
+    assert answer["violations"] == 1
+
+
 def test_ports_of_the_host_that_a_pod_holds_are_taken(simulate: Any) -> None:
     def serving(name: str, **more: Any) -> dict[str, Any]:
         made = pod(name, "a", **more)
