@@ -19,8 +19,15 @@ from controller.cli.propose_gain import Gain, gain_of
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money, rate
 from controller.cli.templates import Controller
-from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
+from controller.cli.traffic_reading import (
+    Traffic,
+    add_price_arguments,
+    add_traffic_arguments,
+    read_prices,
+    read_traffic,
+)
 from controller.cluster.graph import build_graph
+from controller.cluster.pods import placement_of
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.groups.order import order
 from controller.scheduler.problem_builder import Spread
@@ -28,7 +35,7 @@ from controller.scheduler.rollout import LONGEST_S
 from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
-from controller.traffic.proposals import Drift, Proposal, Wish, drift_of, propose
+from controller.traffic.proposals import Drift, Placing, Proposal, Wish, drift_of, propose
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Resource, split_key
 from netperf.contract import PROPOSAL_ANNOTATION
@@ -220,7 +227,15 @@ async def make_proposals(
         KubekitError: no answer.
     """
     traffic = await read_traffic(session, source, window_s)
-    found = propose(traffic.graph, traffic.workloads, traffic.groups, namespace, traffic.cost_of, wish=wish)
+    found = propose(
+        traffic.graph,
+        traffic.workloads,
+        traffic.groups,
+        namespace,
+        traffic.cost_of,
+        wish=wish,
+        placing=_placing(traffic, namespace),
+    )
     if one_by_one:
         found = [in_turns(proposal) for proposal in found]
     mine = {g.metadata.name: g for g in traffic.groups if g.metadata.namespace == namespace}
@@ -237,6 +252,13 @@ async def make_proposals(
         tuple(o for o in traffic.graph.left_out if namespace in {split_key(o.client)[0], split_key(o.server)[0]}),
         gains=tuple(gains),
     )
+
+
+def _placing(traffic: Traffic, namespace: str) -> Placing:
+    snapshot = traffic.snapshot
+    labels = next((n.metadata.labels for n in snapshot.namespaces if n.metadata.name == namespace), None)
+    scheduler = snapshot.scheduler
+    return Placing(placement_of(labels, scheduler.placement), scheduler.scheduler_names)
 
 
 def _manifests(proposals: Sequence[Proposal]) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from controller.cluster.graph import GREATEST_COST, build_graph
 from controller.cluster.membership import Membership
-from controller.cluster.pods import DEFAULT_SCHEDULER, PLACEMENT_LABEL
+from controller.cluster.pods import DEFAULT_SCHEDULER, OUR_SCHEDULER, Placement, placement_of, serves
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SPREAD_ANNOTATION, WORKLOAD_LABEL, AppGroup
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
@@ -94,6 +94,18 @@ class Wish(msgspec.Struct, frozen=True):
     scheduler: str = ""
 
 
+class Placing(msgspec.Struct, frozen=True):
+    """How pods of the namespace hear of their plan.
+
+    Attributes:
+        placement: where their own label says nothing: the namespace's label, else ``scheduler.placement``.
+        scheduler_names: schedulers that ask us; empty for all.
+    """
+
+    placement: Placement = "extender"
+    scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
+
+
 def propose(
     graph: TrafficGraph,
     workloads: Workloads,
@@ -102,8 +114,10 @@ def propose(
     cost_of: CostOf,
     *,
     wish: Wish | None = None,
+    placing: Placing | None = None,
 ) -> list[Proposal]:
     """AppGroups for one namespace, greatest traffic first."""
+    placing = placing or Placing()
     inside: list[ObservedDependency] = []
     outside: list[ObservedDependency] = []
     for d in graph.dependencies:
@@ -131,7 +145,7 @@ def propose(
         name = known.group_of(members) or _new_name(edges[index], members, namespace, taken | known.names)
         taken.add(name)
         part = _Part(namespace, name, members, edges[index], tuple(sorted(ends[index])))
-        proposals.append(_proposal(part, workloads, known, cost_of, wish or Wish()))
+        proposals.append(_proposal(part, workloads, known, cost_of, wish=wish or Wish(), placing=placing))
     return sorted(proposals, key=lambda p: (-sum(d.bytes_per_s for d in p.dependencies), p.name))
 
 
@@ -237,7 +251,9 @@ def _new_name(
     return next(f"{namespace}-{n}" for n in range(2, len(taken) + 3) if f"{namespace}-{n}" not in taken)
 
 
-def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostOf, wish: Wish) -> Proposal:
+def _proposal(
+    part: _Part, workloads: Workloads, known: _Written, cost_of: CostOf, *, wish: Wish, placing: Placing
+) -> Proposal:
     selectors = {w: known.selector.get((part.name, w.name)) or _selector(w, workloads) for w in sorted(part.members)}
     dependencies = tuple(
         _dependency(
@@ -256,7 +272,7 @@ def _proposal(part: _Part, workloads: Workloads, known: _Written, cost_of: CostO
     notes = []
     if guessed:
         notes.append(f"who calls whom was guessed for {len(guessed)} of {len(dependencies)}: {', '.join(guessed[:3])}")
-    others = [] if wish.scheduler else [w.name for w in selectors if _is_placed_elsewhere(w, workloads)]
+    others = [] if wish.scheduler else [w.name for w in selectors if _is_placed_elsewhere(w, workloads, placing)]
     if others:
         notes.append(
             f"pods of {', '.join(others[:3])}{', ...' if len(others) > 3 else ''} use {DEFAULT_SCHEDULER}, which does not"
@@ -315,10 +331,11 @@ def _selector(workload: WorkloadId, workloads: Workloads) -> str:
     return found or re.sub(r"[^A-Za-z0-9]+$", "", workload.name[:63])
 
 
-def _is_placed_elsewhere(workload: WorkloadId, workloads: Workloads) -> bool:
-    """Whether its pods go by a scheduler that knows nothing of AppGroups."""
-    labels = workloads.labels.get(workload, {})
-    return workloads.schedulers.get(workload) == DEFAULT_SCHEDULER and PLACEMENT_LABEL not in labels
+def _is_placed_elsewhere(workload: WorkloadId, workloads: Workloads, placing: Placing) -> bool:
+    """Whether its pods go by a scheduler that knows nothing of AppGroups, and that is not told through the pods either."""
+    if workloads.schedulers.get(workload) != DEFAULT_SCHEDULER or serves(DEFAULT_SCHEDULER, placing.scheduler_names):
+        return False
+    return placement_of(workloads.labels.get(workload), placing.placement) == "extender"
 
 
 def _patches(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from controller.cli.propose import _placing
+from controller.cli.traffic_reading import Traffic
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.resources import AppGroup, AppGroupSpec
 from controller.cluster.services import Service
 from controller.prometheus import PrometheusClient, PrometheusError, Series
+from controller.scheduler.config import SchedulerConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
 from controller.traffic.flows import Flow, WorkloadId
 from controller.traffic.graph import build_traffic_graph
@@ -24,6 +28,7 @@ from controller.traffic.money import bill_of
 from controller.traffic.prices import PRESETS, PriceTable, per_month, price_table
 from controller.traffic.proposals import (
     Drift,
+    Placing,
     Wish,
     as_declared,
     drift_of,
@@ -34,6 +39,7 @@ from controller.traffic.proposals import (
 )
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, Workloads, workload_of
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 
@@ -297,6 +303,44 @@ def test_a_proposal_says_who_will_not_follow_it_and_changes_schedulers_only_when
     assert "spec" not in templates["cart"]
     workloads.labels[of("frontend")] = {"netaware.io/placement": "affinity"}
     assert propose(graph, workloads, [], "shop", no_cost)[0].notes == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "placing", "follows"),
+    [
+        ("", Placing(), False),
+        ("", Placing("affinity"), True),
+        ("", Placing("nominated"), True),
+        ("extender", Placing("affinity"), False),
+        ("nominated", Placing(), True),
+        ("unheard-of", Placing(), False),
+        ("", Placing(scheduler_names=("mine", "default-scheduler")), True),
+        ("", Placing(scheduler_names=()), True),
+    ],
+)
+def test_the_default_schedulers_pods_follow_where_pod_namespace_or_configuration_hands_the_plan_to_them(
+    label: str, placing: Placing, follows: bool
+) -> None:
+    workloads = world(["frontend", "cart"])
+    workloads.schedulers = dict.fromkeys((of("frontend"), of("cart")), "default-scheduler")
+    for end in (of("frontend"), of("cart")):
+        workloads.labels[end] = {"netaware.io/placement": label} if label else {}
+    graph = build_traffic_graph([flow("frontend", "cart", 5000.0)])
+    (found,) = propose(graph, workloads, [], "shop", no_cost, placing=placing)
+    assert any("does not follow" in note for note in found.notes) is not follows
+
+
+def test_how_a_namespaces_pods_hear_of_their_plan_is_told_by_its_label_before_the_configuration() -> None:
+    def told(*namespaces: str, **scheduler: Any) -> Placing:
+        labels = {"netaware.io/placement": "affinity"}
+        known = tuple(Object(metadata=ObjectMeta(name=name, labels=labels)) for name in namespaces)
+        snapshot = ClusterSnapshot(now_s=0, namespaces=known, scheduler=SchedulerConfig(**scheduler))
+        return _placing(cast("Traffic", SimpleNamespace(snapshot=snapshot)), "shop")
+
+    assert told("other") == Placing()
+    assert told("other", "shop").placement == "affinity"
+    assert told("shop", placement="nominated").placement == "affinity"
+    assert told(placement="nominated", scheduler_names=("a",)) == Placing("nominated", ("a",))
 
 
 def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobody() -> None:
