@@ -335,11 +335,11 @@ def in_turns(proposal: Proposal) -> Proposal:
     """The same with its patches in the group's order: a pod waits at its gate for workloads that come first and are not there yet."""
     spec = msgspec.convert(proposal.manifest, AppGroup).spec
     graph = build_graph(spec)
-    names = [
-        graph.workloads[position].name for position in order(graph.children, spec.topology_sorting_algorithm).sequence
+    workloads = [
+        graph.workloads[position] for position in order(graph.children, spec.topology_sorting_algorithm).sequence
     ]
-    turn = {name: number for number, name in enumerate(names)}
-    patches = sorted(proposal.patches, key=lambda patch: turn.get(patch[1], len(turn)))
+    turn = {(workload.kind, workload.name): number for number, workload in enumerate(workloads)}
+    patches = sorted(proposal.patches, key=lambda patch: turn.get(patch[:2], len(turn)))
     return msgspec.structs.replace(proposal, patches=tuple(patches))
 
 

@@ -98,13 +98,13 @@ async def gain_of(
         metadata = msgspec.structs.replace(group.metadata, annotations=annotations)
         group = msgspec.structs.replace(group, metadata=metadata)
     namespace = proposal.namespace
-    named = {item.workload.name: item.workload for item in group.spec.workloads or ()}
+    named = {(item.workload.kind, item.workload.name): item.workload for item in group.spec.workloads or ()}
     snapshot = traffic.snapshot
-    templates = {c.metadata.name: c for c in await session.controllers(namespace)}
-    known = {ref.selector: templates[name] for name, ref in named.items() if name in templates}
+    templates = {(c.kind, c.metadata.name): c for c in await session.controllers(namespace)}
+    known = {ref.selector: templates[which] for which, ref in named.items() if which in templates}
     replicas = {selector: controller.pods for selector, controller in known.items()}
     labels = {selector: controller.labels for selector, controller in known.items()}
-    own = {f"{namespace}/{ref.kind}/{name}" for name, ref in named.items()}
+    own = {f"{namespace}/{kind}/{name}" for kind, name in named}
     state = state_of(msgspec.structs.replace(snapshot, groups=tuple(traffic.groups)), ())
     key = f"{namespace}/{proposal.name}"
     state.take_group(key, existing, group)
@@ -116,7 +116,7 @@ async def gain_of(
     planned = await asyncio.to_thread(
         simulate, group, replicas, hosts, used, costs=costs, services=services, labels=labels, prices=prices
     )
-    selectors = {f"{namespace}/{name}": ref.selector for name, ref in named.items()}
+    selectors = {f"{namespace}/{name}": ref.selector for (_, name), ref in named.items()}
     near = kept_near(services, namespace, labels)
     rates = {(selectors[d.client], selectors[d.server]): d.bytes_per_s for d in proposal.dependencies}
     measured, modelled = _zones_of(proposal, traffic, selectors)
@@ -125,7 +125,7 @@ async def gain_of(
     now = {
         selectors[end.key]: places
         for end, places in traffic.workloads.places.items()
-        if end.key in selectors and end.kind == named[end.name].kind
+        if end.namespace == namespace and (end.kind, end.name) in named
     }
     anew = planned.network_aware.placed(hosts)
     start = GroupSnapshot(
@@ -185,6 +185,10 @@ def _and_measured(
     return table
 
 
+_Which = tuple[str, str]
+"""Kind and name: a Deployment and a StatefulSet of one namespace may have one name."""
+
+
 class _End(NamedTuple):
     """Of a rollout."""
 
@@ -195,8 +199,8 @@ class _End(NamedTuple):
 def _ends(
     start: GroupSnapshot,
     proposal: Proposal,
-    templates: Mapping[str, Controller],
-    named: Mapping[str, WorkloadRef],
+    templates: Mapping[_Which, Controller],
+    named: Mapping[_Which, WorkloadRef],
     standing: Sequence[PodInfo],
     *,
     one_by_one: bool,
@@ -204,39 +208,39 @@ def _ends(
 ) -> list[_End]:
     """Where the pods may be once the proposal's patches are rolled out; what it does not patch stays."""
     namespace, replace = proposal.namespace, msgspec.structs.replace
-    patched = {name for _, name, _ in proposal.patches}
+    patched = [
+        (kind, name)
+        for kind, name, _ in proposal.patches
+        if (kind, name) in named and (kind, name) in templates and templates[kind, name].rolls
+    ]
     used = {node: dict(amounts) for node, amounts in start.used.items()}
     old: dict[str, list[OldPod]] = defaultdict(list)
     staying: list[GroupPod] = []
-    selectors = {f"{namespace}/{ref.kind}/{name}": (name, ref.selector) for name, ref in named.items()}
+    of_pods = {f"{namespace}/{kind}/{name}": (kind, name) for kind, name in named}
     placed: dict[str, Counter[Place]] = defaultdict(Counter)
     for pod in standing:
-        name, selector = selectors.get(pod.workload, ("", ""))
+        which = of_pods.get(pod.workload)
         own = pod.wire if pod.labels.get(APPGROUP_LABEL) == proposal.name else None
-        if name in patched and name in templates and templates[name].rolls:
-            old[selector].append(OldPod(pod.node, pod.asks, own))
+        if which in patched:
+            old[named[which].selector].append(OldPod(pod.node, pod.asks, own))
             continue
         add(used.setdefault(pod.node, {}), pod.asks)
         if own is not None:
             staying.append(own)
-        if selector and pod.node in start.hosts:
-            placed[selector][start.hosts[pod.node].location] += 1
+        if which is not None and pod.node in start.hosts:
+            placed[named[which].selector][start.hosts[pod.node].location] += 1
     rolled = []
-    for _, name, _ in proposal.patches:
-        if name in templates and templates[name].rolls and templates[name].replicas:
-            template = templates[name]
-            labels = {
-                **template.labels,
-                APPGROUP_LABEL: proposal.name,
-                WORKLOAD_LABEL: named[name].selector,
-            }
+    for which in patched:
+        template, selector = templates[which], named[which].selector
+        if template.replicas:
+            labels = {**template.labels, APPGROUP_LABEL: proposal.name, WORKLOAD_LABEL: selector}
             metadata = replace(template.spec.template.metadata, namespace=namespace, labels=labels)
             pods = [
-                GroupPod(replace(metadata, name=f"{name}-{number:05d}"), spec)
+                GroupPod(replace(metadata, name=f"{which[1]}-{number:05d}"), spec)
                 for number, spec in enumerate(template.pods)
             ]
-            rolled.append(Rolled(named[name].selector, pods, old[named[name].selector], *template.room))
-    replicas = {ref.selector: templates[name].replicas for name, ref in named.items() if name in templates}
+            rolled.append(Rolled(selector, pods, old[selector], *template.room))
+    replicas = {ref.selector: templates[which].replicas for which, ref in named.items() if which in templates}
     question = replace(start, pods=staying, replicas=replicas, used=used)
     workload_of = {pod.metadata.key: one.workload for one in rolled for pod in one.pods}
     ends = []

@@ -261,7 +261,10 @@ class Session:
         found = await asyncio.gather(
             self._list(DEPLOYMENTS, Controller, namespace), self._list(STATEFUL_SETS, Controller, namespace)
         )
-        return [item for items in found for item in items]
+        kinds = DEPLOYMENTS.kind, STATEFUL_SETS.kind
+        return [
+            msgspec.structs.replace(item, kind=kind) for kind, items in zip(kinds, found, strict=True) for item in items
+        ]
 
     async def room_and_pods(self, without: Callable[[PodInfo], bool]) -> tuple[dict[str, Amounts], list[PodInfo]]:
         """Node -> requests of the pods on it, ``without`` some; and those."""

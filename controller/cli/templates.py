@@ -50,8 +50,13 @@ class _ControllerStatus(Wire, frozen=True):
 
 
 class Controller(Object, frozen=True):
-    """Whatever makes pods from a template: a Deployment, a StatefulSet."""
+    """Whatever makes pods from a template: a Deployment, a StatefulSet.
 
+    Attributes:
+        kind: items of a list do not say it; whoever lists them does.
+    """
+
+    kind: str = ""
     spec: _ControllerSpec = _ControllerSpec()
     status: _ControllerStatus = _ControllerStatus()
 

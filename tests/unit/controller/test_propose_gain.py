@@ -44,7 +44,8 @@ def deployment(name: str, labels: dict[str, str]) -> Controller:
         "spec": {"containers": [{"resources": {"requests": requests}}]},
     }
     spec = {"replicas": 2, "template": template, "strategy": {"type": "RollingUpdate"}}
-    return msgspec.convert({"metadata": {"name": name, "namespace": "shop"}, "spec": spec}, Controller)
+    made = {"kind": "Deployment", "metadata": {"name": name, "namespace": "shop"}, "spec": spec}
+    return msgspec.convert(made, Controller)
 
 
 def service(name: str) -> Service:
@@ -147,3 +148,16 @@ async def test_workloads_that_nothing_rolls_stay_where_they_are() -> None:
     assert gain.places_then == gain.places_now
     assert gain.crossing_then == pytest.approx(gain.crossing_now)
     assert gain.crossing_anew == 0
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_stateful_set_that_has_a_deployments_name_changes_nothing_of_what_is_foretold(*, first: bool) -> None:
+    async def foretold(cluster: Cluster) -> Gain:
+        _, gain = await cluster.gain()
+        return gain
+
+    twin = msgspec.structs.replace(deployment("w1", {}), kind="StatefulSet")
+    twin = msgspec.structs.replace(twin, spec=msgspec.structs.replace(twin.spec, replicas=7))
+    both = Cluster("16")
+    both.templates = [twin, *both.templates] if first else [*both.templates, twin]
+    assert await foretold(both) == await foretold(Cluster("16"))
