@@ -18,11 +18,11 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.connecting import NoWayError, PodPort, WayToConnect, open_way
+from controller.cli.controller_pods import ControllerPod
 from controller.cli.front_door import FrontDoor
 from controller.cli.page_token import Ticket
-from controller.cli.session import CONTROLLER_PORT, NotFoundError, Session
+from controller.cli.session import NotFoundError, Session
 from controller.cli.style import FAINT, STRONG
-from controller.cluster.pods import GroupPod
 from kubekit.errors import ApiError
 from kubekit.lease import Lease
 from kubekit.wire import LEASES, PODS
@@ -37,12 +37,16 @@ class Opened(msgspec.Struct, frozen=True):
     way: str
 
 
-def in_order_of_trust(pods: Sequence[GroupPod], holder: str) -> list[str]:
-    """Names of the pods to ask: the leader first, then those that are ready and not about to go, and the others since they may
+def in_order_of_trust(pods: Sequence[ControllerPod], holder: str) -> list[ControllerPod]:
+    """The pods to ask: the leader first, then those that are ready and not about to go, and the others since they may
     answer. Pure.
     """
-    found = {p.metadata.name: p.ready and p.metadata.deletion_timestamp is None for p in pods}
-    return sorted(found, key=lambda name: (not holder.startswith(f"{name}-"), not found[name], name))
+
+    def trust(pod: ControllerPod) -> tuple[bool, bool, str]:
+        name, stays = pod.metadata.name, pod.metadata.deletion_timestamp is None
+        return not holder.startswith(f"{name}-"), not (pod.ready and stays), name
+
+    return sorted(pods, key=trust)
 
 
 class OpenPage(Command):
@@ -122,20 +126,20 @@ class _Finder(AsyncExitStack):
         session, reasons = self._session, []
         for pod in in_order_of_trust(await self._pods(), await self._holder()):
             try:
-                at = PodPort(session.home, pod, CONTROLLER_PORT)
+                at = PodPort(session.home, pod.metadata.name, await session.port_of(pod))
                 ask, self.way = await open_way(self, session.client, self._flags, at)
             except NoWayError as error:
                 reasons.append(str(error))
                 continue
-            self.pod = pod
+            self.pod = pod.metadata.name
             return ask
         raise NoWayError("\n  ".join(reasons) or f"there is no pod of {CONTROLLER} in namespace {session.home}")
 
-    async def _pods(self) -> list[GroupPod]:
+    async def _pods(self) -> list[ControllerPod]:
         home = self._session.home
         try:
             return await self._session.client.list(
-                PODS, GroupPod, namespace=home, label_selector=CONTROLLER_POD_SELECTOR
+                PODS, ControllerPod, namespace=home, label_selector=CONTROLLER_POD_SELECTOR
             )
         except ApiError as error:
             if error.forbidden:

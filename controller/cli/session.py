@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from controller.cli.controller_pods import ControllerPod, configured_port
 from controller.cli.in_force import read_configuration
 from controller.cli.templates import Controller
 from controller.cluster.hosts import Fleet
@@ -40,7 +41,6 @@ from controller.views.readings import read_all
 from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
-from kubekit.http import parse_listen
 from kubekit.lease import Lease
 from kubekit.wire import (
     CONFIGMAPS,
@@ -62,7 +62,6 @@ from netperf.plans import ZonePlan, decode_plan
 
 BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that hold room."""
-_, CONTROLLER_PORT = parse_listen(ControllerConfiguration().listen)
 PROXY_TIMEOUT_S = 5.0
 
 T = TypeVar("T", bound=Object)
@@ -198,18 +197,31 @@ class Session:
         """
         self.complaints.clear()
         try:
-            pods = await self._list(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
+            pods = await self._list(PODS, ControllerPod, self.home, CONTROLLER_POD_SELECTOR)
         except UnreachableError:
             return  # what else the command reads will say so
         # Together: each of those that hang would be waited for in turn.
-        for remark, complaints in await asyncio.gather(*(self._ask_controller(pod.metadata.name) for pod in pods)):
+        for remark, complaints in await asyncio.gather(*(self._ask_controller(pod) for pod in pods)):
             self.remarks += [remark] if remark else []
             self.complaints += complaints
 
-    async def _ask_controller(self, name: str) -> tuple[str, list[str]]:
+    async def port_of(self, pod: ControllerPod) -> int:
+        """Where a controller serves: as its pod says, else as the configuration in force."""
+        if pod.port is not None:
+            return pod.port
+        given = self.given
+        if given is None:
+            try:
+                given, _ = await read_configuration(self.client, self.home)
+            except KubekitError:
+                given = ControllerConfiguration()
+        return configured_port(given)
+
+    async def _ask_controller(self, pod: ControllerPod) -> tuple[str, list[str]]:
         """A remark, empty for none, and what the replica complains of."""
-        path = PODS.path(self.home, f"{name}:{CONTROLLER_PORT}", "proxy") + "/readyz"
+        name = pod.metadata.name
         try:
+            path = PODS.path(self.home, f"{name}:{await self.port_of(pod)}", "proxy") + "/readyz"
             await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
         except UnreachableError:
             return f"{name}: no answer from /readyz", []

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from controller.cli import page as command
 from controller.cli.connecting import NoWayError
 from controller.cli.page import OpenPage
 from controller.cli.page_token import Ticket
@@ -140,14 +139,12 @@ async def test_the_command_logs_in_by_itself_and_says_why_it_cannot(
     control_plane: ControlPlane,
     client: Client,
     component: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = await serve_page(LOCKED)
     address, page = own_address(), int(url.rpartition(":")[2])
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(relay(address, page))
-        monkeypatch.setattr(command, "CONTROLLER_PORT", port)
-        await controller_pod(client, component, "controller-a", address)
+        await controller_pod(client, component, "controller-a", address, port)
         session = Session(client, None, None, component, stack=stack)
         opened = await OpenPage().ask(session, options(control_plane))
         jar = aiohttp.CookieJar(unsafe=True)

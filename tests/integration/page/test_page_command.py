@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 import aiohttp
 import pytest
 
-from controller.cli import page as command
 from controller.cli.connecting import NoWayError
 from controller.cli.page import OpenPage
 from controller.cli.session import Session
@@ -26,9 +25,11 @@ from tests.integration.page.test_page_behind_the_proxy import own_address, relay
 DEADLINE_S = 30.0
 
 
-async def controller_pod(client: Client, namespace: str, name: str, address: str) -> None:
+async def controller_pod(client: Client, namespace: str, name: str, address: str, port: int) -> None:
     key, _, value = CONTROLLER_POD_SELECTOR.partition("=")
-    spec = {"automountServiceAccountToken": False, "containers": [{"name": "controller", "image": "none"}]}
+    ports = [{"name": "metrics", "containerPort": port}]
+    containers = [{"name": "controller", "image": "none", "ports": ports}]
+    spec = {"automountServiceAccountToken": False, "containers": containers}
     body = {"metadata": {"name": name, "labels": {key: value}}, "spec": spec}
     await client.create(PODS, body, Object, namespace=namespace)
     ready = [{"type": "Ready", "status": "True"}]
@@ -47,17 +48,15 @@ async def test_the_page_opens_with_its_key_and_finds_another_pod_when_its_own_is
     control_plane: ControlPlane,
     client: Client,
     namespace: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = await serve_page()
     address, page = own_address(), int(url.rpartition(":")[2])
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(relay(address, page))
-        monkeypatch.setattr(command, "CONTROLLER_PORT", port)
         session = Session(client, None, None, namespace, stack=stack)
         with pytest.raises(NoWayError, match="there is no pod of netaware-controller"):
             await OpenPage().ask(session, options(control_plane))
-        await controller_pod(client, namespace, "controller-a", address)
+        await controller_pod(client, namespace, "controller-a", address, port)
         opened = await OpenPage().ask(session, options(control_plane))
         assert (opened.pod, opened.way) == ("controller-a", "proxy of the API server")
         root = opened.address.partition("?")[0]
@@ -76,7 +75,7 @@ async def test_the_page_opens_with_its_key_and_finds_another_pod_when_its_own_is
         async with browser.get(f"{root}api/v1/events") as events:
             lines = [(await events.content.readline()).decode() for _ in range(2)]
             assert lines[1] == "event: page\n"
-        await controller_pod(client, namespace, "controller-b", address)
+        await controller_pod(client, namespace, "controller-b", address, port)
         await client.delete(PODS, "controller-a", namespace=namespace, grace_period_s=0)
         async with browser.get(f"{root}api/v1/overview") as overview:
             assert (await overview.json())["version"] > 0

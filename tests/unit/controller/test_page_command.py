@@ -6,29 +6,33 @@ import sys
 from typing import cast
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from controller.cli.connecting import NoWayError, PodPort, WayToConnect, by_port_forward, forwarded_port
+from controller.cli.controller_pods import ControllerPod
 from controller.cli.front_door import FrontDoor
 from controller.cli.page import in_order_of_trust
-from controller.cluster.pods import GroupPod, GroupPodStatus
-from kubekit.wire import Condition, ObjectMeta
 
 AT = PodPort("home", "controller-a", 9851)
 
 
-def pod(name: str, *, ready: bool = True, going: bool = False) -> GroupPod:
-    conditions = [Condition(type="Ready", status="True" if ready else "False")]
-    meta = ObjectMeta(name=name, deletion_timestamp="2026-01-01T00:00:00Z" if going else None)
-    return GroupPod(metadata=meta, status=GroupPodStatus(conditions=conditions))
+def pod(name: str, *, ready: bool = True, going: bool = False) -> ControllerPod:
+    condition = {"type": "Ready", "status": "True" if ready else "False"}
+    meta = {"name": name, "deletionTimestamp": "2026-01-01T00:00:00Z" if going else None}
+    return msgspec.convert({"metadata": meta, "status": {"conditions": [condition]}}, ControllerPod)
 
 
 def test_the_leader_is_asked_first_and_then_who_is_ready() -> None:
     pods = [pod("c-1", ready=False), pod("c-2", going=True), pod("c-3"), pod("c-4")]
-    assert in_order_of_trust(pods, "c-4-0a1b2c3d") == ["c-4", "c-3", "c-1", "c-2"]
-    assert in_order_of_trust(pods, "") == ["c-3", "c-4", "c-1", "c-2"]
-    assert in_order_of_trust([pod("c-10"), pod("c-1")], "c-1-0a1b2c3d") == ["c-1", "c-10"]
+
+    def names(pods: list[ControllerPod], holder: str) -> list[str]:
+        return [found.metadata.name for found in in_order_of_trust(pods, holder)]
+
+    assert names(pods, "c-4-0a1b2c3d") == ["c-4", "c-3", "c-1", "c-2"]
+    assert names(pods, "") == ["c-3", "c-4", "c-1", "c-2"]
+    assert names([pod("c-10"), pod("c-1")], "c-1-0a1b2c3d") == ["c-1", "c-10"]
 
 
 @pytest.mark.parametrize(
