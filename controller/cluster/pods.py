@@ -9,6 +9,7 @@ import msgspec
 
 from controller.cluster.costs import Location
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from kubekit.conditions import find
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import (
     FINISHED,
@@ -270,12 +271,12 @@ class GroupPod(Object, frozen=True):
 
     def condition(self, type_: str) -> Condition | None:
         """One of its conditions."""
-        return _condition(self.status, type_)
+        return find(self.status.conditions, type_)
 
     @property
     def found_no_node(self) -> bool:
         """Whether the scheduler tried it in vain: Unschedulable, or SchedulerError, as for a volume that cannot be bound."""
-        return found_no_node(_condition(self.status, "PodScheduled"))
+        return found_no_node(find(self.status.conditions, "PodScheduled"))
 
 
 class AskedPodSpec(Wire, frozen=True):
@@ -295,11 +296,7 @@ class AskedPod(Wire, frozen=True):
     @property
     def found_no_node(self) -> bool:
         """Whether the scheduler tried it before, in vain for whatever reason."""
-        return found_no_node(_condition(self.status, "PodScheduled"))
-
-
-def _condition(status: GroupPodStatus, type_: str) -> Condition | None:
-    return next((c for c in status.conditions or () if c.type == type_), None)
+        return found_no_node(find(self.status.conditions, "PodScheduled"))
 
 
 def found_no_node(scheduled: Condition | None) -> bool:
