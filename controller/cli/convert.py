@@ -13,7 +13,8 @@ from rich.console import RenderableType
 from controller.cli.command import Command
 from controller.cli.offline_objects import read_documents
 from controller.cli.session import Session
-from controller.convert.spellings import Change, Document, convert
+from controller.convert.documents import Document
+from controller.convert.spellings import Change, convert
 
 
 class Converted(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ makes no sense is left out with a note instead of failing the rest.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
+from controller.convert.documents import objects_in
 from controller.convert.spellings import convert
 from kubekit.errors import ConfigError, KubekitError
 from kubekit.wire import UNREADABLE, Node, Object
@@ -72,7 +72,7 @@ def read_cluster(name: str) -> ClusterFile:
     found = ClusterFile()
     seen: set[tuple[str, str]] = set()
     for document in read_documents(name, "--offline", "give a v1 List of objects"):
-        for item in _items(document, found.problems):
+        for item in objects_in(document, found.problems):
             _take(item, found, seen)
     return found
 
@@ -110,25 +110,6 @@ _PlainLoader.yaml_implicit_resolvers = {
 }
 
 
-def _items(document: Any, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """Objects of a document: of a List (also one of a kind, such as NodeList, or one in another), a bare array, itself."""
-    if isinstance(document, list):
-        for item in document:
-            yield from _items(item, problems)
-    elif isinstance(document, dict):
-        kind = document.get("kind")
-        if isinstance(document.get("items"), list) and (not kind or str(kind).endswith("List")):
-            of_kind = str(kind or "").removesuffix("List")
-            for item in document["items"]:
-                if isinstance(item, dict) and of_kind and not item.get("kind"):
-                    item = {**item, "kind": of_kind}
-                yield from _items(item, problems)
-        else:
-            yield document
-    elif document is not None:
-        problems.append(f"left out: a {type(document).__name__} where an object should be")
-
-
 def _take(item: dict[str, Any], found: ClusterFile, seen: set[tuple[str, str]]) -> None:
     kind = str(item.get("kind") or "")
     if kind not in _KINDS:
@@ -157,7 +138,7 @@ def _take(item: dict[str, Any], found: ClusterFile, seen: set[tuple[str, str]]) 
 
 def _accepted(item: dict[str, Any]) -> dict[str, Any]:
     """In the spelling that the API server accepts; the name stays, since pods refer to it."""
-    if item.get("apiVersion") in {_OURS[item["kind"]], None}:
+    if str(item.get("apiVersion") or "") in {_OURS[item["kind"]], ""}:
         return item
     made = dict(convert([item])[0][0])
     return {**made, "metadata": {**(made.get("metadata") or {}), "name": (item.get("metadata") or {}).get("name")}}

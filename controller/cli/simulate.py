@@ -414,14 +414,16 @@ def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controlle
     groups: list[AppGroup] = []
     controllers: list[Controller] = []
     for document in documents:
+        kind = str(document.get("kind") or "")
         try:
-            if document.get("kind") == "AppGroup":
+            if kind == "AppGroup":
                 groups.append(msgspec.convert(document, AppGroup))
-            elif document.get("kind") in {"Deployment", "StatefulSet"}:
+            elif kind in {"Deployment", "StatefulSet"}:
                 controllers.append(msgspec.convert(document, Controller))
         except msgspec.ValidationError as error:
-            name = document.get("metadata", {}).get("name", "?")
-            raise ConfigError("--filename", f"{document.get('kind')} {name}: {error}") from error
+            metadata = document.get("metadata")
+            name = metadata.get("name", "?") if isinstance(metadata, dict) else "?"
+            raise ConfigError("--filename", f"{kind} {name}: {error}") from error
     if len(groups) != 1:
         raise ConfigError("--filename", f"holds {counted(len(groups), 'AppGroup')}", "give exactly one")
     return groups[0], controllers

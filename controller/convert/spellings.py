@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import msgspec
 
 from controller.cluster.graph import GREATEST_COST
 from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES
+from controller.convert.documents import Document, objects_in
 from controller.groups.order import ALGORITHMS
 from kubekit import quantity
 from kubekit.errors import KubekitError, QuantityError
 from netperf.contract import RESULTS_NAME
-
-Document = dict[str, Any]
 
 KNOWN_GROUPS = frozenset(
     {
@@ -60,7 +58,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def convert(documents: Iterable[object]) -> tuple[list[Document], list[Change]]:
-    """Convert documents as a YAML reader gives them; lists of objects are taken apart.
+    """Convert documents as a YAML reader gives them; lists of objects are taken apart (see `objects_in`).
 
     Raises:
         ConvertError: a document is no object, or lacks what cannot be made up.
@@ -70,22 +68,17 @@ def convert(documents: Iterable[object]) -> tuple[list[Document], list[Change]]:
     for number, document in enumerate(documents, start=1):
         if document is None:
             continue
-        if not isinstance(document, dict):
+        if not isinstance(document, dict | list):
             msg = f"document {number} is no object but {type(document).__name__}"
             raise ConvertError(msg)
-        objects += [_convert_one(item, changes) for item in _items(document)]
+        left_out: list[str] = []
+        objects += [_convert_one(item, changes) for item in objects_in(document, left_out)]
+        changes += [Change(f"document {number}", "items", text) for text in left_out]
     return objects, changes
 
 
-def _items(document: Document) -> list[Document]:
-    kind = str(document.get("kind", ""))
-    if kind.endswith("List") and isinstance(document.get("items"), list):
-        return [item for item in document["items"] if isinstance(item, dict)]
-    return [document]
-
-
 def _convert_one(document: Document, changes: list[Change]) -> Document:
-    kind, group = document.get("kind"), str(document.get("apiVersion", "")).rpartition("/")[0]
+    kind, group = str(document.get("kind") or ""), str(document.get("apiVersion", "")).rpartition("/")[0]
     if kind not in {"AppGroup", "NetworkTopology"} or (group and group not in KNOWN_GROUPS):
         return document
     metadata = document.get("metadata")

@@ -33,6 +33,7 @@ from controller.scheduler.planner import GroupSnapshot, plan_group
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
+from kubekit.errors import ConfigError
 from kubekit.wire import Node
 from tests.unit.controller.test_one_answer import NODES, group, node, pod, topology, weight
 
@@ -166,6 +167,20 @@ async def test_a_simulation_counts_violations_by_the_replica_that_answers_and_in
     assert simulated.network_aware.zones == {"a": ["z1", "z2"], "b": ["z1", "z2"]}
     assert simulated.network_aware.violations == violations
     assert simulated.dependencies[0].network_aware_verdict == ("violated" if violations else "met")
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [({"kind": []}, "holds 0 AppGroups"), ({"kind": "Deployment", "metadata": [1]}, r"Deployment \?: ")],
+)
+async def test_a_file_of_odd_objects_is_told_and_does_not_end_the_command(
+    odd: dict[str, Any], told: str, tmp_path: Any
+) -> None:
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps([odd]))
+    async with cluster(HEAD) as session:
+        with pytest.raises(ConfigError, match=told):
+            await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
 
 
 def deployment(name: str, *, replicas: int) -> dict[str, Any]:

@@ -180,6 +180,52 @@ def test_several_documents_and_lists_are_taken_apart_and_other_kinds_pass_untouc
     assert objects[-1] is other
 
 
+def told_apart(*documents: Any) -> list[tuple[Any, Any, Any]]:
+    objects, _ = convert(documents)
+    return [(o.get("apiVersion"), o.get("kind"), o["metadata"]["name"]) for o in objects]
+
+
+def test_items_of_a_list_of_one_kind_are_of_that_kind_and_version_though_they_do_not_say_so() -> None:
+    group = {"metadata": {"name": "a"}, "spec": {}}
+    ours = [("appgroup.diktyo.x-k8s.io/v1alpha1", "AppGroup", "a")]
+    for version in ("appgroup.diktyo.x-k8s.io/v1alpha1", "scheduling.sigs.x-k8s.io/v1alpha1"):
+        assert told_apart({"apiVersion": version, "kind": "AppGroupList", "items": [group, None]}) == ours
+    stranger = {"apiVersion": "example.com/v1", "kind": "AppGroupList", "items": [group]}
+    assert told_apart(stranger) == [("example.com/v1", "AppGroup", "a")]
+    service = {"metadata": {"name": "s"}}
+    assert told_apart({"apiVersion": "v1", "kind": "ServiceList", "items": [service]}) == [("v1", "Service", "s")]
+    assert service == {"metadata": {"name": "s"}}
+
+
+def test_bare_arrays_lists_in_lists_and_lists_without_a_kind_are_taken_apart() -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+    one = [("v1", "ConfigMap", "c")]
+    for document in (
+        [config],
+        {"items": [config]},
+        [[config]],
+        {"kind": "List", "items": [{"kind": "List", "items": [config]}]},
+    ):
+        assert told_apart(document) == one
+    assert told_apart([], {"kind": "List", "items": []}) == []
+
+
+@pytest.mark.parametrize("odd", [[], {}, [1], 3, True])
+def test_a_kind_or_version_that_is_no_text_passes_untouched(odd: Any) -> None:
+    found = {"apiVersion": odd, "kind": odd, "metadata": {"name": "x"}}
+    assert convert([found, {"kind": "AppGroupList", "items": [{**found, "kind": odd or [0]}]}])[0][0] == found
+
+
+def test_what_is_no_object_among_others_is_left_out_and_told() -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+    objects, changes = convert([config, {"kind": "List", "items": [config, "text", 3]}])
+    assert objects == [config, config]
+    assert list(map(str, changes)) == [
+        "document 2: items: left out: a str where an object should be",
+        "document 2: items: left out: a int where an object should be",
+    ]
+
+
 def test_a_kind_of_that_name_in_a_strangers_group_passes_untouched() -> None:
     stranger = {"apiVersion": "example.com/v1", "kind": "AppGroup", "spec": {"x": 1}}
     assert convert([stranger]) == ([stranger], [])

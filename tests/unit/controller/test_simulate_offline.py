@@ -159,6 +159,12 @@ def test_yaml_and_lists_of_one_kind_are_read(simulate: Any) -> None:
     assert set(simulate(text=text)["placements"]) == {"default/p"}
 
 
+def test_a_version_that_is_no_text_is_left_out_with_a_note(simulate: Any) -> None:
+    odd = {**app_group(name="odd"), "apiVersion": []}
+    answer = simulate(node("n"), app_group(workloads="a"), odd, pod("p", "a"))
+    assert set(answer["placements"]) == {"default/p"}
+
+
 def test_bound_pods_stay_and_count(simulate: Any) -> None:
     full = [pod(f"x{i}", "", cpu="8", nodeName=name) for i, name in enumerate(("a0", "a1", "b0"))]
     answer = simulate(*TWO_ZONES, app_group(workloads="a"), *full, pod("p", "a"))

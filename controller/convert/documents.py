@@ -1,0 +1,40 @@
+"""Objects out of documents, however people and programs bundle them: Lists, lists of one kind, arrays, one in another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def objects_in(document: object, left_out: list[str]) -> Iterator[Document]:
+    """The objects of a document: of a List (also one of a kind, such as NodeList, or one in another), a bare array, itself.
+
+    Items of a list of one kind need not say their kind and apiVersion, as the API server's do not: they are the list's.
+
+    Args:
+        document: as a reader of YAML or JSON gives it.
+        left_out: takes what is no object; null is nothing.
+    """
+    if isinstance(document, list):
+        for item in document:
+            yield from objects_in(item, left_out)
+    elif isinstance(document, dict):
+        kind = document.get("kind")
+        if isinstance(document.get("items"), list) and (not kind or str(kind).endswith("List")):
+            head = {"apiVersion": document.get("apiVersion"), "kind": str(kind or "").removesuffix("List")}
+            for item in document["items"]:
+                yield from objects_in(_headed(item, head), left_out)
+        else:
+            yield document
+    elif document is not None:
+        left_out.append(f"left out: a {type(document).__name__} where an object should be")
+
+
+def _headed(item: object, head: Document) -> object:
+    """An item that says its kind, or leaves that to its list."""
+    if not isinstance(item, dict) or not head["kind"] or str(item.get("kind") or "") not in {"", head["kind"]}:
+        return item
+    missing = {name: text for name, text in head.items() if text and not item.get(name)}
+    return {**missing, **{k: v for k, v in item.items() if k not in missing}} if missing else item
