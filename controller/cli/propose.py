@@ -27,7 +27,6 @@ from controller.cli.traffic_reading import (
     read_traffic,
 )
 from controller.cluster.graph import build_graph
-from controller.cluster.pods import placement_of
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
 from controller.groups.order import order
 from controller.scheduler.problem_builder import Spread
@@ -256,9 +255,8 @@ async def make_proposals(
 
 def _placing(traffic: Traffic, namespace: str) -> Placing:
     snapshot = traffic.snapshot
-    labels = next((n.metadata.labels for n in snapshot.namespaces if n.metadata.name == namespace), None)
     scheduler = snapshot.scheduler
-    return Placing(placement_of(labels, scheduler.placement), scheduler.scheduler_names)
+    return Placing(snapshot.placements.get(namespace, scheduler.placement), scheduler.scheduler_names)
 
 
 def _manifests(proposals: Sequence[Proposal]) -> str:

@@ -73,6 +73,7 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
         spec: what may hold it back.
         leaving: being deleted.
         created: unix seconds.
+        told: its place is handed over on the pod itself (affinity, nomination), so that its scheduler need not ask us.
         owner: kind and name of what made it, a Deployment rather than its ReplicaSet; None for a bare pod.
     """
 
@@ -91,6 +92,7 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
     leaving: bool = False
     created: float | None = None
     owner: tuple[str, str] | None = None
+    told: bool = False
 
     @property
     def key(self) -> str:

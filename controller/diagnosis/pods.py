@@ -78,10 +78,14 @@ def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> PodVerdict:
         since = seconds(pod.scheduled.last_transition_time) or pod.created
         what = "; ".join((f"{by} finds no node for it: {obstacle.says} ({said})", *held_by(pod, surveys)))
         return PodVerdict(kind, what, since, do=obstacle.do)
-    if pod.group and not serves(pod.scheduler, facts.our_schedulers):
+    if pod.group and not _is_placed_by_us(pod, facts):
         what = f"it carries the label of AppGroup {pod.group}, but schedulerName {by} hands it to a scheduler that does not ask us"
         return PodVerdict("not-ours", what, pod.created, do=(_take_ours(facts),))
     return PodVerdict("waiting", f"{by} has not answered yet", pod.created, do=(describe,))
+
+
+def _is_placed_by_us(pod: PodFact, facts: Facts) -> bool:
+    return pod.told or serves(pod.scheduler, facts.our_schedulers)
 
 
 def _settled(pod: PodFact, facts: Facts, describe: str) -> PodVerdict:
@@ -253,7 +257,7 @@ def _not_ours(facts: Facts) -> Iterator[Finding]:
         if pod.group_key and not pod.leaving:
             by_group[pod.group_key].append(pod)
     for key, pods in sorted(by_group.items()):
-        others = [pod for pod in pods if not serves(pod.scheduler, facts.our_schedulers)]
+        others = [pod for pod in pods if not _is_placed_by_us(pod, facts)]
         if others and len(others) < len(pods):
             by = ", ".join(sorted({pod.placed_by for pod in others}))
             what = f"{_counted(others)} of AppGroup {key}: schedulerName {by} hands them to a scheduler that does not ask us"

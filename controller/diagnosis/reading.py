@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod, target_of
+from controller.cluster.pods import GroupPod, Placement, placement_of, target_of
 from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
 from kubekit.conditions import find
 from kubekit.lease import Lease
@@ -82,8 +82,8 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
     return tuple(found) or None
 
 
-def read_pod(pod: GroupPod, membership: Membership) -> PodFact:
-    """A pod of an AppGroup, or one that somebody asked about."""
+def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "extender") -> PodFact:
+    """A pod of an AppGroup, or one that somebody asked about; ``placement`` counts where its own label says nothing."""
     meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
         namespace=meta.namespace,
@@ -102,6 +102,7 @@ def read_pod(pod: GroupPod, membership: Membership) -> PodFact:
         leaving=meta.deletion_timestamp is not None,
         created=seconds(meta.creation_timestamp),
         owner=owner_of(meta),
+        told=target is not None or placement_of(meta.labels, placement) != "extender",
     )
 
 

@@ -59,12 +59,16 @@ def read_facts(
     """
     around, membership = snapshot.around or Surroundings(), snapshot.membership
     latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
+    placements, default = snapshot.placements, snapshot.scheduler.placement
     views = {agent.node: agent for agent in agents}
     return Facts(
         now=snapshot.now_s,
         around=around,
         groups=snapshot.groups,
-        pods=tuple(read_pod(pod, membership) for pod in (*snapshot.pods, *more)),
+        pods=tuple(
+            read_pod(pod, membership, placements.get(pod.metadata.namespace, default))
+            for pod in (*snapshot.pods, *more)
+        ),
         agents=tuple(
             AgentFact(a.node, a.zone, a.state, a.reason, a.newest_at if a.probes else None, a.version)
             for a in views.values()

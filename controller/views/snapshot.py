@@ -9,7 +9,7 @@ import msgspec
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import GroupPod, Placement, placement_of
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.diagnosis.facts import Surroundings
@@ -106,6 +106,12 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def rules(self) -> NetworkOverheadArgs:
         """Which NetworkTopology and which of its weights count."""
         return self.scheduler.rules
+
+    @property
+    def placements(self) -> dict[str, Placement]:
+        """Per namespace, how pods are told their place that do not say it themselves; elsewhere it is ``scheduler.placement``."""
+        default = self.scheduler.placement
+        return {n.metadata.name: placement_of(n.metadata.labels, default) for n in self.namespaces}
 
     @property
     def membership(self) -> Membership:

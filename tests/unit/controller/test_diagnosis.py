@@ -13,16 +13,19 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S
+from controller.cli.looking import facts_of
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod, GroupPodSpec, Toleration
+from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, GroupPodSpec, Placement, Toleration
 from controller.cluster.resources import APPGROUP_LABEL
 from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, NodeFact, Program, ProgramPod
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.programs import LEADERLESS
 from controller.diagnosis.reading import ProgramPodObject, read_pod, read_programs
 from controller.diagnosis.rules import diagnose, leads
-from kubekit.wire import Condition, Taint, format_time
+from controller.scheduler.config import SchedulerConfig
+from controller.views.snapshot import ClusterSnapshot
+from kubekit.wire import Condition, Object, ObjectMeta, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
 from netperf.results import refresh_s
 from tests.unit.controller.situations import (
@@ -307,6 +310,7 @@ REFUSED = unscheduled(
         ({"scheduled": UNSCHEDULABLE}, "unschedulable", "nodes are full (0/4 nodes are available"),
         ({"scheduled": REFUSED}, "refused", "dependencies would be broken"),
         ({"scheduler": "default-scheduler"}, "not-ours", "does not ask us"),
+        ({"scheduler": "default-scheduler", "told": True}, "waiting", "has not answered yet"),
         ({}, "waiting", "has not answered yet"),
     ],
 )
@@ -411,3 +415,34 @@ def test_what_a_tenant_calls_things_comes_into_no_line_that_is_pasted(owner: str
             assert line.isprintable()
             assert "$(" not in line
             assert "; curl" not in line
+
+
+@pytest.mark.parametrize(("told", "codes"), [(False, {"not-ours"}), (True, set[str]())])
+def test_pods_that_carry_their_plan_themselves_need_no_scheduler_that_asks_us(*, told: bool, codes: set[str]) -> None:
+    pods = (pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2", told=told))
+    assert {finding.code for finding in diagnose(facts(pods=pods))} & {"not-ours"} == codes
+
+
+@pytest.mark.parametrize(
+    ("labels", "space", "placement", "told"),
+    [
+        ({}, {}, "extender", False),
+        ({}, {}, "affinity", True),
+        ({}, {PLACEMENT_LABEL: "nominated"}, "extender", True),
+        ({PLACEMENT_LABEL: "affinity"}, {}, "extender", True),
+        ({PLACEMENT_LABEL: "extender"}, {PLACEMENT_LABEL: "nominated"}, "affinity", False),
+    ],
+)
+def test_how_a_pod_is_told_its_place_is_read_of_pod_namespace_and_configuration(
+    labels: dict[str, str], space: dict[str, str], placement: Placement, *, told: bool
+) -> None:
+    body = {"metadata": {"name": "p", "namespace": "web", "labels": {APPGROUP_LABEL: "shop", **labels}}}
+    namespace = Object(metadata=ObjectMeta(name="web", labels=space))
+    snapshot = ClusterSnapshot(
+        now_s=NOW_S,
+        pods=(msgspec.convert(body, GroupPod),),
+        namespaces=(namespace,),
+        scheduler=SchedulerConfig(placement=placement),
+    )
+    (fact,) = facts_of(snapshot).pods
+    assert fact.told is told
