@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -170,8 +170,8 @@ def _write(path: Path, data: bytes) -> None:
 
 
 @asynccontextmanager
-async def open_tab(chromium: Chromium, *, width: int = 1280, height: int = 900) -> AsyncIterator[Tab]:
-    """A fresh browser with one empty tab, for the time of the block.
+async def open_tab(chromium: Chromium, *flags: str, width: int = 1280, height: int = 900) -> AsyncIterator[Tab]:
+    """A fresh browser with one empty tab, for the time of the block; ``flags`` are more of its own.
 
     Raises:
         BootError: it does not start.
@@ -179,7 +179,7 @@ async def open_tab(chromium: Chromium, *, width: int = 1280, height: int = 900) 
     profile = Path(tempfile.mkdtemp(prefix="netaware-chromium-"))
     log = profile / "log"
     try:
-        process = _launch(chromium, profile, log)
+        process = _launch(chromium, profile, log, flags)
         try:
             address = await _address_of(profile, process, log)
             async with aiohttp.ClientSession() as session, session.ws_connect(address, max_msg_size=0) as socket:
@@ -200,10 +200,10 @@ async def open_tab(chromium: Chromium, *, width: int = 1280, height: int = 900) 
         shutil.rmtree(profile, ignore_errors=True)
 
 
-def _launch(chromium: Chromium, profile: Path, log: Path) -> subprocess.Popen[bytes]:
+def _launch(chromium: Chromium, profile: Path, log: Path, flags: Iterable[str]) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [str(chromium.path), *_arguments(profile)],
+            [str(chromium.path), *_arguments(profile), *flags],
             env={**os.environ, **chromium.env},
             stdin=subprocess.DEVNULL,
             stdout=output,
