@@ -107,10 +107,12 @@ def whole(name: str, allocatable: Mapping[str, int]) -> int:
 def lacking(wanted: Mapping[str, int], allocatable: Mapping[str, int], *taken: Mapping[str, float]) -> str:
     """The first resource of which a host has too little left; empty where it has enough of all."""
     for name, value in wanted.items():
-        left: float = whole(name, allocatable)
+        left: float | None = allocatable.get(name)
+        if left is None:  # a port, or nothing: a call for each resource of each host would be a tenth of a plan's turn
+            left = whole(name, allocatable)
         for held in taken:
             left -= held.get(name, 0)
-        if value > max(left, 0):
+        if value > left and value > 0:
             return name
     return ""
 

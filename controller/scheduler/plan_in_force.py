@@ -275,6 +275,14 @@ def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assume
         fleet: the hosts and what bound pods use of them.
         assumed: promises and refusals.
     """
+    uncounted, followed = hold_against(plan, pods, fleet, assumed)
+    return PlanVerdict(uncounted, followed, _has_room(group, uncounted, fleet, assumed))
+
+
+def hold_against(
+    plan: Plan, pods: Sequence[GroupPod], fleet: Fleet, assumed: Assumed
+) -> tuple[list[tuple[GroupPod, str]], bool]:
+    """The first two of `PlanVerdict`. Whether there is room takes longer, and whoever has just planned need not ask."""
     uncounted: list[tuple[GroupPod, str]] = []
     followed = True
     refused = assumed.refused(pods)
@@ -291,7 +299,7 @@ def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assume
             followed &= not astray and not (refused and target.node in refused.get(key, ()))
         if not seat and (node or target is not None):
             uncounted.append((pod, node or (target.node if target is not None else "")))
-    return PlanVerdict(uncounted, followed, _has_room(group, uncounted, fleet, assumed))
+    return uncounted, followed
 
 
 def _has_room(group: str, uncounted: Sequence[tuple[GroupPod, str]], fleet: Fleet, assumed: Assumed) -> bool:

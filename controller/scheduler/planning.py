@@ -22,7 +22,14 @@ from controller.cluster.services import Service
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.plan_in_force import UNPLACED_FOR_S, Assumed, StandingPlan, carried_target, judge
+from controller.scheduler.plan_in_force import (
+    UNPLACED_FOR_S,
+    Assumed,
+    StandingPlan,
+    carried_target,
+    hold_against,
+    judge,
+)
 from controller.scheduler.planner import GroupSnapshot, Plan, without
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
@@ -318,7 +325,8 @@ class GroupPlans:
     def _promise(self, group: str, plan: Plan) -> None:
         pods = self._pods_of(group)
         self._stands(group, plan, pods)
-        self.assumed.promise(group, judge(plan, group, pods, self._fleet, self.assumed).uncounted)
+        uncounted, _ = hold_against(plan, pods, self._fleet, self.assumed)
+        self.assumed.promise(group, uncounted)
 
     def _stands(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
         begun = any(pod.bound for pod in pods)
