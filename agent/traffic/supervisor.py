@@ -87,7 +87,7 @@ def ends_of(pods: Reflector[Pod] | list[Pod]) -> dict[bytes, PodEnd]:
         end = PodEnd(pod.metadata.namespace, *(owner_of(pod.metadata) or ("Pod", pod.metadata.name)))
         for text in {pod.status.pod_ip, *(one.ip for one in pod.status.pod_ips or ())}:
             address = read_address(text)
-            if address is not None:  # Not yet, or nothing that a connection could have.
+            if address is not None:  # Else it has none yet, or nothing that a connection could have.
                 found[address.packed] = end
     return found
 
