@@ -1,6 +1,6 @@
-"""Recording rules and alerts as texts: known metrics, runbook sections, severities, and a PrometheusRule that says the same.
+"""Recording rules and alerts: known metrics, runbook sections, severities, a current PrometheusRule, and a promtool test each.
 
-What they compute, and when they fire and resolve, promtool tells in tests/integration/prometheus.
+What they compute, and when they fire and resolve, is tested with promtool in tests/integration/prometheus.
 """
 
 from __future__ import annotations
@@ -8,107 +8,63 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
 
-ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "manifests" / "prometheus"
-REFERENCE = ROOT / "docs" / "metrics.md"
-RUNBOOK = ROOT / "docs" / "runbook.md"
-# What other programs export and everybody has.
-FOREIGN = {"up", "ALERTS", "kube_pod_container_status_ready"}
-
-
-def rules(name: str) -> list[dict[str, Any]]:
-    groups = yaml.safe_load((FOLDER / name).read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
-
+from tests.unit.manifests.metric_names import PROMETHEUS, ROOT, exported_metrics, recorded_metrics, rules
 
 ALERTS = rules("alerts.rules.yaml")
 RECORDED = rules("recording.rules.yaml")
+FOREIGN = {"up", "ALERTS", "kube_pod_container_status_ready"}
 
 
-def known_metrics() -> set[str]:
-    """Families in the generated reference, with the suffixes of histograms."""
-    found: set[str] = set()
-    for name, kind in re.findall(r"^\| `(netaware_\w+)` \| (\w+) \|", REFERENCE.read_text(), re.MULTILINE):
-        found |= {f"{name}_bucket", f"{name}_sum", f"{name}_count"} if kind == "histogram" else {name}
-    return found
+def test_rules_query_exported_or_recorded_metrics() -> None:
+    known = exported_metrics() | recorded_metrics()
+    for rule in (*RECORDED, *ALERTS):
+        names = set(re.findall(r"(?:instance|netaware):[a-zA-Z0-9_:]+|netaware_[a-z0-9_]+", rule["expr"]))
+        assert names or any(metric in rule["expr"] for metric in FOREIGN), rule
+        assert names <= known, rule
 
 
-def metrics_in(expression: str) -> set[str]:
-    """Names of ours in an expression: plain metrics and recorded ones."""
-    return set(re.findall(r"(?:instance|netaware):[a-zA-Z0-9_:]+|netaware_[a-z0-9_]+", expression))
+def test_alerts_have_a_severity_annotations_and_a_runbook_section() -> None:
+    _, *sections = re.split(r"^## ", (ROOT / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)
+    runbook = {
+        section.partition("\n")[0]: re.findall(r"^\*\*(\w+):\*\* \S", section, re.MULTILINE) for section in sections
+    }
+    assert runbook == {rule["alert"]: ["Means", "Look", "Do"] for rule in ALERTS}
+    for rule in ALERTS:
+        name, annotations = rule["alert"], rule["annotations"]
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}, name
+        assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"}, name
+        assert rule["for"], name
+        base = '{{ or $externalLabels.netaware_docs_url "https://netaware.io/docs" }}/runbook.md'
+        assert annotations["runbook_url"] == f"{base}#{name.lower()}"
+        dashboard = annotations["dashboard_url"].removeprefix("{{ $externalLabels.grafana_url }}/d/netaware-")
+        assert (ROOT / "manifests" / "grafana" / f"{dashboard}.json").exists(), name
 
 
-@pytest.mark.parametrize("rule", [*RECORDED, *ALERTS], ids=lambda r: r.get("record") or r["alert"])
-def test_every_metric_of_a_rule_is_exported_or_recorded(rule: dict[str, Any]) -> None:
-    recorded = {r["record"] for r in RECORDED}
-    names = metrics_in(rule["expr"])
-    assert names or any(f in rule["expr"] for f in FOREIGN)
-    assert names - known_metrics() - recorded == set()
-
-
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda r: str(r["alert"]))
-def test_an_alert_says_how_bad_it_is_what_it_means_and_where_to_read_on(rule: dict[str, Any]) -> None:
-    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
-    assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard_url"}
-    assert rule["for"]
-    headings = {heading.lower() for heading in re.findall(r"^## (\w+)$", RUNBOOK.read_text(), re.MULTILINE)}
-    # What Prometheus makes of it, promtool's tests say.
-    base, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    assert base == '{{ or $externalLabels.netaware_docs_url "https://netaware.io/docs" }}/runbook.md'
-    dashboard = rule["annotations"]["dashboard_url"].removeprefix("{{ $externalLabels.grafana_url }}/d/")
-    assert (ROOT / "manifests" / "grafana" / f"{dashboard.removeprefix('netaware-')}.json").exists()
-    assert anchor == rule["alert"].lower()
-    assert anchor in headings
-
-
-def test_the_runbook_says_of_every_alert_and_nothing_else_what_it_means_where_to_look_and_what_to_do() -> None:
-    _, *sections = re.split(r"^## ", RUNBOOK.read_text(), flags=re.MULTILINE)
-    by_name = {section.partition("\n")[0]: section for section in sections}
-    assert sorted(by_name) == sorted(rule["alert"] for rule in ALERTS)
-    for name, section in by_name.items():
-        parts = re.findall(r"^\*\*(\w+):\*\* \S", section, re.MULTILINE)
-        assert parts == ["Means", "Look", "Do"], name
-
-
-def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
-    document = yaml.safe_load((FOLDER / "tests" / "alerts.test.yaml").read_text())
+def test_every_rule_has_a_promtool_test_and_every_alert_one_in_which_it_stays_quiet_afterwards() -> None:
     fired: set[str] = set()
     quiet_after: set[str] = set()
-    for test in document["tests"]:
+    for test in yaml.safe_load((PROMETHEUS / "tests" / "alerts.test.yaml").read_text())["tests"]:
         for case in test["alert_rule_test"]:
             if case["exp_alerts"]:
                 fired.add(case["alertname"])
             elif case["alertname"] in fired:
                 quiet_after.add(case["alertname"])
-    names = {rule["alert"] for rule in ALERTS}
-    assert fired == names
-    assert quiet_after == names
-
-
-def test_every_recording_rule_has_a_test() -> None:
-    text = (FOLDER / "tests" / "recording.test.yaml").read_text()
-    alerts = (FOLDER / "alerts.rules.yaml").read_text()
-    untested = {rule["record"] for rule in RECORDED if f"expr: {rule['record']}" not in text}
-    # What feeds another rule is tried with it.
-    assert untested <= {r for r in untested if r in alerts or any(r in other["expr"] for other in RECORDED)}
+    assert fired == quiet_after == {rule["alert"] for rule in ALERTS}
+    tests = (PROMETHEUS / "tests" / "recording.test.yaml").read_text()
+    # A rule that feeds another rule is tested through it.
+    used = " ".join(rule["expr"] for rule in (*RECORDED, *ALERTS))
+    assert [name for name in recorded_metrics() if f"expr: {name}" not in tests and name not in used] == []
 
 
 def test_the_prometheus_rule_is_what_its_generator_writes() -> None:
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "operator" / "generate.py"), "--check"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, str(PROMETHEUS / "operator" / "generate.py"), "--check"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_no_two_rules_record_the_same_name_and_no_two_alerts_share_one() -> None:
+def test_names_of_rules_are_unique() -> None:
     names = [rule.get("record") or rule["alert"] for rule in (*RECORDED, *ALERTS)]
-    assert len(names) == len(set(names))
+    assert sorted(set(names)) == sorted(names)

@@ -1,0 +1,128 @@
+"""Documents name commands, files, metrics and settings that exist, and references are generated. Each test names all offenders."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import yaml
+
+from agent.config import read_file
+from controller.cli.commands import COMMANDS
+from controller.cli.parser import build_parser
+from controller.config import parse_config
+from lab.__main__ import build_parser as build_lab_parser
+from tests.unit.manifests.metric_names import ROOT
+
+DOCS = ROOT / "docs"
+TEXTS = {path.name: path.read_text() for path in (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")}
+
+
+def test_references_are_current() -> None:
+    command = [sys.executable, "docs/generate.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+def commands(prefix: str) -> Iterator[tuple[str, str]]:
+    """Document and command, of lines of code blocks and of text between backticks."""
+    for name, text in TEXTS.items():
+        blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for line in (*(line for block in blocks for line in block.splitlines()), *re.findall(r"`([^`\n]+)`", prose)):
+            bare = line.strip().removeprefix("$ ")
+            if bare.startswith(prefix + " ") and "..." not in bare and "<" not in bare:
+                yield name, bare
+
+
+def test_commands_in_documents_are_right_usage() -> None:
+    def is_wrong(parser: argparse.ArgumentParser, line: str, words: int) -> bool:
+        arguments = shlex.split(line.partition(" | ")[0], comments=True)[words:]
+        if len(arguments) <= 1:  # The bare name of a command, in prose.
+            return False
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                parser.parse_args(arguments)
+        except SystemExit:
+            return True
+        return False
+
+    parsers = (("kubectl netaware", build_parser(COMMANDS), 2), ("python -m lab", build_lab_parser(), 3))
+    assert [
+        (name, line)
+        for prefix, parser, words in parsers
+        for name, line in commands(prefix)
+        if is_wrong(parser, line, words)
+    ] == []
+
+
+def test_configurations_in_documents_are_read(tmp_path: Path) -> None:
+    def read_agent(block: str) -> object:
+        (tmp_path / "agent.yaml").write_text(block)
+        return read_file(tmp_path / "agent.yaml")
+
+    readers: dict[str, Callable[[str], object]] = {
+        "AgentConfiguration": read_agent,
+        "ControllerConfiguration": lambda block: parse_config(block, "the document"),
+    }
+    blocks = [block for text in TEXTS.values() for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    read = [
+        readers[kind[1]](block)
+        for block in blocks
+        if (kind := re.search(r"^kind: (\w+)$", block, re.MULTILINE)) and kind[1] in readers
+    ]
+    assert len(read) >= 3
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    dead = []
+    for path in (*DOCS.glob("**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text()):
+            file, _, anchor = target.partition("#")
+            where = (path.parent / file).resolve() if file else path
+            headings = re.findall(r"^#+ (.*)$", where.read_text(), re.MULTILINE) if anchor and where.exists() else []
+            anchors = {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            if not where.exists() or (anchor and anchor not in anchors):
+                dead.append((path.name, target))
+    assert dead == []
+
+
+def test_files_and_metrics_that_documents_name_exist() -> None:
+    # A word in capitals stands for a name that the reader chooses.
+    paths = re.compile(r"`((?:agent|controller|kubekit|netperf|manifests|docs|tests|lab)/[\w./-]+)")
+    named = {(name, path) for name, text in TEXTS.items() for path in paths.findall(text)}
+    wrong = [
+        (name, path) for name, path in sorted(named) if not (ROOT / path).exists() and not re.search("[A-Z]{4}", path)
+    ]
+    known = set(re.findall(r"`(netaware_\w+)`", TEXTS["metrics.md"]))
+    assert len(known) > 40
+    wrong += [
+        (name, m) for name, text in TEXTS.items() for m in re.findall(r"`(netaware_\w+)`", text) if m not in known
+    ]
+    assert wrong == []
+
+
+def test_the_cost_page_says_what_the_manifests_request() -> None:
+    text = TEXTS["cost.md"]
+    row = r"^\| ([\w-]+)[^|]*\| (one a node|\d) \| (\w+) \| (\w+) \| (\w+) \|$"
+    rows = re.findall(row, text, re.MULTILINE)
+    said = {name: (cpu, memory, limit) for name, _, cpu, memory, limit in rows}
+    real = {}
+    for path in (*(ROOT / "manifests" / "base").glob("*/d*.yaml"), ROOT / "manifests/components/gates/opener.yaml"):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document and document["kind"] in {"DaemonSet", "Deployment"}:
+                for container in document["spec"]["template"]["spec"]["containers"]:
+                    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+                    real[container["name"]] = (requests["cpu"], requests["memory"], limits["memory"])
+    assert said == real
+    central = [(int(pods), said[name]) for name, pods, *_ in rows if pods.isdigit()]
+    cpu = sum(pods * int(asked[0].removesuffix("m")) for pods, asked in central)
+    memory = sum(pods * int(asked[1].removesuffix("Mi")) for pods, asked in central)
+    assert f"that is {cpu}m and {memory}Mi" in text
