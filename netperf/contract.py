@@ -66,18 +66,13 @@ PROPOSAL_ANNOTATION = "netaware.io/proposal"
 """On an AppGroup, written by whoever applies a proposal: what it foretold (`controller.traffic.foretold`)."""
 
 
-PLAN_FORM = 2
-"""The form of plans that programs of this version read and write; they also read form 1, the only one of 0.1.0."""
-
-
 class Announcement(msgspec.Struct, frozen=True):
-    """The value of `AGENT_ANNOTATION`: where the agent's server listens, by what it probes, and which form of plans it reads."""
+    """The value of `AGENT_ANNOTATION`: where the agent's server listens, and by what it probes."""
 
     address: str = ""
     port: int = 0
     version: str = ""
     prober: str = ""
-    plans: int = 1
 
 
 _decode_announcement = msgspec.json.Decoder(Announcement).decode

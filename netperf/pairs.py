@@ -19,7 +19,7 @@ import msgspec
 
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join
-from netperf.contract import PLAN_FORM, RESULTS_NAME
+from netperf.contract import RESULTS_NAME
 from netperf.errors import Refusal, refuse
 from netperf.plans import (
     DATA_PORT,
@@ -42,11 +42,7 @@ _MASK = 2**64 - 1
 
 
 class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """What planning needs to know of a node; zone and region are label values, empty when absent.
-
-    Attributes:
-        plan_form: the form of plans that the node's agent reads.
-    """
+    """What planning needs to know of a node; zone and region are label values, empty when absent."""
 
     name: str
     address: str
@@ -55,7 +51,6 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = True
     schedulable: bool = True
     agent_ready: bool = True
-    plan_form: int = PLAN_FORM
 
 
 class PlanOptions(Section, frozen=True):

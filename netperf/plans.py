@@ -9,22 +9,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
 
 from kubekit.addresses import read_address
 from kubekit.wire import UNREADABLE
-from netperf.contract import PLAN_FORM, PLAN_NAME_PREFIX
+from netperf.contract import PLAN_NAME_PREFIX
 from netperf.errors import PlanRefusedError, Refusal, check_size, refuse
 from netperf.sample import Count, Label, NodeName, Place, Test
 
 PLAN_KEY = "plan.json"
-COMPACT_KEY = "plan.v2.json"
-"""Beside `PLAN_KEY` where agents of 0.1.0 read that, and want form 1 there: the plan for all others."""
-FORM_1_RANK = 1
-"""A plan of form 1 with a higher rank would be refused by these agents as a whole."""
 
 WITNESS_RANK = 15
 MOST_NODE_PAIRS = 9
@@ -134,9 +129,6 @@ class ZonePlan(_Head, frozen=True, kw_only=True):
         return tuple(probe for probe in self.probes if probe.origin.node == node)
 
 
-_decode_zone_plan = msgspec.json.Decoder(ZonePlan).decode
-
-
 _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
@@ -165,16 +157,6 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
             (index[p.origin], index[p.destination], p.slot, p.rank, int(p.reverse), p.rotation) for p in plan.probes
         ),
     )
-
-
-def _read(text: str) -> tuple[ZonePlan, list[Refusal]]:
-    """A plan in either form. Raises what msgspec raises, of the compact one."""
-    try:
-        return _from_wire(_decode_wire_plan(text))
-    except msgspec.ValidationError:
-        with suppress(msgspec.ValidationError):
-            return _decode_zone_plan(text), []
-        raise
 
 
 def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
@@ -208,29 +190,15 @@ def plan_object_name(zone: str) -> str:
     return f"{PLAN_NAME_PREFIX}{slug}-{digest}"
 
 
-def encode_plan(plan: ZonePlan, *, form: int = PLAN_FORM) -> dict[str, str]:
+def encode_plan(plan: ZonePlan) -> dict[str, str]:
     """The ``data`` of a plan's ConfigMap.
-
-    Args:
-        plan: the plan.
-        form: the oldest that a reader knows. Form 1 is written beside the compact one, without the links that it has no words for.
 
     Raises:
         TooLargeError: it would not fit; 100 zones come to about 20 kB, so this means something else is wrong.
     """
-    compact = msgspec.json.encode(_to_wire(plan)).decode()
-    data = {PLAN_KEY: compact}
-    if form < PLAN_FORM:
-        known = tuple(probe for probe in plan.probes if probe.rank <= FORM_1_RANK)
-        long = msgspec.json.encode(msgspec.structs.replace(plan, probes=known)).decode()
-        data = {PLAN_KEY: long, COMPACT_KEY: compact}
+    data = {PLAN_KEY: msgspec.json.encode(_to_wire(plan)).decode()}
     check_size(plan_object_name(plan.zone), data, "fewer zones per plan")
     return data
-
-
-def form_of(data: Mapping[str, str] | None) -> int:
-    """The oldest form that a plan's ConfigMap was written for."""
-    return 1 if COMPACT_KEY in (data or {}) else PLAN_FORM
 
 
 class DecodedPlan(msgspec.Struct, frozen=True):
@@ -257,12 +225,11 @@ def decode_plan(
         PlanRefusedError: nothing in it can be used; the plan in force should stay. Reasons: ``missing``,
             ``half-written`` (no complete JSON), ``bad-field``, ``wrong-zone``, ``past-epoch``.
     """
-    stored = data or {}
-    text = stored.get(COMPACT_KEY, stored.get(PLAN_KEY))
+    text = (data or {}).get(PLAN_KEY)
     if text is None:
         raise PlanRefusedError("missing", f"no key {PLAN_KEY}")
     try:
-        plan, refusals = _read(text)
+        plan, refusals = _from_wire(_decode_wire_plan(text))
     except msgspec.ValidationError as error:
         raise PlanRefusedError("bad-field", str(error)) from error
     except UNREADABLE as error:

@@ -18,7 +18,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import KubekitError
 from kubekit.waiting import Backoff
 from kubekit.wire import NODES
-from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, Announcement
+from netperf.contract import AGENT_ANNOTATION, Announcement
 from netperf.plans import ProbeSettings
 from netperf.probers.echo_server import EchoServer
 from netperf.probers.netserver import Netserver
@@ -60,7 +60,7 @@ class Answering:
             return None
         prober = "netperf" if self.netserver is not None else "echo"
         port = self.settings.port if self.netserver is not None else self.settings.echo_port
-        return Announcement(self.address, port, VERSION, prober, PLAN_FORM)
+        return Announcement(self.address, port, VERSION, prober)
 
     @property
     def rejected(self) -> int:

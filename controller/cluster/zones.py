@@ -14,7 +14,7 @@ import msgspec
 from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo
 from kubekit.wire import Node
-from netperf.contract import AGENT_ANNOTATION, PLAN_FORM, REGION_LABEL, ZONE_LABEL, read_announcement
+from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, read_announcement
 from netperf.pairs import ProbeNode
 from netperf.sample import Place
 
@@ -86,7 +86,6 @@ def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> ProbeNode:
         ready=node.ready,
         schedulable=not node.spec.unschedulable,
         agent_ready=present,
-        plan_form=note.plans if note is not None else PLAN_FORM,
     )
 
 

@@ -25,10 +25,10 @@ from kubekit.errors import ApiError
 from kubekit.lease import boot_clock
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
-from netperf.contract import PART_OF, PLAN_FORM, PLAN_LABEL, ZONE_LABEL
+from netperf.contract import PART_OF, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
-from netperf.pairs import PairPlan, ProbeNode, plan_pairs
-from netperf.plans import ZonePlan, decode_plan, encode_plan, form_of, plan_object_name
+from netperf.pairs import PairPlan, plan_pairs
+from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
 from netperf.results import decode_results, planned_keys, removal_patch, vanished_keys
 
 log = logs.get("controller.topology.planner")
@@ -46,48 +46,21 @@ class Changes(msgspec.Struct, frozen=True):
     delete: tuple[str, ...]
 
 
-def plan_changes(
-    plan: PairPlan,
-    previous: Mapping[str, ZonePlan],
-    objects: Mapping[str, ConfigMap],
-    forms: Mapping[str, int] | None = None,
-) -> Changes:
+def plan_changes(plan: PairPlan, previous: Mapping[str, ZonePlan], objects: Mapping[str, ConfigMap]) -> Changes:
     """Compare a plan with the objects that hold the previous one; empty when they say the same.
 
     Args:
         plan: what should be.
         previous: plans that could be read, by zone.
         objects: all plan objects by name.
-        forms: the oldest form that an agent of the zone reads, by zone; ours, where there is no entry.
     """
-
-    def is_stored(zone: str, wanted: ZonePlan) -> bool:
-        found = objects.get(plan_object_name(zone))
-        form = (forms or {}).get(zone, PLAN_FORM)
-        if found is None or previous.get(zone) != wanted or form_of(found.data) != form:
-            return False
-        # What was compared is the compact plan; somebody may have spoilt the other.
-        return form == PLAN_FORM or _same_text(found, wanted, form)
-
-    write = {plan_object_name(zone): wanted for zone, wanted in plan.zones.items() if not is_stored(zone, wanted)}
+    write = {
+        name: wanted
+        for zone, wanted in plan.zones.items()
+        if (name := plan_object_name(zone)) not in objects or previous.get(zone) != wanted
+    }
     wanted_names = {plan_object_name(zone) for zone in plan.zones}
     return Changes(write, tuple(sorted(objects.keys() - wanted_names)))
-
-
-def _same_text(found: ConfigMap, wanted: ZonePlan, form: int) -> bool:
-    try:
-        return found.data == encode_plan(wanted, form=form)
-    except TooLargeError:
-        return False
-
-
-def oldest_forms(facts: Iterable[ProbeNode]) -> dict[str, int]:
-    """Zone -> the oldest form of plans that one of its agents reads."""
-    oldest: dict[str, int] = {}
-    for node in facts:
-        if node.agent_ready:
-            oldest[node.zone] = min(node.plan_form, oldest.get(node.zone, PLAN_FORM))
-    return oldest
 
 
 class ProbePlanner:
@@ -191,17 +164,17 @@ class ProbePlanner:
         nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
         data = {name: self._results.data(name) or {} for name in self.result_objects}
         # At 100 zones planning takes a second: in a thread, since leases and watches share this loop.
-        previous, self._listening, plan, keys, forms = await asyncio.to_thread(
+        previous, self._listening, plan, keys = await asyncio.to_thread(
             self._think, objects, nodes, pods, data, (self._clock(), self._wall())
         )
         self._tell_silent()
         self._expect(keys)
-        changes = plan_changes(plan, previous, objects, forms)
+        changes = plan_changes(plan, previous, objects)
         for results in sorted({zone_plan.results for zone_plan in plan.zones.values()}):
             await self._make(ObjectName(self._namespace, results))
         for name, zone_plan in changes.write.items():
             try:
-                await self._write(name, zone_plan, objects.get(name), forms.get(zone_plan.zone, PLAN_FORM))
+                await self._write(name, zone_plan, objects.get(name))
             except TooLargeError as error:  # the other zones' plans are not to blame
                 self._writes.labels("plan-too-large").inc()
                 log.change(f"size/{name}", "large", "plan not written", zone=zone_plan.zone, error=error)
@@ -235,7 +208,7 @@ class ProbePlanner:
         pods: Sequence[PodInfo],
         data: Mapping[ObjectName, Mapping[str, str]],
         clocks: tuple[float, float],
-    ) -> tuple[dict[str, ZonePlan], Listening, PairPlan, Collection[str], Mapping[str, int]]:
+    ) -> tuple[dict[str, ZonePlan], Listening, PairPlan, Collection[str]]:
         """Find the nodes that nobody can measure, and plan without them. Reads nothing but its arguments and the configuration."""
         now_s, wall_s = clocks
         previous = _decode(objects)
@@ -250,13 +223,12 @@ class ProbePlanner:
             interval_s=self.interval_s,
         )
         agents = agent_pods_by_node(pods)
-        known = [facts_of(node, agents) for node in nodes]
-        facts = without_suspects(known, listening.quarantine)
+        facts = without_suspects((facts_of(node, agents) for node in nodes), listening.quarantine)
         options = self._config.probing
         plan = plan_pairs(facts, options, previous, wall_s, witnesses=listening.witnesses)
         # What stood until now as well: a new leader that plans anew at once has not asked for it, but somebody has.
         keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
-        return previous, listening, plan, keys, oldest_forms(known)
+        return previous, listening, plan, keys
 
     def _expect(self, keys: Collection[str]) -> None:
         """Keys of the plan before are still expected for two rounds: agents learn of a plan when it is written, not before."""
@@ -275,7 +247,7 @@ class ProbePlanner:
         newest = {key: self._own.newest(key) for key in names}
         return {found.metadata.name: found for found in newest.values() if found is not None}
 
-    async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None, form: int) -> None:
+    async def _write(self, name: str, plan: ZonePlan, before: ConfigMap | None) -> None:
         body = {
             **CONFIGMAPS.type_meta,
             "metadata": {
@@ -285,7 +257,7 @@ class ProbePlanner:
                 "labels": {PLAN_LABEL: "true", **PART_OF},
                 "annotations": {ZONE_LABEL: plan.zone},
             },
-            "data": encode_plan(plan, form=form),
+            "data": encode_plan(plan),
         }
         after = await self._client.apply(
             CONFIGMAPS, name, body, ConfigMap, field_manager=FIELD_MANAGER, namespace=self._namespace

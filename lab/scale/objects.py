@@ -14,7 +14,6 @@ from netperf.contract import (
     BANDWIDTH,
     NAME_LABEL,
     PART_OF,
-    PLAN_FORM,
     REGION_LABEL,
     ZONE_LABEL,
 )
@@ -65,9 +64,7 @@ def node_body(name: str, *, zone: int, number: int) -> dict[str, Any]:
         for type_ in CONDITIONS
     ]
     amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi", BANDWIDTH: "10000000000"}
-    note = json.dumps(
-        {"address": address, "port": PROBE_PORT, "version": "0.1.0", "prober": "netperf", "plans": PLAN_FORM}
-    )
+    note = json.dumps({"address": address, "port": PROBE_PORT, "version": "0.1.0", "prober": "netperf"})
     return {
         "apiVersion": "v1",
         "kind": "Node",

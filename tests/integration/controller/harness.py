@@ -21,7 +21,6 @@ from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import free_ports
-from netperf.contract import PLAN_FORM
 from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
@@ -118,7 +117,7 @@ def _fetch(url: str) -> str:
 
 async def announce(client: Client, node: str, address: str = "10.9.9.9", *, ready: bool = True) -> None:
     """Do what an agent and a kubelet do: the node is Ready and an agent is there."""
-    note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf", "plans": PLAN_FORM})
+    note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
     body = {"metadata": {"annotations": {"netaware.io/agent": note}}}
     await client.patch(NODES, node, body, Node, kind=MERGE_PATCH)
     condition = {"type": "Ready", "status": str(ready), "reason": "Test", "message": "set by a test"}

@@ -38,9 +38,7 @@ REGIONS = ("ap-south", "eu-central", "eu-west", "sa-east", "us-east", "us-west")
 def make_node(
     name: str, zone: str, region: str, *, ready: bool = True, agent: bool = True, capacity: str = "10G"
 ) -> Node:
-    note = msgspec.json.encode(
-        {"address": "10.0.0.1", "port": 12865, "version": "0.1.0", "prober": "netperf", "plans": 2}
-    ).decode()
+    note = msgspec.json.encode({"address": "10.0.0.1", "port": 12865, "version": "0.1.0", "prober": "netperf"}).decode()
     return Node(
         metadata=ObjectMeta(
             name=name,
