@@ -25,9 +25,12 @@ lab-down: ## End the lab
 	@$(RUN) python -m lab down $(ARGS)
 
 .PHONY: test
-test: ## Every test (unit, integration, e2e); ARGS=tests/unit for some
-	@$(RUN) python -m lab fetch --tests
+test: ## Unit tests, and each rule once on real parts; ARGS=tests/unit for some
 	@$(RUN) .ci/test $(ARGS)
+
+.PHONY: test-all
+test-all: ## Every test: real nodes, other Kubernetes minors, Prometheus, browser, ...; ARGS="-m browser" for one group
+	@$(RUN) .ci/test --all $(ARGS)
 
 .PHONY: test-pythons
 test-pythons: ## Unit tests on each other supported Python that this machine has

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
 from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
-from lab.tool_builds import PROMETHEUS, find_or_build_tools
+from lab.tool_builds import ACTIONLINT, HELM, PROMETHEUS, find_or_build_tool, find_or_build_tools
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
 from tests.support.syntax import nothing_collected
@@ -28,6 +30,30 @@ from tests.support.syntax import nothing_collected
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
 KINDS = ("unit", "integration", "e2e")
+GROUPS = {
+    "real_nodes": "kubelets, containerd, CNI plugins and images of our own",
+    "minors": "control planes of other Kubernetes versions",
+    "chaos": "faults in a whole cluster, and its recovery",
+    "scale": "as many objects as large clusters have",
+    "wan": "the emulated wide-area network, and how accurately it is measured",
+    "prometheus": "a real Prometheus and promtool",
+    "browser": "the page in a real Chromium",
+    "helm": "the chart, with Helm",
+    "solver": "plans compared with the optimum that a solver or brute force finds",
+    "fuzz": "many random inputs",
+    "measure": "figures of time, memory or accuracy",
+    "slow": "anything else that takes its time",
+}
+"""What a test may be marked with that belongs into `make test-all` only, for more than a few minutes of time or a program to build."""
+GROUP_OF_FIXTURE = {
+    "node_programs": "real_nodes",
+    "prometheus_programs": "prometheus",
+    "helm_program": "helm",
+    "actionlint_program": "slow",
+    "chromium": "browser",
+    "axe": "browser",
+}
+"""The group of tests that use what somebody has to build or fetch, unless they are of another group already."""
 OUR_PACKAGES = ["kubekit", "netperf", "agent", "controller", "lab"]
 # Hypothesis watches the clock, which tells more about what else the machine does than about the code under test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,6 +67,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="only tests that can run side by side, or only those marked alone (default: all); see .ci/test",
     )
+    parser.addoption("--all", action="store_true", help=f"also the groups that are left out: {', '.join(GROUPS)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, what in GROUPS.items():
+        config.addinivalue_line("markers", f"{name}: {what} (`make test-all`)")
+    if not config.option.markexpr and not config.getoption("all"):
+        config.option.markexpr = f"not ({' or '.join(GROUPS)})"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"selected: {config.option.markexpr or 'every test'}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -48,11 +86,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("phase") == "alone" and collection_path == TESTS / "unit" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if kind in KINDS:
             item.add_marker(kind)
+        if not any(item.get_closest_marker(name) for name in GROUPS):
+            for name in GROUP_OF_FIXTURE.keys() & getattr(item, "fixturenames", ()):
+                item.add_marker(GROUP_OF_FIXTURE[name])
     phase = config.getoption("phase")
     if phase != "all":
         left_out = [item for item in items if (item.get_closest_marker("alone") is not None) != (phase == "alone")]
@@ -78,21 +120,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     needs_programs = any(item.get_closest_marker(kind) for item in session.items for kind in ("integration", "e2e"))
     if not needs_programs or session.config.option.collectonly:
         return
+    wanted = {name: get for name, get in PROGRAMS_OF_FIXTURE.items() if name in fixtures}
     capture = session.config.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     with capture.global_and_fixture_disabled():
+        if wanted and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+            print(f"beside the control plane these tests build or fetch: {', '.join(wanted)}", file=sys.stderr)
         try:
             find_or_build()
-            if "prometheus_programs" in fixtures:
-                find_or_build_tools(PROMETHEUS)
-            if "node_programs" in fixtures:
-                _build_node_programs()
-            if "chromium" in fixtures:
-                find_or_fetch_chromium()
-            if "axe" in fixtures:
-                find_or_fetch_axe()
+            for get in wanted.values():
+                get()
         except BuildError as error:
-            pytest.exit(f"no control plane to test against: {error}", returncode=1)
+            pytest.exit(f"no programs to test with: {error}", returncode=1)
 
 
 def _build_node_programs() -> None:
@@ -103,10 +142,33 @@ def _build_node_programs() -> None:
         return
 
 
+PROGRAMS_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
+    "node_programs": _build_node_programs,
+    "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
+    "helm_program": lambda: find_or_build_tools(HELM),
+    "actionlint_program": lambda: find_or_build_tools(ACTIONLINT),
+    "chromium": find_or_fetch_chromium,
+    "axe": find_or_fetch_axe,
+}
+"""How each fixture's programs are built or fetched."""
+
+
 @pytest.fixture(scope="session")
 def prometheus_programs() -> Mapping[str, Path]:
     """The files of ``prometheus`` and ``promtool``."""
     return find_or_build_tools(PROMETHEUS)
+
+
+@pytest.fixture(scope="session")
+def helm_program() -> Path:
+    """The file of ``helm``."""
+    return find_or_build_tool(HELM)
+
+
+@pytest.fixture(scope="session")
+def actionlint_program() -> Path:
+    """The file of ``actionlint``."""
+    return find_or_build_tool(ACTIONLINT)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from lab.tool_builds import find_or_fetch_operator_definitions
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
 from tests.support.documents import blocks
 
+pytestmark = pytest.mark.real_nodes
+
 NEXT_VERSION = "0.0.0-next"
 FOUR = """\
 name: four

@@ -32,7 +32,7 @@ PROBING = {"intervalS": 6, "slotS": 2, "durationS": 0.8}
 CUT = ("z1", "z3")
 DEADLINE_S = 120.0
 
-pytestmark = pytest.mark.timeout(840)
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(840)]
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ POLICY = {"percentile": "p50", "hysteresis": 0.4, "staleAfterS": 2, "expireAfter
 PROBING = {"intervalS": 6, "slotS": 2, "durationS": 0.8}
 CHANGED = ("z1", "z3")
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.alone]
+pytestmark = [pytest.mark.wan, pytest.mark.timeout(240), pytest.mark.alone]
 
 
 async def topology(client: Client) -> NetworkTopology:

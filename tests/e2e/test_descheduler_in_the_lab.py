@@ -33,7 +33,7 @@ HOLD_S = 6.0
 PAIR = ("z1", "z2")
 SHOP = "shop"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def until(check: Callable[[], Awaitable[bool]], deadline_s: float) -> float:

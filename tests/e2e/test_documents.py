@@ -23,7 +23,7 @@ from tests.support.documents import blocks, keep_files
 
 DEADLINE_S = 120.0
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("privileges")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("privileges")]
 
 
 class Reader:

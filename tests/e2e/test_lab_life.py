@@ -87,6 +87,7 @@ def test_up_gives_a_cluster_whose_nodes_are_ready_and_down_leaves_nothing(lab_co
     assert lab_command.json("down", "--name", "e2e-life")["outcome"] == "not there"
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
 def test_two_labs_run_side_by_side_and_end_one_by_one(lab_command: Command, small: str) -> None:
     one = lab_command.json("up", "--name", "e2e-one", "--topology", small)
@@ -105,6 +106,7 @@ def test_two_labs_run_side_by_side_and_end_one_by_one(lab_command: Command, smal
     assert len(kubectl(two, "get", "nodes")["items"]) == 2
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
 @pytest.mark.parametrize("cure", ["up", "down"])
 def test_a_lab_that_was_killed_is_cleaned_up_by_the_next_command(lab_command: Command, small: str, cure: str) -> None:
@@ -135,6 +137,7 @@ def report_of(command: Command, *argv: str) -> dict[str, Any]:
     return dict(json.loads(stdout))
 
 
+@pytest.mark.chaos
 def test_a_lab_outlives_each_of_its_programs_and_says_which_ended(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-dying", "--topology", "none")
     for name in ("kube-scheduler", "kube-controller-manager", "kwok"):
@@ -149,6 +152,7 @@ def test_a_lab_outlives_each_of_its_programs_and_says_which_ended(lab_command: C
     assert "a program ended" in (lab_command.labs / "e2e-dying.log").read_text()
 
 
+@pytest.mark.chaos
 def test_an_api_server_and_its_etcd_come_back_with_what_they_knew(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-heart", "--topology", "none")
     argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "create", "namespace", "kept"]
@@ -165,6 +169,7 @@ def test_an_api_server_and_its_etcd_come_back_with_what_they_knew(lab_command: C
     wait_until(is_back, 60)
 
 
+@pytest.mark.chaos
 def test_a_scheduler_that_is_frozen_is_told_and_goes_on_when_it_is_mended(lab_command: Command) -> None:
     lab_command("up", "--name", "e2e-frozen", "--topology", "none")
     broken = report_of(lab_command, "break", "scheduler", "--freeze", "--name", "e2e-frozen")
@@ -180,6 +185,7 @@ def test_a_scheduler_that_is_frozen_is_told_and_goes_on_when_it_is_mended(lab_co
     assert "this lab has no program agent-n1" in stderr
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
 def test_a_pair_that_was_cut_is_what_it_was_when_it_is_mended(lab_command: Command, small: str) -> None:
     lab_command("up", "--name", "e2e-cut", "--topology", small)
@@ -192,6 +198,7 @@ def test_a_pair_that_was_cut_is_what_it_was_when_it_is_mended(lab_command: Comma
     assert lab_command.json("wan", "show", "--name", "e2e-cut")["links"] == before
 
 
+@pytest.mark.chaos
 @pytest.mark.usefixtures("privileges")
 def test_an_interrupted_start_leaves_nothing(lab_command: Command, small: str) -> None:
     with lab_command.popen("up", "--name", "e2e-ctrl-c", "--topology", small) as process:

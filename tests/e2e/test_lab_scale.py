@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ZONES, NODES, GROUPS, VIEWERS = 5, 4, 5, 3
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(420)]
 
 
 @pytest.fixture(scope="module")

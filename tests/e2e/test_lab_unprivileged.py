@@ -32,6 +32,7 @@ def user_namespaces() -> None:
         pytest.skip(done.stderr.strip().splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("user_namespaces")
 def test_a_lab_runs_in_a_user_namespace_and_is_reached_from_the_host(lab_command: Command) -> None:
     prefix = DROP if os.geteuid() == 0 else []

@@ -19,7 +19,7 @@ from lab.topology import load
 
 PORT = "12865"
 LATENCY = "P50_LATENCY,P90_LATENCY"
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

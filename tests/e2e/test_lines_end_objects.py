@@ -54,7 +54,7 @@ open(path, "w").write(yaml.safe_dump(whole))
 REGARDING = '{range .items[*]}{.involvedObject.namespace}/{.involvedObject.name}{"\\n"}{end}'
 CODES = {situation.name: situation.code for situation in SITUATIONS}
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1500)]
 
 
 @dataclass(frozen=True)

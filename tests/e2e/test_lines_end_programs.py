@@ -26,6 +26,8 @@ from tests.e2e.lines import Terminal, brief, note
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, Cluster, wait_until
 from tests.unit.controller.situations import SITUATIONS
 
+pytestmark = pytest.mark.real_nodes
+
 THREE = """\
 name: three
 regions:

@@ -45,7 +45,7 @@ links:
 Pair = tuple[str, str]
 Families = dict[str, Metric]
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.alone]
+pytestmark = [pytest.mark.measure, pytest.mark.timeout(150), pytest.mark.alone]
 
 
 async def scrape(installation: Installation) -> list[Families]:

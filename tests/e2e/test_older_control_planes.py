@@ -1,7 +1,7 @@
 """Our product on a control plane of an older minor version: its component installs, and the example is planned, not only placed.
 
-Outside the default run, since it builds a control plane the first time, some minutes:
-    NETAWARE_KUBERNETES=1.33 make test ARGS=tests/e2e/test_older_control_planes.py
+It builds a control plane the first time, some minutes. One version alone:
+    NETAWARE_KUBERNETES=1.33 make test-all ARGS="-m minors"
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 from tests.support.webhook_program import start_webhook
 
-WANTED = [minor for minor in os.environ.get("NETAWARE_KUBERNETES", "").split(",") if minor]
 OLDER = {module.version.removeprefix("v").rpartition(".")[0]: module for module in OLDER_CONTROL_PLANES}
+WANTED = [minor for minor in os.environ.get("NETAWARE_KUBERNETES", "").split(",") if minor] or sorted(OLDER)
 DEADLINE_S = 180.0
 BOUTIQUE = "boutique"
 
-pytestmark = pytest.mark.timeout(600, func_only=True)
+pytestmark = [pytest.mark.minors, pytest.mark.timeout(600, func_only=True)]
 
 
-@pytest.fixture(params=sorted(OLDER))
+@pytest.fixture(params=WANTED)
 def older(request: pytest.FixtureRequest) -> tuple[str, Binaries]:
     minor = str(request.param)
-    if minor not in WANTED:
-        pytest.skip(f"NETAWARE_KUBERNETES={minor} builds and tries it")
     programs: Module = OLDER[minor]
     built = find_or_build(programs)
     return minor, Binaries(built.version, {**find_or_build().paths, **built.paths})

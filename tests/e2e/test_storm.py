@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 # In 32 faults 23 of the 25 kinds.
 SEED = 4713
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

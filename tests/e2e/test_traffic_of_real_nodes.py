@@ -54,7 +54,7 @@ RATE = 4
 WARM_UP_S, WINDOW_S, LONG_S = 90, 180, 900
 COUNT_EVERY_S = 5
 PRICES = "currency: EUR\nbetweenZones: 0.02\nbetweenRegions: 0.05\n"
-pytestmark = pytest.mark.timeout(1100, func_only=True)
+pytestmark = [pytest.mark.real_nodes, pytest.mark.timeout(1100, func_only=True)]
 
 
 async def test_propose_and_money_of_an_application_that_nobody_described(

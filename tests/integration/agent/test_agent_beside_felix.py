@@ -20,7 +20,7 @@ from agent.bandwidth.rules import Policy
 from tests.integration.agent.pods_on_node import NodePod, node_pod, run
 from tests.integration.agent.test_agent_limits import enforce, of_pod
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+pytestmark = [pytest.mark.real_nodes, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")]
 PACKAGE = "github.com/projectcalico/calico"
 RATE = 20_000_000
 DEFAULT_BURST = 4_294_967_296

@@ -17,7 +17,7 @@ from agent.bandwidth.state import Judgement
 from tests.integration.agent.cni_plugins import plugged_pod
 from tests.integration.agent.pods_on_node import NETWORK, PROC, run
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+pytestmark = [pytest.mark.real_nodes, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")]
 RATE = 20_000_000
 CONTAINERD_BURST = 2**32 - 1
 VERSIONS = [("v1.1.1", "bridge"), ("v1.5.0", "ptp"), ("v1.5.1", "bridge"), ("v1.6.2", "ptp"), ("v1.9.1", "bridge")]

@@ -26,7 +26,7 @@ from lab.wan.plan import NETEM, USERSPACE, WanNode, WanPlan, link_of
 ROOT = Path(__file__).parents[3]
 SO_RCVBUFFORCE = 33  # socket(7)
 FAR_US, NEAR_US = 8000.0, 1000.0
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 
 class Wan(NamedTuple):

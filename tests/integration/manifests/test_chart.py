@@ -20,6 +20,8 @@ from lab.controlplane import ControlPlane
 from lab.tool_builds import HELM, find_or_build_tool
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
 
+pytestmark = [pytest.mark.helm, pytest.mark.usefixtures("helm_program")]
+
 CHART = MANIFESTS / "helm" / "netaware"
 # Overlay -> values and version of Kubernetes that give the same.
 SAME = {

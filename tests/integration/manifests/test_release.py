@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lab.tool_builds import ACTIONLINT, find_or_build_tool
 from tests.integration.manifests.kubectl import MANIFESTS
 
 ROOT = MANIFESTS.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 
 
-def test_workflows_are_sound_in_the_eyes_of_actionlint() -> None:
+def test_workflows_are_sound_in_the_eyes_of_actionlint(actionlint_program: Path) -> None:
     assert WORKFLOWS
-    command = [str(find_or_build_tool(ACTIONLINT)), "-no-color", *map(str, WORKFLOWS)]
+    command = [str(actionlint_program), "-no-color", *map(str, WORKFLOWS)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=110)
     assert done.returncode == 0, done.stdout
 

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[3]
 RTT_US = 5000.0
 WATCHED_S = 12.0
 WINDOWS = 12
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 
 class Wan(NamedTuple):

@@ -38,7 +38,7 @@ NOW_S = 1.7e9
 MIB = 2**20
 
 # Thousands of real writes: minutes on a machine that does other things as well.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(400)]
 
 
 def cluster(zones: int, nodes_per_zone: int) -> list[ProbeNode]:
