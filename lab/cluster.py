@@ -25,7 +25,7 @@ from kubekit.waiting import until
 from lab import namespaces, unprivileged
 from lab.build import Binaries, find_or_build
 from lab.controlplane import LOOPBACK, ControlPlane
-from lab.errors import BootError, UnsupportedError
+from lab.errors import BootError
 from lab.faults import tend
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
@@ -36,14 +36,12 @@ from lab.realnode.programs import NodePrograms, find_or_build_node_programs
 from lab.reclaim import LabPlace, hold, place_of, reclaim
 from lab.scheduling import DEFAULT_PROFILE
 from lab.topology import Topology
-from lab.wan import netem
 from lab.wan.control import WanControl
-from lab.wan.plan import NETEM, USERSPACE, WanNode, WanPlan, links_of
+from lab.wan.plan import WanNode, WanPlan, links_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-AUTO = "auto"
 ALL_COMPONENTS = ("controller-manager", "scheduler", "kwok")
 _WAN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
@@ -66,7 +64,6 @@ class Lab:
         boot_s: how long the start took, seconds.
         real: the nodes with a real kubelet, and the registry that they pull from.
         host_server: the API server's URL on the host, when the lab runs in a user namespace; else empty.
-        wan_backend: what delays packets, ``netem`` or ``userspace``; empty without nodes.
     """
 
     name: str
@@ -79,7 +76,6 @@ class Lab:
     boot_s: float = 0.0
     real: RealNodes = field(default_factory=RealNodes)
     host_server: str = ""
-    wan_backend: str = ""
 
     @classmethod
     @asynccontextmanager
@@ -91,7 +87,6 @@ class Lab:
         components: Iterable[str] = ALL_COMPONENTS,
         folder: Path | None = None,
         binaries: Binaries | None = None,
-        wan: str = AUTO,
         api_server_flags: Iterable[str] = (),
     ) -> AsyncIterator[Lab]:
         """Clean up after a killed lab of the same name, then boot; everything is gone when the block ends.
@@ -102,7 +97,6 @@ class Lab:
             components: besides etcd and the API server; leave ``scheduler`` out to start one with an extender later.
             folder: where state directories are, by default the user's.
             binaries: the control plane's programs, by default found or built.
-            wan: what delays packets: ``netem``, ``userspace``, or ``auto`` for netem where the kernel has it.
             api_server_flags: further flags of kube-apiserver, such as those of its audit log.
 
         Raises:
@@ -120,7 +114,7 @@ class Lab:
             try:
                 flags = tuple(api_server_flags)
                 async with _boot(
-                    place, topology, tuple(components), binaries, node_binaries, wan=wan, api_server_flags=flags
+                    place, topology, tuple(components), binaries, node_binaries, api_server_flags=flags
                 ) as lab:
                     lab.boot_s = time.monotonic() - started
                     try:
@@ -216,7 +210,6 @@ class Lab:
             "enter": enter if self.host_server else [],
             "version": self.control_plane.version,
             "topology": self.topology.name if self.topology else None,
-            "wan": self.wan_backend or None,
             "zones": list(self.topology.zones) if self.topology else [],
             "nodes": nodes,
             "addresses": {"api": self.host_server or self.control_plane.server, **self.served},
@@ -252,18 +245,13 @@ async def _boot(
     binaries: Binaries,
     node_binaries: NodePrograms | None,
     *,
-    wan: str,
     api_server_flags: tuple[str, ...],
 ) -> AsyncIterator[Lab]:
     # A crash in native code leaves its stack in the program's log.
     programs = Programs(place.state_dir, {**importable(), "PYTHONFAULTHANDLER": "1"})
     network: LabNetwork | None = None
-    backend = ""
     if topology is not None:
-        backend = await _to_its_end(choose_backend, wan)
-        network = await _to_its_end(
-            create_network, topology.nodes, place.state_dir, backend=backend, dual_stack=topology.dual_stack
-        )
+        network = await _to_its_end(create_network, topology.nodes, place.state_dir, dual_stack=topology.dual_stack)
     address = network.gateway if network else LOOPBACK
     async with ControlPlane.start(
         place.name,
@@ -278,7 +266,6 @@ async def _boot(
     ) as control_plane:
         lab = Lab(place.name, place, topology, control_plane, programs, network.nodes if network else ())
         if network is not None and topology is not None:
-            lab.wan_backend = backend
             await _start_wan(lab, topology, programs)
             if node_binaries is not None:
                 if "scheduler" in components:
@@ -313,7 +300,7 @@ async def _start_wan(lab: Lab, topology: Topology, programs: Programs) -> None:
     nodes = [
         WanNode(n.node.site, n.netns, n.address, n.node.nic_bps, (*n.addresses[1:], *n.pod_ranges)) for n in lab.nodes
     ]
-    plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology), lab.wan_backend)
+    plan = WanPlan(WAN_DEVICE, _WAN_SEED, nodes, links_of(topology))
     plan_file = lab.place.state_dir / "wan.json"
     plan_file.write_bytes(msgspec.json.encode(plan))
     socket_path = lab.place.wan_socket
@@ -332,22 +319,6 @@ async def _to_its_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-def choose_backend(wanted: str) -> str:
-    """What is to delay packets: as asked, or for ``auto`` netem where the kernel has it. Blocks for some milliseconds.
-
-    Raises:
-        UnsupportedError: netem was asked for and the kernel has none.
-    """
-    if wanted == USERSPACE:
-        return USERSPACE
-    if netem.is_available():
-        return NETEM
-    if wanted == NETEM:
-        msg = "this kernel has no netem (or no htb or u32); `--wan userspace` works everywhere"
-        raise UnsupportedError(msg)
-    return USERSPACE
 
 
 def _keep_logs(place: LabPlace) -> None:

@@ -24,7 +24,6 @@ from lab import namespaces
 from lab.errors import LabError, UnsupportedError
 from lab.realnode import cgroups
 from lab.topology import REAL, LabNode
-from lab.wan.plan import USERSPACE
 
 WAN_DEVICE, MANAGEMENT_DEVICE = "wan0", "mgmt0"
 _SLOTS = 250
@@ -157,16 +156,12 @@ def _effective_capabilities() -> int:
     return 0
 
 
-def create_network(
-    nodes: Sequence[LabNode], state_dir: Path, *, backend: str = USERSPACE, dual_stack: bool = False
-) -> LabNetwork:
+def create_network(nodes: Sequence[LabNode], state_dir: Path, *, dual_stack: bool = False) -> LabNetwork:
     """Take a free slot and make its devices. Blocks for about 25 ms per node: call it in a thread.
 
     Args:
         nodes: the nodes to be.
         state_dir: of the lab; remembers the slot.
-        backend: of the wide-area network: ``userspace`` gives each node a TUN device, ``netem`` a veth on a bridge, which
-            stands in a namespace of its own because firewalls of the host may filter the host's bridges.
         dual_stack: nodes have IPv6 addresses too; the host's own side of the lab stays IPv4.
 
     Raises:
@@ -186,12 +181,7 @@ def create_network(
             host.link("set", index=bridge, state="up")
             for number, node in enumerate(network.nodes):
                 _create_node(host, bridge, f"nav{network.slot}-{number}", node)
-            if backend == USERSPACE:
-                for node in network.nodes:
-                    _create_tun(node)
-            else:
-                _create_wan_bridge(network)
-            for node in network.nodes:
+                _create_tun(node)
                 _address_wan(node)
             _route_pods(host, network)
     except (NetlinkError, OSError) as error:
@@ -215,22 +205,6 @@ def _create_node(host: IPRoute, bridge: int, host_device: str, node: NodeNetwork
 def _create_tun(node: NodeNetwork) -> None:
     with namespaces.entered(node.netns), IPRoute() as inside:
         inside.link("add", ifname=WAN_DEVICE, kind="tuntap", mode="tun")
-
-
-def _create_wan_bridge(network: LabNetwork) -> None:
-    """A bridge that joins the nodes' devices; its namespace's name cannot be a node's, which has no capitals."""
-    netns = f"netaware-{network.slot}-WAN"
-    namespaces.create(netns)
-    with namespaces.entered(netns), IPRoute() as inside:
-        inside.link("add", ifname="wan", kind="bridge")
-        bridge = index_of(inside, "wan")
-        inside.link("set", index=bridge, state="up")
-        for number, node in enumerate(network.nodes):
-            port = f"port{number}"
-            with (namespaces.FOLDER / node.netns).open("rb") as there:
-                peer = {"ifname": WAN_DEVICE, "net_ns_fd": there.fileno()}
-                inside.link("add", ifname=port, kind="veth", peer=peer)
-            inside.link("set", index=index_of(inside, port), master=bridge, state="up")
 
 
 def _address_wan(node: NodeNetwork) -> None:

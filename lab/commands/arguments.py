@@ -10,12 +10,10 @@ import msgspec
 from rich.console import Console
 
 from kubekit.errors import ConfigError
-from lab.cluster import AUTO
 from lab.errors import LabError
 from lab.progress import Say
 from lab.reclaim import LabPlace, holder, place_of
 from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load
-from lab.wan.plan import NETEM, USERSPACE
 
 _NAME = "lab"
 _LONGEST_MINUTES = 24 * 60.0
@@ -65,16 +63,6 @@ def add_dual_stack(parser: argparse.ArgumentParser) -> None:
         "--dual-stack",
         action="store_true",
         help="addresses of IPv6 beside those of IPv4 for nodes, Services and pods of real nodes, as a topology's ipFamilies",
-    )
-
-
-def add_wan(parser: argparse.ArgumentParser) -> None:
-    """``--wan``."""
-    parser.add_argument(
-        "--wan",
-        choices=(AUTO, NETEM, USERSPACE),
-        default=AUTO,
-        help="what delays packets: the kernel's netem, a process of ours, or netem where the kernel has it (%(default)s)",
     )
 
 

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         report |= read_description(place)
         report["programs"] = _programs(place)
         report["broken"] = Faults(place).now
-        report["wan"] = {"backend": report["wan"], **_wan(place)} if report["nodes"] else None
+        report["wan"] = _wan(place) if report["nodes"] else None
     if args.json:
         arguments.print_json(report)
     else:
@@ -111,6 +111,6 @@ def _print(report: dict[str, Any]) -> None:
     if wan and "links" in wan:
         packets = wan["packets"]
         console.print(
-            f"emulated network ({wan['backend']}): {packets['forwarded']} packets forwarded, {packets['lost']} lost on purpose,"
+            f"emulated network: {packets['forwarded']} packets forwarded, {packets['lost']} lost on purpose,"
             f" {packets['dropped']} dropped, at most {wan['late_us']} us late since the last look"
         )

@@ -41,7 +41,6 @@ def add_parser(commands: Any) -> None:
     arguments.add_topology(parser)
     arguments.add_nodes(parser)
     arguments.add_dual_stack(parser)
-    arguments.add_wan(parser)
     arguments.add_json(parser)
     parser.add_argument(
         "--programs", action="store_true", help="install our agents, controller and extender too, as the manifests say"
@@ -107,7 +106,7 @@ async def _serve(topology: Topology | None, place: LabPlace, args: argparse.Name
     later = {"scheduler"} if args.programs and not as_shipped else set()
     components = [component for component in ALL_COMPONENTS if component not in later]
     images = await asyncio.to_thread(build_images) if as_shipped else {}
-    async with Lab.start(topology, name=place.name, components=components, wan=args.wan) as lab:
+    async with Lab.start(topology, name=place.name, components=components) as lab:
         if as_shipped:
             await install_as_shipped(lab, images)
         elif args.programs:
@@ -163,7 +162,7 @@ def _is_up(process: subprocess.Popen[bytes], place: LabPlace) -> bool:
 
 def _holder_command(args: argparse.Namespace) -> list[str]:
     """The command of the process that is to hold the lab."""
-    options = ["--foreground", "--name", args.name, "--topology", args.topology, "--wan", args.wan]
+    options = ["--foreground", "--name", args.name, "--topology", args.topology]
     options += ["--nodes", args.nodes] if args.nodes else []
     options += ["--dual-stack"] if args.dual_stack else []
     return [sys.executable, "-m", "lab", "up", *options, *(["--programs"] if args.programs else [])]

@@ -1,7 +1,33 @@
-"""``python -m lab.wan``: the process behind the emulated network. The lab starts it; people use ``python -m lab wan``."""
+"""``python -m lab.wan PLAN SOCKET``: the process behind the emulated network. The lab starts it; people use ``python -m lab wan``."""
 
+import signal
 import sys
+from pathlib import Path
 
-from lab.wan.server import main
+import msgspec
 
-sys.exit(main(sys.argv[1:]))
+from lab.wan.forwarder import Forwarder, be_punctual
+from lab.wan.plan import WanPlan
+from lab.wan.server import Control, listen
+
+
+def main(argv: list[str]) -> int:
+    """Run until SIGTERM; 2 on wrong usage."""
+    if len(argv) != 2:
+        print("usage: python -m lab.wan PLAN.json CONTROL.sock", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WanPlan)
+    socket_path = Path(argv[1]).absolute()
+    draft = socket_path.with_suffix(".draft")
+    listener = listen(draft)
+    forwarder = Forwarder(plan)
+    be_punctual()
+    # Whoever finds the socket finds a network that carries packets.
+    draft.rename(socket_path)
+    forwarder.run(Control(listener, plan, forwarder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -38,9 +38,6 @@ class WanLink(msgspec.Struct, frozen=True):
         return OneWay(link.rtt_us / 2e6, link.jitter_us / 2e6, link.loss, link.rate_bps)
 
 
-USERSPACE, NETEM = "userspace", "netem"
-
-
 class WanPlan(msgspec.Struct, frozen=True):
     """Everything the network's process needs. ``device`` is the name of the device in every node's namespace."""
 
@@ -48,7 +45,6 @@ class WanPlan(msgspec.Struct, frozen=True):
     seed: int
     nodes: list[WanNode]
     links: list[WanLink]
-    backend: str = USERSPACE
 
 
 class Command(msgspec.Struct, frozen=True):

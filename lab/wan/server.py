@@ -1,13 +1,8 @@
-"""The process behind a lab's emulated network: ``python -m lab.wan PLAN SOCKET``.
-
-Two networks stand behind the same plan and the same control socket: packets carried by this process between TUN devices, or
-the kernel's netem on the nodes' own devices. Whoever asks the socket need not know which.
-"""
+"""The control socket of a lab's emulated network: shows and changes links while packets flow."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -15,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from lab.wan.plan import USERSPACE, Answer, Command, WanLink, WanPlan
+from lab.wan.plan import Answer, Command, WanLink, WanPlan
 
 _CONTROL_TIMEOUT_S = 0.2
 # A command is one small object, sent at once.
@@ -26,13 +21,10 @@ class Network(Protocol):
     """What carries the packets."""
 
     def change(self, link: WanLink) -> None:
-        """Replace a link, both directions, while packets flow. Raises OSError when the kernel refuses."""
+        """Replace a link, both directions, while packets flow."""
 
     def counters(self) -> Answer:
-        """What happened to packets so far. Raises OSError when the kernel does not say."""
-
-    def run(self, control: Control) -> None:
-        """Work until the process is told to end; call ``control.serve()`` whenever ``control.fileno()`` is readable."""
+        """What happened to packets so far."""
 
 
 class Control:
@@ -77,19 +69,6 @@ class Control:
         return Answer(links=[link])
 
 
-def open_network(plan: WanPlan) -> Network:
-    """The network that the plan asks for, ready to carry packets. Imported late: each has needs of its own."""
-    if plan.backend == USERSPACE:
-        from lab.wan.forwarder import Forwarder, be_punctual
-
-        forwarder = Forwarder(plan)
-        be_punctual()
-        return forwarder
-    from lab.wan.netem import NetemNetwork
-
-    return NetemNetwork(plan)
-
-
 def listen(path: Path) -> socket.socket:
     """The control socket. A relative path, since the whole path of a socket may not exceed 107 bytes."""
     path.unlink(missing_ok=True)
@@ -98,20 +77,3 @@ def listen(path: Path) -> socket.socket:
     control.bind(path.name)
     control.listen(8)
     return control
-
-
-def main(argv: list[str]) -> int:
-    """Run until SIGTERM; 2 on wrong usage."""
-    if len(argv) != 2:
-        print("usage: python -m lab.wan PLAN.json CONTROL.sock", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    plan = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WanPlan)
-    socket_path = Path(argv[1]).absolute()
-    draft = socket_path.with_suffix(".draft")
-    listener = listen(draft)
-    network = open_network(plan)
-    # Whoever finds the socket finds a network that carries packets.
-    draft.rename(socket_path)
-    network.run(Control(listener, plan, network))
-    return 0

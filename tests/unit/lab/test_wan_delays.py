@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lab.topology import Link, load
 from lab.wan.delays import MAX_BACKLOG_S, MAX_PACKETS, DelayQueue, OneWay
-from lab.wan.netem import netem_options
 from lab.wan.plan import WanLink, links_of
 
 A, B, C = 0, 1, 2
@@ -135,8 +134,3 @@ def test_a_topologys_links_cover_every_pair_of_sites_and_each_site_itself() -> N
     assert len({(link.origin, link.destination) for link in links}) == len(links) == 16 * 15 // 2 + 16
     inside = [link for link in links if link.origin == link.destination]
     assert {link.link.rtt_us for link in inside} == {topology.same_zone.rtt_us}
-
-
-def test_no_link_is_too_fast_for_the_field_that_netem_has_for_its_rate() -> None:
-    assert netem_options(WanLink("x", "y", Link(1000.0, rate_bps=100 * 10**9)))["rate"] == 2**32 - 1
-    assert netem_options(WanLink("x", "y", Link(1000.0, rate_bps=10**9)))["rate"] == 125_000_000

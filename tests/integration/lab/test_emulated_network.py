@@ -1,9 +1,8 @@
-"""Both emulated networks, ours and the kernel's netem, keep the same promises. Plain UDP round trips, no netperf."""
+"""The emulated network keeps its promises: delay, order, loss, rate. Plain UDP round trips, no netperf."""
 
 from __future__ import annotations
 
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -16,17 +15,16 @@ import msgspec
 import pytest
 
 from lab import namespaces
-from lab.cluster import choose_backend
 from lab.errors import UnsupportedError, WanError
 from lab.network import WAN_DEVICE, LabNetwork, create_network, remove_network
 from lab.topology import LabNode, Link
 from lab.wan.control import WanControl
-from lab.wan.plan import NETEM, USERSPACE, WanNode, WanPlan, link_of
+from lab.wan.plan import WanNode, WanPlan, link_of
 
 ROOT = Path(__file__).parents[3]
 SO_RCVBUFFORCE = 33  # socket(7)
 FAR_US, NEAR_US = 8000.0, 1000.0
-pytestmark = [pytest.mark.wan, pytest.mark.alone]
+pytestmark = pytest.mark.wan
 
 
 class Wan(NamedTuple):
@@ -47,18 +45,17 @@ class Wan(NamedTuple):
         return made
 
 
-@pytest.fixture(params=[USERSPACE, NETEM])
-def wan(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wan]:
+@pytest.fixture
+def wan(tmp_path: Path) -> Iterator[Wan]:
     sites = {"a1": "a", "a2": "a", "b1": "b"}
     nodes = [LabNode(name, "r", site, "1", "1Gi", "10", 10**9) for name, site in sites.items()]
     try:
-        choose_backend(request.param)
-        network = create_network(nodes, tmp_path, backend=request.param, dual_stack=True)
+        network = create_network(nodes, tmp_path, dual_stack=True)
     except UnsupportedError as error:
         pytest.skip(str(error))
     members = [WanNode(n.node.site, n.netns, n.address, n.node.nic_bps, (n.address_6,)) for n in network.nodes]
     links = [link_of("a", "b", Link(FAR_US)), link_of("a", "a", Link(NEAR_US)), link_of("b", "b", Link(NEAR_US))]
-    plan = WanPlan(WAN_DEVICE, 1, members, links, request.param)
+    plan = WanPlan(WAN_DEVICE, 1, members, links)
     (tmp_path / "wan.json").write_bytes(msgspec.json.encode(plan))
     socket_path = tmp_path / "wan.sock"
     argv = [sys.executable, "-m", "lab.wan", str(tmp_path / "wan.json"), str(socket_path)]
@@ -82,7 +79,6 @@ def round_trips_us(
     origin: str,
     destination: str,
     count: int = 20,
-    gap_s: float = 0.0,
     family: socket.AddressFamily = socket.AF_INET,
 ) -> list[float]:
     """Round trips of ``count`` datagrams that the other node sends back, one after the other."""
@@ -101,7 +97,6 @@ def round_trips_us(
             near.sendto(b"%d" % number, far.getsockname())
             assert near.recv(2048) == b"%d" % number
             found.append((time.perf_counter() - started) * 1e6)
-            time.sleep(gap_s)
         thread.join(5)
     return found
 
@@ -121,19 +116,11 @@ def received(wan: Wan, count: int, size: int = 100) -> list[int]:
     return found
 
 
-def test_each_pair_has_its_delay_and_never_less(wan: Wan) -> None:
-    far = round_trips_us(wan, "a1", "b1")
-    near = round_trips_us(wan, "a1", "a2")
-    assert min(far) >= FAR_US
-    assert NEAR_US <= min(near) < statistics.median(near) < FAR_US
-    assert min(round_trips_us(wan, "b1", "a2")) >= FAR_US
-
-
-def test_packets_of_ipv6_have_the_same_delays(wan: Wan) -> None:
-    far = round_trips_us(wan, "a1", "b1", family=socket.AF_INET6)
-    near = round_trips_us(wan, "a1", "a2", family=socket.AF_INET6)
-    assert min(far) >= FAR_US
-    assert NEAR_US <= min(near) < statistics.median(near) < FAR_US
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_each_pair_has_its_delay_and_never_less(wan: Wan, family: socket.AddressFamily) -> None:
+    assert min(round_trips_us(wan, "a1", "b1", family=family)) >= FAR_US
+    assert min(round_trips_us(wan, "b1", "a2", family=family)) >= FAR_US
+    assert NEAR_US <= min(round_trips_us(wan, "a1", "a2", family=family)) < FAR_US
 
 
 def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
@@ -141,7 +128,6 @@ def test_a_link_changes_while_it_is_in_use_in_both_directions(wan: Wan) -> None:
     assert wan.control.links()["a", "b"] == Link(30_000.0)
     assert min(round_trips_us(wan, "a2", "b1", 5)) >= 30_000
     assert min(round_trips_us(wan, "b1", "a1", 5)) >= 30_000
-    assert min(round_trips_us(wan, "a1", "a2", 5)) < 30_000
 
 
 def test_jitter_lengthens_round_trips_and_never_shortens_them(wan: Wan) -> None:
