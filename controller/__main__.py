@@ -69,7 +69,7 @@ def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
         return run_program(lambda: run_opener(cluster, max_wait_s=wait_s, listen=listen))
     from controller.manager import run_manager
 
-    return run_program(lambda: run_manager(cluster, config, arguments.kubeconfig))
+    return run_program(lambda: run_manager(cluster, config))
 
 
 def _print_certificate(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCol
 
 from controller import own_version
 from controller.bootstrap import Bootstrap
-from controller.cli.proposing import Proposer
 from controller.cluster.caches import Caches
 from controller.cluster.status_writing import Capabilities
 from controller.config import ControllerConfiguration
@@ -43,8 +42,8 @@ from netperf.contract import CONTROLLER
 log = logs.get("controller.manager")
 
 
-async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration, kubeconfig: str | None = None) -> None:
-    """Run until cancelled; ``kubeconfig`` is the file that ``cluster`` was loaded from, where one was named.
+async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -> None:
+    """Run until cancelled.
 
     Raises:
         ConfigError: the listen address cannot be bound.
@@ -54,7 +53,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration, k
         collect(registry=registry)
     count_tasks(registry)
     async with Client(cluster, user_agent=f"{CONTROLLER}/{own_version()}") as client:
-        manager = Manager(client, config, registry, kubeconfig)
+        manager = Manager(client, config, registry)
         await manager.run()
 
 
@@ -72,7 +71,6 @@ class Manager:
         client: Client,
         config: ControllerConfiguration,
         registry: CollectorRegistry,
-        kubeconfig: str | None = None,
     ) -> None:
         self.identity = f"{os.environ.get('POD_NAME') or socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.caches = Caches(client, config.namespace)
@@ -166,13 +164,6 @@ class Manager:
             scheduler=config.scheduler,
             client=client,
             prices=config.traffic.prices.table(),
-            propose=Proposer(
-                config.traffic,
-                config.traffic.prometheus_url or config.page.prometheus_url,
-                home=config.namespace,
-                scheduler=config.scheduler,
-                kubeconfig=kubeconfig,
-            ).ask,
         )
         self._announcer = Announcer(lambda: self._page.sources.look(time.time()), client, self._recorder)
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)

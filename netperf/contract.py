@@ -57,13 +57,11 @@ PAGE_AUDIENCE, PAGE_TOKEN_HEADER = "netaware-page", "X-Netaware-Token"
 takes ``Authorization`` for itself."""
 PAGE_ACCOUNT = "netaware-page"
 """The ServiceAccount whose tokens open the page, and which may do nothing else."""
-PAGE_VIEWS = ("/api/v1/overview", "/api/v1/events", "/api/v1/proposal")
-"""What a browser asks of the page beside its document: everything, what changes, what would be proposed."""
+PAGE_VIEWS = ("/api/v1/overview", "/api/v1/events")
+"""What a browser asks of the page beside its document: everything, and what changes."""
 
 MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 """On an AppGroup, written where traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both ways."""
-PROPOSAL_ANNOTATION = "netaware.io/proposal"
-"""On an AppGroup, written by whoever applies a proposal: what it foretold (`controller.traffic.foretold`)."""
 
 
 class Announcement(msgspec.Struct, frozen=True):

@@ -5,47 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Row, Table
-from controller.cli.placed_money import PlacedMoney
+from controller.cli.command import Command, Table
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money
-from controller.cli.traffic_reading import add_price_arguments, read_prices
+from controller.cli.style import BAD, FAINT, STRONG, grid
 from controller.config import load_config
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Move, NodeState, Skip
 from controller.descheduler.preview import Preview, preview
-from controller.traffic.prices import PriceTable
 from kubekit.errors import ConfigError
 
 SHOWN_SKIPS = 20
-
-
-class MoveMoney(msgspec.Struct, frozen=True, rename="camel"):
-    """What a moved pod's calls cost a month, before and after; known from ``basis``.
-
-    Moves are priced one after the other, each with those before it done. ``saved`` is of its whole group: where Services keep
-    calls near, a move also changes who answers others.
-    """
-
-    pod: str
-    before: float
-    after: float
-    saved: float
-    currency: str
-    basis: str
-
-
-class Previewed(Preview, frozen=True):
-    """With prices, also the money of moves whose traffic is known."""
-
-    money: tuple[MoveMoney, ...] = ()
 
 
 class Deschedule(Command):
@@ -68,10 +44,9 @@ class Deschedule(Command):
         parser.add_argument("--dry-run", action="store_true", help="required: there is no other way to run this")
         files = parser.add_mutually_exclusive_group()
         files.add_argument("--config", metavar="FILE", help="a ControllerConfiguration instead of the running one")
-        add_price_arguments(parser)
         files.add_argument("--policy", metavar="FILE", help="LowNodeLoadArgs or a DeschedulerConfiguration to try")
 
-    async def ask(self, session: Session, options: argparse.Namespace) -> Previewed:
+    async def ask(self, session: Session, options: argparse.Namespace) -> Preview:
         """Read the configuration, then the cluster."""
         if not options.dry_run:
             raise ConfigError("--dry-run", "is missing", "evictions are the controller's; this command only shows them")
@@ -94,18 +69,11 @@ class Deschedule(Command):
             session.notes["descheduler"] = "it is not enabled, so nothing of this will happen"
         for i, note in enumerate(answer.notes):
             session.notes[f"plan {i + 1}" if i else "plan"] = note
-        prices = read_prices(options.prices)
-        found = await _money(session, answer.plan.moves, prices) if prices else ()
-        unknown = len(answer.plan.moves) - len(found)
-        if prices and unknown:
-            session.notes["money"] = f"no traffic, or no place to go, is known of {counted(unknown, 'move')}"
-        return Previewed(**msgspec.structs.asdict(answer), money=found)
+        return answer
 
     def show(self, answer: Preview, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """Moves, then hot nodes, then who stays and why."""
         parts: list[RenderableType] = [_moves(answer.plan.moves) if answer.plan.moves else Text("nobody would move")]
-        if isinstance(answer, Previewed) and answer.money:
-            parts += [Text(), *_priced(answer.money)]
         hot = [node for node in answer.plan.nodes if node.kind == "over"]
         if hot:
             parts += [Text(), _hot(hot)]
@@ -116,40 +84,12 @@ class Deschedule(Command):
 
     def rows(self, answer: Preview, options: argparse.Namespace) -> Table:  # noqa: ARG002
         """The moves."""
-        header = ("pod", "node", "target", "strategy", "reason", "cost_before", "cost_after", *_MONEY)
-        priced = {one.pod: one for one in answer.money} if isinstance(answer, Previewed) else {}
-        return header, [
-            (m.pod, m.node, m.target, m.strategy, m.reason, *_known_costs(m), *_known_months(priced.get(m.pod)))
-            for m in answer.plan.moves
-        ]
+        header = ("pod", "node", "target", "strategy", "reason", "cost_before", "cost_after")
+        return header, [(m.pod, m.node, m.target, m.strategy, m.reason, *_known_costs(m)) for m in answer.plan.moves]
 
     def is_bad(self, answer: Preview) -> bool:
         """A hot node cannot be relieved."""
         return any(node.stuck for node in answer.plan.nodes)
-
-
-async def _money(session: Session, moves: Iterable[Move], prices: PriceTable) -> tuple[MoveMoney, ...]:
-    session.namespace = None
-    known = PlacedMoney(await session.snapshot(groups=True), prices)
-    found = []
-    for move in moves:
-        traffic, here, there = known.traffic(move.pod), known.places.get(move.node), known.places.get(move.target)
-        if traffic is None or here is None or there is None:
-            continue
-        before, after = known.month(move.pod, here), known.month(move.pod, there)
-        saved = known.saved_by(move.pod, there)
-        if before is not None and after is not None and saved is not None:
-            found.append(MoveMoney(move.pod, before, after, saved, prices.currency, traffic.basis))
-    return tuple(found)
-
-
-def _priced(found: Sequence[MoveMoney]) -> Iterable[RenderableType]:
-    table = grid("POD", "A MONTH", "AFTER", "MONEY BY", right=("A MONTH", "AFTER"))
-    for one in found:
-        table.add_row(one.pod, money(one.before, one.currency), money(one.after, one.currency), one.basis)
-    yield table
-    saved = sum(one.saved for one in found)
-    yield Text(f"{'saves' if saved >= 0 else 'costs'} {money(abs(saved), found[0].currency)} a month in all")
 
 
 def _with_prometheus(section: DeschedulerConfig, url: str) -> DeschedulerConfig:
@@ -213,15 +153,6 @@ def _summary(answer: Preview) -> str:
 
 
 _KINDS = (("over", "hot"), ("normal", "normal"), ("under", "with low load"), ("unknown", "of unknown load"))
-
-
-_MONEY = ("month_before", "month_after", "month_saved", "currency", "money_by")
-
-
-def _known_months(found: MoveMoney | None) -> Row:
-    if found is None:
-        return (None,) * len(_MONEY)
-    return found.before, found.after, found.saved, found.currency, found.basis
 
 
 def _known_costs(move: Move) -> tuple[int | None, int | None]:

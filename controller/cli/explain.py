@@ -19,10 +19,8 @@ from controller.cli.explain_group import (
     survival_lines,
 )
 from controller.cli.looking import facts_of, state_of, verdict_on
-from controller.cli.placed_money import PlacedMoney
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
-from controller.cli.traffic_reading import add_price_arguments, read_prices
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
 from controller.cli.why import describe_verdict
 from controller.diagnosis.pods import PodVerdict
 from controller.scheduler.balance import as_it_stands
@@ -31,14 +29,6 @@ from controller.scheduler.survival import Survival
 
 SHOWN_CANDIDATES = 30
 SHOWN_BONDS = 6
-
-
-class Months(msgspec.Struct, frozen=True, rename="camel"):
-    """What the pod's calls cost a month by zone that it could be in; known from ``basis``."""
-
-    by_zone: dict[str, float]
-    currency: str
-    basis: str
 
 
 class Explained(msgspec.Struct, frozen=True, rename="camel"):
@@ -52,7 +42,6 @@ class Explained(msgspec.Struct, frozen=True, rename="camel"):
     verdict: PodVerdict | None = None
     at: float = 0.0
     survival: Survival | None = None
-    money: Months | None = None
 
 
 class Explain(Command):
@@ -77,16 +66,11 @@ class Explain(Command):
         """Arguments of this command."""
         parser.add_argument("kind", choices=("pod", "group"), help="what to explain")
         parser.add_argument("name", metavar="NAME", help="the pod, or the AppGroup")
-        add_price_arguments(parser)
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Explained | ExplainedGroup:
         """Read the pod, its group, and everything that the rules look at."""
         if options.kind == "group":
-            prices = read_prices(options.prices)
-            of_group = await explain_group(session, options.name, prices)
-            if prices and of_group.money is None:
-                session.notes["money"] = "no traffic is known of this group"
-            return of_group
+            return await explain_group(session, options.name)
         pod = await session.pod(options.name)
         session.namespace = None
         snapshot = await session.snapshot(groups=True, agents=True, around=True)
@@ -97,11 +81,7 @@ class Explain(Command):
         now = explain(state, pod)
         state.take_pod(pod.metadata.key, None, pod)
         survival = standing_survival(as_it_stands(state, now.group)) if now.group else None
-        prices = read_prices(options.prices)
-        months = _months(PlacedMoney(snapshot, prices), now) if prices else None
-        if prices and months is None:
-            session.notes["money"] = "no traffic is known of this pod's group"
-        return Explained(now, decision_of(pod), verdict, snapshot.now_s, survival, months)
+        return Explained(now, decision_of(pod), verdict, snapshot.now_s, survival)
 
     def show(self, answer: Explained | ExplainedGroup, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """What decided, then the table."""
@@ -120,8 +100,6 @@ class Explain(Command):
             parts.append(_then(answer.decision))
         if answer.survival is not None:
             parts += survival_lines(answer.survival)
-        if answer.money is not None:
-            parts.append(_money_by_zone(answer.money))
         if now.bonds:
             parts += [Text(), _bonds(now)]
         if now.candidates:
@@ -146,10 +124,9 @@ class Explain(Command):
             "violated",
             "cost",
             "score",
-            "month",
             *names,
         )
-        return header, [_row(line, answer.money) for line in answer.now.candidates]
+        return header, [_row(line) for line in answer.now.candidates]
 
     def is_bad(self, answer: Explained | ExplainedGroup) -> bool:
         """The pod violates a dependency where it is, or no place would take it; a group would lose a workload with a zone."""
@@ -160,25 +137,10 @@ class Explain(Command):
         return any(line.violated for line in here) or bool(lines and not any(line.passes for line in lines))
 
 
-def _months(known: PlacedMoney, now: Explanation) -> Months | None:
-    traffic = known.traffic(now.pod)
-    if traffic is None:
-        return None
-    zones = {line.zone: (line.region, line.zone) for line in now.candidates if line.zone}
-    found = {zone: month for zone, place in zones.items() if (month := known.month(now.pod, place)) is not None}
-    return Months(dict(sorted(found.items(), key=lambda item: item[1])), known.prices.currency, traffic.basis)
-
-
-def _money_by_zone(found: Months) -> Text:
-    amounts = ", ".join(f"{zone} {money(month, found.currency)}" for zone, month in found.by_zone.items())
-    return Text.assemble(f"its calls cost a month: {amounts}", (f"  by {found.basis}", FAINT))
-
-
-def _row(line: CandidateLine, found: Months | None) -> Row:
+def _row(line: CandidateLine) -> Row:
     costs = [cell.cost for cell in line.cells]
     counts = (line.nodes, line.passes, line.satisfied, line.violated, line.cost, line.score)
-    month = found.by_zone.get(line.zone) if found is not None else None
-    return (line.region, line.zone, line.node, *counts, month, *costs)
+    return (line.region, line.zone, line.node, *counts, *costs)
 
 
 def _columns(explanation: Explanation) -> Sequence[str]:

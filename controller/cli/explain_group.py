@@ -1,9 +1,8 @@
-"""`explain group NAME`: what the loss of each zone would take from an AppGroup, and what surviving one costs its calls, in time and money."""
+"""`explain group NAME`: what the loss of each zone would take from an AppGroup, and what surviving one costs its calls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -12,9 +11,8 @@ from rich.text import Text
 
 from controller.cli.command import Table
 from controller.cli.looking import belongs_to, state_of
-from controller.cli.placed_money import PlacedMoney
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid, money
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
 from controller.cluster.hosts import hosts_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, SPREAD_ANNOTATION
@@ -23,29 +21,10 @@ from controller.scheduler.planner import GroupSnapshot, plan_group
 from controller.scheduler.problem_builder import Spread
 from controller.scheduler.state import State
 from controller.scheduler.survival import Survival, describe, survival_of
-from controller.traffic.prices import PriceTable
-from controller.traffic.workloads import Place
 from controller.views.snapshot import ClusterSnapshot
 
 LONGEST_S = 20.0
 """For the two plans that the price is the difference of."""
-
-
-class GroupMonths(msgspec.Struct, frozen=True, rename="camel"):
-    """What a group's traffic costs a month; known from ``basis``.
-
-    Attributes:
-        now: as its pods stand.
-        anew: if they were all placed anew by its plan; None where not all of them have room.
-        surviving, not_surviving: likewise were it annotated with spread zone, and with none.
-    """
-
-    now: float
-    anew: float | None
-    surviving: float | None
-    not_surviving: float | None
-    currency: str
-    basis: str
 
 
 class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
@@ -57,7 +36,6 @@ class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
         survival: what each zone's loss would take; with a price where the group's plans survive a zone.
         could_pay_us: what surviving a zone would cost a call where the group does not ask for it; None where it does.
         advice: what would route calls better.
-        money: what its traffic costs; None without prices, or where no traffic is known.
     """
 
     group: str
@@ -65,10 +43,9 @@ class ExplainedGroup(msgspec.Struct, frozen=True, rename="camel"):
     survival: Survival
     could_pay_us: float | None
     advice: tuple[Advice, ...]
-    money: GroupMonths | None = None
 
 
-async def explain_group(session: Session, name: str, prices: PriceTable | None = None) -> ExplainedGroup:
+async def explain_group(session: Session, name: str) -> ExplainedGroup:
     """Read the cluster, and plan the group anew both ways.
 
     Raises:
@@ -83,25 +60,23 @@ async def explain_group(session: Session, name: str, prices: PriceTable | None =
     if key not in state.groups:
         msg = f"there is no AppGroup {name!r} in namespace {namespace}"
         raise NotFoundError(msg)
-    used, _ = await session.room_and_pods(belongs_to(state, key))
-    return await asyncio.to_thread(explain_as_it_stands, snapshot, state, key, used, prices)
+    used = await session.used_without(belongs_to(state, key))
+    return await asyncio.to_thread(explain_as_it_stands, snapshot, state, key, used)
 
 
 def explain_as_it_stands(
-    snapshot: ClusterSnapshot, state: State, key: str, used: dict[str, dict[str, int]], prices: PriceTable | None = None
+    snapshot: ClusterSnapshot, state: State, key: str, used: dict[str, dict[str, int]]
 ) -> ExplainedGroup:
     """The answer; ``used`` is node -> requests of all other pods there."""
     stands = as_it_stands(state, key)
     pods = [p for p in snapshot.pods if p.group and state.group_of(p.metadata.namespace, p.group) == key and not p.over]
-    start = _anew(snapshot, stands, pods, used)
-    paid_us, could_us = _prices(start, stands)
+    paid_us, could_us = _prices(_anew(snapshot, stands, pods, used), stands)
     return ExplainedGroup(
         group=key,
         placed=sum(sum(nodes.values()) for nodes in stands.members),
         survival=standing_survival(stands, paid_us),
         could_pay_us=could_us,
         advice=tuple(advise(stands)),
-        money=_months(PlacedMoney(snapshot, prices), start) if prices is not None else None,
     )
 
 
@@ -146,33 +121,6 @@ def _spread(start: GroupSnapshot, spread: Spread) -> GroupSnapshot:
     return msgspec.structs.replace(start, group=msgspec.structs.replace(start.group, metadata=metadata))
 
 
-def _months(known: PlacedMoney, start: GroupSnapshot) -> GroupMonths | None:
-    key = start.group.metadata.key if start.group else ""
-    traffic, now = known.traffic_of_group(key), known.month_of_group(key)
-    if traffic is None or now is None:
-        return None
-
-    def planned(question: GroupSnapshot) -> float | None:
-        plan = plan_group(msgspec.structs.replace(question, prices=known.prices), deadline_s=LONGEST_S)
-        if plan.unplaced:
-            return None
-        placed: dict[str, Counter[Place]] = defaultdict(Counter)
-        for pod in question.pods:
-            target = plan.targets.get(pod.metadata.key)
-            if target is not None:
-                placed[pod.workload][target.region, target.zone] += 1
-        return known.month_of_group(key, placed)
-
-    return GroupMonths(
-        now=now,
-        anew=planned(start),
-        surviving=planned(_spread(start, "zone")),
-        not_surviving=planned(_spread(start, "none")),
-        currency=known.prices.currency,
-        basis=traffic.basis,
-    )
-
-
 def show_group(answer: ExplainedGroup) -> RenderableType:
     """A line per zone, then the price, then advice."""
     head = Text.assemble((answer.group, STRONG), f"  {counted(answer.placed, 'placed pod')}")
@@ -180,22 +128,8 @@ def show_group(answer: ExplainedGroup) -> RenderableType:
     for loss in answer.survival.losses:
         table.add_row(loss.zone, Text(describe(loss), style=BAD if loss.stops else GOOD))
     parts: list[RenderableType] = [head, Text(), table, Text(), Text(price_line(answer))]
-    if answer.money is not None:
-        parts.append(Text.assemble(money_line(answer.money), (f"  by {answer.money.basis}", FAINT)))
     parts += [Text(advice.text) for advice in answer.advice]
     return Group(*parts)
-
-
-def money_line(found: GroupMonths) -> str:
-    """What its traffic costs, in a sentence."""
-    text = f"its calls cost {money(found.now, found.currency)} a month as it stands"
-    if found.anew is None:
-        return f"{text}; placed anew not all of it would have room"
-    text += f", {money(found.anew, found.currency)} placed anew"
-    if found.surviving is not None and found.not_surviving is not None:
-        more = found.surviving - found.not_surviving
-        text += f"; surviving a zone costs {money(more, found.currency)} of it" if more > 0 else ""
-    return text
 
 
 def price_line(answer: ExplainedGroup) -> str:

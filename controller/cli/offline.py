@@ -24,7 +24,7 @@ from controller.cluster.services import routing_to_all
 from controller.cluster.volumes import Volumes
 from controller.scheduler.affinity import as_asked
 from controller.scheduler.plan.judge import count_hosts, judge
-from controller.scheduler.plan.problem import Ints, Table
+from controller.scheduler.plan.problem import Ints
 from controller.scheduler.plan.solve import Effort, solve
 from controller.scheduler.planner import why_unplaced
 from controller.scheduler.preferences import dependencies_of, objective_of, spread_of
@@ -36,11 +36,9 @@ from controller.scheduler.problem_builder import (
     Standing,
     WaitingReplica,
     draft,
-    money_table,
     whole_cost,
 )
 from controller.scheduler.survival import Survival, describe, pays, price_us, survival_of
-from controller.traffic.prices import PriceTable
 from kubekit.wire import FINISHED, ObjectMeta
 from netperf.contract import HOME_NAMESPACE
 
@@ -61,7 +59,6 @@ class OfflinePlan(msgspec.Struct, frozen=True, omit_defaults=True):
         cost: networkCost summed over all pairs of caller and callee, as upstream counts, placed and planned pods alike.
         violations: callers and replicas that may answer them which are farther apart than maxNetworkCost; all pairs in parity.
         latency_us: time that a call spends on the network, expected over all calls.
-        price_per_gb: of the traffic between AppGroups' workloads, expected over all calls; null without prices.
         seconds: that planning took.
         survival: per AppGroup (namespace/name), what the loss of a zone would take, and what surviving one costs a call of all
             that is planned with it; left out unless it is asked for.
@@ -73,7 +70,6 @@ class OfflinePlan(msgspec.Struct, frozen=True, omit_defaults=True):
     violations: int
     latency_us: float
     seconds: float
-    price_per_gb: float | None = None
     survival: dict[str, Survival] = {}
 
 
@@ -85,7 +81,6 @@ class Given(msgspec.Struct, frozen=True):
     topology: str = ""
     weights: str = ""
     survival: bool = False
-    prices: PriceTable | None = None
 
 
 def plan_offline(cluster: ClusterFile, given: Given, *, deadline_s: float = 50.0) -> tuple[OfflinePlan, list[str]]:
@@ -104,7 +99,7 @@ def plan_offline(cluster: ClusterFile, given: Given, *, deadline_s: float = 50.0
     placements: dict[str, str] = {}
     unplaced = dict(reading.held)
     cost = violations = 0
-    latency = weight = price = 0.0
+    latency = weight = 0.0
     survival: dict[str, Survival] = {}
     ends_at = time.monotonic() + deadline_s
     for kind, demand in reading.demands():
@@ -136,10 +131,6 @@ def plan_offline(cluster: ClusterFile, given: Given, *, deadline_s: float = 50.0
         answered = sum(edge.weight for edge, e in zip(by_time.edges, judged.edges, strict=True) if e.answered)
         latency += judged.latency * answered
         weight += answered
-        if given.prices is not None:
-            priced = money_table(demand.room.locations, given.prices)
-            tables = tuple(Table(priced, 0.0, table.beyond) for table in by_time.tables)
-            price += judge(msgspec.structs.replace(by_time, tables=tables), at).latency * answered
     answer = OfflinePlan(
         placements=dict(sorted(placements.items())),
         unplaced=dict(sorted(unplaced.items())),
@@ -147,7 +138,6 @@ def plan_offline(cluster: ClusterFile, given: Given, *, deadline_s: float = 50.0
         violations=violations,
         latency_us=round(latency / weight, 3) if weight else 0.0,
         seconds=round(time.perf_counter() - began, 3),
-        price_per_gb=None if given.prices is None else round(price / weight, 6) if weight else 0.0,
         survival=dict(sorted(survival.items())),
     )
     return answer, reading.remarks
@@ -205,9 +195,7 @@ class _Reading:
         """What is to be planned, group after group by namespace and name within one demand."""
         kinds: dict[Kind, list[str]] = {}
         for key in self.names:
-            said = self._given.objective or objective_of(
-                self._members.groups[key], "time", self.remarks, priced=self._given.prices is not None
-            )
+            said = self._given.objective or objective_of(self._members.groups[key], "time", self.remarks, priced=False)
             kinds.setdefault((said, self._costs_of(key).topology), []).append(key)
         for kind, keys in sorted(kinds.items()):
             yield kind, self._demand(kind, keys)  # each when the one before is settled
@@ -270,7 +258,6 @@ class _Reading:
             costs=costs.table,
             objective=kind[0],
             measured=bool(costs.topology),
-            prices=self._given.prices,
         )
 
     def survival(
@@ -359,8 +346,6 @@ def show_offline(answer: OfflinePlan) -> RenderableType:
     for pod, node, why in offline_rows(answer):
         table.add_row(pod, node or Text(why, style=BAD))
     text = Text(f"{answer.latency_us:.0f} µs a call   total cost {answer.cost}   ")
-    if answer.price_per_gb is not None:
-        text.append(f"{answer.price_per_gb:.4f} a GB   ")
     text.append(counted(answer.violations, "violation"), style=BAD if answer.violations else GOOD)
     if answer.unplaced:
         text.append(f"   {counted(len(answer.unplaced), 'pod')} without a place", style=BAD)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
@@ -26,28 +25,15 @@ from controller.cli.traffic_reading import (
     read_prices,
     read_traffic,
 )
-from controller.cluster.graph import build_graph
-from controller.cluster.resources import APPGROUPS, FIELD_MANAGER, AppGroup
-from controller.groups.order import order
+from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
 from controller.scheduler.problem_builder import Spread
-from controller.scheduler.rollout import LONGEST_S
-from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Drift, Placing, Proposal, Wish, drift_of, propose
-from kubekit.errors import ConfigError, KubekitError
-from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, Resource, split_key
-from netperf.contract import PROPOSAL_ANNOTATION
+from kubekit.errors import ConfigError
+from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
-
-
-_POLL_S, _PATIENCE_S = 1.0, 600.0
-"""The latter is how long a Deployment waits for progress itself, where nobody says otherwise."""
-
-
-class RolloutError(KubekitError):
-    """A workload does not get ready."""
 
 
 class Proposed(msgspec.Struct, frozen=True):
@@ -108,14 +94,6 @@ class Propose(Command):
             help="also make pod templates use this scheduler (default: leave theirs)",
         )
         parser.add_argument("--apply", action="store_true", help="show the difference, ask, and write")
-        parser.add_argument(
-            "--one-by-one",
-            action="store_true",
-            help=(
-                "roll one workload after the other, each once the one before is ready: needs room for a pod more, where all at once"
-                " need it for a second copy of the group, and stray without it"
-            ),
-        )
         parser.add_argument("-y", "--yes", action="store_true", help="with --apply: do not ask")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Proposed:
@@ -129,18 +107,13 @@ class Propose(Command):
             window_s=options.window,
             prices=read_prices(options.prices),
             wish=Wish(options.spread, options.scheduler),
-            one_by_one=options.one_by_one,
         )
         found = answer.proposals
         if not options.apply or not found:
             return answer
         if not options.yes:
             await asyncio.to_thread(_confirm, found)
-        await write(
-            session,
-            [_foretelling(p, g, session.clock()) for p, g in zip(found, answer.gains, strict=True)],
-            one_by_one=options.one_by_one,
-        )
+        await write(session, found)
         return msgspec.structs.replace(answer, applied=True)
 
     def show(self, answer: Proposed, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
@@ -206,10 +179,8 @@ async def make_proposals(
     window_s: int,
     prices: PriceTable | None,
     wish: Wish,
-    one_by_one: bool = False,
-    longest_s: float = LONGEST_S,
 ) -> Proposed:
-    """Read traffic and the cluster, propose, and foretell what each proposal would gain; nothing is written.
+    """Read traffic and the cluster, propose, and plan what each proposal would gain; nothing is written.
 
     Args:
         session: what could not be read ends up in its notes and remarks.
@@ -218,8 +189,6 @@ async def make_proposals(
         window_s: over how long, or as much of it as there is.
         prices: None for none.
         wish: what else the user wants.
-        one_by_one: how it would be rolled out.
-        longest_s: for the rollouts that are drawn of each group.
 
     Raises:
         ConfigError: no Prometheus was named, or it has no traffic.
@@ -235,13 +204,8 @@ async def make_proposals(
         wish=wish,
         placing=_placing(traffic, namespace),
     )
-    if one_by_one:
-        found = [in_turns(proposal) for proposal in found]
     mine = {g.metadata.name: g for g in traffic.groups if g.metadata.namespace == namespace}
-    gains = [
-        await gain_of(session, p, traffic, prices, mine.get(p.name), one_by_one=one_by_one, longest_s=longest_s)
-        for p in found
-    ]
+    gains = [await gain_of(session, p, traffic, prices, mine.get(p.name)) for p in found]
     return Proposed(
         namespace,
         traffic.source.name,
@@ -289,21 +253,13 @@ def _described(proposal: Proposal) -> list[RenderableType]:
 def _gained(gain: Gain | None) -> list[RenderableType]:
     if gain is None:
         return []
-    text = Text(f"rolled out: across zones {rate(gain.crossing_now * 8)} → {rate(gain.crossing_then * 8)}")
-    if gain.crossing_least < gain.crossing_most:
-        text.append(f" ({rate(gain.crossing_least * 8)} to {rate(gain.crossing_most * 8)}, by who comes first)")
+    text = Text(f"planned: across zones {rate(gain.crossing_now * 8)} → {rate(gain.crossing_then * 8)}")
     text.append(f", {gain.call_now_us:.0f} → {gain.call_then_us:.0f} µs a call")
     if gain.month_now is not None:
         text.append(f", {money(gain.month_now, gain.currency)} → {money(gain.month_then, gain.currency)} a month")
     if gain.unplaced:
         text.append(f"; no room for {counted(gain.unplaced, 'pod')}", style=BAD)
-    parts: list[RenderableType] = [text]
-    if gain.crossing_anew < gain.crossing_then:
-        text = Text(f"with room beside the old pods it would be {rate(gain.crossing_anew * 8)}", style=FAINT)
-        if gain.month_anew is not None:
-            text.append(f" and {money(gain.month_anew, gain.currency)} a month")
-        parts.append(text.append(": see --one-by-one"))
-    return parts
+    return [text]
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> str:
@@ -329,39 +285,8 @@ def _confirm(proposals: Sequence[Proposal]) -> None:
         raise ConfigError("--apply", "not confirmed, nothing was written")
 
 
-def in_turns(proposal: Proposal) -> Proposal:
-    """The same with its patches in the group's order: a pod waits at its gate for workloads that come first and are not there yet."""
-    spec = msgspec.convert(proposal.manifest, AppGroup).spec
-    graph = build_graph(spec)
-    workloads = [
-        graph.workloads[position] for position in order(graph.children, spec.topology_sorting_algorithm).sequence
-    ]
-    turn = {(workload.kind, workload.name): number for number, workload in enumerate(workloads)}
-    patches = sorted(proposal.patches, key=lambda patch: turn.get(patch[:2], len(turn)))
-    return msgspec.structs.replace(proposal, patches=tuple(patches))
-
-
-def _foretelling(proposal: Proposal, gain: Gain, now_s: float) -> Proposal:
-    """The same, with what it foretells beside the group: the page holds it against what comes of it."""
-    foretold = Foretold(
-        round(now_s, 1), _rounded(gain.zones_now), _rounded(gain.zones_then), gain.places_now, gain.places_then
-    )
-    metadata = proposal.manifest["metadata"]
-    annotations = {**metadata.get("annotations", {}), PROPOSAL_ANNOTATION: write_foretold(foretold)}
-    manifest = {**proposal.manifest, "metadata": {**metadata, "annotations": annotations}}
-    return msgspec.structs.replace(proposal, manifest=manifest)
-
-
-def _rounded(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {a: {b: round(rate, 1) for b, rate in row.items()} for a, row in table.items()}
-
-
-async def write(session: Session, proposals: Sequence[Proposal], *, one_by_one: bool) -> None:
-    """AppGroups first: a scheduler of upstream's ends when it meets a pod whose group does not exist.
-
-    Raises:
-        RolloutError: one_by_one, and a workload does not get ready; those after it were left alone.
-    """
+async def write(session: Session, proposals: Sequence[Proposal]) -> None:
+    """AppGroups first: a scheduler of upstream's ends when it meets a pod whose group does not exist."""
     for proposal in proposals:
         await session.client.apply(
             APPGROUPS,
@@ -375,27 +300,4 @@ async def write(session: Session, proposals: Sequence[Proposal], *, one_by_one: 
     for proposal in proposals:
         for kind, name, patch in proposal.patches:
             if kind in _KINDS:
-                written = await session.client.patch(
-                    _KINDS[kind], name, patch, Controller, namespace=proposal.namespace
-                )
-                if one_by_one and written.rolls:
-                    await _until_ready(session, _KINDS[kind], written)
-
-
-async def _until_ready(session: Session, resource: Resource, rolled: Controller) -> None:
-    """Wait as long as the workload's controller sees a chance; what nobody looks at is nobody's to wait for."""
-    name, namespace, changed_at = rolled.metadata.name, rolled.metadata.namespace, time.monotonic()
-    sys.stderr.write(f"{resource.kind} {namespace}/{name} rolls\n")
-    last = rolled.status
-    while not rolled.rolled_out:
-        await asyncio.sleep(_POLL_S)
-        rolled = await session.client.get(resource, name, Controller, namespace=namespace)
-        if rolled.status != last:
-            last, changed_at = rolled.status, time.monotonic()
-        why = rolled.gave_up or (
-            f"no change for {_PATIENCE_S:.0f} s" if time.monotonic() - changed_at > _PATIENCE_S else ""
-        )
-        if why:
-            raise RolloutError(
-                f"{resource.kind} {namespace}/{name} does not get ready: {why}; the workloads after it were left alone"
-            )
+                await session.client.patch(_KINDS[kind], name, patch, Controller, namespace=proposal.namespace)

@@ -278,15 +278,13 @@ class Session:
             msgspec.structs.replace(item, kind=kind) for kind, items in zip(kinds, found, strict=True) for item in items
         ]
 
-    async def room_and_pods(self, without: Callable[[PodInfo], bool]) -> tuple[dict[str, Amounts], list[PodInfo]]:
-        """Node -> requests of the pods on it, ``without`` some; and those."""
-        fleet, left_out = Fleet(), []
+    async def used_without(self, without: Callable[[PodInfo], bool]) -> dict[str, Amounts]:
+        """Node -> requests of the pods on it, ``without`` some."""
+        fleet = Fleet()
         for pod in await self._pods(None, field_selector=BOUND_PODS):
-            if without(pod):
-                left_out.append(pod)
-            else:
+            if not without(pod):
                 fleet.take_pod(pod.key, None, pod)
-        return fleet.used, left_out
+        return fleet.used
 
     async def _pods(
         self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", wanted: bool = True

@@ -20,9 +20,8 @@ from controller.cli.looking import belongs_to, state_of
 from controller.cli.offline import OFFLINE_HEADER, Given, OfflinePlan, offline_rows, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, counted, grid, money
+from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, counted, grid
 from controller.cli.templates import Controller
-from controller.cli.traffic_reading import add_price_arguments, read_prices
 from controller.cluster.costs import CostIndex, Costs, CostTable
 from controller.cluster.graph import Graph, build_graph
 from controller.cluster.hosts import Host, hosts_of
@@ -37,7 +36,7 @@ from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_
 from controller.scheduler.preferences import OBJECTIVES
 from controller.scheduler.problem_builder import PRICED, Spread
 from controller.scheduler.stock import place
-from controller.traffic.placed import GroupTraffic, Placed, kept_near, month_of, traffic_of
+from controller.traffic.placed import Placed
 from controller.traffic.prices import PriceTable
 from controller.traffic.workloads import Place
 from controller.views.model import View
@@ -64,7 +63,6 @@ class Outcome(View, frozen=True):
         cost: of all pairs of dependent pods together.
         violations: callers and replicas that may answer them which are farther apart than maxNetworkCost; all pairs in parity.
         unplaced: replicas that fit nowhere.
-        month: money that its traffic costs a month; null without prices.
     """
 
     nodes: dict[str, list[str]]
@@ -72,7 +70,6 @@ class Outcome(View, frozen=True):
     cost: int
     violations: int
     unplaced: int
-    month: float | None = None
 
     def placed(self, hosts: Mapping[str, Host]) -> Placed:
         """Its replicas by place; those that fit nowhere are none."""
@@ -83,24 +80,19 @@ class Outcome(View, frozen=True):
 
 
 class Compared(View, frozen=True):
-    """A dependency both ways: the worst pair of a caller and a replica that may answer it, whose cost is null when one side is not placed; with prices, money a month."""
+    """A dependency both ways: the worst pair of a caller and a replica that may answer it, whose cost is null when one side is not placed."""
 
     dependant: str
     dependency: str
     max_cost: int
     default_cost: int | None
     network_aware_cost: int | None
-    default_month: float | None = None
-    network_aware_month: float | None = None
     default_verdict: Verdict = "idle"
     network_aware_verdict: Verdict = "idle"
 
 
 class Simulation(View, frozen=True):
-    """What would happen. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending.
-
-    With prices, ``money_by`` says what the bytes are known from.
-    """
+    """What would happen. ``default`` is the run of median cost; ``default_costs`` has the cost of every run, ascending."""
 
     group: str
     topology: str | None
@@ -110,8 +102,6 @@ class Simulation(View, frozen=True):
     network_aware: Outcome
     default_costs: tuple[int, ...]
     dependencies: tuple[Compared, ...]
-    currency: str = ""
-    money_by: str = ""
 
 
 class Simulate(Command):
@@ -155,11 +145,8 @@ class Simulate(Command):
         )
         parser.add_argument(
             "--objective",
-            choices=tuple(OBJECTIVES),
-            help=(
-                "with --offline: time that calls spend on the network (default), upstream's sum over all pairs (parity), or with"
-                " --prices money, or both money and time"
-            ),
+            choices=[name for name, objective in OBJECTIVES.items() if objective not in PRICED],
+            help="with --offline: time that calls spend on the network (default), or upstream's sum over all pairs (parity)",
         )
         parser.add_argument(
             "--survival",
@@ -168,7 +155,6 @@ class Simulate(Command):
         )
         parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: as the scheduler's)")
         parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
-        add_price_arguments(parser)
 
     def asks_cluster(self, options: argparse.Namespace) -> bool:
         """Not with ``--offline``, nor to say that there is no file."""
@@ -182,7 +168,6 @@ class Simulate(Command):
             raise ConfigError(
                 "--filename", "is missing", "name a file with an AppGroup, or a whole cluster by --offline FILE"
             )
-        prices = read_prices(options.prices)
         for flag in ("spread", "objective", "survival"):
             if getattr(options, flag):
                 raise ConfigError(f"--{flag}", "works with --offline only")
@@ -205,7 +190,7 @@ class Simulate(Command):
         key = f"{namespace}/{group.metadata.name}"
         state = state_of(msgspec.structs.replace(snapshot, groups=tuple(groups.values())), ())
         state.take_group(key, groups.get(key), group)
-        used, _ = await session.room_and_pods(belongs_to(state, key))
+        used = await session.used_without(belongs_to(state, key))
         hosts = hosts_of(snapshot.nodes)
         services = await session.list_all(SERVICES, Service, namespace)
         labels = {
@@ -213,7 +198,7 @@ class Simulate(Command):
             for selector in replicas
             if (group.metadata.name, selector) in known
         }
-        answer = await asyncio.to_thread(
+        return await asyncio.to_thread(
             simulate,
             group,
             replicas,
@@ -222,24 +207,14 @@ class Simulate(Command):
             costs=costs,
             services=services,
             labels=labels,
-            prices=prices,
             by_answer=snapshot.scheduler.by_answer,
         )
-        if prices is None:
-            return answer
-        # The file's group has no traffic of its own; the one that stands may.
-        standing = groups.get(key, group)
-        near = kept_near(services, namespace, labels)
-        return priced(answer, msgspec.structs.replace(traffic_of(standing), near=near), hosts, prices)
 
     async def _ask_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
         if options.filename:
             raise ConfigError("--offline", "holds everything, --filename included; give one of them")
         objective = OBJECTIVES[options.objective] if options.objective else None
-        prices = read_prices(options.prices)
-        if objective in PRICED and prices is None:
-            raise ConfigError("--objective", f"{options.objective} needs prices", "give --prices, too")
-        given = Given(options.spread, objective, options.topology, options.weights, options.survival, prices)
+        given = Given(options.spread, objective, options.topology, options.weights, options.survival)
         cluster = await asyncio.to_thread(read_cluster, options.offline)
         answer, remarks = await asyncio.to_thread(plan_offline, cluster, given)
         session.remarks += remarks
@@ -384,31 +359,6 @@ def _routings(pods: Iterable[GroupPod], services: Sequence[Service]) -> dict[str
     return {workload: routing_to(services, m.namespace, m.labels or {}) for workload, m in models.items()}
 
 
-def priced(answer: Simulation, traffic: GroupTraffic, hosts: Mapping[str, Host], prices: PriceTable) -> Simulation:
-    """The same with what either placement's traffic costs a month."""
-    replace, default, ours = msgspec.structs.replace, answer.default.placed(hosts), answer.network_aware.placed(hosts)
-
-    def compared(row: Compared) -> Compared:
-        edge = (row.dependant, row.dependency)
-        if edge not in traffic.rates:
-            return row
-        only = replace(traffic, rates={edge: traffic.rates[edge]})
-        return replace(
-            row,
-            default_month=month_of(only, default, prices),
-            network_aware_month=month_of(only, ours, prices),
-        )
-
-    return replace(
-        answer,
-        default=replace(answer.default, month=month_of(traffic, default, prices)),
-        network_aware=replace(answer.network_aware, month=month_of(traffic, ours, prices)),
-        dependencies=tuple(compared(row) for row in answer.dependencies),
-        currency=prices.currency,
-        money_by=traffic.basis if traffic.rates else "no traffic is known",
-    )
-
-
 def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controller]]:
     """The one AppGroup of a file, and what makes its pods."""
     groups: list[AppGroup] = []
@@ -519,11 +469,7 @@ def _sums(answer: Simulation) -> Iterable[RenderableType]:
             text.append(f"   {counted(outcome.unplaced, 'pod')} without room", style=BAD)
         if outcome is answer.default and costs[0] != costs[-1]:
             text.append(f"   {costs[0]} to {costs[-1]} over {len(costs)} runs", style=FAINT)
-        if outcome.month is not None:
-            text.append(f"   {money(outcome.month, answer.currency)} a month")
         yield text
-    if answer.money_by:
-        yield Text(f"money by {answer.money_by}", style=FAINT)
     median = statistics.median(costs)
     if median:
         saved = 1 - answer.network_aware.cost / median

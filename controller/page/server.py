@@ -31,7 +31,6 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.runtime import outlive
 from kubekit.waiting import comes
-from kubekit.wire import DNS_LABEL
 from netperf.contract import PAGE_VIEWS
 from netperf.policy import CostPolicy
 
@@ -41,7 +40,6 @@ HEARTBEAT_S = 5.0
 """Browsers say that there are no data when they have heard nothing for three of these (assets/app.js)."""
 SEND_TIMEOUT_S = 10.0
 FIRST_PAGE_TIMEOUT_S = 15.0
-PROPOSAL_WAIT_S = 5.0
 LEAST_REST = 4.0
 """Rest after a page, as a multiple of what it took: at 100 zones it takes seconds, which the leader has not to give all the time."""
 
@@ -60,8 +58,6 @@ class Page:
         client: reads how our own programs fare, and asks who may see the page where the configuration says that somebody must.
         clock: wall clock, unix seconds.
         prices: of bytes between zones; None where nobody configured any.
-        propose: what would be proposed for a namespace, as JSON, or who makes it, or None where too many others wait; without it the
-            page has no proposals.
 
     Attributes:
         sources: what the page is made from, for whoever else wants to know.
@@ -80,9 +76,8 @@ class Page:
         client: Client,
         clock: Callable[[], float] = time.time,
         prices: PriceTable | None = None,
-        propose: Callable[[str], asyncio.Task[bytes] | bytes | None] | None = None,
     ) -> None:
-        self._config, self._clock, self._propose = config, clock, propose
+        self._config, self._clock = config, clock
         self._access = Access(client, namespace) if config.auth == "token" else None
         self._audience = Audience(config.max_viewers)
         self._changed = asyncio.Event()
@@ -104,9 +99,9 @@ class Page:
         self._slow = Counter("netaware_page_dropped_viewers", "Viewers that did not keep up.", registry=registry)
 
     def add_routes(self, app: web.Application) -> None:
-        """The document, everything as JSON, what changes, and what would be proposed now."""
+        """The document, everything as JSON, and what changes."""
         if self._config.enabled:
-            handlers = (self._document, self._overview, self._events, self._proposal)
+            handlers = (self._document, self._overview, self._events)
             for path, handler in zip(("/", *PAGE_VIEWS), handlers, strict=True):
                 app.router.add_get(path, handler if self._access is None else self._access.behind(handler))
 
@@ -175,42 +170,6 @@ class Page:
         if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
             answer.enable_compression(web.ContentCoding.gzip)
         return answer
-
-    async def _proposal(self, request: web.Request) -> web.StreamResponse:
-        """202 while it is made: what stands between a browser and us may let no answer take long."""
-        namespace = request.query.get("namespace", "")
-        status, why = self._refusal(request, namespace)
-        if why:
-            return web.Response(status=status, text=f"{why}\n", headers=safe_headers())
-        if self._audience.full:
-            return _no_seat()
-        with self._audience.seat():
-            found = self._propose(namespace) if self._propose is not None else None
-            if found is None:
-                return _no_seat()
-            if isinstance(found, asyncio.Task):
-                # Others may wait for it, too.
-                done, _ = await asyncio.wait([found], timeout=PROPOSAL_WAIT_S)
-                if not done:
-                    return web.Response(
-                        status=202, text="it is being made\n", headers={**safe_headers(), "Retry-After": "1"}
-                    )
-                found = await found
-        return web.Response(body=found, content_type="application/json", headers=safe_headers())
-
-    def _refusal(self, request: web.Request, namespace: str) -> tuple[int, str]:
-        """Status and reason, empty where a proposal may be made: each namespace costs a process and queries of Prometheus, so it
-        is made neither for names that somebody makes up nor for other web sites, which could have a viewer's browser ask.
-        """
-        if request.headers.get("Sec-Fetch-Site") == "cross-site":
-            return 403, "not for other web sites"
-        if not DNS_LABEL.fullmatch(namespace):
-            return 400, "name a namespace"
-        if self._propose is None:
-            return 404, "no proposals here"
-        if not self.sources.knows(namespace):
-            return 404, f"no namespace {namespace} is known"
-        return 200, ""
 
     async def _newest(self) -> PageData:
         """The page as it is; the first viewer waits until there is one."""

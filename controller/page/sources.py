@@ -127,10 +127,6 @@ class Sources:
                 self._changed()
             await asyncio.sleep(AROUND_INTERVAL_S)
 
-    def knows(self, namespace: str) -> bool:
-        """Whether there is such a namespace, as far as is known."""
-        return namespace in self._caches.namespaces.items
-
     async def look(self, now_s: float) -> ClusterSnapshot:
         """The same as `snapshot`, with how our programs fare at this moment, also while nobody looks at the page."""
         around = await self.read_around()

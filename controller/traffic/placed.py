@@ -93,18 +93,6 @@ def weighed(traffic: GroupTraffic, placed: Placed, price: Priced) -> float:
     )
 
 
-def by_zones(traffic: GroupTraffic, placed: Placed) -> dict[str, dict[str, float]]:
-    """Caller's zone -> called one's zone -> bytes per second of a whole group."""
-    found: dict[str, dict[str, float]] = {}
-    for (caller, called), rate in traffic.rates.items():
-        ends = placed.get(caller), placed.get(called)
-        if ends[0] and ends[1]:
-            for here, there, share in _ways(ends[0], ends[1], near=called in traffic.near):
-                row = found.setdefault(here[1], {})
-                row[there[1]] = row.get(there[1], 0.0) + rate * share
-    return found
-
-
 def month_of(traffic: GroupTraffic, placed: Placed, prices: PriceTable) -> float:
     """Money a month for a whole group."""
     return per_month(weighed(traffic, placed, prices), 1.0)
@@ -113,27 +101,6 @@ def month_of(traffic: GroupTraffic, placed: Placed, prices: PriceTable) -> float
 def crossing_of(traffic: GroupTraffic, placed: Placed) -> float:
     """Bytes per second of a whole group that leave their zone."""
     return weighed(traffic, placed, CROSSING)
-
-
-def month_of_pod(traffic: GroupTraffic, workload: str, place: Place, placed: Placed, prices: PriceTable) -> float:
-    """Money a month for one pod's share of its workload's traffic, both as caller and as called, if it is at a place.
-
-    ``placed`` has the pods as they are, this one included or not: its own workload's count only shares the traffic out.
-    """
-    own = placed.get(workload, Counter[Place]())
-    replicas = max(own.total(), 1)
-    here = Counter({place: 1})
-    found = 0.0
-    for (caller, called), rate in traffic.rates.items():
-        near = called in traffic.near
-        if caller == workload != called:
-            found += per_month(rate / replicas, _mean_price(here, placed.get(called), prices, near=near))
-        elif called == workload != caller:
-            callers = placed.get(caller) or Counter[Place]()
-            who = Counter({a: n for a, n in callers.items() if not near or a == place or not own.get(a)})
-            share = who.total() / callers.total() if callers else 0.0
-            found += per_month(rate / replicas * share, _mean_price(who, here, prices))
-    return found
 
 
 def _mean_price(

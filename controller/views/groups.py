@@ -15,8 +15,7 @@ from controller.cluster.services import ServiceIndex
 from controller.cluster.zones import draw_map
 from controller.groups.status import GroupFacts, Judged, gather
 from controller.scheduler.survival import survival_of
-from controller.traffic.foretold import read_foretold
-from controller.traffic.placed import GroupTraffic, Placed, by_zones, crossing_of, month_of, near_of
+from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.weights import Edges, measured_traffic
 from controller.views.model import (
@@ -26,9 +25,7 @@ from controller.views.model import (
     NetworkView,
     PairView,
     PodView,
-    ProposalView,
     WorkloadView,
-    ZoneBytesView,
 )
 from controller.views.network import by_pair, choose_topology
 from controller.views.savings import Savings
@@ -129,41 +126,6 @@ def build_group(
         conditions=_conditions(group.status.conditions),
         survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
         saving=savings.of(facts, costs),
-        proposal=_proposal(group, weights, placed, near),
-    )
-
-
-def _proposal(group: AppGroup, weights: Edges, placed: Placed, near: frozenset[str]) -> ProposalView | None:
-    """What was foretold, beside what the weights that are measured make of where the pods are."""
-    foretold = read_foretold(group)
-    if foretold is None:
-        return None
-    tables = (
-        foretold.zones_before,
-        foretold.zones_then,
-        by_zones(GroupTraffic(weights, measured=True, near=near), placed),
-    )
-    pairs = sorted({(a, b) for table in tables for a, row in table.items() for b in row})
-
-    def bps(table: Mapping[str, Mapping[str, float]], pair: tuple[str, str]) -> float:
-        return table.get(pair[0], {}).get(pair[1], 0.0) * 8
-
-    before, then = foretold.places_before, foretold.places_then
-    return ProposalView(
-        at=foretold.at,
-        zones=tuple(
-            ZoneBytesView(
-                origin=pair[0],
-                destination=pair[1],
-                before_bps=bps(tables[0], pair),
-                foretold_bps=bps(tables[1], pair),
-                now_bps=bps(tables[2], pair) if weights else None,
-            )
-            for pair in pairs
-        ),
-        places_before=before,
-        places_foretold=then,
-        moved=tuple(sorted(w for w in then if w in before and dict(before[w]) != dict(then[w]))),
     )
 
 

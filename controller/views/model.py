@@ -5,7 +5,6 @@ Names are camelCase on the wire. Units are in the names. A value that is not kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -218,33 +217,6 @@ class ChangeView(View, frozen=True):
     good: bool
 
 
-class ZoneBytesView(View, frozen=True):
-    """Bits per second between two zones: before a proposal was applied, as it foretold, and now (null where nobody measures)."""
-
-    origin: str
-    destination: str
-    before_bps: float
-    foretold_bps: float
-    now_bps: float | None
-
-
-class ProposalView(View, frozen=True):
-    """A proposal that was applied, and what came of it.
-
-    Attributes:
-        at: unix seconds.
-        zones: every pair of zones, one zone with itself included, that has bytes in any of the three.
-        places_before, places_foretold: selector -> zone -> pods.
-        moved: workloads that it foretold elsewhere than they were.
-    """
-
-    at: float
-    zones: tuple[ZoneBytesView, ...]
-    places_before: Mapping[str, Mapping[str, int]]
-    places_foretold: Mapping[str, Mapping[str, int]]
-    moved: tuple[str, ...]
-
-
 class GroupView(View, frozen=True):
     """An AppGroup.
 
@@ -255,7 +227,6 @@ class GroupView(View, frozen=True):
         survival: what the loss of each zone would take.
         advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
         saving: what its placement saves; null where that is not known.
-        proposal: the last one that was applied, null without one.
     """
 
     namespace: str
@@ -275,7 +246,6 @@ class GroupView(View, frozen=True):
     survival: Survival = Survival()
     advice: tuple[Advice, ...] = ()
     saving: SavingView | None = None
-    proposal: ProposalView | None = None
 
 
 class PodBandwidthView(View, frozen=True):

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +90,8 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
         await lab.programs.stop(calls)
         pods = json.loads(await lab.control_plane.run_kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
         report = _judge(application, proposed, truth_of_proposal, money, truth_of_money, pods, lab)
-        words = ["--apply", "--yes", "--one-by-one", f"--window={WINDOW_S // 60}m"]
+        words = ["--apply", "--yes", f"--window={WINDOW_S // 60}m"]
         applied = await ask(lab, url, "propose", "-n", NAMESPACE, *words, timeout_s=400)
-        report["rolled"] = await _rolled(lab, applied)
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
     if folder := os.environ.get("NETAWARE_E2E_REPORTS"):
         (Path(folder) / "traffic.json").write_text(json.dumps([report, proposed, money], indent=1))
@@ -105,28 +103,7 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
     (gain,) = report["gains"]
     assert gain["crossing_now"] == pytest.approx(report["crossing_by_packets"], rel=0.1)
     assert gain["crossing_then"] <= gain["crossing_now"]
-    # Each began once the one before was ready, in the group's order; seconds are as fine as Kubernetes tells them.
     assert applied["applied"]
-    rolled = report["rolled"]
-    assert len(rolled) == len(application.deployments)
-    for (name, _, ready), (following, began_at, _) in pairwise(rolled):
-        assert ready <= began_at, f"{following} began at {began_at}, {name} was ready at {ready}"
-
-
-async def _rolled(lab: Lab, applied: Any) -> list[tuple[str, str, str]]:
-    """Of every workload in the order of the patches: when its new pod was created, and when it was ready."""
-    (proposal,) = applied["proposals"]
-    listed = json.loads(await lab.control_plane.run_kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
-    pods = {
-        pod["metadata"]["labels"]["app"]: pod
-        for pod in listed
-        if pod["metadata"]["labels"].get(APPGROUP_LABEL) == proposal["name"]
-    }
-    found = []
-    for _, name, _ in proposal["patches"]:
-        (ready,) = (c for c in pods[name]["status"]["conditions"] if c["type"] == "Ready" and c["status"] == "True")
-        found.append((name, pods[name]["metadata"]["creationTimestamp"], ready["lastTransitionTime"]))
-    return found
 
 
 def _agent(lab: Lab, node: str, address: str) -> list[str | Path]:

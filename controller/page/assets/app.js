@@ -218,7 +218,6 @@ function start() {
   try { theme = localStorage.getItem("netaware-theme") || "auto"; } catch { /* as above */ }
   setTheme(THEMES.includes(theme) ? theme : "auto");
   startMatrix();
-  startProposing();
   byId("theme").addEventListener("click", nextTheme);
   byId("help").addEventListener("click", () => byId("keys").showModal());
   for (const tab of TABS) byId(`tab-${tab}`).addEventListener("click", () => showTab(tab));

@@ -5,7 +5,6 @@ const LARGEST_DRAWN = 60;
 function drawGroups() {
   const panel = byId("grouplist");
   const groups = state.page.groups;
-  drawNamespaces();
   if (!groups.length) {
     panel.replaceChildren(h("p", { class: "note" }, "There are no AppGroups."));
     return;
@@ -66,36 +65,13 @@ function groupBox(group, open) {
     remarks.push(h("p", { class: "soft" }, "No workload would stop with any one zone."));
   }
   return h("article", { class: "groupbox", "data-group": key, "aria-label": `AppGroup ${key}` },
-    h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm),
-      h("button", { type: "button", class: "propose", "data-edge": `propose ${key}`, "aria-label": `Propose for ${key}`, onclick: () => proposeFor(group.namespace) }, "Propose")),
+    h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
-    proposalBox(group, open),
     withDetail(group.workloads.length <= LARGEST_DRAWN ? dag(group) : null, edgeDetail(group)),
     group.workloads.length <= LARGEST_DRAWN ? h("p", { class: "note" }, dagLegend(group)) : null,
     h("details", { "data-group": key, open: open.has(key) || group.workloads.length > LARGEST_DRAWN }, h("summary", {}, counted(group.edges.length, "dependency", "dependencies")), edgeTable(group)));
 }
-
-// The last proposal that was applied: bytes between zones before it, as it foretold them, and as they are; and who was to move.
-function proposalBox(group, open) {
-  const proposal = group.proposal;
-  if (!proposal) return null;
-  const key = `proposal ${group.namespace}/${group.name}`;
-  const sum = (name) => proposal.zones.filter((pair) => pair.origin !== pair.destination).reduce((total, pair) => (total === null || pair[name] === null ? null : total + pair[name]), 0);
-  const head = ["From", "To"].map((name) => h("th", {}, name)), columns = ["Before", "Foretold", "Now"].map((name) => h("th", { class: "n" }, name));
-  const row = (names, values) => h("tr", {}, ...names.map((name) => h("td", {}, name)), ...values.map((value) => h("td", { class: "n" }, rate(value))));
-  const bytes = h("table", {}, h("thead", {}, h("tr", {}, ...head, ...columns)), h("tbody", {},
-    ...proposal.zones.map((pair) => row([pair.origin || "no zone", pair.destination || "no zone"], [pair.beforeBps, pair.foretoldBps, pair.nowBps])),
-    row(["Across zones", ""], [sum("beforeBps"), sum("foretoldBps"), sum("nowBps")])));
-  const places = proposal.moved.length ? h("table", {}, h("thead", {}, h("tr", {}, ...["Workload", "Before", "Foretold", "Now"].map((name) => h("th", {}, name)))), h("tbody", {},
-    ...proposal.moved.map((selector) => h("tr", {}, ...[selector, zonesOf(proposal.placesBefore[selector]), zonesOf(proposal.placesForetold[selector]), placementOf(group, selector)].map((text) => h("td", {}, text)))))) : null;
-  return h("details", { class: "proposal", "data-group": key, open: open.has(key) },
-    h("summary", {}, `Proposal applied ${age(since(proposal.at))} ago: across zones ${rate(sum("beforeBps"))} → ${rate(sum("foretoldBps"))} foretold${sum("nowBps") === null ? "" : `, ${rate(sum("nowBps"))} now`}; ${counted(proposal.moved.length, "workload")} to move`),
-    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Bytes between zones of ${group.name} by its proposal` }, bytes),
-    places ? h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Workloads of ${group.name} that its proposal moves` }, places) : null);
-}
-
-function zonesOf(counts) { return Object.entries(counts || {}).map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ") || "nowhere"; }
 
 function placementOf(group, selector) { const workload = group.workloads.find((each) => each.selector === selector); return workload ? placement(workload) : "not in the group"; }
 
@@ -166,12 +142,11 @@ function dag(group) {
     costs.push(s("text", { class: `cost ${edge.verdict}`, x: x2 - (back ? -8 : 8), y: y2 + offset + 4, "text-anchor": back ? "start" : "end" },
       leading.length > 3 && edge.verdict !== "violated" ? "" : `${edge.verdict === "violated" ? "✗ " : ""}${edge.cost} ≤ ${edge.maxCost}`.replace("≤", edge.verdict === "violated" ? ">" : "≤")));
   });
-  const moved = new Set(group.proposal ? group.proposal.moved : []);
   const boxes = group.workloads.map((workload) => {
     const { x, y } = at.get(workload.selector);
-    const where = `${placement(workload)}${moved.has(workload.selector) ? movedText(group.proposal, workload.selector) : ""}`;
+    const where = placement(workload);
     return s("g", {},
-      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: `${workload.pods.some((pod) => pod.node) ? "" : "unplaced"}${moved.has(workload.selector) ? " moved" : ""}` }),
+      s("rect", { x, y, width: boxWidth, height: boxHeight, rx: 6, class: workload.pods.some((pod) => pod.node) ? "" : "unplaced" }),
       s("text", { x: x + 10, y: y + 20 }, cut(workload.name && workload.name !== workload.selector ? `${workload.selector} ${workload.name}` : workload.selector, 25)),
       s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, workload.index === null ? "" : `#${workload.index}`),
       s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 30)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
@@ -179,18 +154,11 @@ function dag(group) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `Dependencies of ${group.name}; choose one with Tab and Enter; the table below has the same as text` }, ...lines, ...boxes, ...costs, ...handles));
 }
 
-// Of one that was applied, or of one that is not yet.
-function movedText(proposal, selector) {
-  const then = zonesOf(proposal.placesForetold[selector]);
-  return proposal.at === undefined ? ` → ${then}` : `; was ${zonesOf(proposal.placesBefore[selector])}, foretold ${then}`;
-}
-
 function dagLegend(group) {
   const times = group.edges.map((edge) => edge.p50Us).filter((us) => us !== null);
   const colour = times.length ? `Colour: time between zones, ${ms(Math.min(...times))}${Math.min(...times) < Math.max(...times) ? ` to ${ms(Math.max(...times))}` : ""}, darker or brighter is longer; grey within a zone. ` : "";
   const width = group.edges.some((edge) => edge.trafficBps) ? "Width: measured traffic, a step for a factor of ten. " : "";
-  const moved = group.proposal && group.proposal.moved.length ? `Heavy frame: what the ${group.proposal.at === undefined ? "" : "last "}proposal moves.` : "";
-  return `${colour}${width}${moved}`.trim();
+  return `${colour}${width}`.trim();
 }
 
 function monthOf(group) {
@@ -230,7 +198,7 @@ function placement(workload) {
   return [...zones].map(([zone, count]) => (count > 1 ? `${zone} ×${count}` : zone)).join(", ");
 }
 
-const VERDICTS = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"], proposed: ["·", "soft", "proposed"] };
+const VERDICTS = { met: ["✓", "good", "within its limit"], violated: ["✗", "bad", "violated"], unknown: ["?", "", "cost unknown"], idle: ["·", "soft", "not placed"] };
 
 // A pair leads to what its cost rests on.
 function worstPair(edge) {

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from controller.cluster.resources import APPGROUPS, AppGroup
@@ -94,7 +93,6 @@ async def test_weights_are_kept_rarely_and_drift_is_a_condition(
         replica.start()
         try:
             await _judge(client, namespace, replica)
-            await _is_proposed(f"http://{replica.listen}", namespace)
         except BaseException:
             await replica.stop()
             raise
@@ -103,25 +101,6 @@ async def test_weights_are_kept_rarely_and_drift_is_a_condition(
         await eventually(partial(_is_unknown, client, namespace))
     finally:
         await replica.stop()
-
-
-async def _is_proposed(url: str, namespace: str) -> None:
-    """What the page is told of the same traffic, by a process of the manager's own, while the manager goes on."""
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=60)) as browser:
-        while True:
-            async with browser.get("/api/v1/proposal", params={"namespace": namespace}) as answer:
-                if answer.status != 202:
-                    break
-            async with browser.get("/healthz") as health:
-                assert health.status == 200
-        assert answer.status == 200
-        async with browser.get("/api/v1/proposal", params={"namespace": namespace}) as answer:
-            told = await answer.json()
-    (proposal,) = told["proposed"]["proposals"]
-    ends = {(d["client"], d["server"]) for d in proposal["dependencies"]}
-    assert ends == {(f"{namespace}/{a}", f"{namespace}/{b}") for a, b in CALLS}
-    assert told["proposed"]["gains"][0]["currency"] == "EUR"
-    assert any("only, not the" in note or "Istio" in note for note in told["notes"]), "where traffic is known from"
 
 
 async def _is_unknown(client: Client, namespace: str) -> bool:

@@ -37,7 +37,6 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
         policy=policy,
         scheduler=scheduler,
         client=client,
-        propose=lambda _: b"{}",
     )
     server = Server("127.0.0.1:0", registry=registry)
     page.add_routes(server.app)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,19 +16,14 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from controller.cli.propose import Proposed
-from controller.cli.propose_gain import Gain
-from controller.cli.proposing import Told
 from controller.diagnosis.facts import LeaseFact, ProgramPod, Surroundings
 from controller.page.document import document, security_policy
 from controller.page.model import PageData, encode, plain
-from controller.traffic.foretold import Foretold, write_foretold
 from controller.traffic.prices import PriceTable
-from controller.traffic.proposals import Proposal, ProposedDependency
 from controller.views.overview import build
 from controller.views.snapshot import ClusterSnapshot, Readings
 from lab.chromium_install import Chromium
-from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PROPOSAL_ANNOTATION
+from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.support.browser import Tab, open_tab
 from tests.unit.controller.made_up import NOW_S, make_snapshot
 
@@ -106,14 +100,6 @@ def with_traffic() -> ClusterSnapshot:
     healthy = make_snapshot(6)
     weights = {MEASURED_WEIGHTS_ANNOTATION: msgspec.json.encode({"P1": {"P2": 125_000.0, "P3": 1250.0}}).decode()}
     names = [zone.name for zone in build(healthy).network.zones]
-    foretold = Foretold(
-        NOW_S - 3600,
-        zones_before={names[0]: {names[1]: 100_000.0}},
-        zones_then={names[0]: {names[0]: 100_000.0}},
-        places_before={"P1": {names[0]: 1}, "P2": {names[1]: 1}},
-        places_then={"P1": {names[0]: 1}, "P2": {names[0]: 1}},
-    )
-    weights[PROPOSAL_ANNOTATION] = write_foretold(foretold)
     groups = tuple(
         msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, annotations=weights))
         for group in healthy.groups
@@ -129,34 +115,6 @@ PAGES: dict[str, PageData] = {
     "empty": encode(build(ClusterSnapshot(now_s=NOW_S, around=WELL)), 1, RUNBOOK),
     "broken": encode(build(broken()), 1, RUNBOOK),
 }
-
-
-def told() -> Told:
-    """What would be proposed for two workloads that call each other over zones."""
-    refs = [{"kind": "Deployment", "name": name, "selector": f"{name}-s"} for name in ("web", "cart")]
-    manifest = {"spec": {"workloads": [{"workload": ref} for ref in refs]}}
-    calls = (ProposedDependency("shop/web", "shop/cart", 80_000, 2, 10_000.0, direction_known=True, written=False),)
-    found = Proposal("shop", "shop", manifest, (("Deployment", "web", {}),), calls, notes=("another scheduler",))
-    gain = Gain(
-        "shop",
-        10_000.0,
-        0.0,
-        2000.0,
-        100.0,
-        month_now=0.5,
-        month_then=0.0,
-        currency="EUR",
-        places_now={"web-s": {"z1": 1}, "cart-s": {"z2": 1}},
-        places_then={"web-s": {"z1": 1}, "cart-s": {"z1": 1}},
-        crossing_most=5000.0,
-        zones_now={"z1": {"z2": 10_000.0}},
-        zones_then={"z1": {"z1": 10_000.0}},
-    )
-    proposed = Proposed("shop", "obi", 3600, (found,), (), (), gains=(gain,))
-    return Told("shop", NOW_S, proposed, notes=("traffic: OBI",), command="kubectl netaware propose -n shop --apply")
-
-
-TOLD = told()
 
 
 @asynccontextmanager
@@ -179,19 +137,7 @@ async def serving() -> AsyncIterator[str]:
         await asyncio.Event().wait()
         return stream
 
-    asked = Counter[str]()
-
-    async def proposal(request: web.Request) -> web.Response:
-        namespace = request.query["namespace"]
-        asked[namespace] += 1
-        if namespace != "shop":
-            return web.json_response(msgspec.to_builtins(Told(namespace, NOW_S, error="no Prometheus is named")))
-        if asked[namespace] == 1:
-            return web.Response(status=202)
-        return web.Response(body=msgspec.json.encode(TOLD), content_type="application/json")
-
     app = web.Application()
-    app.router.add_get("/{name}/api/v1/proposal", proposal)
     app.router.add_get("/{name}/", show)
     app.router.add_get("/{name}/api/v1/overview", overview)
     app.router.add_get("/{name}/api/v1/events", events)
@@ -391,75 +337,6 @@ async def test_measured_traffic_is_the_width_of_a_dependency(chromium: Chromium)
         assert " of it across zones" in about
         assert " EUR a month" in about
         assert "no traffic was measured" in by_edge["P1 → P4"][0]
-        assert not tab.problems
-
-
-async def test_an_applied_proposal_shows_bytes_between_zones_before_as_foretold_and_now_and_whom_it_moves(
-    chromium: Chromium,
-) -> None:
-    names = [zone["name"] for zone in PAGES["traffic"].network["zones"]]
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate("location.hash = '#groups/default/online-boutique'")
-        await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('details.proposal') !== null")
-        about = await tab.evaluate("document.querySelector('details.proposal summary').textContent")
-        assert "across zones 800 kbit/s → 0 bit/s foretold" in about
-        assert "1 workload to move" in about
-        await tab.evaluate("document.querySelector('details.proposal').open = true")
-        rows = await tab.evaluate(
-            "[...document.querySelectorAll('details.proposal tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
-        )
-        assert [names[0], names[1], "800 kbit/s", "0 bit/s"] in [row[:4] for row in rows]
-        assert [names[0], names[0], "0 bit/s", "800 kbit/s"] in [row[:4] for row in rows]
-        assert ["P2", names[1], names[0]] in [row[:3] for row in rows]
-        moved = await tab.evaluate(
-            "[...document.querySelectorAll('.dag rect.moved')].map((box) => box.parentNode.querySelector('title').textContent)"
-        )
-        assert len(moved) == 1
-        assert f"was {names[1]}, foretold {names[0]}" in moved[0]
-        assert not tab.problems
-
-
-@pytest.mark.timeout(300)
-async def test_a_proposal_is_shown_before_it_is_applied_by_the_keyboard_alone(chromium: Chromium, axe: str) -> None:
-    async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "traffic")
-        await tab.evaluate(f"{axe}; true")
-        await tab.evaluate("showTab('groups'); byId('propose-in').value = 'shop'; byId('propose-in').focus()")
-        await tab.press("Tab")
-        await tab.press("Enter")
-        await tab.wait_for("document.querySelector('.proposed') !== null")
-        text = await text_of(tab, "#proposed")
-        assert "80 kbit/s" in text
-        assert "0 bit/s, 0 bit/s to 40 kbit/s by who comes first" in text
-        assert "2000 µs" in text
-        assert "0.50 EUR" in text
-        assert "another scheduler" in text
-        assert "traffic: OBI" in text
-        assert "kubectl netaware propose -n shop --apply" in text
-        assert "Nothing was written" in await text_of(tab, "#propose-status")
-        moved = await tab.evaluate(
-            "[...document.querySelectorAll('.proposed .dag rect.moved')].map((box) => box.parentNode.querySelector('title').textContent)"
-        )
-        assert moved == ["cart-s cart: z2 → z1"]
-        await tab.evaluate("document.querySelector('.proposed .handle').focus()")
-        await tab.press("Enter")
-        assert "web-s → cart-s" in await text_of(tab, ".proposed .detail")
-        assert await tab.evaluate("document.activeElement.dataset.edge") == "proposed/shop/shop/web-s/cart-s"
-        for width in WIDTHS:
-            await tab.resize(width, 900)
-            for scheme in ("light", "dark"):
-                await tab.prefer(scheme)
-                at = width, scheme
-                assert await tab.evaluate(CONTRAST) == [], at
-                assert await tab.evaluate(NAMELESS) == [], at
-                assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, at
-                assert await tab.evaluate(SERIOUS) == [], at
-        await tab.evaluate("document.querySelector('#grouplist button.propose').click()")
-        await tab.wait_for("byId('propose-status').textContent.startsWith('✗ No proposal for default')")
-        await tab.evaluate("askProposal('bare')")
-        await tab.wait_for("byId('propose-status').textContent.includes('no Prometheus is named')")
-        assert await tab.evaluate("document.querySelector('.proposed')") is None
         assert not tab.problems
 
 

@@ -14,7 +14,6 @@ from aiohttp import web
 
 from controller.cli.costs import ShowCosts
 from controller.cli.explain import Explain, Explained
-from controller.cli.explain_group import explain_group
 from controller.cli.graph import GraphOf
 from controller.cli.looking import look_around, state_of
 from controller.cli.offline import Given, plan_offline
@@ -30,7 +29,6 @@ from controller.cluster.resources import AppGroup
 from controller.config import ControllerConfiguration
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.planner import GroupSnapshot, plan_group
-from controller.traffic.prices import PriceTable
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
@@ -218,11 +216,8 @@ async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_
     async with cluster(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2")) as session:
         session.namespace = "default"
         simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
-        explained = await explain_group(session, "g", PriceTable())
     assert isinstance(simulated, Simulation)
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
-    assert explained.money is not None
-    assert explained.money.anew is not None
 
 
 HERE = {"plain": HEAD, "parity": HEAD + "scheduler: {parity: upstream}\n"}
@@ -303,7 +298,6 @@ async def test_plans_use_the_nodes_that_the_scheduler_does_and_taints_tell_which
     async with cluster(HEAD, lone, group("default"), pod("a", "n1", namespace="default")) as session:
         session.namespace = "default"
         simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
-        explained = await explain_group(session, "g", PriceTable())
     offline, _ = plan_offline(
         ClusterFile([msgspec.convert(lone, Node)], [waiting], groups=[mine]),
         Given(),
@@ -311,5 +305,3 @@ async def test_plans_use_the_nodes_that_the_scheduler_does_and_taints_tell_which
     assert isinstance(simulated, Simulation)
     assert (simulated.network_aware.unplaced == simulated.default.unplaced == 0) == room
     assert bool(offline.placements) == room
-    assert explained.money is not None
-    assert (explained.money.anew is not None) == room

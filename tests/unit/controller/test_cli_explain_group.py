@@ -9,24 +9,18 @@ from controller.cli.explain_group import (
     ExplainedGroup,
     explain_as_it_stands,
     group_rows,
-    money_line,
     price_line,
-    show_group,
 )
 from controller.cli.looking import state_of
-from controller.cli.style import money
-from controller.traffic.prices import PriceTable
 from controller.views.groups import build_groups
 from controller.views.network import build_network
 from controller.views.snapshot import ClusterSnapshot
 from tests.unit.controller.made_up import make_snapshot
 
-PRICES = PriceTable(currency="EUR", between_zones=0.02, between_regions=0.05)
 
-
-def explained(snapshot: ClusterSnapshot, prices: PriceTable | None = None) -> ExplainedGroup:
+def explained(snapshot: ClusterSnapshot) -> ExplainedGroup:
     state = state_of(snapshot, snapshot.pods)
-    return explain_as_it_stands(snapshot, state, "default/online-boutique", {}, prices)
+    return explain_as_it_stands(snapshot, state, "default/online-boutique", {})
 
 
 def with_spread(snapshot: ClusterSnapshot, spread: str) -> ClusterSnapshot:
@@ -75,25 +69,3 @@ def test_the_price_is_what_plans_pay_or_would(spread: str) -> None:
     assert price is not None
     assert price > 500, "half of the calls to any replica leave their zone"
     assert f"{price:.0f} µs" in price_line(answer)
-
-
-def test_with_prices_a_group_says_what_it_costs_what_it_might_and_what_surviving_a_zone_costs() -> None:
-    answer = explained(with_spread(twice(make_snapshot(3)), "zone"), PRICES)
-    found = answer.money
-    assert found is not None
-    assert (found.currency, found.basis) == ("EUR", "minBandwidth, since no traffic was measured")
-    assert found.anew is not None
-    assert found.surviving is not None
-    assert found.surviving == pytest.approx(found.anew), "it asks for that already"
-    assert found.not_surviving == 0, "wholly in one zone nothing leaves it"
-    assert 0 < found.surviving < found.now, "calls to any replica leave two zones by halves, and three by two thirds"
-    assert f"surviving a zone costs {money(found.surviving, 'EUR')} of it" in money_line(found)
-    assert explained(make_snapshot(3)).money is None, "nobody gave prices"
-
-
-def test_money_of_a_group_without_room_is_that_of_now() -> None:
-    answer = explained(make_snapshot(3), PRICES)
-    assert answer.money is not None
-    assert answer.money.anew is None
-    assert "not all of it would have room" in money_line(answer.money)
-    show_group(answer)

@@ -16,7 +16,6 @@ from controller.cli.graph import GraphOf
 from controller.cli.looking import facts_of, state_of, verdict_on
 from controller.cli.offline import Given, _Reading
 from controller.cli.offline_objects import ClusterFile
-from controller.cli.placed_money import PlacedMoney
 from controller.cli.session import Session
 from controller.cli.status import ShowStatus
 from controller.cli.why import about
@@ -41,7 +40,6 @@ from controller.topology.bandwidth import allocated_bps, placed_by_zone
 from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
-from controller.traffic.prices import PriceTable
 from controller.views.changes import build_changes
 from controller.views.groups import build_groups
 from controller.views.network import build_network
@@ -240,7 +238,6 @@ class World:
             "status command": shown.running,
             "explain": sum(nodes.total() for nodes in judged.members(key).values()),
             "rules": sum(nodes.total() for nodes in state.members(key).values()),
-            "money": sum(at.total() for at in PlacedMoney(snapshot, PriceTable())._placed[key].values()),
         }
         if self.config == DEFAULT:  # a file has no other
             file = ClusterFile(nodes=self.of("Node", Node), pods=pods, groups=self.of("AppGroup", AppGroup))

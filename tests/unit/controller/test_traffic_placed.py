@@ -1,4 +1,4 @@
-"""What a placement costs before it happens: groups, single pods, and what the commands say of it."""
+"""What a placement of a group costs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from controller.cli.explain import Explain, Explained, Months
-from controller.cli.placed_money import PlacedMoney
-from controller.cli.simulate import Simulate, priced, simulate
+from controller.cli.simulate import Simulate, simulate
 from controller.cluster.costs import Costs, CostTable
 from controller.cluster.hosts import hosts_of
 from controller.cluster.pods import GroupPod, GroupPodSpec
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import Service, ServiceIndex
-from controller.scheduler.explain import CandidateLine, Explanation
-from controller.traffic.placed import crossing_of, month_of, month_of_pod, near_of, traffic_of
+from controller.traffic.placed import crossing_of, month_of, near_of, traffic_of
 from controller.traffic.prices import PriceTable, per_month
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
@@ -72,8 +68,6 @@ def test_a_service_that_keeps_calls_near_saves_what_crosses_and_a_caller_without
     assert crossing_of(traffic, both) == 0
     assert crossing_of(traffic_of(group()), both) == pytest.approx(500)
     assert month_of(traffic, {**both, "WEB": Counter({Z1: 1, FAR: 1})}, PRICES) == pytest.approx(per_month(500, 0.05))
-    pods = month_of_pod(traffic, "CART", Z1, both, PRICES) + month_of_pod(traffic, "CART", Z2, both, PRICES)
-    assert pods == 0
 
 
 @pytest.mark.parametrize("last", ["shop", "more"])
@@ -132,16 +126,6 @@ def test_a_simulations_table_finds_a_dependency_violated_where_its_sums_do() -> 
     assert "✗" not in cast("io.StringIO", console.file).getvalue()
 
 
-def test_a_pods_share_is_its_workloads_divided_by_replicas_whichever_end_it_is() -> None:
-    traffic = traffic_of(group())
-    placed = {"WEB": Counter({Z1: 2}), "CART": Counter({Z2: 4})}
-    assert month_of_pod(traffic, "WEB", Z1, placed, PRICES) == pytest.approx(per_month(500, 0.02))
-    assert month_of_pod(traffic, "WEB", Z2, placed, PRICES) == 0
-    assert month_of_pod(traffic, "CART", FAR, placed, PRICES) == pytest.approx(per_month(250, 0.05))
-    pods = 2 * month_of_pod(traffic, "WEB", Z1, placed, PRICES)
-    assert pods == pytest.approx(month_of(traffic, placed, PRICES))
-
-
 def node(name: str, place: tuple[str, str]) -> Node:
     labels = {"topology.kubernetes.io/region": place[0], "topology.kubernetes.io/zone": place[1]}
     amounts = {"cpu": "4", "memory": "8Gi", "pods": "110"}
@@ -169,86 +153,3 @@ def pod(name: str, workload: str, on: str) -> GroupPod:
         },
         GroupPod,
     )
-
-
-def test_a_move_is_priced_by_where_the_pods_of_its_group_are() -> None:
-    pods = (pod("web-1", "WEB", "n2"), pod("cart-1", "CART", "n1"))
-    known = PlacedMoney(ClusterSnapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
-    before, after = known.month("shop/web-1", known.places["n2"]), known.month("shop/web-1", known.places["n1"])
-    assert before == pytest.approx(per_month(1000, 0.02))
-    assert after == 0
-    assert known.month("shop/unknown", Z1) is None
-    assert known.traffic("shop/unknown") is None
-
-
-def test_a_move_is_priced_by_who_answers_a_call() -> None:
-    def near(name: str, workload: str, on: str) -> GroupPod:
-        made = pod(name, workload, on)
-        labels = {**(made.metadata.labels or {}), "app": "cart"}
-        return msgspec.structs.replace(made, metadata=msgspec.structs.replace(made.metadata, labels=labels))
-
-    spec = {"selector": {"app": "cart"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
-    service = {"metadata": {"name": "cart", "namespace": "shop"}, "spec": spec}
-    pods = (pod("web-1", "WEB", "n1"), near("cart-1", "CART", "n1"), near("cart-2", "CART", "n2"))
-    snapshot = ClusterSnapshot(
-        now_s=0, nodes=NODES, groups=(group(),), pods=pods, services=(msgspec.convert(service, Service),)
-    )
-    known = PlacedMoney(snapshot, PRICES)
-    assert known.month("shop/web-1", Z1) == 0, "the replica of its zone answers"
-    assert known.month_of_group("shop/shop") == 0
-    any_replica = PlacedMoney(msgspec.structs.replace(snapshot, services=()), PRICES)
-    assert any_replica.month("shop/web-1", Z1) == pytest.approx(per_month(500, 0.02))
-
-
-def test_of_two_pods_that_call_each_other_and_move_together_only_the_first_costs() -> None:
-    pods = (pod("web-1", "WEB", "n1"), pod("cart-1", "CART", "n1"))
-    known = PlacedMoney(ClusterSnapshot(now_s=0, nodes=NODES, groups=(group(),), pods=pods), PRICES)
-    assert known.month("shop/web-1", Z2) == pytest.approx(per_month(1000, 0.02))
-    assert known.saved_by("shop/web-1", Z2) == pytest.approx(-per_month(1000, 0.02))
-    assert known.month("shop/cart-1", Z1) == pytest.approx(per_month(1000, 0.02)), "the other one is gone"
-    assert known.saved_by("shop/cart-1", Z2) == pytest.approx(per_month(1000, 0.02))
-    assert known.month_of_group("shop/shop") == 0
-    assert known.saved_by("shop/unknown", Z2) is None
-
-
-def test_a_candidates_row_has_the_money_of_its_zone() -> None:
-    lines = tuple(
-        CandidateLine(
-            "r1",
-            zone,
-            "",
-            1,
-            passes=True,
-            satisfied=1,
-            violated=0,
-            cost=1,
-            score=1,
-            cells=(),
-            planned=False,
-            chosen=False,
-        )
-        for zone in ("z1", "z2")
-    )
-    months = Months({"z1": 2.5}, "EUR", "measured traffic")
-    now = Explanation("shop/web-1", "", "shop/shop", "WEB", "", "", "", (), lines, None, "")
-    header, rows = Explain().rows(Explained(now, None, money=months), argparse.Namespace())
-    assert [row[header.index("month")] for row in rows] == [2.5, None]
-
-
-def test_a_simulation_says_what_either_placement_costs_a_month() -> None:
-    hosts = hosts_of(NODES)
-    replicas = {"WEB": [GroupPodSpec()], "CART": [GroupPodSpec()]}
-    answer = priced(
-        simulate(group(), replicas, hosts, {}, costs=Costs(CostTable())), traffic_of(group()), hosts, PRICES
-    )
-    for outcome in (answer.default, answer.network_aware):
-        ends = {w: [hosts[n].location for n in nodes] for w, nodes in outcome.nodes.items()}
-        (web,), (cart,) = ends["WEB"], ends["CART"]
-        price = PRICES.per_gb((web.region, web.zone), (cart.region, cart.zone))
-        assert outcome.month == pytest.approx(per_month(1000, price))
-    (dependency,) = answer.dependencies
-    assert (dependency.default_month, dependency.network_aware_month) == (
-        answer.default.month,
-        answer.network_aware.month,
-    )
-    assert (answer.currency, answer.money_by) == ("EUR", "minBandwidth, since no traffic was measured")
