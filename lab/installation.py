@@ -32,7 +32,7 @@ from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
 from lab.programs import Program, agent_program, is_ready
 from netperf.contract import AGENT, CAPACITY_ANNOTATION, CONTROLLER, HOME_NAMESPACE, NAME_LABEL, PROBE_SECRET, SCHEDULER
-from netperf.results import shard_index
+from netperf.shards import shard_index
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OVERLAY = MANIFESTS / "overlays" / "default"

@@ -34,8 +34,9 @@ from netperf.plans import (
     ZonePlan,
     is_address,
 )
-from netperf.results import assign_shards
+from netperf.results import LONGEST_NAME
 from netperf.sample import Test
+from netperf.shards import assign_shards
 from netperf.slots import ProbeEdge, colour, tournament_rounds
 
 _MASK = 2**64 - 1
@@ -107,7 +108,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         zones: plan per origin zone; a zone that starts no probe has an empty one, so that its agents know.
-        left_out: nodes and zones that take no part, with a reason: ``no-zone``, ``not-ready``, ``unschedulable``,
+        left_out: nodes and zones that take no part, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``; for a zone ``zone-without-probers``.
         links: unordered zone pairs (and inner pairs) that are measured, whatever the pairs of nodes.
         interval_s: length of a round; slots: how many parts it has.
@@ -225,17 +226,15 @@ def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tu
 
 
 def _unusable(node: ProbeNode) -> tuple[str, str] | None:
-    if not node.zone:
-        return "no-zone", "label topology.kubernetes.io/zone is missing"
-    if not node.ready:
-        return "not-ready", "condition Ready is not True"
-    if not node.schedulable:
-        return "unschedulable", "the node is cordoned"
-    if not node.agent_ready:
-        return "no-agent", "no ready agent runs there"
-    if not is_address(node.address):
-        return "bad-address", f"{node.address!r} is no IP address"
-    return None
+    problems = (
+        (len(node.name) > LONGEST_NAME, "long-name", f"over {LONGEST_NAME} characters: a result's key names both ends"),
+        (not node.zone, "no-zone", "label topology.kubernetes.io/zone is missing"),
+        (not node.ready, "not-ready", "condition Ready is not True"),
+        (not node.schedulable, "unschedulable", "the node is cordoned"),
+        (not node.agent_ready, "no-agent", "no ready agent runs there"),
+        (not is_address(node.address), "bad-address", f"{node.address!r} is no IP address"),
+    )
+    return next(((reason, detail) for found, reason, detail in problems if found), None)
 
 
 def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_Link]:

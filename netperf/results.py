@@ -2,17 +2,18 @@
 
 Each agent writes only keys of its own node pairs, as a JSON merge patch: the API server merges key by key, so a hundred
 writers neither conflict nor lose each other's updates. Our own format carries a whole `Sample` per key; upstream's, a bare
-number per key (the measurement ConfigMap, docs/contracts), is always read and optionally written beside it. Anyone may
-write here, so every key is read alone: what is malformed is refused by name and never becomes a number.
+number per key (the measurement ConfigMap, docs/contracts), is always read and optionally written beside it. A key names the
+origin, which is the only node that may write it (manifests/policies); a value must be of the nodes that its key names. Every
+key is read alone: what is malformed is refused by name and never becomes a number.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -31,16 +32,15 @@ SIZE_WARNING_BYTES = OBJECT_LIMIT_BYTES * 3 // 4
 """From here on the controller warns: a results object of ours stays far below it, so somebody else writes here."""
 REFRESH_S, REFRESH_ROUNDS = 170.0, 1.5
 KEY_LIMIT = 253
+VALUE_LIMIT_BYTES = 2048
+"""Of one of our keys: the longest sample takes two thirds of it. The admission policy holds agents to it."""
 SHOWN_REFUSALS = 100
-ZONES_PER_SHARD = 10
-SAMPLES_PER_SHARD = 65
-MOST_SHARDS = 100
-"""The agents' role and policy name so many objects, and refuse a write to any other."""
-"""Every write makes etcd keep another copy of the whole object until it compacts, and sends one to each watcher. At 100
-zones 8 samples per second are written: to objects of 30 kB that costs 240 kB/s, to objects that are just not too large
-it would cost 8 MB/s. So shards are kept small, long before 1 MiB."""
-
+LONGEST_NAME = 111
+"""Of a node that takes part, so that a key has room for two: the API server takes 253 characters."""
 _LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+_OWN = re.compile(
+    rf"{re.escape(OWN_PREFIX)}([-.a-z0-9]+)_([-.a-z0-9]+)_({'|'.join(TESTS)})({re.escape(FAILED_SUFFIX)})?"
+)
 _FOREIGN = re.compile(
     r"netperf(?P<dot>[._])(?P<percentile>p50|p90|p99)(?P=dot)latency(?P=dot)(?P<unit>milliseconds|microseconds)"
     r"\.origin\.(?P<nodes>.+)",
@@ -76,19 +76,35 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
-def sample_key(origin: Place, destination: Place, test: Test) -> str:
-    """Our key for a pair of nodes: readable zones, and a hash that keeps node pairs and tests apart.
+class ResultKey(NamedTuple):
+    """What the name of one of our keys says: the pair of nodes, the test, and whether it is of a failure.
 
-    Always under 253 characters, whatever the nodes are called; the value has all names in full.
+    An underscore, which no node's name holds, ends each name; so the admission policy can tell whose key it is by its start.
     """
-    identity = "\0".join((origin.zone, origin.node, destination.zone, destination.node, test))
-    digest = hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()
-    return f"{OWN_PREFIX}{_legal(origin.zone)}.{_legal(destination.zone)}.{digest}"
+
+    origin: str
+    destination: str
+    test: Test
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return f"{OWN_PREFIX}{self.origin}_{self.destination}_{self.test}{FAILED_SUFFIX if self.failed else ''}"
+
+
+def parse_key(key: str) -> ResultKey | None:
+    """What the key's name says; None when it is none of ours."""
+    match = _OWN.fullmatch(key)
+    return ResultKey(match[1], match[2], cast("Test", match[3]), bool(match[4])) if match else None
+
+
+def sample_key(origin: Place, destination: Place, test: Test) -> str:
+    """Our key for a pair of nodes."""
+    return str(ResultKey(origin.node, destination.node, test))
 
 
 def failure_key(origin: Place, destination: Place, test: Test) -> str:
     """The key that says that a pair could not be measured; beside the sample's, so that the last good one stays."""
-    return sample_key(origin, destination, test) + FAILED_SUFFIX
+    return str(ResultKey(origin.node, destination.node, test, failed=True))
 
 
 def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
@@ -100,8 +116,6 @@ def encode_failure(failure: Failure, test: Test) -> dict[str, str | None]:
 def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int, set[str]]:
     """What a node counts on from, by its own entries in a results ConfigMap. Never raises.
 
-    Own is only what stands under the very key of its pair: whoever may write here may name any node in a value.
-
     Args:
         data: of one results ConfigMap, by whomever.
         node: whose entries count.
@@ -112,8 +126,9 @@ def last_sequence(data: Mapping[str, str], node: str, now_s: float) -> tuple[int
     """
     last, beyond = 0, set[str]()
     for key, value in data.items():
-        found = _decode_keyed(key, value) if key.startswith(OWN_PREFIX) else None
-        if isinstance(found, Sample | Failure) and found.origin.node == node:
+        name = parse_key(key)
+        found = _decode_value(key, name, value) if name is not None and name.origin == node else None
+        if isinstance(found, Sample | Failure):
             if found.sequence > _most_sequence(now_s):
                 beyond.add(key)
             else:
@@ -182,30 +197,26 @@ def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
     return [sample_key(probe.origin.place, probe.destination.place, test) for test in tests]
 
 
-def vanished_keys(data: Mapping[str, str], planned: Container[str]) -> set[str]:
-    """Keys of ours whose node pair, or whose test, is in none of the plans, for the controller to remove.
+def keys_to_remove(data: Mapping[str, str], planned: Container[str]) -> set[str]:
+    """Keys of ours that the controller removes: whose node pair, or whose test, is in none of the plans, or whose value is refused.
 
-    Upstream-format keys go along when the same pair has a key of ours, since then we wrote them; those of other
-    components stay.
+    Upstream-format keys go along with the pair's keys of ours, since then we wrote them; those of other components stay.
 
     Args:
         data: of one results ConfigMap.
         planned: `planned_keys` of all plans in force; made once for all objects, for there is one object a zone.
     """
     doomed: set[str] = set()
-    for key in data:
-        if not key.startswith(OWN_PREFIX) or key in planned:
-            continue
-        doomed.add(key)
-        sample = _decode_keyed(key, data[key])
-        if isinstance(sample, Sample):
-            names = (upstream_key(sample.origin.node, sample.destination.node, p) for p in PERCENTILES)
-            doomed |= {name for name in names if name is not None and name in data}
+    for key, value in data.items():
+        name = parse_key(key)
+        if name is None:
+            doomed |= {key} if key.startswith(OWN_PREFIX) else set()
+        elif key not in planned:
+            upstream = (upstream_key(name.origin, name.destination, p) for p in PERCENTILES)
+            doomed |= {key, *(name for name in upstream if name is not None and name in data)}
+        elif isinstance(_decode_value(key, name, value), Refusal):
+            doomed.add(key)
     return doomed
-
-
-def _legal(text: str) -> str:
-    return re.sub(r"[^-_a-zA-Z0-9]", "-", text)[:63]
 
 
 def _rounded(sample: Sample) -> Sample:
@@ -259,11 +270,10 @@ def decode_results(
         if len(key) > KEY_LIMIT or not _LEGAL_KEY.fullmatch(key):
             outcome = refuse(key, "illegal-key", f"at most {KEY_LIMIT} of [-._a-zA-Z0-9]")
         elif key.startswith(OWN_PREFIX):
-            found = _decode_keyed(key, value)
+            outcome = _decode_own(key, value, places, planned)
             # A year more than writers count on from: theirs are other clocks, and they count on.
-            if not isinstance(found, Refusal) and found.sequence > _most_sequence(now_s) + YEAR_S:
-                found = msgspec.structs.replace(found, sequence=0)
-            outcome = _check_planned(key, _check_places(key, found, places), planned)
+            if not isinstance(outcome, Refusal) and outcome.sequence > _most_sequence(now_s) + YEAR_S:
+                outcome = msgspec.structs.replace(outcome, sequence=0)
         else:
             outcome = _collect_external(key, value, places, external)
             foreign += outcome is None and not _FOREIGN.fullmatch(key)
@@ -298,28 +308,53 @@ def decode_results(
     )
 
 
-def _decode_keyed(key: str, value: str) -> Sample | Failure | Refusal:
-    """What one of our keys holds."""
+def _decode_own(
+    key: str, value: str, places: Mapping[str, Place], planned: Container[str] | None
+) -> Sample | Failure | Refusal:
+    """What one of our keys holds, if it was asked for and of nodes as they are now."""
+    name = parse_key(key)
+    if name is None:
+        return refuse(key, "bad-key", "names no pair of nodes and no test")
+    if planned is not None and key not in planned:
+        detail = f"node {name.origin} was not asked to measure {name.destination}"
+        return refuse(key, "unplanned", detail, name.origin)
+    found = _decode_value(key, name, value)
+    for place in () if isinstance(found, Refusal) else (found.origin, found.destination):
+        now = places.get(place.node)
+        if now is None:
+            return refuse(key, "unknown-node", f"there is no node {place.node!r}", name.origin)
+        if now.zone != place.zone:
+            detail = f"{place.node} was in zone {place.zone!r} and is in {now.zone!r}"
+            return refuse(key, "moved-node", detail, name.origin)
+    return found
+
+
+def _decode_value(key: str, name: ResultKey, value: str) -> Sample | Failure | Refusal:
+    """The value by itself; refused unless it is of the pair that the key names."""
+    if len(value) > VALUE_LIMIT_BYTES:
+        return refuse(key, "too-large", f"{len(value)} bytes, at most {VALUE_LIMIT_BYTES}", name.origin)
+    found: Sample | Failure
     try:
-        if key.endswith(FAILED_SUFFIX):
-            return _check_failure(key, _parse_failure(value))
-        return _check_sample(key, _parse_sample(value))
+        found = _parse_failure(value) if name.failed else _parse_sample(value)
+        canonical = msgspec.json.encode(msgspec.json.decode(value)).decode()
     except msgspec.ValidationError as error:
-        return refuse(key, "bad-field", str(error))
+        return refuse(key, "bad-field", str(error), name.origin)
     except UNREADABLE as error:
-        return refuse(key, "half-written", str(error))
+        return refuse(key, "half-written", str(error), name.origin)
+    if canonical != value:
+        # Of two members of one name each reader takes its own; our writers write none, nor blanks or escapes.
+        return refuse(key, "not-canonical", "duplicate members, blanks or escapes", name.origin)
+    if (found.origin.node, found.destination.node) != name[:2]:
+        return refuse(key, "wrong-key", f"holds {found.origin.node} to {found.destination.node}", name.origin)
+    fault = _fault_of(found, name.test) if isinstance(found, Sample) else None
+    return found if fault is None else refuse(key, *fault, name.origin)
 
 
-def _check_sample(key: str, sample: Sample) -> Sample | Refusal:
-    if key != sample_key(sample.origin, sample.destination, sample.measurement.test):
-        return refuse(key, "wrong-key", f"holds {sample.origin.node} to {sample.destination.node}")
-    fault = _fault_of(sample)
-    return sample if fault is None else refuse(key, *fault)
-
-
-def _fault_of(sample: Sample) -> tuple[str, str] | None:
+def _fault_of(sample: Sample, test: Test) -> tuple[str, str] | None:
     """Why figures of well-formed fields cannot be."""
     measurement = sample.measurement
+    if measurement.test != test:
+        return "wrong-key", f"holds a {measurement.test}"
     for figures in (measurement, *([sample.datagrams] if sample.datagrams else [])):
         if figures.prober == "external":
             return "bad-field", "no agent's prober is called external: that is a bare number by somebody else"
@@ -330,36 +365,6 @@ def _fault_of(sample: Sample) -> tuple[str, str] | None:
     if not known and measurement.throughput_bps is None:
         return "no-value", "neither a percentile nor a throughput"
     return None
-
-
-def _check_failure(key: str, failure: Failure) -> Failure | Refusal:
-    if key not in {failure_key(failure.origin, failure.destination, test) for test in TESTS}:
-        return refuse(key, "wrong-key", f"holds {failure.origin.node} to {failure.destination.node}")
-    return failure
-
-
-def _check_planned(
-    key: str, found: Sample | Failure | Refusal, planned: Collection[str] | None
-) -> Sample | Failure | Refusal:
-    """Whoever may write results may say what he likes, but only about what he was asked."""
-    if planned is None or isinstance(found, Refusal) or key in planned:
-        return found
-    node = found.origin.node
-    return refuse(key, "unplanned", f"node {node} was not asked to measure {found.destination.node}", node)
-
-
-def _check_places(
-    key: str, sample: Sample | Failure | Refusal, places: Mapping[str, Place]
-) -> Sample | Failure | Refusal:
-    if isinstance(sample, Refusal):
-        return sample
-    for place in (sample.origin, sample.destination):
-        now = places.get(place.node)
-        if now is None:
-            return refuse(key, "unknown-node", f"there is no node {place.node!r}")
-        if now.zone != place.zone:
-            return refuse(key, "moved-node", f"{place.node} was in zone {place.zone!r} and is in {now.zone!r}")
-    return sample
 
 
 def _collect_external(
@@ -412,7 +417,7 @@ def _external_sample(
     return key, Sample(origin=origin, destination=destination, measurement=measurement)
 
 
-# --- size and shards -----------------------------------------------------------------------------------------------
+# --- size and age --------------------------------------------------------------------------------------------------
 
 
 def check_growth(name: str, current: Mapping[str, str], patch: Mapping[str, str | None]) -> int:
@@ -435,51 +440,3 @@ def refresh_s(interval_s: float) -> float:
     The controller calls it stale after the longer of 300 s and three rounds (cost policy).
     """
     return max(REFRESH_S, REFRESH_ROUNDS * interval_s)
-
-
-def shard_name(base: str, index: int) -> str:
-    """``base`` for shard 0, so that a small cluster has the one object that other tools know; else ``base-index``."""
-    return base if index == 0 else f"{base}-{index}"
-
-
-def shard_index(base: str, name: str) -> int | None:
-    """The number of a shard of ``base``, or None for an object that is none."""
-    if name == base:
-        return 0
-    suffix = name.removeprefix(f"{base}-")
-    if suffix == name or not re.fullmatch(r"[1-9][0-9]{0,3}", suffix):
-        return None
-    return int(suffix)
-
-
-def zones_per_shard(zone_count: int) -> int:
-    """How many zones' agents write to one object: 10 up to 13 zones, 3 at 40, 1 from 66 on, 2 above 100.
-
-    A zone starts (Z - 1) / 2 probes, so this keeps an object at about `SAMPLES_PER_SHARD` samples of 500 bytes, twice
-    that with both directions, as long as there are names for so many.
-    """
-    fitting = min(ZONES_PER_SHARD, 2 * SAMPLES_PER_SHARD // max(1, zone_count))
-    return max(1, fitting, math.ceil(zone_count / MOST_SHARDS))
-
-
-def shard_names(base: str, zone_count: int) -> list[str]:
-    """Every object that agents of so many zones may be told to write to."""
-    return [shard_name(base, i) for i in range(max(1, math.ceil(zone_count / zones_per_shard(zone_count))))]
-
-
-def assign_shards(zones: Sequence[str], base: str, previous: Mapping[str, str]) -> dict[str, str]:
-    """Zone -> ConfigMap that its agents write, `zones_per_shard` of them to each; zones stay where there is room."""
-    capacity = zones_per_shard(len(zones))
-    room = dict.fromkeys(shard_names(base, len(zones)), capacity)
-    assigned: dict[str, str] = {}
-    for zone in sorted(zones):
-        name = previous.get(zone, "")
-        if room.get(name, 0) > 0:
-            assigned[zone] = name
-            room[name] -= 1
-    for zone in sorted(zones):
-        if zone not in assigned:
-            name = next(n for n, free in room.items() if free > 0)
-            assigned[zone] = name
-            room[name] -= 1
-    return assigned

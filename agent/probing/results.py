@@ -39,6 +39,8 @@ log = logs.get("agent.probing")
 
 GATHER_S = 2.0
 """Samples that come within this time, more or less by half at random, go in one write."""
+REFUSED_S = 300.0
+"""So long after the last refusal it is told, since a node that is not ready has nothing to write."""
 FAILURES_TOLD = 4
 """Failures in a row that are told one by one."""
 TOLD_TWICE = 2
@@ -115,10 +117,18 @@ class ResultsWriter:
         self._beyond: set[str] = set()
         self._interval_s = 0.0
         self._name: str | None = None
+        self._refused: tuple[str, float] | None = None
         self._due = asyncio.Event()
         self._writes = Counter(
             "netaware_probe_results_writes", "Writes of results, by outcome.", ["outcome"], registry=registry
         )
+
+    @property
+    def problem(self) -> str:
+        """Why the API server refuses this node's results, for /readyz; empty while it does not."""
+        if self._refused is None or asyncio.get_running_loop().time() - self._refused[1] > REFUSED_S:
+            return ""
+        return f"results are refused: {self._refused[0]}"
 
     def aim(self, name: str | None, test: Test = "TCP_RR", interval_s: float = 0.0) -> None:
         """Write into this ConfigMap from now on; None holds everything back.
@@ -197,6 +207,8 @@ class ResultsWriter:
                 self._there = await self._write(name, batch, failures, over)
             except KubekitError as error:
                 self._there = None
+                if isinstance(error, ApiError) and error.forbidden:
+                    self._refused = str(error), asyncio.get_running_loop().time()
                 reason = "too-large" if isinstance(error, TooLargeError) else "failed"
                 self._writes.labels(reason).inc()
                 state = f"{reason}/{getattr(error, 'status', '')}"
@@ -205,6 +217,7 @@ class ResultsWriter:
                 self._due.set()
                 continue
             backoff.reset()
+            self._refused = None
             self._caught_up = self._caught_up or bool(batch or failures)
             self._beyond.clear()
             self._writes.labels("ok").inc()

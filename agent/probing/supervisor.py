@@ -69,8 +69,9 @@ class ProbingRoom:
 
     @property
     def problem(self) -> str:
-        """Why this node cannot be probed, for /readyz; empty when it can."""
-        return self._answering.problem if self._answering is not None else "waiting for the node's address"
+        """Why this node cannot be probed or may not write what it measures, for /readyz; empty when it can."""
+        answering = self._answering.problem if self._answering is not None else "waiting for the node's address"
+        return answering or self._writer.problem
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What must run, by name."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge
@@ -29,14 +28,12 @@ from netperf.contract import PART_OF, PLAN_LABEL, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
-from netperf.results import decode_results, planned_keys, removal_patch, vanished_keys
+from netperf.results import decode_results, keys_to_remove, planned_keys, removal_patch
 
 log = logs.get("controller.topology.planner")
 
 PLAN = "plan"
 REPLAN_S = 60.0
-
-Name = TypeVar("Name")
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -279,10 +276,11 @@ class ProbePlanner:
         )
 
     async def _sweep(self) -> None:
-        data = {name: self._results.data(name) or {} for name in self.result_objects}
+        """Remove keys that nobody will write again, so that objects do not grow for ever, and keys that cannot be read."""
         plans = tuple(self._plans.values())
-        doomed_of = await asyncio.to_thread(keys_to_remove, data, plans)
-        for name, doomed in doomed_of.items():
+        planned = await asyncio.to_thread(lambda: planned_keys(plans).keys())
+        for name in self.result_objects:
+            doomed = await asyncio.to_thread(keys_to_remove, self._results.data(name) or {}, planned)
             if not doomed:
                 continue
             patch = removal_patch(doomed)
@@ -300,21 +298,7 @@ class ProbePlanner:
                 if not error.not_found:
                     raise
             self._writes.labels("results-keys-removed").inc(len(doomed))
-            log.info("results of vanished pairs removed", object=name, keys=len(doomed))
-
-
-def keys_to_remove(objects: Mapping[Name, Mapping[str, str]], plans: Iterable[ZonePlan]) -> dict[Name, set[str]]:
-    """Keys of ours whose pair of nodes is not planned any more, by object, so that the object does not grow for ever.
-
-    What a pair of zones is worth is remembered by the controller and in the NetworkTopology, so samples go as soon as their pair of
-    nodes is not planned any more: a key that no plan names could be anybody's.
-
-    Args:
-        objects: the data of the results ConfigMaps that our agents write.
-        plans: all plans in force.
-    """
-    planned = planned_keys(plans).keys()
-    return {name: vanished_keys(data, planned) for name, data in objects.items()}
+            log.info("results removed that are not planned or cannot be read", object=name, keys=len(doomed))
 
 
 def _decode(objects: Mapping[str, ConfigMap]) -> dict[str, ZonePlan]:

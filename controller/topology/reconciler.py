@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
@@ -151,7 +152,7 @@ def decide(
             missing=snapshot.missing,
             large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
             refused=results.refused,
-            writers=tuple(sorted({r.source for r in results.refusals if r.reason == "unplanned" and r.source})),
+            writers=_writers(results),
             quarantine=snapshot.quarantine,
             failing=_failing(results),
             map=snapshot.map,
@@ -170,6 +171,15 @@ def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPoli
         return parse_policy(fields, defaults), ""
     except ConfigError as error:
         return defaults, str(error)
+
+
+def _writers(results: Results) -> dict[str, tuple[str, ...]]:
+    """The nodes whose keys were refused, by reason."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for refusal in results.refusals:
+        if refusal.source:
+            found[refusal.reason].add(refusal.source)
+    return {reason: tuple(sorted(nodes)) for reason, nodes in found.items()}
 
 
 def _failing(results: Results) -> dict[ZonePair, str]:

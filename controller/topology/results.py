@@ -22,7 +22,8 @@ from kubekit.wire import CONFIGMAPS, ConfigMap
 from netperf.contract import PLAN_LABEL
 from netperf.errors import size_bytes
 from netperf.plans import ZonePlan
-from netperf.results import SIZE_WARNING_BYTES, shard_names
+from netperf.results import SIZE_WARNING_BYTES
+from netperf.shards import shard_names
 
 log = logs.get("controller.topology.results")
 

@@ -33,7 +33,7 @@ class InputFaults(msgspec.Struct, frozen=True):
         missing: results ConfigMaps that do not exist.
         large: sizes in bytes of results ConfigMaps that are near what the API server stores.
         refused: malformed keys by reason.
-        writers: nodes that wrote about pairs that they were not asked to measure.
+        writers: nodes whose keys were refused, by reason.
         quarantine: nodes that nobody can measure.
         failing: how pairs failed that could not be measured last.
         map: the cluster's shape, with unlabelled nodes and torn zones.
@@ -43,7 +43,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()
     large: Mapping[str, int] = {}
     refused: Mapping[str, int] = {}
-    writers: tuple[str, ...] = ()
+    writers: Mapping[str, tuple[str, ...]] = {}
     quarantine: tuple[str, ...] = ()
     failing: Mapping[ZonePair, str] = {}
     map: Map = Map({}, {})
@@ -160,8 +160,9 @@ def _odd_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condit
     found: list[tuple[str, str]] = []
     if faults.quarantine:
         found.append(("NodesUnmeasurable", f"nobody can measure {_some(faults.quarantine)}: left out of the plan"))
-    if faults.writers:
-        found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(faults.writers)}"))
+    unplanned = faults.writers.get("unplanned")
+    if unplanned:
+        found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(unplanned)}"))
     if table.odd_us:
         named = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.odd_us.items()]
         found.append(("NodesContradicted", f"set aside, because other nodes contradict them: {_some(named)}"))
@@ -187,7 +188,10 @@ def _input_valid(faults: InputFaults, generation: int) -> Condition:
             ("ResultsTooLarge", f"close to the 1 MiB that a ConfigMap may have: {sizes}; remove keys that are not ours")
         )
     if faults.refused:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(faults.refused.items()))
+        reasons = ", ".join(
+            f"{count} {reason}" + (f" of {_some(nodes)}" if (nodes := faults.writers.get(reason)) else "")
+            for reason, count in sorted(faults.refused.items())
+        )
         found.append(("ResultsMalformed", f"keys refused: {reasons}"))
     if faults.map.unzoned:
         count = len(faults.map.unzoned)

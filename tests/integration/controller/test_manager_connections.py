@@ -15,7 +15,7 @@ from kubekit.client import Client
 from kubekit.lease import Lease
 from kubekit.wire import CONFIGMAPS, LEASES, ConfigMap, Object
 from lab.controlplane import ControlPlane
-from netperf.results import shard_names
+from netperf.shards import shard_names
 from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica
 

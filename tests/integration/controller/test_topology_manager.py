@@ -252,7 +252,6 @@ async def test_noise_and_malformed_keys_are_told_and_move_nothing(world: World, 
     await world.measured()
     good = await world.costs()
     noise = {
-        "netaware.v1.z1.z2.000000000000": "{half",
         "x": "y" * 700_000,
         "netperf.p90.latency.milliseconds.origin.a": "0",
     }
@@ -262,6 +261,33 @@ async def test_noise_and_malformed_keys_are_told_and_move_nothing(world: World, 
     metrics = await replica.metrics()
     key = f"{world.namespace}/nt-default"
     assert metrics[f'netaware_results_refused_keys{{reason="bad-key",topology="{key}"}}'] == 1
+
+
+async def test_a_key_that_cannot_be_read_costs_only_itself_is_named_and_removed(
+    world: World, start: StartReplica
+) -> None:
+    await world.create()
+    start()
+    await world.measured()
+    good = await world.costs()
+    objects = await world.client.list(CONFIGMAPS, ConfigMap, namespace=world.namespace)
+    stored = next(found.data or {} for found in objects if found.metadata.name == "netperf-metrics")
+    key = next(key for key in stored if key.startswith("netaware.v1."))
+    origin = key.removeprefix("netaware.v1.").split("_")[0]
+
+    async def is_named() -> bool:
+        patch = {"data": {key: "{half"}}
+        await world.client.patch(CONFIGMAPS, "netperf-metrics", patch, Object, namespace=world.namespace)
+        notes = await world.client.list(EVENTS, dict, namespace=world.namespace)
+        return any(f"half-written of {origin}" in note.get("note", "") for note in notes)
+
+    async def is_gone() -> bool:
+        found = await world.client.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=world.namespace)
+        return key not in (found.data or {})
+
+    await eventually(is_named)
+    await eventually(is_gone)
+    assert await world.costs() == good
 
 
 async def test_results_that_are_deleted_or_emptied_zero_nothing(world: World, start: StartReplica) -> None:

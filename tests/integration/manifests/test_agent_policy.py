@@ -13,7 +13,7 @@ from kubekit.client import JSON_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, EVENTS, NODES, SECRETS, ConfigMap, Node, Object, Secret, format_time
 from lab.controlplane import ControlPlane
-from netperf.results import encode_samples, merge_patch, removal_patch
+from netperf.results import encode_samples, merge_patch, removal_patch, sample_key
 from netperf.sample import Measurement, Place, Sample
 from tests.integration.conftest import eventually
 from tests.integration.manifests.conftest import TokenFor
@@ -172,20 +172,35 @@ async def test_agent_is_refused_for_another_nodes_results(agent: Client, admin: 
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("origin", "value"),
     [
-        '{"origin":{"node":"node-a","zone":"z"},"origin":{"node":"node-b","zone":"z"}}',
-        '{"origin":{"node":"node-a","zone":"z"},"\\u006frigin":{"node":"node-b","zone":"z"}}',
-        ' {"origin":{"node":"node-b","zone":"z"}}',
-        '{"x":{"origin":{"node":"node-a"}},"origin":{"node":"node-b","zone":"z"}}',
-        '{"origin":{"node":"node-a2","zone":"z"}}',
-        "17",
+        ("node-b", '{"origin":{"node":"node-a","node":"node-b","zone":"zone-b"}}'),
+        ("node-b", '{"origin":{"node":"node-a","zone":"zone-a"}}'),
+        ("node-a.example.com", "{}"),
+        ("node-a-2", "{}"),
+        ("node-a", "x" * 5000),
     ],
 )
-async def test_agent_cannot_disguise_another_nodes_results(agent: Client, value: str) -> None:
-    data: dict[str, str | None] = {"netaware.v1.z.z.000000000000": value}
-    with pytest.raises(ApiError, match="writes only results that its own node is the origin of"):
-        await agent.patch(CONFIGMAPS, RESULTS, merge_patch(data), ConfigMap, namespace=NAMESPACE)
+async def test_agent_is_bound_by_the_names_of_keys_whatever_their_values_say(
+    agent: Client, origin: str, value: str
+) -> None:
+    """The last is its own key, but no sample takes so much."""
+    first = sample_key(Place(origin, "zone-b"), Place("node-a2", "zone-a"), "TCP_RR")
+    for key in (first, first + ".failed"):
+        with pytest.raises(ApiError, match="writes only results that its own node is the origin of") as refused:
+            await agent.patch(CONFIGMAPS, RESULTS, merge_patch({key: value}), ConfigMap, namespace=NAMESPACE)
+        assert refused.value.forbidden
+
+
+@pytest.mark.parametrize("squatted", ["{half", '{"origin":{"node":"node-b","zone":"zone-b"}}', ""])
+async def test_agent_replaces_and_removes_whatever_stands_under_its_own_keys(
+    agent: Client, admin: Client, squatted: str
+) -> None:
+    mine = encode_samples([sample("node-a", "node-b")], ["p90"])
+    await admin.patch(CONFIGMAPS, RESULTS, merge_patch(dict.fromkeys(mine, squatted)), ConfigMap, namespace=NAMESPACE)
+    written = await agent.patch(CONFIGMAPS, RESULTS, merge_patch(mine), ConfigMap, namespace=NAMESPACE)
+    assert written.data == mine
+    await agent.patch(CONFIGMAPS, RESULTS, removal_patch(mine), ConfigMap, namespace=NAMESPACE)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ from netperf.plans import PLAN_KEY, Probe, ZonePlan, decode_plan, encode_plan, p
 from netperf.results import (
     decode_results,
     encode_samples,
+    keys_to_remove,
     merge_patch,
     planned_keys,
     removal_patch,
     sample_key,
-    vanished_keys,
 )
 from netperf.sample import Measurement, Place, Sample
 
@@ -247,7 +247,7 @@ async def test_a_node_that_dies_touches_only_its_own_pairs_while_others_write(cl
         await client.patch(
             CONFIGMAPS,
             shard,
-            removal_patch(vanished_keys(part, planned_keys(after.zones.values()))),
+            removal_patch(keys_to_remove(part, planned_keys(after.zones.values()))),
             Object,
             namespace=namespace,
         )

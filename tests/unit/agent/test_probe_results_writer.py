@@ -32,7 +32,7 @@ class Store:
     """One ConfigMap behind the API server's rules of merge patches, as far as the writer uses them."""
 
     def __init__(self, data: dict[str, str] | None = None) -> None:
-        self.data, self.reachable = data, True
+        self.data, self.reachable, self.forbidden = data, True, False
         self.writes: list[float] = []
         self.attempts: list[float] = []
         self.written: dict[str, list[float]] = {}
@@ -41,6 +41,8 @@ class Store:
         self.attempts.append(asyncio.get_running_loop().time())
         if not self.reachable:
             raise UnreachableError("no API server")
+        if self.forbidden:
+            raise ApiError(403, "Forbidden", "an agent on here writes only results that its own node is the origin of")
         if self.data is None:
             raise ApiError(404, "NotFound", f"no ConfigMap {NAME}")
         return ConfigMap(metadata=ObjectMeta(name=NAME), data=dict(self.data))
@@ -126,6 +128,29 @@ async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(rou
     ]
     assert max(gaps) < max(LIMIT_S, 3 * round_s) - 10
     assert len(store.writes) <= 6 + (6000 / REFRESH_S if round_s < REFRESH_S else 3 * 6000 / round_s)
+
+
+async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
+    store = Store({})
+    async with writing(store) as (writer, _):
+        store.reachable = False
+        writer.take(sample())
+        await asyncio.sleep(60)
+        assert writer.problem == "", "an API server that is away refuses nothing"
+        store.reachable, store.forbidden = True, True
+        await asyncio.sleep(60)
+        assert "writes only results" in writer.problem
+        store.forbidden = False
+        await asyncio.sleep(60)
+        assert writer.problem == ""
+        store.forbidden = True
+        writer.take(sample("n2"))
+        await asyncio.sleep(60)
+        assert writer.problem
+        writer.keep(set())
+        assert writer.problem, "lest a node is in and out of the plan all the time"
+        await asyncio.sleep(600)
+        assert writer.problem == ""
 
 
 async def test_what_is_held_back_goes_along_with_the_next_write() -> None:

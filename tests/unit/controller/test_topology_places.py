@@ -10,7 +10,7 @@ from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, same_facts, same_place
-from controller.topology.planner import keys_to_remove, plan_changes
+from controller.topology.planner import plan_changes
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.reflector import Reflector
@@ -171,33 +171,6 @@ def plans() -> tuple[ZonePlan, ...]:
 def planned_sample() -> dict[str, str]:
     probe = next(p for plan in plans() for p in plan.probes)
     return sample(probe.origin.node, probe.destination.node)
-
-
-def test_a_sample_of_the_plan_stays() -> None:
-    assert keys_to_remove({"results": planned_sample()}, plans()) == {"results": set()}
-
-
-def test_a_sample_that_no_plan_names_goes_at_once() -> None:
-    old = sample("z1b", "z2a")
-    assert keys_to_remove({"results": {**old, **planned_sample()}}, plans()) == {"results": set(old)}
-
-
-def test_samples_of_zones_and_nodes_that_are_gone_go_at_once_with_their_twins_in_upstreams_format() -> None:
-    gone = {**sample("z1a", "z3a"), **sample("z1x", "z2a")}
-    assert len(gone) == 4
-    assert keys_to_remove({"results": gone}, plans()) == {"results": set(gone)}
-
-
-def test_plans_are_gone_through_once_however_many_objects_there_are() -> None:
-    # There is an object for each zone: a hundred times a hundred plans were 6 s of CPU.
-    looks = iter(plans())
-    found = keys_to_remove({"one": planned_sample(), "other": {**sample("z1b", "z2a"), **planned_sample()}}, looks)
-    assert found == {"one": set(), "other": set(sample("z1b", "z2a"))}
-
-
-def test_keys_of_other_components_stay() -> None:
-    foreign = {"netperf.p90.latency.milliseconds.origin.z1b.destination.z2a": "5", "notes": "mine"}
-    assert keys_to_remove({"results": foreign}, plans()) == {"results": set()}
 
 
 class OldMirror(Reflector[Node]):

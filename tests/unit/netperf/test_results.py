@@ -15,20 +15,22 @@ from netperf.errors import OBJECT_LIMIT_BYTES, TooLargeError
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.results import (
     KEY_LIMIT,
+    LONGEST_NAME,
     check_growth,
     decode_results,
     encode_failure,
     encode_samples,
+    failure_key,
+    keys_to_remove,
     merge_patch,
+    parse_key,
     planned_keys,
     removal_patch,
     sample_key,
-    shard_index,
-    shard_name,
     upstream_key,
-    vanished_keys,
 )
 from netperf.sample import Failure, Measurement, Percentile, Place, Sample
+from netperf.shards import shard_index, shard_name
 
 P90: tuple[Percentile, ...] = ("p90",)
 PLACES = {name: Place(name, f"z-{name[0]}", "r") for name in ("a1", "a2", "b1.example.com", "c1")}
@@ -98,9 +100,10 @@ node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
 
 @given(node_name, label, node_name, label)
 def test_keys_are_legal_whatever_nodes_and_zones_are_called(n1: str, z1: str, n2: str, z2: str) -> None:
-    key = sample_key(Place(n1, z1), Place(n2, z2), "TCP_RR")
+    key = failure_key(Place(n1[:LONGEST_NAME], z1), Place(n2[:LONGEST_NAME], z2), "TCP_STREAM")
     assert re.fullmatch(r"[-._a-zA-Z0-9]+", key)
     assert len(key) <= KEY_LIMIT
+    assert parse_key(key) == (n1[:LONGEST_NAME], n2[:LONGEST_NAME], "TCP_STREAM", True)
     foreign = upstream_key(n1, n2, "p90")
     assert foreign is None or len(foreign) <= KEY_LIMIT
 
@@ -168,7 +171,10 @@ def test_values_that_are_no_latency_are_refused_by_name(kind: str, value: str) -
         ("netperf.p90.latency.milliseconds.origin.a1.destination.ghost", "unknown-node"),
         ("netperf.p90.latency.milliseconds.origin.a1.to.c1", "bad-key"),
         ("x" * 254, "illegal-key"),
-        ("netaware.v1.z-a.z-b.000000000000", "half-written"),
+        ("netaware.v1.a1_c1_TCP_RR", "half-written"),
+        ("netaware.v1.a1_c1_TCP_RR.failed", "half-written"),
+        ("netaware.v1.a1_c1_PING", "bad-key"),
+        ("netaware.v1.a1.c1", "bad-key"),
         ("with space", "illegal-key"),
     ],
 )
@@ -193,7 +199,12 @@ def test_two_readings_of_one_key_are_refused_as_ambiguous() -> None:
         (lambda text: text.replace('"p90_us":1700', '"p90_us":"12ms"'), "bad-field"),
         (lambda text: text.replace('"p90_us":1700', '"p90_us":100'), "bad-field"),
         (lambda text: text.replace('"TCP_RR"', '"PING"'), "bad-field"),
+        (lambda text: text.replace('"TCP_RR"', '"UDP_RR"'), "wrong-key"),
         (lambda text: text.replace('"a1"', '"a2"'), "wrong-key"),
+        (lambda text: text.replace('"node":"a1"', '"node":"a2","node":"a1"'), "not-canonical"),
+        (lambda text: text.replace('"a1"', '"\\u00611"'), "not-canonical"),
+        (lambda text: text[:-1] + ', "x": 1}', "not-canonical"),
+        (lambda text: text[:-1] + f',"x":"{"x" * 2048}"}}', "too-large"),
         (lambda _: "null", "bad-field"),
         (lambda _: "", "half-written"),
     ],
@@ -236,7 +247,7 @@ def test_noise_inside_our_own_values_never_becomes_a_zero(data: st.DataObject) -
 
 
 def test_a_mebibyte_of_noise_is_counted_and_the_good_key_still_read() -> None:
-    noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.{i}": "{" for i in range(500)}
+    noise = {f"noise-{i}": "x" * 1000 for i in range(900)} | {f"netaware.v1.a{i}_c1_TCP_RR": "{" for i in range(500)}
     results = decode_results({**noise, **written(sample())}, PLACES)
     assert len(results.samples) == 1
     assert results.foreign_keys == 900
@@ -259,10 +270,10 @@ def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alo
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
-    assert vanished_keys(data, planned_keys(plans)) == {
-        *written(gone, upstream=("p90",)),
-        "netaware.v1.broken",
-    }
+    planned = planned_keys(plans)
+    assert keys_to_remove(data, planned) == {*written(gone, upstream=("p90",)), "netaware.v1.broken"}
+    (key,) = written(sample())
+    assert keys_to_remove({**data, key: "{half"}, planned) >= {key}, "what is refused goes as well"
 
 
 def test_values_are_plain_json_that_other_tools_can_read() -> None:
@@ -288,11 +299,9 @@ def test_keys_of_a_test_that_is_not_planned_any_more_go() -> None:
     with_streams = PlanOptions(extra_tests=("TCP_STREAM",), both_directions=True)
     place = {p.node: p for p in PLACES.values()}
     key = sample_key(place["a1"], PLACES["b1.example.com"], "TCP_STREAM")
-    assert (
-        vanished_keys({key: "{}"}, planned_keys(plan_pairs(nodes, with_streams, None, 1.7e9).zones.values())) == set()
-    )
+    assert key in planned_keys(plan_pairs(nodes, with_streams, None, 1.7e9).zones.values())
     without = plan_pairs(nodes, PlanOptions(both_directions=True), None, 1.7e9)
-    assert vanished_keys({key: "{}"}, planned_keys(without.zones.values())) == {key}
+    assert keys_to_remove({key: "{}"}, planned_keys(without.zones.values())) == {key}
 
 
 def test_an_object_that_is_nearly_full_takes_changes_and_removals_but_no_new_keys() -> None:
