@@ -57,9 +57,9 @@ bench: ## Measure the budgets; ARGS=--json prints one JSON object
 mutants: ## Mistakes put into the scheduler's rules, one by one: do the tests notice? ARGS="release --jobs 1" for some
 	@$(RUN) python tests/mutants/run.py $(ARGS)
 
-.PHONY: storm
-storm: ## Ten minutes of faults on a lab, then judgement; ARGS="--seed 7 --minutes 2" for another storm
-	@$(RUN) python -m lab storm $(ARGS)
+.PHONY: chaos
+chaos: ## Ten minutes of random faults on a lab, then a check of what happened; ARGS="--seed 7 --minutes 2" for others
+	@$(RUN) python -m tests.chaos $(ARGS)
 
 .PHONY: fuzz
 fuzz: ## Every reader of foreign input against a million inputs, for a night; ARGS="plan --inputs 20000 --seed 7" for some

@@ -5,7 +5,7 @@ IMAGE = $(if $(REGISTRY),$(REGISTRY)/)netaware
 PROGRAMS = agent controller
 # The digest that a push was given.
 digest = $$(sed -n 's/.*"containerimage.digest": *"\(sha256:[0-9a-f]*\)".*/\1/p' $(DIST)/$(1).json)
-TOOL = $(RUN) python -c 'import sys; from lab import tool_builds as t; print(t.find_or_build_tool(getattr(t, sys.argv[1])))'
+TOOL = $(RUN) python -c 'import sys; from tests.support.tools import builds as t; print(t.find_or_build_tool(getattr(t, sys.argv[1])))'
 
 .PHONY: check-release
 check-release: ## Lint workflows and chart; hold generated files to their sources

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.tool_builds import HELM, find_or_build_tool
+from tests.support.tools.builds import HELM, find_or_build_tool
 
 CHART = Path(__file__).resolve().parents[1] / "manifests" / "helm" / "netaware"
 

@@ -27,13 +27,13 @@ from controller.cluster.resources import APPGROUPS  # noqa: E402
 from kubekit.client import Client  # noqa: E402
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object  # noqa: E402
 from lab.boutique import load as load_boutique  # noqa: E402
-from lab.chromium_install import find_or_fetch  # noqa: E402
 from lab.cluster import Lab  # noqa: E402
 from lab.debian import Missing  # noqa: E402
 from lab.demo import COMPONENTS, POD_CPU  # noqa: E402
 from lab.installation import install  # noqa: E402
 from lab.topology import load  # noqa: E402
 from tests.support.browser import Tab, open_tab  # noqa: E402
+from tests.support.chromium import find_or_fetch  # noqa: E402
 
 HOME = ROOT / "docs" / "pictures"
 LARGEST_BYTES = 300_000

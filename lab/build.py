@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from lab.errors import BuildError
-from lab.places import cache_dir
-from lab.progress import Progress, open_progress
+from lab.paths import cache_dir
+from lab.progress import Progress
 
 MODULE_DIR = Path(__file__).parent / "controlplane"
 # The newest patch release of the Go version that go.mod names; used only where PATH has no such Go.
@@ -37,38 +37,13 @@ _POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Binary:
-    """One program to build.
-
-    Attributes:
-        name: its file name.
-        package: the Go package of its main function.
-        expected_s: how long a cold build takes on two cores, in seconds, in the order of the list.
-    """
-
-    name: str
-    package: str
-    expected_s: float
-
-
-BINARIES = (
-    Binary("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", 234),
-    Binary("etcd", "go.etcd.io/etcd/server/v3", 8),
-    Binary("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler", 20),
-    Binary("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", 64),
-    Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", 11),
-    Binary("kubectl", "k8s.io/kubernetes/cmd/kubectl", 16),
-)
-
-
-@dataclass(frozen=True)
 class Module:
     """A Go module whose programs we build.
 
     Attributes:
         name: what it is, in progress lines and as a folder of the cache.
         folder: where its go.mod, go.sum and tools.go are.
-        binaries: its programs.
+        programs: Go package of each program's main function, by the program's file name.
         pins: the module path whose version in go.mod names the cache folder.
         link_flags: gives Go's ``-ldflags`` for that version, so that the programs know what they are.
         tags: Go's ``-tags``.
@@ -77,7 +52,7 @@ class Module:
 
     name: str
     folder: Path
-    binaries: tuple[Binary, ...]
+    programs: Mapping[str, str]
     pins: str
     link_flags: Callable[[str], str]
     tags: str = ""
@@ -85,7 +60,7 @@ class Module:
 
     @property
     def version(self) -> str:
-        """What go.mod pins, such as ``v1.36.3``."""
+        """What go.mod pins, such as ``v1.37.2``."""
         return _required(rf"^\s*(?:require )?{re.escape(self.pins)} (v\S+)", self.folder)
 
     @property
@@ -111,7 +86,7 @@ class UpstreamModule:
     """A published Go module that is built by itself, with the versions that its own go.mod names.
 
     Attributes:
-        name, binaries, tags: as for Module; packages are folders of the module, such as ``./cmd/containerd``.
+        name, programs, tags: as for Module; packages are folders of the module, such as ``./cmd/containerd``.
         path: of the module.
         version: of the module.
         checksum: as go.sum would have it; what was downloaded must agree.
@@ -119,7 +94,7 @@ class UpstreamModule:
     """
 
     name: str
-    binaries: tuple[Binary, ...]
+    programs: Mapping[str, str]
     path: str
     version: str
     checksum: str
@@ -160,22 +135,26 @@ def kubernetes_link_flags(version: str) -> str:
 CONTROL_PLANE = Module(
     name="controlplane",
     folder=MODULE_DIR,
-    binaries=BINARIES,
+    programs={
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+    },
     pins="k8s.io/kubernetes",
     link_flags=kubernetes_link_flags,
     assets_variable="KUBEBUILDER_ASSETS",
 )
-OLDER_CONTROL_PLANES = tuple(
-    Module(
-        name="controlplane",
-        folder=MODULE_DIR.with_name(f"controlplane-{minor}"),
-        binaries=tuple(program for program in BINARIES if program.package.startswith("k8s.io/kubernetes/cmd/kube-")),
-        pins="k8s.io/kubernetes",
-        link_flags=kubernetes_link_flags,
-    )
-    for minor in ("1.30", "1.33")
+OLDEST_CONTROL_PLANE = Module(
+    name="controlplane",
+    folder=MODULE_DIR.with_name("controlplane-1.34"),
+    programs={name: package for name, package in CONTROL_PLANE.programs.items() if name.startswith("kube-")},
+    pins="k8s.io/kubernetes",
+    link_flags=kubernetes_link_flags,
 )
-"""What differs in older releases of Kubernetes; etcd, kwok and kubectl are today's."""
+"""What differs in the oldest release of Kubernetes that is supported; etcd, kwok and kubectl are today's."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +162,7 @@ class Binaries:
     """Where each program is.
 
     Attributes:
-        version: version that the module pins: of Kubernetes, for example ``v1.36.3``.
+        version: version that the module pins: of Kubernetes, for example ``v1.37.2``.
         paths: file of each program, by name.
     """
 
@@ -203,29 +182,22 @@ def find_or_build(module: Buildable = CONTROL_PLANE) -> Binaries:
     version = module.version
     home = cache_dir() / module.name / f"{version}-{module.fingerprint}"
     bin_dir = home / "bin"
-    paths = {program.name: bin_dir / program.name for program in module.binaries} | _given(module)
+    paths = {name: bin_dir / name for name in module.programs} | _given(module)
     if all(path.exists() for path in paths.values()):
         return Binaries(version, paths)
     bin_dir.mkdir(parents=True, exist_ok=True)
-    progress = open_progress()
-    try:
-        with locked(home / "lock", progress, module.name):
-            # Another start may have built them while this one waited for the lock.
-            missing = [p for p in module.binaries if not paths[p.name].exists()]
-            if missing:
-                _build(module, missing, bin_dir, progress)
-    finally:
-        progress.close()
+    progress = Progress()
+    with locked(home / "lock", progress, module.name):
+        # Another start may have built them while this one waited for the lock.
+        missing = [name for name in module.programs if not paths[name].exists()]
+        if missing:
+            _build(module, missing, bin_dir, progress)
     return Binaries(version, paths)
 
 
 def find_or_fetch_sources(module: UpstreamModule) -> Path:
     """The folder of a module's sources in Go's cache. Raises BuildError when they cannot be had, or are not what they were."""
-    progress = open_progress()
-    try:
-        return module.sources(_find_go(progress, module.go_version))
-    finally:
-        progress.close()
+    return module.sources(_find_go(Progress(), module.go_version))
 
 
 def _given(module: Buildable) -> dict[str, Path]:
@@ -236,7 +208,7 @@ def _given(module: Buildable) -> dict[str, Path]:
     if not Path(folder).is_dir():
         msg = f"{module.assets_variable}: {folder} is no directory (unset it to build the programs here)"
         raise BuildError(msg)
-    candidates = {program.name: Path(folder) / program.name for program in module.binaries}
+    candidates = {name: Path(folder) / name for name in module.programs}
     return {name: path for name, path in candidates.items() if os.access(path, os.X_OK)}
 
 
@@ -251,31 +223,82 @@ def locked(path: Path, progress: Progress, what: str) -> Iterator[None]:
         yield
 
 
-def _build(module: Buildable, missing: list[Binary], bin_dir: Path, progress: Progress) -> None:
+def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progress) -> None:
+    """Build programs by one `go build`, which compiles what they share once and links them side by side."""
     go = _find_go(progress, module.go_version)
     log = bin_dir.parent / "build.log"
-    cores = os.cpu_count() or 1
-    flags = ["-trimpath", "-mod=readonly", "-ldflags", module.link_flags(module.version), "-tags", module.tags]
-    count = len(missing)
-    progress.note(f"building {module.name} {module.version}, once per version: {count} programs into {bin_dir}")
+    progress.note(f"building {module.name} {module.version}, once per version, into {bin_dir}: {', '.join(missing)}")
     folder = module.sources(go)
-    with log.open("ab") as output:
-        for index, program in enumerate(missing, 1):
-            progress.begin(index, len(missing), f"go build {program.name}", program.expected_s * 2 / max(cores, 1))
-            with tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
-                built = Path(scratch) / program.name
-                argv = [str(go), "build", *flags, "-o", str(built)]
-                env = {**os.environ, **_GO_SETTINGS, "CGO_ENABLED": "0"}
-                run_step([*argv, program.package], folder, output, log=log, progress=progress, env=env)
-                # A rename is atomic: nobody ever runs half a program.
-                built.rename(bin_dir / program.name)
-            progress.end()
+    flags = ["-trimpath", "-mod=readonly", "-tags", module.tags]
+    packages = [module.programs[name] for name in missing]
+    env = {**os.environ, **_GO_SETTINGS, "CGO_ENABLED": "0"}
+    with log.open("ab") as output, tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
+        listed = Path(scratch) / "packages"
+        progress.begin("downloading Go modules")
+        with listed.open("wb") as packages_file:
+            argv = [str(go), "list", *flags, "-deps", *packages]
+            run_step(argv, folder, packages_file, log=log, progress=progress, env=env, errors=output)
+        progress.end()
+        compiling = _Compiling(len(listed.read_bytes().splitlines()))
+        progress.begin("compiling")
+        linking = ["-v", "-ldflags", module.link_flags(module.version), "-o", f"{scratch}/"]
+        argv = [str(go), "build", *flags, *linking, *packages]
+        run_step(argv, folder, output, log=log, progress=progress, env=env, describe=compiling.describe)
+        progress.end()
+        for name in missing:
+            # A rename is atomic: nobody ever runs half a program.
+            (Path(scratch) / _executable(name, module.programs[name])).rename(bin_dir / name)
+
+
+def _executable(name: str, package: str) -> str:
+    """How `go build` calls the program of a package: by the last word of its path that is no major version."""
+    words = [word for word in package.split("/") if not re.fullmatch(r"v[0-9]+", word)]
+    return name if words[-1] == "." else words[-1]
+
+
+@dataclass(frozen=True)
+class _Compiling:
+    """Reads `go build -v`, which says a line for every package that it compiles, and none for those that it has."""
+
+    packages: int
+
+    def describe(self, text: str) -> tuple[str, float | None]:
+        lines = text.splitlines()
+        if not lines:
+            return "nothing new yet", None
+        return f"package {len(lines)} of at most {self.packages}: {lines[-1]}", len(lines) / self.packages
+
+
+def _last_line(text: str) -> tuple[str, float | None]:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""), None
 
 
 def run_step(
-    argv: list[str], folder: Path, output: object, *, log: Path, progress: Progress, env: Mapping[str, str]
+    argv: list[str],
+    folder: Path,
+    output: IO[bytes],
+    *,
+    log: Path,
+    progress: Progress,
+    env: Mapping[str, str],
+    errors: IO[bytes] | None = None,
+    describe: Callable[[str], tuple[str, float | None]] = _last_line,
 ) -> None:
-    """Run one build step and report its last line of output while it goes on. Raises BuildError when it fails."""
+    """Run one build step and report progress while it goes on.
+
+    Args:
+        argv: what to run.
+        folder: where.
+        output: of its standard output, and of its errors where ``errors`` does not differ; one of them is ``log``.
+        log: the file whose new text says what happens.
+        progress: told about it.
+        env: all of its variables.
+        errors: of its standard error.
+        describe: makes of the new text of the log what happens, and how much of it is done.
+
+    Raises:
+        BuildError: it failed.
+    """
     started_at = log.stat().st_size
     # `nice` keeps the machine usable during the minutes of the first build.
     process = subprocess.Popen(
@@ -283,28 +306,27 @@ def run_step(
         cwd=folder,
         env=dict(env),
         stdin=subprocess.DEVNULL,
-        stdout=output,  # type: ignore[call-overload]
-        stderr=subprocess.STDOUT,
+        stdout=output,
+        stderr=errors or subprocess.STDOUT,
     )
     try:
         while process.poll() is None:
-            progress.tick(_last_line(log, started_at))
+            progress.tick(*describe(_since(log, started_at)))
             time.sleep(_POLL_S)
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
     if process.returncode:
-        tail = log.read_bytes()[started_at:].decode("utf-8", "replace").strip()[-1500:]
+        tail = _since(log, started_at).strip()[-1500:]
         msg = f"`{' '.join(argv[:2])} … {argv[-1]}` failed; the whole log is {log}\n{tail}"
         raise BuildError(msg)
 
 
-def _last_line(log: Path, start: int) -> str:
+def _since(log: Path, start: int) -> str:
     with log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - 300))
-        lines = file.read().decode("utf-8", "replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "compiling")
+        file.seek(start)
+        return file.read().decode("utf-8", "replace")
 
 
 def _find_go(progress: Progress, wanted: tuple[int, ...]) -> Path:

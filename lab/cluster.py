@@ -29,7 +29,7 @@ from lab.errors import BootError
 from lab.faults import tend
 from lab.network import WAN_DEVICE, LabNetwork, NodeNetwork, create_network
 from lab.nodes import await_usable, register_nodes
-from lab.places import write_whole
+from lab.paths import write_whole
 from lab.programs import Program, Programs, importable
 from lab.realnode.cluster import RealNodes, start_real_nodes
 from lab.realnode.programs import NodePrograms, find_or_build_node_programs

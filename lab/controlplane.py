@@ -70,7 +70,7 @@ class ControlPlane:
         ca_file: the authority that signed the API server's certificate.
         kubeconfig: credentials of the administrator (a client certificate in system:masters).
         admin_token: the same rights as a bearer token.
-        version: of Kubernetes, for example ``v1.36.3``.
+        version: of Kubernetes, for example ``v1.37.2``.
     """
 
     state_dir: Path
@@ -140,6 +140,12 @@ class ControlPlane:
             await asyncio.shield(asyncio.ensure_future(owned.stop_all()))
 
     @property
+    def _feature_gates(self) -> tuple[str, ...]:
+        """PodGroups, which are beta and off by default in 1.37."""
+        minor = int(self.version.split(".")[1])
+        return ("--feature-gates=GenericWorkload=true",) if minor >= 37 else ()
+
+    @property
     def ca_file(self) -> Path:
         """The certificate authority, as PEM."""
         return self.authority.certificate
@@ -190,6 +196,7 @@ class ControlPlane:
             "--node-monitor-period=1s",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            *self._feature_gates,
             *flags,
         ]
         program = self.programs.start("kube-controller-manager", argv)
@@ -232,13 +239,12 @@ class ControlPlane:
             f"--secure-port={port}",
             f"--tls-cert-file={self._serving.certificate}",
             f"--tls-private-key-file={self._serving.key}",
+            *self._feature_gates,
         ]
         program = self.programs.start(name, argv)
         health = ClusterConfig(f"https://{LOOPBACK}:{port}", tls=self.client_config.tls)
-        # /readyz is there since 1.31.
-        path = "/healthz" if self.binaries.version.startswith("v1.30.") else "/readyz"
         async with Client(health, timeout_s=2.0) as client:
-            await self._until(lambda: _answers(client, path), f"{name} to be ready")
+            await self._until(lambda: _answers(client, "/readyz"), f"{name} to be ready")
         return program
 
     async def start_kwok(self, flags: Iterable[str] = ()) -> Program:
@@ -399,6 +405,8 @@ class ControlPlane:
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             "--allow-privileged=true",
             "--profiling=false",
+            *self._feature_gates,
+            *(["--runtime-config=scheduling.k8s.io/v1beta1=true"] if self._feature_gates else []),
             *self._api_server_flags,
         ]
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from lab import apt
 from lab.errors import UnsupportedError
-from lab.places import cache_dir
+from lab.paths import cache_dir
 from lab.progress import Progress
 
 T = TypeVar("T")

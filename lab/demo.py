@@ -141,10 +141,10 @@ class Demo:
                     found[frozenset(sample.zones)].append(sample)
         return found
 
-    async def place(self, scheduler: str, namespace: str) -> tuple[dict[str, str], report.Felt | None]:
+    async def place(self, scheduler: str, namespace: str) -> tuple[dict[str, str], report.RequestLatency | None]:
         """Deploy the application, wait until every pod is bound, take it away again.
 
-        Returns: node of each workload; on real nodes also what users felt, once every pod was ready.
+        Returns: node of each workload; on real nodes also request latency, once every pod was ready.
         """
         application = boutique.load(scheduler=scheduler, cpu=pod_cpu(self.lab))
         if self.is_real:
@@ -166,12 +166,12 @@ class Demo:
         pods = await self.client.list(PODS, Pod, namespace=namespace)
         selectors = {w["workload"]["selector"]: w["workload"]["name"] for w in application.group["spec"]["workloads"]}
         placed = {selectors[p.metadata.label(WORKLOAD_LABEL)]: p.spec.node_name for p in pods}
-        felt = await self._felt(namespace, placed[FRONTEND]) if self.is_real else None
+        latency = await self._request_latency(namespace, placed[FRONTEND]) if self.is_real else None
         await self.client.delete(NAMESPACES, namespace)
         await self._until(lambda: self._is_gone(namespace), "the pods to go")
-        return placed, felt
+        return placed, latency
 
-    async def _felt(self, namespace: str, node: str) -> report.Felt:
+    async def _request_latency(self, namespace: str, node: str) -> report.RequestLatency:
         """Send requests to the frontend's Service at a set rate, from the frontend's own node; what came of it."""
         await await_rollout(self.lab, namespace)
         path = SERVICES.path(namespace, FRONTEND)
@@ -189,7 +189,7 @@ class Demo:
             f"--seed={self.seed or 0}",
         ]
         output = await run_to_end(command, "requests to the frontend", _LOAD_S + _MEASURE_DEADLINE_S)
-        return msgspec.json.decode(output, type=report.Felt)
+        return msgspec.json.decode(output, type=report.RequestLatency)
 
     async def measure_edges(self, *placements: Mapping[str, str]) -> dict[tuple[str, str], float]:
         """Median round trip, µs, of each pair of nodes that some dependency uses; the same node is measured too."""
@@ -321,9 +321,9 @@ async def run_demo(
             demo = Demo(lab, installation, client, topology, say, seed)
             network, samples = await demo.measured()
             say("deploying the Online Boutique with the default scheduler")
-            before, felt_before = await demo.place("default-scheduler", "boutique-default")
+            before, latency_before = await demo.place("default-scheduler", "boutique-default")
             say("deploying it again, network-aware")
-            after, felt_after = await demo.place(OUR_SCHEDULER, "boutique-network-aware")
+            after, latency_after = await demo.place(OUR_SCHEDULER, "boutique-network-aware")
             latencies = await demo.measure_edges(before, after)
             network = await client.get(NETWORK_TOPOLOGIES, TOPOLOGY_NAME, NetworkTopology, namespace=HOME_NAMESPACE)
         found = _report(
@@ -335,10 +335,13 @@ async def run_demo(
             placement=placement,
             elapsed_s=time.monotonic() - started,
         )
-        if images and felt_before and felt_after:
+        if images and latency_before and latency_after:
             names = {layout.name.split("-")[1]: image for image, layout in images.items()}
             found = msgspec.structs.replace(
-                found, nodes_kind=REAL, images=names, application=report.ApplicationReport(felt_before, felt_after)
+                found,
+                nodes_kind=REAL,
+                images=names,
+                application=report.ApplicationReport(latency_before, latency_after),
             )
         return found
 

@@ -1,4 +1,4 @@
-"""What is broken in a running lab, broken and mended from another process: programs that are killed or frozen, paths that are cut.
+"""What is broken in a running lab, broken and repaired from another process: programs that are killed or frozen, paths that are cut.
 
 A program is killed by its record, and started again by the process that holds the lab, since only that one knows its command:
 whoever wants it started puts its name into a folder, and the holder takes it out. Links that were cut are kept in a file, with what
@@ -19,8 +19,8 @@ import psutil
 
 from kubekit import logs
 from lab.errors import BootError, LabError
+from lab.paths import write_whole
 from lab.pids import PidRecord, is_alive, read_records
-from lab.places import write_whole
 from lab.programs import Program, Programs
 from lab.realnode.node import NODE
 from lab.reclaim import LabPlace
@@ -32,7 +32,7 @@ log = logs.get("lab.faults")
 NAMES = {"controller": "controller", "extender": "extender", "scheduler": "kube-scheduler"}
 """What people say -> the program of a lab."""
 # A node takes some seconds to start, and each of them is waited for.
-LOOK_S, MEND_S = 0.25, 120.0
+LOOK_S, REPAIR_S = 0.25, 120.0
 # What cannot run ends at once.
 _SETTLE_S = 1.0
 
@@ -59,7 +59,7 @@ class _Cut(msgspec.Struct, frozen=True):
 
 
 class Faults:
-    """Breaks and mends one lab that runs.
+    """Breaks and repairs one lab that runs.
 
     Args:
         place: the lab's files.
@@ -97,10 +97,10 @@ class Faults:
                 # With what it started: a netserver without its agent would go on answering.
                 os.killpg(records[name].pid, signal.SIGSTOP if freeze else signal.SIGKILL)
         # A signal is taken when its process runs next, which on a busy machine may be after whoever sent it looked.
-        deadline = time.monotonic() + MEND_S
+        deadline = time.monotonic() + REPAIR_S
         while running := [n for n in wanted if is_alive(records[n]) and not (freeze and _is_frozen(records[n]))]:
             if time.monotonic() > deadline:
-                msg = f"{', '.join(running)} got a signal {MEND_S:.0f} s ago and still runs"
+                msg = f"{', '.join(running)} got a signal {REPAIR_S:.0f} s ago and still runs"
                 raise LabError(msg)
             time.sleep(0.01)
         return wanted
@@ -128,7 +128,7 @@ class Faults:
             self._keep([*cuts, _Cut(pair, known[pair])])
         return one, other
 
-    def mend(self, names: Iterable[str] | None = None, pairs: Iterable[tuple[str, str]] | None = None) -> Broken:
+    def repair(self, names: Iterable[str] | None = None, pairs: Iterable[tuple[str, str]] | None = None) -> Broken:
         """Undo it: all that is broken, or what is named; what was tried, of which `now` may still name some.
 
         Raises:
@@ -158,7 +158,7 @@ class Faults:
         for path in asked:
             path.parent.mkdir(exist_ok=True)
             path.touch()
-        deadline = time.monotonic() + MEND_S
+        deadline = time.monotonic() + REPAIR_S
         while waiting := [path.name for path in asked if path.exists()]:
             if time.monotonic() > deadline:
                 msg = f"the lab does not start {', '.join(waiting)}; its log is {self._place.supervisor_log}"
@@ -189,7 +189,7 @@ def _is_frozen(record: PidRecord) -> bool:
 
 
 async def tend(place: LabPlace, programs: Programs, start_again: Callable[[Program], Awaitable[object]]) -> None:
-    """Keep a lab up whatever ends in it: say so once, and start again what `Faults.mend` asks for. Returns never.
+    """Keep a lab up whatever ends in it: say so once, and start again what `Faults.repair` asks for. Returns never.
 
     Args:
         place: the lab's files.

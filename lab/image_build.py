@@ -22,8 +22,8 @@ from lab.build import locked, run_step
 from lab.debian import Unpacked, find_or_unpack
 from lab.errors import UnsupportedError
 from lab.network import missing_privileges
-from lab.places import cache_dir
-from lab.progress import Progress, open_progress
+from lab.paths import cache_dir
+from lab.progress import Progress
 from netperf import contract
 
 ROOT = Path(__file__).parents[1]
@@ -58,13 +58,11 @@ class Recipe:
         name: without a version, as the manifests have it.
         dockerfile: its file, below the folder.
         folder: the build's context.
-        expected_s: how long a cold build takes on two cores, seconds.
     """
 
     name: str
     dockerfile: str
     folder: Path
-    expected_s: float
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -74,8 +72,8 @@ class Recipe:
         return tuple(source.rstrip("/") for sources in copies for source in sources)
 
 
-AGENT = Recipe(contract.AGENT, "Dockerfile.agent", ROOT, 25)
-CONTROLLER = Recipe(contract.CONTROLLER, "Dockerfile.controller", ROOT, 25)
+AGENT = Recipe(contract.AGENT, "Dockerfile.agent", ROOT)
+CONTROLLER = Recipe(contract.CONTROLLER, "Dockerfile.controller", ROOT)
 
 
 def version() -> str:
@@ -100,14 +98,11 @@ def find_or_build_image(recipe: Recipe) -> Path:
     if missing_privileges():
         raise UnsupportedError(f"building images needs root: {recipe.name} is not in {home}")
     home.mkdir(parents=True, exist_ok=True)
-    progress = open_progress()
-    try:
-        with locked(home / "lock", progress, "images"):
-            if not (layout / "index.json").exists():
-                _Builder(home, progress).build(recipe, tag, layout)
-                _forget_old(home, recipe.name)
-    finally:
-        progress.close()
+    progress = Progress()
+    with locked(home / "lock", progress, "images"):
+        if not (layout / "index.json").exists():
+            _Builder(home, progress).build(recipe, tag, layout)
+            _forget_old(home, recipe.name)
     return layout
 
 
@@ -156,7 +151,7 @@ class _Builder:
         """Build the base when it is not there, the image, and write its layout."""
         self._make_base()
         name = f"docker.io/library/{recipe.name}:{tag}"
-        with self._step(f"building {recipe.name}:{tag}", recipe.expected_s), _clean_copy(recipe) as context:
+        with self._step(f"building {recipe.name}:{tag}"), _clean_copy(recipe) as context:
             options = [self._policy, "--layers", "--pull-never", f"--build-arg=VERSION={tag}", "-t", name]
             self._buildah("bud", *options, "-f", str(context / recipe.dockerfile), str(context))
             draft = layout.with_suffix(".draft")
@@ -171,7 +166,7 @@ class _Builder:
         if marker.exists() and marker.read_text() == recipe:
             return
         self._progress.note(f"{STAND_IN}, once")
-        with self._step("debootstrap of Debian 13", 45), tempfile.TemporaryDirectory(dir=self._home) as scratch:
+        with self._step("debootstrap of Debian 13"), tempfile.TemporaryDirectory(dir=self._home) as scratch:
             tree = Path(scratch) / "root"
             keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
             known = [f"--keyring={keyring}"] if keyring.exists() else []
@@ -196,8 +191,8 @@ class _Builder:
             run_step(words, self._home, output, log=self._log, progress=self._progress, env=self._env)
 
     @contextmanager
-    def _step(self, what: str, expected_s: float) -> Iterator[None]:
-        self._progress.begin(1, 1, what, expected_s)
+    def _step(self, what: str) -> Iterator[None]:
+        self._progress.begin(what)
         yield
         self._progress.end()
 

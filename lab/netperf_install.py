@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab import apt, debian
 from lab.debian import Missing, Unpacked
-from lab.places import cache_dir
+from lab.paths import cache_dir
 
 # Where each distribution keeps netperf and what it needs, by ID in os-release.
 _COMPONENTS = {"debian": ("main", "contrib", "non-free"), "ubuntu": ("main", "universe", "multiverse")}

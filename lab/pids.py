@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.places import write_whole
+from lab.paths import write_whole
 
 LAB_VARIABLE = "NETAWARE_LAB"
 _MOST_LOOKS = 20

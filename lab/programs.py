@@ -22,8 +22,8 @@ import psutil
 
 from lab import namespaces
 from lab.errors import BootError
+from lab.paths import LOGS, PIDS
 from lab.pids import LAB_VARIABLE, record_of
-from lab.places import LOGS, PIDS
 
 STOP_PATIENCE_S = 15.0
 _POLL_S = 0.02

@@ -19,8 +19,8 @@ from pathlib import Path
 from kubekit.errors import ConfigError
 from lab.errors import LabError
 from lab.network import remove_network
+from lab.paths import LOGS, PIDS, labs_dir
 from lab.pids import find_marked, kill_all, read_records
-from lab.places import LOGS, PIDS, labs_dir
 
 _LOCK_PATIENCE_S = 0.3
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?\Z")

@@ -67,7 +67,7 @@ class Placements(msgspec.Struct, frozen=True):
     network_aware: dict[str, str]
 
 
-class Felt(msgspec.Struct, frozen=True):
+class RequestLatency(msgspec.Struct, frozen=True):
     """What a user of the application feels: requests to its frontend at a set rate. Percentiles of those answered, ms."""
 
     p50_ms: float
@@ -79,8 +79,8 @@ class Felt(msgspec.Struct, frozen=True):
 class ApplicationReport(msgspec.Struct, frozen=True):
     """The running application, by scheduler."""
 
-    default: Felt
-    network_aware: Felt
+    default: RequestLatency
+    network_aware: RequestLatency
 
 
 class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -210,9 +210,9 @@ def print_application(console: Console, found: ApplicationReport, images: dict[s
     table.add_column("scheduler")
     for heading in ("p50", "p99", "requests", "failed"):
         table.add_column(heading, justify="right")
-    for name, felt in (("default", found.default), ("netaware", found.network_aware)):
-        failed = Text(str(felt.errors), _BAD if felt.errors else "")
-        table.add_row(name, f"{felt.p50_ms:.1f}", f"{felt.p99_ms:.1f}", str(felt.requests), failed)
+    for name, latency in (("default", found.default), ("netaware", found.network_aware)):
+        failed = Text(str(latency.errors), _BAD if latency.errors else "")
+        table.add_row(name, f"{latency.p50_ms:.1f}", f"{latency.p99_ms:.1f}", str(latency.requests), failed)
     console.print(table)
     console.print(f"Real kubelets ran {', '.join(images.values())} as the shipped overlay says.", highlight=False)
 

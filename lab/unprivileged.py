@@ -56,9 +56,9 @@ class Launch:
         os.execvpe(self.argv[0], self.argv, self.env)
 
 
-def plan_this_command() -> Launch:
+def plan_this_command(module: str = "lab") -> Launch:
     """How to run the very command that this process was started with. Raises UnsupportedError as `plan_launch`."""
-    return plan_launch([sys.executable, "-m", "lab", *sys.argv[1:]], dict(os.environ))
+    return plan_launch([sys.executable, "-m", module, *sys.argv[1:]], dict(os.environ))
 
 
 def plan_launch(argv: Sequence[str], env: dict[str, str]) -> Launch:

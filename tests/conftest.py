@@ -17,15 +17,15 @@ from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
 from lab.build import find_or_build
-from lab.chromium_install import Chromium
-from lab.chromium_install import find_or_fetch as find_or_fetch_chromium
 from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
-from lab.tool_builds import ACTIONLINT, HELM, PROMETHEUS, find_or_build_tool, find_or_build_tools
 from tests.support.axe import find_or_fetch_axe
 from tests.support.chains import ByChain, is_chained
+from tests.support.chromium import Chromium
+from tests.support.chromium import find_or_fetch as find_or_fetch_chromium
 from tests.support.syntax import nothing_collected
+from tests.support.tools.builds import ACTIONLINT, HELM, PROMETHEUS, find_or_build_tool, find_or_build_tools
 
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"

@@ -16,7 +16,6 @@ from lab.reclaim import LabPlace, holder, place_of
 from lab.topology import DEFAULT, KUBELETS, REAL, SHIPPED, Topology, load
 
 _NAME = "lab"
-_LONGEST_MINUTES = 24 * 60.0
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
@@ -64,12 +63,6 @@ def add_dual_stack(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="addresses of IPv6 beside those of IPv4 for nodes, Services and pods of real nodes, as a topology's ipFamilies",
     )
-
-
-def check_minutes(minutes: float) -> None:
-    """Raise ConfigError when ``--minutes`` is out of range."""
-    if not 0 < minutes <= _LONGEST_MINUTES:
-        raise ConfigError("--minutes", f"{minutes:g} is out of range", f"above 0, up to {_LONGEST_MINUTES:g}")
 
 
 def told_since_now() -> Say:

@@ -1,4 +1,4 @@
-"""``python -m lab break`` and ``mend``: see what failure looks like, in a running lab, and undo it."""
+"""``python -m lab break`` and ``repair``: see what failure looks like, in a running lab, and undo it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.reclaim import place_of
 
 BREAK = """\
 Breaks one thing in a running lab, for people who want to see what failure looks like: in `kubectl netaware why`, on the page, in events
-and alerts. The lab goes on, its kubeconfig works, and `status` says what is broken. `mend` undoes it.
+and alerts. The lab goes on, its kubeconfig works, and `status` says what is broken. `repair` undoes it.
 """
 BREAK_EXAMPLES = """\
 examples:
@@ -28,18 +28,18 @@ examples:
   python -m lab break zone z2                no agent of the zone works
   python -m lab break pair z1 z3             every packet between the two zones is lost
   kubectl netaware why                       what is wrong, because of what, and what to do
-  python -m lab mend                         all of it
+  python -m lab repair                         all of it
 """
-MEND = """\
+REPAIR = """\
 Undoes what `break` did, or what ended by itself: starts programs again, lets frozen ones go on, and lets packets through. Without
-anything named it mends all that is broken.
+anything named it repairs all that is broken.
 """
-MEND_EXAMPLES = """\
+REPAIR_EXAMPLES = """\
 examples:
-  python -m lab mend
-  python -m lab mend controller
-  python -m lab mend agent n3
-  python -m lab mend pair z1 z3
+  python -m lab repair
+  python -m lab repair controller
+  python -m lab repair agent n3
+  python -m lab repair pair z1 z3
 """
 WHAT = ("controller", "extender", "scheduler", "agent", "zone", "pair")
 
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
     """Describe both commands."""
     for name, help_, description, examples, run in (
         ("break", "break a program or a path of a running lab", BREAK, BREAK_EXAMPLES, run_break),
-        ("mend", "undo what `break` did", MEND, MEND_EXAMPLES, run_mend),
+        ("repair", "undo what `break` did", REPAIR, REPAIR_EXAMPLES, run_repair),
     ):
         parser = commands.add_parser(
             name,
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
             epilog=examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("what", choices=WHAT, nargs="?" if name == "mend" else None, help="what kind of thing")
+        parser.add_argument("what", choices=WHAT, nargs="?" if name == "repair" else None, help="what kind of thing")
         parser.add_argument("which", nargs="*", metavar="NAME", help="a node, a zone, or two zones")
         if name == "break":
             parser.add_argument("--freeze", action="store_true", help="let the program hang instead of killing it")
@@ -78,15 +78,15 @@ def run_break(args: argparse.Namespace) -> int:
     return _print(args, faults)
 
 
-def run_mend(args: argparse.Namespace) -> int:
-    """Mend it, and print what was done and what is still broken; 1 when what was to be mended still is."""
+def run_repair(args: argparse.Namespace) -> int:
+    """Repair it, and print what was done and what is still broken; 1 when what was to be repaired still is."""
     faults, lab = _of(args.name)
     if args.what is None:
-        tried = faults.mend()
+        tried = faults.repair()
     elif args.what == "pair":
-        tried = faults.mend(pairs=[_pair(args.which)])
+        tried = faults.repair(pairs=[_pair(args.which)])
     else:
-        tried = faults.mend(names=_programs(args.what, args.which, lab))
+        tried = faults.repair(names=_programs(args.what, args.which, lab))
     left, place = faults.now, place_of(args.name)
     failed = [name for name in tried.ended if name in left.ended]
     for done, names in (
@@ -143,6 +143,7 @@ def _print(args: argparse.Namespace, faults: Faults) -> int:
         if names:
             print(f"{words}: {', '.join(names)}", file=sys.stderr)
     print(
-        "`kubectl netaware why` says what follows; `mend` undoes it" if broken else "nothing is broken", file=sys.stderr
+        "`kubectl netaware why` says what follows; `repair` undoes it" if broken else "nothing is broken",
+        file=sys.stderr,
     )
     return 0

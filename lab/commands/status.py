@@ -106,7 +106,7 @@ def _print(report: dict[str, Any]) -> None:
         console.print(f"[red]cut[/]: every packet between {pair[0]} and {pair[1]} is lost")
     if broken:
         again = arguments.name_again(report["name"])
-        console.print(f"`python -m lab mend{again}` starts again what ended and undoes what `break` did")
+        console.print(f"`python -m lab repair{again}` starts again what ended and undoes what `break` did")
     wan = report["wan"]
     if wan and "links" in wan:
         packets = wan["packets"]

@@ -10,37 +10,37 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.build import Binary, Module, UpstreamModule, find_or_build, kubernetes_link_flags
+from lab.build import Module, UpstreamModule, find_or_build, kubernetes_link_flags
 from lab.debian import Unpacked, find_or_unpack
 from lab.errors import UnsupportedError
-from lab.progress import open_progress
+from lab.progress import Progress
 
 NODE = Module(
     name="node",
     folder=Path(__file__).parents[1] / "node",
-    binaries=(
-        Binary("kubelet", "k8s.io/kubernetes/cmd/kubelet", 90),
-        Binary("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy", 20),
-        Binary("coredns", "./coredns", 15),
-        Binary("pause", "./pause", 1),
-    ),
+    programs={
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+        "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+        "coredns": "./coredns",
+        "pause": "./pause",
+    },
     pins="k8s.io/kubernetes",
     link_flags=kubernetes_link_flags,
 )
 APP = Module(
     name="app",
     folder=Path(__file__).parents[1] / "app",
-    binaries=(Binary("app", ".", 20),),
+    programs={"app": "."},
     pins="github.com/prometheus/client_golang",
     link_flags=lambda _: "-s -w",
 )
 CONTAINERD = UpstreamModule(
     name="containerd",
-    binaries=(
-        Binary("containerd", "./cmd/containerd", 75),
-        Binary("containerd-shim-runc-v2", "./cmd/containerd-shim-runc-v2", 5),
-        Binary("ctr", "./cmd/ctr", 5),
-    ),
+    programs={
+        "containerd": "./cmd/containerd",
+        "containerd-shim-runc-v2": "./cmd/containerd-shim-runc-v2",
+        "ctr": "./cmd/ctr",
+    },
     path="github.com/containerd/containerd/v2",
     version="v2.4.2",
     checksum="h1:p6Qg+xbEz8lvwdhHDx0U469xENvp4LgGBx+E7djXkGw=",
@@ -49,7 +49,7 @@ CONTAINERD = UpstreamModule(
 )
 METRICS_SERVER = UpstreamModule(
     name="metrics-server",
-    binaries=(Binary("metrics-server", "./cmd/metrics-server", 80),),
+    programs={"metrics-server": "./cmd/metrics-server"},
     path="sigs.k8s.io/metrics-server",
     version="v0.9.0",
     checksum="h1:nlqqZ2H0Xfko8eJC/1qaNVVT17hu4rxndkOi22KTZ4w=",
@@ -65,14 +65,7 @@ CNI_CHECKSUMS = {
     "1.1.1": "h1:+AGfFigZ5TiQH00vhR8qPeSatj53eNGz0C1d3wVYlHE=",
 }
 CNI_DEFAULT = "1.9.1"
-_CNI_PLUGINS = (
-    ("bridge", "./plugins/main/bridge", 8),
-    ("ptp", "./plugins/main/ptp", 1),
-    ("loopback", "./plugins/main/loopback", 1),
-    ("bandwidth", "./plugins/meta/bandwidth", 2),
-    ("portmap", "./plugins/meta/portmap", 2),
-    ("host-local", "./plugins/ipam/host-local", 1),
-)
+_CNI_PLUGINS = ("main/bridge", "main/ptp", "main/loopback", "meta/bandwidth", "meta/portmap", "ipam/host-local")
 _PACKAGES = ("runc", "nftables")
 
 
@@ -100,7 +93,7 @@ def cni_module(version: str) -> UpstreamModule:
     """The module of the CNI plugins of a version of CNI_CHECKSUMS."""
     return UpstreamModule(
         name="cni-plugins",
-        binaries=tuple(Binary(*plugin) for plugin in _CNI_PLUGINS),
+        programs={plugin.split("/")[1]: f"./plugins/{plugin}" for plugin in _CNI_PLUGINS},
         path="github.com/containernetworking/plugins",
         version=f"v{version}",
         checksum=CNI_CHECKSUMS[version],
@@ -115,11 +108,7 @@ def find_or_build_node_programs(cni_versions: Iterable[str] = (CNI_DEFAULT,)) ->
         BuildError: a build failed.
         UnsupportedError: this machine's distribution does not give what is taken from it.
     """
-    progress = open_progress()
-    try:
-        debian = find_or_unpack("node", _PACKAGES, progress=progress)
-    finally:
-        progress.close()
+    debian = find_or_unpack("node", _PACKAGES, progress=Progress())
     for name in ("runc", "nft"):
         if debian.program(name) is None:
             raise UnsupportedError(f"{name} is not in {', '.join(_PACKAGES)} of this distribution")

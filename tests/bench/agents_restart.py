@@ -6,8 +6,7 @@ the product's own code, watches for a moment and ends. Ways to fill a mirror:
 
 stream: list and watch in one request from the server's memory (WatchList), where it is served.
 memory: a list from the server's memory (resourceVersion=0), then a watch: what is done where lists are not streamed.
-etcd: a list in pages without a resourceVersion, then a watch, as the first version did. Servers before 1.31 answer it from etcd; so
-    does 1.33 here, with the feature switched off by which it would not.
+etcd: a list in pages without a resourceVersion, then a watch, as the first version did.
 
 Processor time and bytes are those of the server's process, from its start to write to its last agent's end, less what it takes alone.
 """
@@ -36,18 +35,16 @@ from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Object, Pod, Resource
-from lab.build import OLDER_CONTROL_PLANES, Binaries, find_or_build
+from lab.build import find_or_build
 from lab.controlplane import ControlPlane
-from lab.scale.objects import zone_name
-from lab.scale.populate import Sizes, restore
 from netperf.contract import HOME_NAMESPACE
 from netperf.plans import plan_object_name
+from tests.scale.objects import zone_name
+from tests.scale.populate import Sizes, restore
 
 MEMORY, ETCD, STREAM = WAYS = ("memory", "etcd", "stream")
-NEWEST = "1.36"
 PLAN_BYTES = 20_000
 STAY_S, REST_S = 1.0, 10.0
-FROM_ETCD = "--feature-gates=ConsistentListFromCache=false"
 
 
 class Listing(Client):
@@ -149,24 +146,13 @@ async def measure(plane: ControlPlane, way: str, names: list[tuple[str, str]], w
     }
 
 
-def binaries_of(minor: str) -> Binaries:
-    """Of that minor version, with today's etcd."""
-    newest = find_or_build()
-    if minor == NEWEST:
-        return newest
-    (module,) = (m for m in OLDER_CONTROL_PLANES if m.version.startswith(f"v{minor}."))
-    older = find_or_build(module)
-    return Binaries(older.version, {**newest.paths, **older.paths})
-
-
 async def run(args: argparse.Namespace) -> None:
     """Fill a control plane once, then measure each way."""
-    binaries = await asyncio.to_thread(binaries_of, args.kubernetes)
-    flags = [FROM_ETCD] if ETCD in args.ways and args.kubernetes != NEWEST else []
-    sizes = Sizes(zones=100, nodes_per_zone=args.nodes // 100, pods=args.pods, groups=0, viewers=0)
+    binaries = await asyncio.to_thread(find_or_build)
+    sizes = Sizes(zones=100, nodes_per_zone=args.nodes // 100, pods=args.pods, groups=0)
     with tempfile.TemporaryDirectory() as folder:
         async with ControlPlane.start(
-            "restart", state_dir=Path(folder) / "state", components=(), binaries=binaries, api_server_flags=flags
+            "restart", state_dir=Path(folder) / "state", components=(), binaries=binaries
         ) as plane:
             names = await restore(plane, sizes, lambda text: print(text, file=sys.stderr))
             async with Client(plane.client_config) as client:
@@ -187,7 +173,6 @@ async def run(args: argparse.Namespace) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kubernetes", default=NEWEST, choices=(NEWEST, "1.33"))
     parser.add_argument("--nodes", type=int, default=10_000, help="of the cluster; in a hundred zones")
     parser.add_argument("--pods", type=int, default=30_000, help="of the cluster")
     parser.add_argument("--agents", type=int, default=10_000, help="that start; fewer start in as much less time")

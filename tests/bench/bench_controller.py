@@ -23,12 +23,12 @@ from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, ObjectMeta
 from lab.build import find_or_build
 from lab.controlplane import ControlPlane
-from lab.scale.objects import node_body
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Place, Sample
 from tests.integration.controller.harness import Replica
+from tests.scale.objects import node_body
 
 ZONES = 40
 SIZES = (100, 1_000, 10_000)

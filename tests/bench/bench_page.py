@@ -28,11 +28,11 @@ from controller.page.document import document, security_policy
 from controller.page.model import PageData, difference, encode, plain
 from controller.views.overview import build
 from controller.views.snapshot import ClusterSnapshot
-from lab.chromium_install import Chromium, find_or_fetch
 from lab.debian import Missing
 from netperf.results import encode_samples
 from netperf.sample import Sample
 from tests.support.browser import Tab, open_tab
+from tests.support.chromium import Chromium, find_or_fetch
 from tests.unit.controller.made_up import HOME, NOW_S, make_snapshot
 
 Figures = dict[str, dict[str, object]]

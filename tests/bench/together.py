@@ -39,16 +39,16 @@ from lab import boutique
 from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.installation import MANIFESTS, start_without_pods
-from lab.scale import populate
-from lab.scale.agents import Traffic, ZoneAgents
-from lab.scale.life import Life
-from lab.scale.objects import zone_name
-from lab.scale.participants import Participants
-from lab.scale.populate import Sizes
-from lab.scale.readings import Readings
 from netperf.contract import AGENT, HOME_NAMESPACE
+from tests.scale import populate
+from tests.scale.agents import Traffic, ZoneAgents
+from tests.scale.life import Life
+from tests.scale.metrics import Readings
+from tests.scale.objects import zone_name
+from tests.scale.participants import Participants
+from tests.scale.populate import Sizes
 
-SIZES = Sizes(zones=3, nodes_per_zone=5, pods=15, groups=0, viewers=0)
+SIZES = Sizes(zones=3, nodes_per_zone=5, pods=15, groups=0)
 CORES = 8.0
 WEB, REPLICAS = 12, 4
 GROUPS = 3

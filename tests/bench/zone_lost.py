@@ -259,7 +259,7 @@ async def lose_a_zone(lab: Lab, namespace: str, addresses: Mapping[str, str]) ->
         await asyncio.sleep(3 * STEP_S)
         errors = by_step(steps, killed)
         say("the zone comes back")
-        await asyncio.to_thread(faults.mend, gone)
+        await asyncio.to_thread(faults.repair, gone)
         await lab.control_plane.run_kubectl(
             "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=240s", timeout_s=250
         )

@@ -19,7 +19,7 @@ from lab.debian import Missing
 from lab.errors import NoRoomError, UnsupportedError
 from lab.netperf_install import Netperf, find_or_fetch
 from lab.network import require_privileges
-from lab.places import cache_dir
+from lab.paths import cache_dir
 from lab.realnode.machine import require
 from lab.realnode.programs import CNI_CHECKSUMS, NodePrograms, find_or_build_node_programs
 

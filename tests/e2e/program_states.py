@@ -16,10 +16,10 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import PODS, Object, Pod, Resource
 from lab.cluster import Lab
 from lab.programs import Program
-from lab.prometheus_server import set_targets
 from netperf.contract import HOME_NAMESPACE
 from tests.integration.agent import traffic
 from tests.integration.agent.pods_on_node import NodePod, node_pod
+from tests.support.prometheus_server import set_targets
 
 CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False)
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")

@@ -16,9 +16,9 @@ from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
 from lab.realnode.cluster import APP_IMAGE, SCHEDULER_IMAGE
 from lab.realnode.images import ImageStore
 from lab.realnode.programs import NodePrograms
-from lab.tool_builds import find_or_fetch_operator_definitions
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
 from tests.support.documents import blocks
+from tests.support.tools.builds import find_or_fetch_operator_definitions
 
 pytestmark = pytest.mark.real_nodes
 

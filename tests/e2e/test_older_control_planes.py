@@ -1,14 +1,12 @@
-"""Our product on a control plane of an older minor version: its component installs, and the example is planned, not only placed.
+"""Our product on a control plane of the oldest supported minor version: its component installs, and the example is planned.
 
-It builds a control plane the first time, some minutes. One version alone:
-    NETAWARE_KUBERNETES=1.33 make test-all ARGS="-m minors"
+It builds that control plane the first time, some minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from kubekit import conditions
 from kubekit.client import Client
 from kubekit.wire import PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique
-from lab.build import OLDER_CONTROL_PLANES, Binaries, Module, find_or_build
+from lab.build import OLDEST_CONTROL_PLANE, Binaries, find_or_build
 from lab.cluster import Lab
 from lab.demo import COMPONENTS
 from lab.installation import MANIFESTS, install
@@ -30,20 +28,16 @@ from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 from tests.support.webhook_program import start_webhook
 
-OLDER = {module.version.removeprefix("v").rpartition(".")[0]: module for module in OLDER_CONTROL_PLANES}
-WANTED = [minor for minor in os.environ.get("NETAWARE_KUBERNETES", "").split(",") if minor] or sorted(OLDER)
 DEADLINE_S = 180.0
 BOUTIQUE = "boutique"
 
 pytestmark = [pytest.mark.minors, pytest.mark.timeout(600, func_only=True)]
 
 
-@pytest.fixture(params=WANTED)
-def older(request: pytest.FixtureRequest) -> tuple[str, Binaries]:
-    minor = str(request.param)
-    programs: Module = OLDER[minor]
-    built = find_or_build(programs)
-    return minor, Binaries(built.version, {**find_or_build().paths, **built.paths})
+@pytest.fixture
+def oldest() -> Binaries:
+    built = find_or_build(OLDEST_CONTROL_PLANE)
+    return Binaries(built.version, {**find_or_build().paths, **built.paths})
 
 
 def overlay(folder: Path, minor: str) -> Path:
@@ -59,15 +53,14 @@ def overlay(folder: Path, minor: str) -> Path:
 
 
 @pytest.mark.usefixtures("privileges")
-async def test_component_installs_and_the_example_is_planned(tmp_path: Path, older: tuple[str, Binaries]) -> None:
-    minor, binaries = older
+async def test_component_installs_and_the_example_is_planned(tmp_path: Path, oldest: Binaries) -> None:
+    minor = oldest.version.removeprefix("v").rpartition(".")[0]
     mine, keys = tmp_path / "mine", tmp_path / "keys"
     for folder in (mine, keys):
         folder.mkdir()
     async with Lab.start(
-        load("four-zones"), name="e2e-older", components=COMPONENTS, folder=tmp_path / "labs", binaries=binaries
+        load("four-zones"), name="e2e-oldest", components=COMPONENTS, folder=tmp_path / "labs", binaries=oldest
     ) as lab:
-        assert lab.control_plane.version.startswith(f"v{minor}.")
         await install(lab, overlay=overlay(mine, minor))
         _, configuration = start_webhook(lab.programs, keys)
         (keys / "webhook.yaml").write_text(yaml.safe_dump(configuration))

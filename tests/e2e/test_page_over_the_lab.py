@@ -16,12 +16,12 @@ from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object
 from lab.boutique import load as load_boutique
-from lab.chromium_install import Chromium
 from lab.cluster import Lab
 from lab.demo import COMPONENTS
 from lab.installation import install
 from lab.topology import load
 from tests.support.browser import Tab, open_tab
+from tests.support.chromium import Chromium
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -29,11 +29,11 @@ from lab.cluster import Lab
 from lab.controlplane import LOOPBACK, free_ports
 from lab.demo import COMPONENTS
 from lab.installation import MANIFESTS, Installation, install
-from lab.prometheus_server import start_prometheus
 from lab.topology import load
 from tests.e2e import program_states as programs
 from tests.e2e import prometheus_states as states
 from tests.support.prometheus_past import back_fill
+from tests.support.prometheus_server import start_prometheus
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "manifests" / "prometheus"

@@ -27,13 +27,13 @@ from controller.descheduler.config import Queries
 from controller.prometheus import PrometheusClient
 from lab.cluster import Lab
 from lab.image_build import CONTROLLER, version
-from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.shipped import build_images
-from lab.tool_builds import PROMETHEUS, find_or_build_tools
 from lab.topology import load
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, configured_overlay, wait_until
+from tests.support.prometheus_server import start_prometheus
+from tests.support.tools.builds import PROMETHEUS, find_or_build_tools
 
 # The bandwidth plugin of every kind that there has been, and what it is chained behind.
 PLUGINS = {

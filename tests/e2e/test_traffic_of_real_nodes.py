@@ -22,13 +22,13 @@ import pytest
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab import boutique
 from lab.cluster import Lab
-from lab.prometheus_server import start_prometheus
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.shipped import await_rollout
-from lab.tool_builds import PROMETHEUS, find_or_build_tools
 from lab.topology import load
 from tests.support.packet_count import counted, on_node, start_counting
+from tests.support.prometheus_server import start_prometheus
+from tests.support.tools.builds import PROMETHEUS, find_or_build_tools
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 TOPOLOGY = """\

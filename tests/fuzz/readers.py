@@ -40,7 +40,6 @@ from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
 from kubekit.kubeconfig import read_kubeconfigs
 from kubekit.wire import UNREADABLE, ObjectMeta
-from lab.storm import audit
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PASSPHRASE_KEY, read_announcement
 from netperf.errors import PlanRefusedError
 from netperf.latencies import decode_latencies
@@ -50,6 +49,7 @@ from netperf.probers.netperf import keys_for, parse_output
 from netperf.probers.prober import ProbeFailedError
 from netperf.results import decode_results, failure_key, sample_key
 from netperf.sample import Place
+from tests.chaos import audit
 
 Reader = Callable[[str], object]
 # A thousand times slower than JSON, and read of an administrator's own files only.

@@ -13,9 +13,9 @@ from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
 from lab.controlplane import ControlPlane
 from lab.programs import Program
-from lab.scale.objects import node_body, running_pod, zone_name
-from lab.scale.restore import put_all
 from netperf.contract import ZONE_LABEL
+from tests.scale.objects import node_body, running_pod, zone_name
+from tests.support.etcd import put_all
 
 
 async def until_running(client: Client, namespace: str, name: str) -> Pod:

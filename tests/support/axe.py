@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lab.debian import Missing
-from lab.places import cache_dir
+from lab.paths import cache_dir
 
 FETCH_TIMEOUT_S = 300.0
 PINNED = Path(__file__).parent / "axe"

@@ -22,8 +22,8 @@ from typing import Any
 
 import aiohttp
 
-from lab.chromium_install import Chromium
 from lab.errors import BootError
+from tests.support.chromium import Chromium
 
 START_TIMEOUT_S = 30.0
 CALL_TIMEOUT_S = 30.0

@@ -17,8 +17,8 @@ import yaml
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, Object
 from lab.controlplane import ControlPlane
-from lab.tool_builds import HELM, find_or_build_tool
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
+from tests.support.tools.builds import HELM, find_or_build_tool
 
 pytestmark = [pytest.mark.helm, pytest.mark.usefixtures("helm_program")]
 

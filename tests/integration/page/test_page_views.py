@@ -22,9 +22,9 @@ from controller.page.model import PageData, encode, plain
 from controller.traffic.prices import PriceTable
 from controller.views.overview import build
 from controller.views.snapshot import ClusterSnapshot, Readings
-from lab.chromium_install import Chromium
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.support.browser import Tab, open_tab
+from tests.support.chromium import Chromium
 from tests.unit.controller.made_up import NOW_S, make_snapshot
 
 VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")

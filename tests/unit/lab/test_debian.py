@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lab.apt import Source
-from lab.chromium_install import _unpacked
 from lab.debian import Missing, Unpacked, fetch_program
+from tests.support.chromium import _unpacked
 
 MIRROR = Source("http://mirror.example/debian", ("trixie",), ("main",))
 APT = """#!/bin/sh

@@ -24,7 +24,7 @@ from lab.errors import BuildError, LabError
 from lab.installation import result_maps, that_run_nothing
 from lab.network import bridge_name, plan_network
 from lab.nodes import build_node
-from lab.places import cache_dir, labs_dir
+from lab.paths import cache_dir, labs_dir
 from lab.programs import Programs, importable
 from lab.reclaim import hold, holder, place_of, reclaim
 from lab.scheduling import build_config

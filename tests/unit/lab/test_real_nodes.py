@@ -234,7 +234,7 @@ def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copie
     (tmp_path / "two" / "__pycache__").mkdir(parents=True)
     (tmp_path / "one").write_text("1")
     (tmp_path / "two" / "code.py").write_text("2")
-    recipe = Recipe("image", "Dockerfile", tmp_path, 1)
+    recipe = Recipe("image", "Dockerfile", tmp_path)
     assert recipe.sources == ("one", "two")
     before = fingerprint(recipe)
     (tmp_path / "two" / "__pycache__" / "code.pyc").write_text("compiled")

@@ -1,0 +1,65 @@
+"""Applications with dependencies that come and go, as load."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from controller.cluster.pods import OUR_SCHEDULER
+from controller.cluster.resources import APPGROUPS
+from kubekit.client import Client
+from kubekit.errors import KubekitError
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object, Pod
+from lab import boutique
+from tests.chaos.journal import Journal
+
+PREFIX = "chaos-app-"
+_EVERY_S, _LIVING = 20.0, 2
+_CPU = "100m"
+
+
+class Workload:
+    """Deploys the Online Boutique again and again, each time in a namespace of its own, and deletes the oldest.
+
+    Args:
+        client: the administrator's.
+        journal: told of every one.
+    """
+
+    def __init__(self, client: Client, journal: Journal) -> None:
+        self._client, self._journal = client, journal
+        self._application = boutique.load(scheduler=OUR_SCHEDULER, cpu=_CPU)
+        self.deployed = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        living: list[str] = []
+        for number in itertools.count(1):
+            name = f"{PREFIX}{number}"
+            if await self._try(self._deploy(name)):
+                living.append(name)
+                self.deployed += 1
+                self._journal.write("deployed", namespace=name)
+            if len(living) > _LIVING and await self._try(self._client.delete(NAMESPACES, living[0])):
+                living.pop(0)
+            await asyncio.sleep(_EVERY_S)
+
+    async def waiting(self) -> list[Pod]:
+        """Pods of ours without a node."""
+        pods = await self._client.list(PODS, Pod)
+        ours = [p for p in pods if p.metadata.namespace.startswith(PREFIX) and not p.metadata.deletion_timestamp]
+        return [p for p in ours if not p.spec.node_name]
+
+    async def _deploy(self, namespace: str) -> None:
+        await self._client.create(NAMESPACES, {"metadata": {"name": namespace}}, Object)
+        await self._client.create(APPGROUPS, self._application.group, Object, namespace=namespace)
+        for deployment in self._application.deployments.values():
+            await self._client.create(DEPLOYMENTS, deployment, Object, namespace=namespace)
+
+    async def _try(self, work: Any) -> bool:
+        try:
+            await work
+        except KubekitError:
+            return False  # Half an application is load too.
+        return True

@@ -1,0 +1,185 @@
+"""Simulated agents: one for each zone plays all agents of that zone. Stand-ins, but for what the API server and the controller see.
+
+Each watches its zone's plan as every real agent does, and in each probe's turn writes what that probe's agent would, in that agent's
+own request. Latencies are made up from the names of the zones, with a noise of one per cent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from kubekit.client import Client
+from kubekit.errors import KubekitError
+from kubekit.reflector import Reflector
+from kubekit.wire import CONFIGMAPS, ConfigMap
+from netperf.contract import HOME_NAMESPACE
+from netperf.errors import PlanRefusedError, size_bytes
+from netperf.pacing import start_s
+from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
+from netperf.results import encode_failure, encode_samples, failure_key, merge_patch, sample_key
+from netperf.sample import Failure, Measurement, Sample
+
+GATHER_S = 2.0
+_NEAR_US, _FAR_US = 300.0, 150_000.0
+
+
+def latency_us(one: str, other: str) -> float:
+    """The same from either end, from 0.3 to 150 ms."""
+    digest = hashlib.blake2b("\0".join(sorted((one, other))).encode(), digest_size=4).digest()
+    return _NEAR_US + int.from_bytes(digest, "big") / 2**32 * (_FAR_US - _NEAR_US)
+
+
+def sample_of(probe: Probe, sequence: int, rng: random.Random, now_s: float, *, mean_us: float) -> Sample:
+    """What the probe's agent would have read of a way that takes ``mean_us`` in the mean."""
+    us = round(mean_us * rng.gauss(1.0, 0.01), 1)
+    read = Measurement(
+        prober="netperf" if probe.rank == 0 else "datagrams",
+        test="TCP_RR",  # for datagrams alone the usual test's name stands
+        min_us=round(us * 0.97, 1),
+        mean_us=us,
+        max_us=round(us * 1.4, 1),
+        stddev_us=round(us / 50, 1),
+        p50_us=us,
+        p90_us=round(us * 1.05, 1),
+        p99_us=round(us * 1.2, 1),
+        transactions=500,
+        duration_s=1.0,
+        transactions_per_s=500.0,
+        loss_ratio=0.0,
+        retransmits=0,
+        throttled_us=0.0,
+        run_queue_us=100.0,
+        cpu_us=6000.0,
+    )
+    return Sample(
+        origin=probe.origin.place,
+        destination=probe.destination.place,
+        measurement=read,
+        sequence=sequence,
+        taken_at=now_s,
+    )
+
+
+class Traffic:
+    """What all simulated agents sent and received.
+
+    Attributes:
+        plan_bytes: keys and values of plans, once for every agent that would have received them.
+        result_writes: requests.
+        failed_writes: those without success.
+        stored_bytes: of the objects as they were after each write, which is what etcd stores.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin to count."""
+        self.plan_bytes = self.result_writes = self.failed_writes = self.stored_bytes = 0
+
+
+class ZoneAgents:
+    """All agents of one zone.
+
+    Args:
+        client: with the agents' rights.
+        zone: its name.
+        agents: how many nodes it has.
+        dead: zones that are out of reach; their own agents say nothing.
+        latency_us: between two zones, now.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        zone: str,
+        agents: int,
+        traffic: Traffic,
+        dead: Callable[[str], bool],
+        *,
+        latency_us: Callable[[str, str], float] = latency_us,
+    ) -> None:
+        self._client, self.zone, self._agents, self._traffic, self._dead = client, zone, agents, traffic, dead
+        self._latency_us = latency_us
+        selector = f"metadata.name={plan_object_name(zone)}"
+        self._mirror = Reflector(client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=selector)
+        self._mirror.subscribe(self._take)
+        self._rng = random.Random(zone)
+        self._failures: dict[str, int] = {}
+        self.plan: ZonePlan | None = None
+        self._planned = asyncio.Event()
+
+    def _take(self, _key: str, _old: ConfigMap | None, new: ConfigMap | None) -> None:
+        self.plan = None
+        if new is None:
+            return
+        self._traffic.plan_bytes += size_bytes(new.data or {}) * self._agents
+        try:
+            self.plan = decode_plan(new.data).plan
+        except PlanRefusedError:
+            return
+        self._planned.set()
+
+    async def mirror(self) -> None:
+        """Follow the plan until cancelled."""
+        await self._mirror.run()
+
+    async def fill(self) -> None:
+        """Write what the round before would have left, all at once."""
+        await self._planned.wait()
+        if self.plan is not None:
+            await self._write(self.plan, list(self.plan.probes))
+
+    async def run(self) -> None:
+        """Probe in turn until cancelled."""
+        done_s = time.time()
+        while True:
+            await asyncio.sleep(GATHER_S * self._rng.uniform(0.5, 1.5))
+            now_s, plan = time.time(), self.plan
+            if plan is not None and not self._dead(self.zone):
+                by_agent: dict[str, list[Probe]] = defaultdict(list)
+                for probe in plan.probes:
+                    if done_s < start_s(plan, probe, int(now_s // plan.interval_s)) <= now_s:
+                        by_agent[probe.origin.node].append(probe)
+                for probes in by_agent.values():
+                    await self._write(plan, probes)
+            done_s = now_s
+
+    async def _write(self, plan: ZonePlan, probes: list[Probe]) -> None:
+        now_s = time.time()
+        sequence = int(now_s)
+        test, data = plan.settings.test, dict[str, str | None]()
+        for probe in probes:
+            origin, destination = probe.origin.place, probe.destination.place
+            key = sample_key(origin, destination, test)
+            if self._dead(probe.destination.zone):
+                self._failures[key] = self._failures.get(key, 0) + 1
+                failure = Failure(
+                    origin=origin,
+                    destination=destination,
+                    failure="timeout",
+                    in_a_row=self._failures[key],
+                    sequence=sequence,
+                    taken_at=now_s,
+                )
+                data |= encode_failure(failure, test)
+                continue
+            mean_us = self._latency_us(probe.origin.zone, probe.destination.zone)
+            sample = sample_of(probe, sequence, self._rng, now_s, mean_us=mean_us)
+            data |= encode_samples([sample])
+            if self._failures.pop(key, None) is not None:
+                data[failure_key(origin, destination, test)] = None
+        try:
+            after = await self._client.patch(
+                CONFIGMAPS, plan.results, merge_patch(data), ConfigMap, namespace=HOME_NAMESPACE
+            )
+        except KubekitError:
+            self._traffic.failed_writes += 1
+            return
+        self._traffic.result_writes += 1
+        self._traffic.stored_bytes += size_bytes(after.data or {})

@@ -1,0 +1,190 @@
+"""Fills an empty control plane with a large cluster: nodes, the pods on them, AppGroups, and what our programs need."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from controller.cluster.pods import OUR_SCHEDULER
+from controller.cluster.resources import APPGROUPS
+from kubekit.client import Client
+from kubekit.waiting import until
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, SERVICE_ACCOUNTS, Object, Resource
+from lab import boutique
+from lab.cluster import Lab
+from lab.controlplane import ControlPlane, is_there
+from lab.errors import BootError
+from lab.installation import OVERLAY
+from lab.progress import Say
+from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE, SCHEDULER
+from tests.scale.objects import agent_labels, group_labels, running_pod, settled_node
+from tests.support.etcd import Item, put_all
+
+FLOW_SCHEMAS = Resource("flowcontrol.apiserver.k8s.io", "v1", "flowschemas", "FlowSchema", namespaced=False)
+ACCOUNTS = (CONTROLLER, SCHEDULER, AGENT)
+LIVING_SHARE = 0.1
+"""Of the AppGroups, so many are Deployments that are rolled out; the pods of the others just stand there."""
+_NOT_APPLIED = frozenset({"DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Service"})
+_AT_ONCE = 24
+_TIMEOUT_S = 120.0
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """How large the cluster is; ``pods`` are all of them, agents and the pods of groups included."""
+
+    zones: int = 100
+    nodes_per_zone: int = 100
+    pods: int = 30_000
+    groups: int = 200
+    minutes: float = 30.0
+
+    @property
+    def nodes(self) -> int:
+        """All of them."""
+        return self.zones * self.nodes_per_zone
+
+    @property
+    def living_groups(self) -> int:
+        """Those with Deployments."""
+        return min(self.groups, max(1, round(self.groups * LIVING_SHARE))) if self.groups else 0
+
+
+async def all_done(work: Iterable[Callable[[], Awaitable[object]]], what: str, count: int, say: Say) -> None:
+    """Run that many pieces of work, some at a time, and say how far it is."""
+    queue, done = iter(work), 0
+    step = max(1000, count // 5)
+
+    async def worker() -> None:
+        nonlocal done
+        for piece in queue:
+            await piece()
+            done += 1
+            if done % step == 0:
+                say(f"{done} of {count} {what}")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_AT_ONCE):
+            group.create_task(worker())
+
+
+async def install_rules(lab: Lab, client: Client, overlay: Path = OVERLAY) -> None:
+    """The shipped manifests but for what runs as pods: definitions, rights, policies; and a flow schema for each account of ours.
+
+    What holds each agent to its own node is left out: simulated agents share one token.
+    """
+    text = await lab.control_plane.run_kubectl("kustomize", overlay, timeout_s=_TIMEOUT_S)
+    documents = [d for d in yaml.safe_load_all(text) if d and d["kind"] not in _NOT_APPLIED]
+    wanted = [
+        d
+        for d in documents
+        if not (d["kind"] == "ValidatingAdmissionPolicyBinding" and d["metadata"]["name"].startswith(AGENT))
+    ]
+    path = lab.place.state_dir / "manifests.yaml"
+    path.write_text(yaml.safe_dump_all(wanted, sort_keys=False))
+    await lab.control_plane.run_kubectl("apply", "--server-side", "-f", path, timeout_s=_TIMEOUT_S)
+    for account in ACCOUNTS:
+        await client.create(FLOW_SCHEMAS, _flow_schema(account), Object)
+
+
+def _flow_schema(account: str) -> dict[str, Any]:
+    """As for any service account; of its own only so that the API server counts it apart."""
+    subject = {"kind": "ServiceAccount", "serviceAccount": {"name": account, "namespace": HOME_NAMESPACE}}
+    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"], "clusterScope": True}
+    return {
+        "metadata": {"name": account},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "workload-low"},
+            "matchingPrecedence": 5000,
+            "distinguisherMethod": {"type": "ByUser"},
+            "rules": [
+                {
+                    "subjects": [subject],
+                    "resourceRules": [everything],
+                    "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+                }
+            ],
+        },
+    }
+
+
+async def restore(plane: ControlPlane, sizes: Sizes, say: Say) -> list[list[str]]:
+    """All nodes, with an agent's pod on each, the pods of the groups that just stand there, and others up to the number asked
+    for; names of the nodes by index of the zone.
+    """
+    names = [[f"node-{zone:03}-{i:03}" for i in range(sizes.nodes_per_zone)] for zone in range(sizes.zones)]
+    flat = [(zone, name) for i in range(sizes.nodes_per_zone) for zone, name in enumerate(z[i] for z in names)]
+    nodes = (
+        (f"minions/{name}", settled_node(name, zone=zone, number=number, nodes=len(flat)))
+        for number, (zone, name) in enumerate(flat)
+    )
+    say(f"{await put_all(plane, nodes)} nodes")
+    say(f"{await put_all(plane, _pods(sizes, names))} pods")
+    return names
+
+
+def _pods(sizes: Sizes, names: list[list[str]]) -> Iterator[Item]:
+    flat, group = [name for zone in names for name in zone], _application().group
+    workloads = [w["workload"]["selector"] for w in group["spec"]["workloads"]]
+    numbers = itertools.count()
+
+    def pod(namespace: str, name: str, node: str, labels: Mapping[str, str]) -> Item:
+        return f"pods/{namespace}/{name}", running_pod(namespace, name, node, labels, next(numbers))
+
+    for node in flat:
+        yield pod(HOME_NAMESPACE, f"agent-{node}", node, agent_labels())
+    for g in range(sizes.living_groups, sizes.groups):
+        for w, workload in enumerate(workloads):
+            # A group's pods are near each other, as a plan would have them.
+            zone = names[(g + (w % 3)) % len(names)]
+            labels = group_labels(group["metadata"]["name"], workload)
+            yield pod(group_namespace(g), f"pod-{workload.lower()}", zone[(g * 7 + w) % len(zone)], labels)
+    others = sizes.pods - len(flat) - sizes.groups * len(workloads)
+    for number in range(max(0, others)):
+        yield pod(f"scale-{number % 10}", f"pod-{number}", flat[number % len(flat)], {"app": f"app-{number % 500}"})
+
+
+async def create_namespaces(client: Client, sizes: Sizes, say: Say) -> None:
+    """Of the groups and of the other pods, with their default service accounts."""
+    names = [*(group_namespace(g) for g in range(sizes.groups)), *(f"scale-{i}" for i in range(10))]
+    work = (partial(client.create, NAMESPACES, {"metadata": {"name": name}}, Object) for name in names)
+    await all_done(work, "namespaces", len(names), say)
+    for name in (*names, HOME_NAMESPACE):
+        await await_account(client, name)
+
+
+async def await_account(client: Client, namespace: str) -> None:
+    """Wait for the account that pods of a namespace have by default. Raises BootError when it does not come."""
+    account = partial(is_there, client, SERVICE_ACCOUNTS, "default", namespace)
+    await until(account, f"the default account of {namespace}", _TIMEOUT_S, every_s=0.2, error=BootError)
+
+
+async def create_groups(client: Client, sizes: Sizes, say: Say) -> list[tuple[str, str]]:
+    """AppGroups, all of one name, each in its own namespace; some with Deployments, whose namespace and name are returned."""
+    application = _application()
+    homes = [group_namespace(g) for g in range(sizes.groups)]
+    groups = (partial(client.create, APPGROUPS, application.group, Object, namespace=home) for home in homes)
+    await all_done(groups, "AppGroups", sizes.groups, say)
+    living = [
+        (group_namespace(g), deployment)
+        for g in range(sizes.living_groups)
+        for deployment in application.deployments.values()
+    ]
+    work = (partial(client.create, DEPLOYMENTS, body, Object, namespace=home) for home, body in living)
+    await all_done(work, "Deployments", len(living), say)
+    return [(namespace, deployment["metadata"]["name"]) for namespace, deployment in living]
+
+
+def group_namespace(index: int) -> str:
+    """Each AppGroup has a namespace of its own, as releases of one chart have."""
+    return f"scale-group-{index}"
+
+
+def _application() -> boutique.Application:
+    return boutique.load(scheduler=OUR_SCHEDULER, cpu="100m")

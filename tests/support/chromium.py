@@ -1,0 +1,69 @@
+"""Finds Chromium, or takes the distribution's own packages into the user's cache without touching the system.
+
+The page is tried in a real browser. A test run must not install a desktop's worth of libraries into somebody's system, so
+what is missing is unpacked beside our other programs and found by way of LD_LIBRARY_PATH.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab import apt, debian
+from lab.debian import Missing, Unpacked
+from lab.paths import cache_dir
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# A font with the signs that the page uses; without any font Chromium draws nothing at all.
+_PACKAGES = ("chromium", "fonts-dejavu-core", "fontconfig-config")
+_INSIDE = Path("usr/lib/chromium/chromium")
+
+
+@dataclass(frozen=True)
+class Chromium:
+    """Where Chromium is, and variables that it needs; usually none."""
+
+    path: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_or_fetch() -> Chromium | Missing:
+    """Return Chromium from PATH, from the cache, or from the distribution's mirror, in this order."""
+    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if found is not None:
+        return Chromium(Path(found))
+    root = cache_dir() / "chromium"
+    cached = _unpacked(root)
+    if cached is not None:
+        return cached
+    if tool := debian.missing_tool():
+        return Missing(f"Chromium is not on PATH and {tool} is not here to fetch it: install the package chromium")
+    if apt.os_release().get("ID") != "debian":
+        # Ubuntu's package only installs a snap.
+        return Missing("Chromium is not on PATH and only Debian has it as a package: install a Chromium or Chrome")
+    sources = apt.archives()
+    if not sources:
+        return Missing(f"Chromium is not on PATH and {apt.SETTINGS} names no Debian archive to fetch it from")
+    return debian.fetch_program("Chromium", root, _PACKAGES, sources, _unpacked)
+
+
+def _unpacked(root: Path) -> Chromium | None:
+    """What a fetch left in a folder, if it runs here."""
+    tree, binary = Unpacked(root), root / _INSIDE
+    if not tree.runs(binary):
+        return None
+    return Chromium(binary, {**tree.libraries, "FONTCONFIG_FILE": str(_font_settings(root))})
+
+
+def _font_settings(root: Path) -> Path:
+    """A fontconfig file that knows the unpacked fonts and the system's, written where it does not name them as they are now."""
+    settings = root / "fonts.conf"
+    folders = (root / "usr/share/fonts", Path("/usr/share/fonts"))
+    listed = "".join(f"<dir>{folder}</dir>" for folder in folders)
+    cache = f"<cachedir>{root / 'font-cache'}</cachedir>"
+    text = f'<?xml version="1.0"?>\n<fontconfig>{listed}{cache}</fontconfig>\n'
+    if not settings.exists() or settings.read_text() != text:
+        settings.write_text(text)
+    return settings

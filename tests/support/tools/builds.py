@@ -1,0 +1,79 @@
+"""What only tests and releases need, from Go modules.
+
+Helm, actionlint, Prometheus and promtool are built, so that rules and alerts are tried on the program that will run them; the Prometheus
+operator's definitions are taken as published.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from lab.build import Module, UpstreamModule, find_or_build, find_or_fetch_sources
+
+HELM = Module(
+    name="helm",
+    folder=Path(__file__).parent / "helm",
+    programs={"helm": "helm.sh/helm/v4/cmd/helm"},
+    pins="helm.sh/helm/v4",
+    link_flags=lambda version: f"-s -w -X helm.sh/helm/v4/internal/version.version={version}",
+)
+ACTIONLINT = Module(
+    name="actionlint",
+    folder=Path(__file__).parent / "actionlint",
+    programs={"actionlint": "github.com/rhysd/actionlint/cmd/actionlint"},
+    pins="github.com/rhysd/actionlint",
+    link_flags=lambda version: f"-s -w -X github.com/rhysd/actionlint.version={version.lstrip('v')}",
+)
+
+
+def _prometheus_flags(version: str) -> str:
+    # Prometheus 3.14.0 is version v0.314.0 of the Go module: its major and minor share one number.
+    minor, patch = version.lstrip("v").split(".")[1:3]
+    release = f"{int(minor) // 100}.{int(minor) % 100}.{patch}"
+    return f"-s -w -X github.com/prometheus/common/version.Version={release}"
+
+
+# Of the service discoveries only Kubernetes' is built in, which halves the build; the web interface is not part of the Go module.
+PROMETHEUS = Module(
+    name="prometheus",
+    folder=Path(__file__).parent / "prometheus",
+    programs={
+        "prometheus": "github.com/prometheus/prometheus/cmd/prometheus",
+        "promtool": "github.com/prometheus/prometheus/cmd/promtool",
+    },
+    pins="github.com/prometheus/prometheus",
+    link_flags=_prometheus_flags,
+    tags="remove_all_sd,enable_kubernetes_sd",
+)
+PROMETHEUS_OPERATOR = UpstreamModule(
+    name="prometheus-operator",
+    programs={},
+    path="github.com/prometheus-operator/prometheus-operator",
+    version="v0.92.1",
+    checksum="h1:rHWuFo6SVya4FBSCNg2DCzyc4xAv54zk3eDTzp5mQZc=",
+    go_version=(1, 21),
+)
+
+
+def find_or_fetch_operator_definitions() -> list[Path]:
+    """The CustomResourceDefinitions of the Prometheus operator, as its module publishes them. Raises BuildError."""
+    folder = find_or_fetch_sources(PROMETHEUS_OPERATOR) / "example" / "prometheus-operator-crd"
+    return sorted(folder.glob("*.yaml"))
+
+
+def find_or_build_tool(module: Module) -> Path:
+    """The file of the program that has its module's name; see `find_or_build_tools`."""
+    return find_or_build_tools(module)[module.name]
+
+
+def find_or_build_tools(module: Module) -> Mapping[str, Path]:
+    """The files of a module's programs: all from PATH when all are there, else from the cache, else built.
+
+    Raises:
+        BuildError: a build failed, or no usable Go could be found or installed.
+    """
+    on_path = {name: shutil.which(name) for name in module.programs}
+    found = {name: Path(path) for name, path in on_path.items() if path}
+    return found if len(found) == len(on_path) else find_or_build(module).paths
