@@ -53,7 +53,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         node: name of the node.
-        kubeconfig: path, or None for the usual places.
+        credentials: directory with server, ca.crt and token, or None for the pod's own.
         listen: address of the metrics and health server.
         namespace: where plans, results and the Secret are.
         address: where this node is probed; None takes the node's InternalIP.
@@ -77,7 +77,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     node: str
-    kubeconfig: str | None = None
+    credentials: str | None = None
     listen: str = "0.0.0.0:9850"
     namespace: str = HOME_NAMESPACE
     address: str | None = None
@@ -138,7 +138,7 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
         )
 
     flag("node-name", "name of this node", variable="NODE_NAME", metavar="NAME")
-    flag("kubeconfig", "how to reach the cluster; default: $KUBECONFIG, the pod's own, ~/.kube/config", metavar="FILE")
+    flag("credentials", "with server, ca.crt and token; default: the pod's ServiceAccount", metavar="DIR")
     flag("namespace", "where plans and results are", HOME_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
     flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
     flag("config", "capacities by node label and instance type", metavar="FILE")
@@ -187,7 +187,7 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
     rules, by_type = read_file(Path(arguments.config)) if arguments.config else ((), {})
     return AgentConfig(
         node=_name("--node-name", arguments.node_name) if arguments.node_name else "",
-        kubeconfig=arguments.kubeconfig or None,
+        credentials=arguments.credentials or None,
         listen=arguments.listen,
         namespace=_name("--namespace", arguments.namespace),
         address=parse_address("--address", arguments.address) if arguments.address else None,

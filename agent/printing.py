@@ -56,7 +56,7 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     """
     if not config.node:
         raise ConfigError("--node-name", "is not set", "give --node-name NAME or set NODE_NAME")
-    async with Client(load_cluster(config.kubeconfig), timeout_s=TIMEOUT_S) as client:
+    async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         cilium = await read_cilium(client)
     wishes = tuple(wish_of(pod) for pod in pods if not pod.terminal)
@@ -74,7 +74,7 @@ async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
     if not config.node:
         return None, "no --node-name"
     try:
-        async with Client(load_cluster(config.kubeconfig), timeout_s=TIMEOUT_S) as client:
+        async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
             return await client.get(NODES, config.node, OwnNode), ""
     except KubekitError as error:
         return None, str(error)

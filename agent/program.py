@@ -44,7 +44,7 @@ async def run_agent(config: AgentConfig) -> None:
         ConfigError: the cluster's configuration, or the listen address, cannot be used.
         BaseExceptionGroup: a task ended that should not.
     """
-    cluster = load_cluster(config.kubeconfig)
+    cluster = load_cluster(config.credentials)
     disable_created_metrics()  # type: ignore[no-untyped-call] # one more series for each counter, which nobody reads
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -125,7 +125,7 @@ async def clean_up(config: AgentConfig, *, stay: bool) -> None:
         ConfigError: the cluster's configuration cannot be used.
         KubekitError: the API server refused or did not answer.
     """
-    async with Client(load_cluster(config.kubeconfig), user_agent=f"{AGENT}/{VERSION}") as client:
+    async with Client(load_cluster(config.credentials), user_agent=f"{AGENT}/{VERSION}") as client:
         await _take_back(client, config)
     if stay:
         async with Server(config.listen, checks=Checks(), registry=CollectorRegistry()).running():

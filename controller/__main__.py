@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
-    cluster = load_cluster(arguments.kubeconfig)
+    cluster = load_cluster(arguments.credentials)
     if arguments.command == "extender":
         from controller.scheduler.extender.program import DEFAULT_LISTEN, run_extender
 
@@ -138,7 +138,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="ControllerConfiguration; see docs/configuration.md")
-    parser.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, the pod's own, ~/.kube/config")
+    parser.add_argument(
+        "--credentials", metavar="DIR", help="with server, ca.crt and token; default: the pod's ServiceAccount"
+    )
     parser.add_argument("--namespace", help="where netaware lives (default netaware-system)")
     parser.add_argument(
         "--listen",

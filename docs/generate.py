@@ -68,10 +68,6 @@ SERVED = """\
 All are served at `/metrics` in Prometheus' text format or OpenMetrics. Seconds, bits per second and ratios from 0 to 1 are the
 units. Series vanish with what they are about: a pair of zones, a pod, a group.
 """
-NOWHERE = """\
-{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x}}],
- clusters: [{name: x, cluster: {server: "http://127.0.0.1:1"}}]}
-"""
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n"
 
 
@@ -362,11 +358,10 @@ def registry_of_agent() -> CollectorRegistry:
 
     logging.disable(logging.CRITICAL)
     try:
-        with tempfile.NamedTemporaryFile("w") as kubeconfig:
-            kubeconfig.write(NOWHERE)
-            kubeconfig.flush()
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "server").write_text("http://127.0.0.1:1")
             flags = ["--node-name=docs", "--listen=127.0.0.1:0", "--address=127.0.0.1", "--traffic=conntrack"]
-            config = read_config(parser.parse_args([*flags, f"--kubeconfig={kubeconfig.name}"]))
+            config = read_config(parser.parse_args([*flags, f"--credentials={folder}"]))
             return asyncio.run(start())
     finally:
         logging.disable(logging.NOTSET)

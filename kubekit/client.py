@@ -412,29 +412,28 @@ class Client:
         headers: Mapping[str, str] | None = None,
         begin: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send once; twice when a plugin logs us in and the server refused its credential, which may have been revoked.
+        """Send once; twice when a log-in gave the credential and the server refused it, which may have been revoked.
 
         ``begin`` is around each time, once a connection may be taken and the credential is known.
         """
         config = self.config
         sent: CIMultiDict[str] = CIMultiDict(headers or {})
-        sent.extend(config.headers)
         data: bytes | BytesPayload | None = None
         if body is not None:
             sent["Content-Type"] = content_type
             data = msgspec.json.encode(body)
             if self._guard is not None:
                 data = _FencedBody(data, self._guard)
-        for last in (config.plugin is None, True):
-            credential = await config.plugin.current() if config.plugin is not None else Credential()
+        for last in (config.login is None, True):
+            credential = await config.login.current() if config.login is not None else Credential()
             token = credential.token or (config.token() if config.token is not None else "")
             if token:
                 sent["Authorization"] = f"Bearer {token}"
             async with self._lanes.request(
                 lane, method, path, params=params, headers=sent, data=data, tls=credential.tls, begin=begin
             ) as answer:
-                if answer.status == 401 and config.plugin is not None and not last:
-                    config.plugin.refuse(credential)
+                if answer.status == 401 and config.login is not None and not last:
+                    config.login.refuse(credential)
                     continue
                 yield answer
                 return

@@ -1,17 +1,16 @@
-"""Where the API server is and who we are: the in-cluster files, or kubeconfigs as kubectl finds them."""
+"""Where the API server is and who we are, as read from a directory: a pod's mounted ServiceAccount, or one made like it."""
 
 from __future__ import annotations
 
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kubekit import tls
-from kubekit.credentials import PluginCredentials, TokenFile
+from kubekit.credentials import Login, TokenFile
 from kubekit.errors import ConfigError
-from kubekit.proxies import proxy_from_environment
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -26,10 +25,9 @@ class ClusterConfig:
         tls: context for the connection, or ``None`` for plain http.
         namespace: the default namespace of this identity.
         context: name of the kubeconfig context, empty in a cluster.
-        plugin: logs in by a command; its token and certificate win over ``token`` and ``tls``.
+        login: gives credentials that win over ``token`` and ``tls``.
         proxy: URL of an HTTP proxy, empty for none.
         server_name: the name that the server's certificate must carry, if that is not the server's host.
-        headers: sent along with every request: whom we act as.
     """
 
     server: str
@@ -37,59 +35,58 @@ class ClusterConfig:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     namespace: str = "default"
     context: str = ""
-    plugin: PluginCredentials | None = field(default=None, repr=False)
+    login: Login | None = field(default=None, repr=False)
     proxy: str = ""
     server_name: str = ""
-    headers: tuple[tuple[str, str], ...] = ()
 
 
-def load_cluster(
-    kubeconfig: str | None = None, *, context: str | None = None, environ: Mapping[str, str] = os.environ
-) -> ClusterConfig:
-    """Find the cluster: the given kubeconfig, else ``$KUBECONFIG``, else in-cluster files, else ``~/.kube/config``.
+def load_cluster(folder: str | Path | None = None, *, environ: Mapping[str, str] = os.environ) -> ClusterConfig:
+    """Read ``ca.crt``, ``token`` and ``namespace`` of a directory, by default that of the pod's ServiceAccount.
 
-    Where the kubeconfig names no proxy, ``HTTPS_PROXY`` and ``NO_PROXY`` are followed as Go's programs follow them, in pods too.
+    The file ``server`` has the API server's URL; without it ``KUBERNETES_SERVICE_HOST`` and ``_PORT`` name the server. A pair
+    ``tls.crt`` and ``tls.key`` is presented as a client certificate.
 
     Raises:
-        ConfigError: nothing was found, or what was found cannot be used; names the file and field.
+        ConfigError: a file is missing, or cannot be used; names it.
     """
-    found = _find(kubeconfig, context, environ)
-    return found if found.proxy else replace(found, proxy=proxy_from_environment(found.server, environ))
+    place = Path(folder) if folder else SERVICE_ACCOUNT_DIR
+    if not place.is_dir():
+        raise ConfigError("--credentials", f"{place} is no directory", "name one with server, ca.crt and token")
+    server, token = _server(place, environ), place / "token"
+    return ClusterConfig(
+        server=server,
+        token=TokenFile(token) if token.exists() else None,
+        tls=_context(place) if server.startswith("https") else None,
+        namespace=_text(place / "namespace") or "default",
+    )
 
 
-def _find(kubeconfig: str | None, context: str | None, environ: Mapping[str, str]) -> ClusterConfig:
-    if kubeconfig:
-        return _read([Path(kubeconfig)], context)
-    if environ.get("KUBECONFIG"):
-        found = [Path(p) for p in environ["KUBECONFIG"].split(os.pathsep) if p and Path(p).exists()]
-        if not found:
-            raise ConfigError("KUBECONFIG", f"no such file: {environ['KUBECONFIG']}", "check the variable")
-        return _read(found, context)
-    if environ.get("KUBERNETES_SERVICE_HOST") and SERVICE_ACCOUNT_DIR.exists():
-        return _in_cluster(environ)
-    home = Path(environ.get("HOME", "/nonexistent")) / ".kube" / "config"
-    if home.exists():
-        return _read([home], context)
-    raise ConfigError("--kubeconfig", "no cluster found", "give --kubeconfig FILE, set KUBECONFIG, or run in a pod")
-
-
-def _read(paths: list[Path], context: str | None) -> ClusterConfig:
-    # Pods read no kubeconfig: what reads them is imported where there is one.
-    from kubekit.kubeconfig import read_kubeconfigs
-
-    return read_kubeconfigs(paths, context)
-
-
-def _in_cluster(environ: Mapping[str, str]) -> ClusterConfig:
-    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
-    namespace_file, authority = SERVICE_ACCOUNT_DIR / "namespace", SERVICE_ACCOUNT_DIR / "ca.crt"
+def _context(place: Path) -> ssl.SSLContext:
+    authority, certificate = place / "ca.crt", place / "tls.crt"
     try:
         context = tls.trust(authority.read_bytes())
+        if certificate.exists():
+            context.load_cert_chain(certificate, place / "tls.key", password=_no_passphrase)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(str(authority), f"cannot be used: {error}") from error
-    return ClusterConfig(
-        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-        token=TokenFile(SERVICE_ACCOUNT_DIR / "token"),
-        tls=context,
-        namespace=namespace_file.read_text().strip() if namespace_file.exists() else "default",
-    )
+        raise ConfigError(str(authority), f"it or tls.crt and tls.key beside it cannot be used: {error}") from error
+    return context
+
+
+def _server(place: Path, environ: Mapping[str, str]) -> str:
+    if url := _text(place / "server"):
+        if not url.startswith(("https://", "http://")):
+            raise ConfigError(str(place / "server"), f"{url!r} is not a URL", "write https://HOST:PORT")
+        return url.rstrip("/")
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise ConfigError(str(place / "server"), "is missing", "write https://HOST:PORT into it")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _no_passphrase() -> str:
+    """An encrypted key is refused; OpenSSL would ask the terminal for its passphrase."""
+    return ""

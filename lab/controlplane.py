@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -167,7 +168,7 @@ class ControlPlane:
     @property
     def client_config(self) -> ClusterConfig:
         """The administrator's connection for kubekit's Client."""
-        return load_cluster(str(self.kubeconfig))
+        return load_cluster(credentials_of(self.kubeconfig))
 
     async def run_kubectl(self, *arguments: str | Path, timeout_s: float = KUBECTL_TIMEOUT_S) -> str:
         """Run kubectl as the administrator; what it printed. Raises BootError when it fails, or does not end in time."""
@@ -271,7 +272,7 @@ class ControlPlane:
         """Issue a client certificate for ``user`` and write ``<file_name>.kubeconfig`` that uses it."""
         pair = self.authority.issue(file_name, user, organization=organization)
         credentials = {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
-        return self._kubeconfig_for(file_name, user, credentials, "default")
+        return self._kubeconfig_for(self.kubeconfig_of(file_name), user, credentials, "default")
 
     async def write_token_kubeconfig(
         self,
@@ -293,20 +294,22 @@ class ControlPlane:
         spec: dict[str, Any] = {"expirationSeconds": _TOKEN_LIFETIME_S}
         if bound_pod is not None:
             spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": bound_pod[0], "uid": bound_pod[1]}
-        path = SERVICE_ACCOUNTS.path(namespace, service_account, "token")
+        url = SERVICE_ACCOUNTS.path(namespace, service_account, "token")
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         async with Client(self.client_config) as client:
-            answer = await client.request("POST", path, body=body)
+            answer = await client.request("POST", url, body=body)
         token = msgspec.json.decode(answer, type=_TokenRequest).status.token
         server = self.entrance or self.server
-        return self._kubeconfig_for(file_name or service_account, service_account, {"token": token}, namespace, server)
+        path = self.kubeconfig_of(file_name or service_account)
+        return self._kubeconfig_for(path, service_account, {"token": token}, namespace, server)
 
     def _kubeconfig_for(
-        self, file_name: str, user: str, credentials: Mapping[str, str], namespace: str, server: str = ""
+        self, path: Path, user: str, credentials: Mapping[str, str], namespace: str, server: str = ""
     ) -> Path:
+        """Write it, and beside it the directory that our own programs read."""
         cluster = {"server": server or self.server, "certificate-authority": str(self.ca_file)}
-        path = self.kubeconfig_of(file_name)
         save_kubeconfig(path, cluster, user, credentials, namespace)
+        save_credentials(credentials_of(path), cluster["server"], self.ca_file, credentials, namespace)
         return path
 
     async def _boot(self, hosts: tuple[str, ...]) -> None:
@@ -333,8 +336,9 @@ class ControlPlane:
         self.programs.start("etcd", self._etcd_command(etcd_port, peer_port))
         await self._until(lambda: _accepts(etcd_port), "etcd to listen")
         self.programs.start("kube-apiserver", self._api_server_command(etcd_port, api_port))
-        admin = self.write_kubeconfig("admin", "kubernetes-admin", organization="system:masters")
-        admin.rename(self.kubeconfig)
+        admin = self.authority.issue("admin", "kubernetes-admin", organization="system:masters")
+        keys = {"client-certificate": str(admin.certificate), "client-key": str(admin.key)}
+        self._kubeconfig_for(self.kubeconfig, "kubernetes-admin", keys, "default")
         async with Client(self.client_config, timeout_s=5.0) as client:
             await self._until(lambda: _answers(client, "/readyz"), "the API server to be ready")
 
@@ -436,6 +440,26 @@ def save_kubeconfig(
     }
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def credentials_of(kubeconfig: Path) -> Path:
+    """The directory with the same credentials, for our own programs."""
+    return kubeconfig.with_suffix(".credentials")
+
+
+def save_credentials(
+    folder: Path, server: str, authority: Path, credentials: Mapping[str, str], namespace: str = "default"
+) -> None:
+    """Write a directory as `kubekit.config.load_cluster` reads it; ``credentials`` are those of `save_kubeconfig`."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "server").write_text(server)
+    (folder / "namespace").write_text(namespace)
+    shutil.copyfile(authority, folder / "ca.crt")
+    if token := credentials.get("token"):
+        (folder / "token").write_text(token)
+    else:
+        shutil.copyfile(credentials["client-certificate"], folder / "tls.crt")
+        shutil.copyfile(credentials["client-key"], folder / "tls.key")
 
 
 def free_ports(count: int) -> list[int]:

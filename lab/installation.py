@@ -26,7 +26,7 @@ from kubekit.errors import ApiError
 from kubekit.waiting import until
 from kubekit.wire import CONFIGMAPS, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, free_ports, is_there
+from lab.controlplane import LOOPBACK, credentials_of, free_ports, is_there
 from lab.debian import Missing
 from lab.errors import BootError
 from lab.netperf_install import Netperf, find_or_fetch
@@ -228,7 +228,7 @@ def spawn_central(
         python: what runs a module.
         env: more variables.
     """
-    argv = [*python, "controller", verb, f"--kubeconfig={kubeconfig}", f"--config={config}"]
+    argv = [*python, "controller", verb, f"--credentials={credentials_of(kubeconfig)}", f"--config={config}"]
     argv += [f"--listen={url.removeprefix('http://')}", f"--namespace={HOME_NAMESPACE}"]
     lab.spawn(None, argv, name, env={"POD_NAME": name, **(env or {})})
 
@@ -256,7 +256,7 @@ async def _start_agents(client: Client, installation: Installation, flags: Seque
         kubeconfig = await bound_kubeconfig(client, lab, AGENT, name, on_node)
         listen = f"{network.management_address}:{AGENT_PORT}"
         argv = [*installation.python(name), "agent", "run", f"--node-name={node}"]
-        argv += [f"--kubeconfig={kubeconfig}"]
+        argv += [f"--credentials={credentials_of(kubeconfig)}"]
         argv += [f"--listen={listen}", f"--namespace={HOME_NAMESPACE}", f"--passphrase-file={passphrase}", *flags]
         agent = lab.spawn(node, argv, name, env=installation.environment, essential=False)
         installation.agents.append(agent)

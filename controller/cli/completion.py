@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from controller.cli.command import Command
+from controller.cli.kubeconfig import connect
 from controller.cli.parser import build_parser
 from controller.cluster.resources import APPGROUPS
 from kubekit.client import Client
-from kubekit.config import load_cluster
 from kubekit.errors import KubekitError
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
 from netperf.contract import ZONE_LABEL
@@ -87,7 +87,7 @@ def _names(kind: str, before: list[str]) -> list[str]:
 
 
 async def _ask(kind: str, given: dict[str, str]) -> list[str]:
-    cluster = load_cluster(given.get("--kubeconfig"), context=given.get("--context"))
+    cluster = await asyncio.to_thread(connect, given.get("--kubeconfig"), given.get("--context"))
     namespace = given.get("-n") or given.get("--namespace") or cluster.namespace
     async with asyncio.timeout(PATIENCE_S), Client(cluster, timeout_s=PATIENCE_S) as client:
         if kind == "zones":

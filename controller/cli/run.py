@@ -13,6 +13,7 @@ import msgspec
 
 from controller.cli.command import Command
 from controller.cli.commands import COMMANDS
+from controller.cli.kubeconfig import connect
 from controller.cli.output import Screen, open_screen
 from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.session import Session
@@ -20,7 +21,7 @@ from controller.cli.shells import script
 from controller.prometheus import PrometheusClient
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.config import ClusterConfig, load_cluster
+from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError, KubekitError
 
 EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_PROBLEM = 0, 1, 2, 3
@@ -83,7 +84,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 async def _connect(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
     cluster = ClusterConfig("http://offline.invalid")
     if command.asks_cluster(options):
-        cluster = load_cluster(options.kubeconfig or None, context=options.context or None)
+        cluster = await asyncio.to_thread(connect, options.kubeconfig or None, options.context or None)
     client = await stack.enter_async_context(Client(cluster, user_agent="kubectl-netaware", timeout_s=options.timeout))
     address = options.prometheus or os.environ.get(PROMETHEUS_VARIABLE, "")
     prometheus = None

@@ -21,7 +21,7 @@ from pathlib import Path
 from agent.bandwidth.supervisor import FULL_LOOK_S
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.netperf_install import Netperf, find_or_fetch
 from tests.integration.agent.agents import Agent, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
@@ -184,7 +184,7 @@ def _agent(directory: Path, plane: ControlPlane) -> AbstractAsyncContextManager[
         directory,
         free_ports(1)[0],
         f"--node-name={NODE}",
-        f"--kubeconfig={plane.kubeconfig}",
+        f"--credentials={credentials_of(plane.kubeconfig)}",
         "--capacity=10G",
         "--bandwidth=enforce",
         f"--cni-network={NETWORK}",

@@ -33,7 +33,7 @@ from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.reflector import Reflector
 from kubekit.wire import NODES, PODS, Node, Object
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.programs import Program
 from lab.scheduling import DEFAULT_PROFILE, build_config
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -119,7 +119,13 @@ def leader(plane: ControlPlane, placement: str) -> Killable:
     config = plane.state_dir / "manager.yaml"
     document: dict[str, Any] = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     config.write_text(yaml.safe_dump({**document, "scheduler": {"placement": placement, "gates": {"settleS": 0.2}}}))
-    argv: list[str | Path] = [sys.executable, "-m", "controller", "manager", f"--kubeconfig={plane.kubeconfig}"]
+    argv: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "controller",
+        "manager",
+        f"--credentials={credentials_of(plane.kubeconfig)}",
+    ]
     argv += [f"--config={config}", f"--listen=127.0.0.1:{free_ports(1)[0]}", "--log-level=warning", "--no-leader-elect"]
     return Killable(plane, "leader", plane.programs.start("leader", argv, essential=False))
 

@@ -43,7 +43,7 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LAB
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.reflector import Reflector
 from kubekit.wire import NODES, PODS, Node, Object, Wire
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.scheduling import build_config
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.bench.control_plane import make_topology, started
@@ -185,7 +185,13 @@ async def program(plane: ControlPlane, verb: str, placement: str) -> AsyncIterat
     config = plane.state_dir / f"{verb}.yaml"
     document: dict[str, Any] = {"apiVersion": "netaware.io/v1alpha1", "kind": "ControllerConfiguration"}
     config.write_text(yaml.safe_dump({**document, "scheduler": {"placement": placement}}))
-    argv: list[str | Path] = [sys.executable, "-m", "controller", verb, f"--kubeconfig={plane.kubeconfig}"]
+    argv: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "controller",
+        verb,
+        f"--credentials={credentials_of(plane.kubeconfig)}",
+    ]
     argv += [f"--config={config}", f"--listen=127.0.0.1:{port}", "--log-level=warning"]
     if verb == "manager":
         argv.append("--no-leader-elect")

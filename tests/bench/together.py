@@ -37,7 +37,7 @@ from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, DEPLOYMENTS, NAMESPACES, PODS, ConfigMap, Object, Pod
 from lab import boutique
 from lab.cluster import Lab
-from lab.controlplane import LOOPBACK, free_ports
+from lab.controlplane import LOOPBACK, credentials_of, free_ports
 from lab.installation import MANIFESTS, start_without_pods
 from netperf.contract import AGENT, HOME_NAMESPACE
 from tests.scale import populate
@@ -334,7 +334,7 @@ async def run(minutes: float, name: str) -> dict[str, Any]:
         url = await serve(stack, usage)
         controller = await start_programs(lab, url)
         network, traffic = Network(), Traffic()
-        agents_config = load_cluster(str(await plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)))
+        agents_config = load_cluster(credentials_of(await plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)))
         agents = await stack.enter_async_context(Client(agents_config, timeout_s=30.0))
         dead = life.dead.__contains__
         zones = [

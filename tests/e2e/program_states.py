@@ -15,6 +15,7 @@ import yaml
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import PODS, Object, Pod, Resource
 from lab.cluster import Lab
+from lab.controlplane import credentials_of
 from lab.programs import Program
 from netperf.contract import HOME_NAMESPACE
 from tests.integration.agent import traffic
@@ -59,7 +60,7 @@ async def without_targets(lab: Lab, job: str, url: str) -> AsyncIterator[None]:
 async def second_leader(lab: Lab, listen: str) -> AsyncIterator[None]:
     """A manager that leads without asking."""
     argv = [sys.executable, "-m", "controller", "manager", f"--listen={listen}", f"--namespace={HOME_NAMESPACE}"]
-    argv += [f"--kubeconfig={lab.control_plane.kubeconfig}", "--no-leader-elect"]
+    argv += [f"--credentials={credentials_of(lab.control_plane.kubeconfig)}", "--no-leader-elect"]
     running = lab.spawn(None, argv, "controller-2", essential=False)
     try:
         yield

@@ -22,6 +22,7 @@ import pytest
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from lab import boutique
 from lab.cluster import Lab
+from lab.controlplane import credentials_of
 from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.programs import NodePrograms
 from lab.shipped import await_rollout
@@ -108,7 +109,11 @@ async def test_propose_and_money_of_an_application_that_nobody_described(
 
 def _agent(lab: Lab, node: str, address: str) -> list[str | Path]:
     argv: list[str | Path] = [sys.executable, "-m", "agent", "run", f"--node-name={node}"]
-    argv += [f"--kubeconfig={lab.control_plane.kubeconfig}", f"--listen={address}:9850", "--traffic=conntrack"]
+    argv += [
+        f"--credentials={credentials_of(lab.control_plane.kubeconfig)}",
+        f"--listen={address}:9850",
+        "--traffic=conntrack",
+    ]
     return [*argv, "--probing=off", "--bandwidth=off"]
 
 

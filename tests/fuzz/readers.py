@@ -7,8 +7,6 @@ import json
 import struct
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import cast
 
@@ -38,7 +36,6 @@ from controller.webhook import gate
 from kubekit import client, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
-from kubekit.kubeconfig import read_kubeconfigs
 from kubekit.wire import UNREADABLE, ObjectMeta
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PASSPHRASE_KEY, read_announcement
 from netperf.errors import PlanRefusedError
@@ -53,7 +50,7 @@ from tests.chaos import audit
 
 Reader = Callable[[str], object]
 # A thousand times slower than JSON, and read of an administrator's own files only.
-SLOW = {"configuration", "descheduler policy", "kubeconfig"}
+SLOW = {"configuration", "descheduler policy"}
 # What readers of JSON alone raise; who calls them answers for both.
 JSON = UNREADABLE
 # The kernel cuts no message; one that is cut must raise at once and not be taken for another.
@@ -98,12 +95,6 @@ CONFIG = """
 apiVersion: netaware.io/v1alpha1
 kind: ControllerConfiguration
 topology: {probing: {intervalS: 60, test: TCP_RR}, costPolicy: {expireAfterS: 1000}}
-"""
-KUBECONFIG = """
-current-context: a
-clusters: [{name: a, cluster: {server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true}}]
-users: [{name: a, user: {token: secret}}]
-contexts: [{name: a, context: {cluster: a, user: a, namespace: web}}]
 """
 PROMETHEUS = (
     '{"status":"success","data":{"resultType":"vector","result":[{"metric":{"a":"b"},"value":[1700000000.1,"42"]}]}}'
@@ -210,13 +201,6 @@ def in_bytes(read: Callable[[bytes], object]) -> Reader:
     return lambda text: read(octets(text))
 
 
-def kubeconfig(text: str) -> object:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "config"
-        path.write_bytes(octets(text))
-        return read_kubeconfigs([path])
-
-
 def weights(text: str) -> object:
     group = AppGroup(metadata=ObjectMeta(annotations={MEASURED_WEIGHTS_ANNOTATION: text}))
     return read_weights(group), measured_traffic(group, [])
@@ -267,7 +251,6 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
         "apiVersion: descheduler/v1alpha2\nkind: LowNodeLoadArgs\n",
         (ConfigError,),
     ),
-    "kubeconfig": (kubeconfig, KUBECONFIG, (ConfigError,)),
     "Prometheus": (
         lambda text: prometheus._read(octets(text), 200, "url", finite=True),
         PROMETHEUS,

@@ -11,7 +11,7 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
-from lab.controlplane import ControlPlane
+from lab.controlplane import ControlPlane, credentials_of
 from lab.programs import Program
 from netperf.contract import ZONE_LABEL
 from tests.scale.objects import node_body, running_pod, zone_name
@@ -112,14 +112,14 @@ async def test_a_service_accounts_token_is_its_own_identity_under_rbac(
     body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "stranger"}}
     await client.create(SERVICE_ACCOUNTS, body, Object, namespace=namespace)
     kubeconfig = await control_plane.write_token_kubeconfig(namespace, "stranger")
-    async with Client(load_cluster(str(kubeconfig))) as stranger:
+    async with Client(load_cluster(credentials_of(kubeconfig))) as stranger:
         with pytest.raises(ApiError, match=rf"system:serviceaccount:{namespace}:stranger") as refused:
             await stranger.list(NODES, Node)
     assert refused.value.forbidden
 
 
 async def test_the_admin_token_reaches_the_api_server(control_plane: ControlPlane) -> None:
-    connection = load_cluster(str(control_plane.kubeconfig))
+    connection = load_cluster(credentials_of(control_plane.kubeconfig))
     by_token = type(connection)(connection.server, lambda: control_plane.admin_token, connection.tls)
     async with Client(by_token) as client:
         version = await client.request("GET", "/version")

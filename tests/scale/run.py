@@ -18,6 +18,7 @@ from kubekit.lease import Lease
 from kubekit.waiting import until
 from kubekit.wire import LEASES
 from lab.cluster import Lab
+from lab.controlplane import credentials_of
 from lab.errors import BootError
 from lab.installation import MANIFESTS, start_without_pods
 from lab.programs import is_ready
@@ -109,7 +110,7 @@ async def _start_agents(
 ) -> list[ZoneAgents]:
     """Simulated agents of all zones, which watch their plans and have written what the round before would have left."""
     kubeconfig = await lab.control_plane.write_token_kubeconfig(HOME_NAMESPACE, AGENT)
-    client = await stack.enter_async_context(Client(load_cluster(str(kubeconfig)), timeout_s=60.0))
+    client = await stack.enter_async_context(Client(load_cluster(credentials_of(kubeconfig)), timeout_s=60.0))
     names = map(zone_name, range(sizes.zones))
     zones = [ZoneAgents(client, name, sizes.nodes_per_zone, traffic, life.dead.__contains__) for name in names]
     for zone in zones:

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import CONFIGMAPS, ConfigMap, Object
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.netperf_install import Netperf
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
 from netperf.probers.echo_server import EchoServer
@@ -102,7 +102,11 @@ class Home:
         secret.write_bytes(SECRET)
         variables = netperf.env if netperf else {}
         env = {**variables, "NETAWARE_NETPERF": str(netperf.netperf) if netperf else "/nonexistent"}
-        arguments = [f"--node-name={self.node}", f"--kubeconfig={self._control_plane.kubeconfig}", f"--address={HOME}"]
+        arguments = [
+            f"--node-name={self.node}",
+            f"--credentials={credentials_of(self._control_plane.kubeconfig)}",
+            f"--address={HOME}",
+        ]
         arguments += [f"--namespace={self.namespace}", f"--passphrase-file={secret}", "--bandwidth=off", *flags]
         async with running_agent(self._folder, free_ports(1)[0], *arguments, env=env, prefix=prefix) as agent:
             yield agent

@@ -21,7 +21,7 @@ from agent.node import OwnNode
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Object
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.netperf_install import Netperf
 from netperf.contract import Announcement
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
@@ -82,7 +82,7 @@ class Pair:
         env = {"NETAWARE_NETPERF": str(netperf)} if netperf is not None else {"PATH": "/nonexistent"}
         flags = [
             f"--node-name={peer.node}",
-            f"--kubeconfig={self.control_plane.kubeconfig}",
+            f"--credentials={credentials_of(self.control_plane.kubeconfig)}",
             f"--namespace={self.namespace}",
             f"--passphrase-file={file}",
             "--bandwidth=off",

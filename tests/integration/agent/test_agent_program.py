@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,13 +12,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import yaml
 
 from agent.bandwidth.rules import intermediate_name
 from agent.node import OwnNode
 from kubekit.client import JSON_PATCH, Client
 from kubekit.wire import EVENTS, NODES, PODS, ObjectMeta, Pod, Wire
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports, save_credentials
 from tests.integration.agent.agents import Agent, call_agent, call_agent_json, running_agent
 from tests.integration.agent.pods_on_node import NETWORK, NodePod, node_pod, run
 from tests.integration.conftest import MakeNode, eventually
@@ -71,7 +71,12 @@ def says(client: Client, name: str, value: str | None) -> Callable[[], Any]:
 async def test_capacity_that_is_zeroed_or_removed_is_back_within_five_seconds(
     control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
 ) -> None:
-    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}", "--capacity=10G", PROBING_OFF]
+    flags = [
+        f"--node-name={node}",
+        f"--credentials={credentials_of(control_plane.kubeconfig)}",
+        "--capacity=10G",
+        PROBING_OFF,
+    ]
     async with running_agent(tmp_path, port, *flags) as agent:
         await eventually(says(client, node, "10G"))
         path = "/status/capacity/network.aware.com~1bandwidth"
@@ -96,7 +101,12 @@ async def test_capacity_that_is_zeroed_or_removed_is_back_within_five_seconds(
 async def test_an_agent_that_cleans_up_stays_ready_so_that_a_rollout_reaches_every_node(
     control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
 ) -> None:
-    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}", "--capacity=10G", PROBING_OFF]
+    flags = [
+        f"--node-name={node}",
+        f"--credentials={credentials_of(control_plane.kubeconfig)}",
+        "--capacity=10G",
+        PROBING_OFF,
+    ]
     async with running_agent(tmp_path, port, *flags) as agent:
         await eventually(says(client, node, "10G"))
         assert await agent.stop() == 0
@@ -115,7 +125,12 @@ async def test_an_unknown_capacity_publishes_nothing_and_the_condition_says_why(
     control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
 ) -> None:
     # Reserving more than there is leaves nothing, on whatever hardware this runs.
-    flags = ["--capacity=1G", "--reserve=2G", f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}"]
+    flags = [
+        "--capacity=1G",
+        "--reserve=2G",
+        f"--node-name={node}",
+        f"--credentials={credentials_of(control_plane.kubeconfig)}",
+    ]
     async with running_agent(tmp_path, port, *flags, PROBING_OFF) as agent:
 
         async def condition_is_there() -> bool:
@@ -135,18 +150,10 @@ async def test_an_unknown_capacity_publishes_nothing_and_the_condition_says_why(
 
 
 async def test_starts_without_an_api_server_waits_and_stops_at_once(tmp_path: Path, port: int) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
-    kubeconfig.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "c",
-                "clusters": [{"name": "c", "cluster": {"server": nowhere}}],
-                "contexts": [{"name": "c", "context": {"cluster": "c"}}],
-            }
-        )
-    )
-    async with running_agent(tmp_path, port, "--node-name=n1", f"--kubeconfig={kubeconfig}") as agent:
+    folder = tmp_path / "credentials"
+    folder.mkdir()
+    (folder / "server").write_text(f"http://127.0.0.1:{free_ports(1)[0]}")
+    async with running_agent(tmp_path, port, "--node-name=n1", f"--credentials={folder}") as agent:
 
         async def lives() -> bool:
             return (await agent.get("/healthz"))[0] == 200
@@ -172,7 +179,7 @@ async def test_starts_without_an_api_server_waits_and_stops_at_once(tmp_path: Pa
         ("--upstream-keys=p95", "--upstream-keys: 'p95' is unknown"),
         ("--config=/nonexistent.yaml", "--config: /nonexistent.yaml: No such file"),
         ("--node-name=", "--node-name: is not set"),
-        ("--kubeconfig=/does-not-exist", "--kubeconfig: /does-not-exist: No such file"),
+        ("--credentials=/does-not-exist", "--credentials: /does-not-exist is no directory"),
     ],
 )
 async def test_a_wrong_flag_is_one_line_that_names_it_and_exit_code_2(flag: str, message: str) -> None:
@@ -229,11 +236,9 @@ async def test_an_outage_of_the_api_server_is_survived_and_caught_up_with(
     control_plane: ControlPlane, client: Client, node: str, port: int, tmp_path: Path
 ) -> None:
     async with CutWire(control_plane.server) as wire:
-        document = yaml.safe_load(control_plane.kubeconfig.read_text())
-        document["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{wire.port}"
-        kubeconfig = tmp_path / "kubeconfig"
-        kubeconfig.write_text(yaml.safe_dump(document))
-        flags = [f"--node-name={node}", f"--kubeconfig={kubeconfig}", "--capacity=10G", PROBING_OFF]
+        folder = shutil.copytree(credentials_of(control_plane.kubeconfig), tmp_path / "credentials")
+        (folder / "server").write_text(f"https://127.0.0.1:{wire.port}")
+        flags = [f"--node-name={node}", f"--credentials={folder}", "--capacity=10G", PROBING_OFF]
         async with running_agent(tmp_path, port, *flags) as agent:
             await eventually(says(client, node, "10G"))
             wire.set_cut(cut=True)
@@ -302,7 +307,12 @@ async def test_a_pods_whole_life_under_enforcement(
     port: int,
     tmp_path: Path,
 ) -> None:
-    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}", PROBING_OFF, "--bandwidth=enforce"]
+    flags = [
+        f"--node-name={node}",
+        f"--credentials={credentials_of(control_plane.kubeconfig)}",
+        PROBING_OFF,
+        "--bandwidth=enforce",
+    ]
     with node_pod(30, adopt_uid=True) as kernel_pod:
         annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
         pod: Pod = await make_pod(kernel_pod.name, node, annotations, reserve="1M")
@@ -369,7 +379,7 @@ async def test_observing_reports_and_touches_nothing_and_the_table_says_the_same
     port: int,
     tmp_path: Path,
 ) -> None:
-    flags = [f"--node-name={node}", f"--kubeconfig={control_plane.kubeconfig}"]
+    flags = [f"--node-name={node}", f"--credentials={credentials_of(control_plane.kubeconfig)}"]
     with node_pod(31, adopt_uid=True) as kernel_pod:
         pod: Pod = await make_pod(kernel_pod.name, node, {"kubernetes.io/ingress-bandwidth": "10M"})
         kernel_pod.adopt(pod.metadata.uid)
@@ -400,11 +410,9 @@ async def test_net_admin_alone_is_enough_on_a_read_only_root(
         *("unshare", "--mount", "--", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"),
         *("setpriv", "--bounding-set=-all,+net_admin", "--inh-caps=-all", "--"),
     ]
-    kubeconfig = tmp_path / "kubeconfig"
-    document = yaml.safe_load(control_plane.kubeconfig.read_text())
-    document["users"][0]["user"] = {"token": control_plane.admin_token}
-    kubeconfig.write_text(yaml.safe_dump(document))
-    flags = [f"--node-name={node}", f"--kubeconfig={kubeconfig}", PROBING_OFF, "--bandwidth=enforce"]
+    folder = tmp_path / "credentials"
+    save_credentials(folder, control_plane.server, control_plane.ca_file, {"token": control_plane.admin_token})
+    flags = [f"--node-name={node}", f"--credentials={folder}", PROBING_OFF, "--bandwidth=enforce"]
     with node_pod(32, adopt_uid=True) as kernel_pod:
         annotations = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "10M"}
         pod: Pod = await make_pod(kernel_pod.name, node, annotations)

@@ -20,7 +20,7 @@ import yaml
 from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
-from lab.controlplane import free_ports
+from lab.controlplane import credentials_of, free_ports
 from netperf.errors import PlanRefusedError
 from netperf.latencies import ZonePair
 from netperf.plans import ZonePlan, decode_plan
@@ -68,7 +68,7 @@ class Replica:
         self._config.write_text(yaml.safe_dump(body))
         self._command = [
             sys.executable, "-m", "controller", "manager", "--config", str(self._config),
-            "--kubeconfig", str(kubeconfig), "--listen", self.listen,
+            "--credentials", str(credentials_of(kubeconfig)), "--listen", self.listen,
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -20,7 +20,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import KubekitError
 from kubekit.wire import Object
-from lab.controlplane import free_ports
+from lab.controlplane import credentials_of, free_ports
 from tests.integration.conftest import MakeNode, StartScheduler
 from tests.integration.controller.harness import ROOT, SimulatedAgents, announce
 from tests.integration.descheduler.stage import Stage, after_rounds, evictions, place, until
@@ -38,7 +38,7 @@ async def run_extender(stage: Stage) -> AsyncIterator[str]:
     config.write_text(yaml.safe_dump(head))
     command = [
         "setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-m", "controller", "extender", "--config", str(config),
-        "--kubeconfig", str(stage.plane.kubeconfig), "--listen", f"127.0.0.1:{port}",
+        "--credentials", str(credentials_of(stage.plane.kubeconfig)), "--listen", f"127.0.0.1:{port}",
     ]  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     with (stage.folder / "extender.log").open("wb") as output:

@@ -25,7 +25,7 @@ from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, NAMESPACES, ConfigMap, Object, Resource
 from kubekit.workqueue import WorkQueue
-from lab.controlplane import ControlPlane
+from lab.controlplane import ControlPlane, credentials_of
 from tests.support.mirrors import wait_synced
 from tests.support.tunnels import Tunnels
 
@@ -254,7 +254,10 @@ async def test_a_server_without_room_is_asked_when_it_said_and_gets_every_write_
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "crowd"}],
     }
-    async with Client(own_plane.client_config) as administrator, Client(load_cluster(str(kubeconfig))) as client:
+    async with (
+        Client(own_plane.client_config) as administrator,
+        Client(load_cluster(credentials_of(kubeconfig))) as client,
+    ):
         await administrator.create(ROLE_BINDINGS, binding, Object)
         async with few_seats(administrator, "crowd"), AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(client.config, timeout_s=60)) for _ in range(8)]

@@ -15,7 +15,7 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.build import find_or_build
-from lab.controlplane import ControlPlane
+from lab.controlplane import ControlPlane, credentials_of
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl
 
 
@@ -95,7 +95,9 @@ def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
         answer: dict[str, Any] = msgspec.json.decode(await admin.request("POST", path, body=request))
         token = str(answer["status"]["token"])
         # Without the administrator's client certificate, which would win over the token.
-        return dataclasses.replace(load_cluster(str(plane.kubeconfig)), token=lambda: token, tls=_ca_only(plane))
+        return dataclasses.replace(
+            load_cluster(credentials_of(plane.kubeconfig)), token=lambda: token, tls=_ca_only(plane)
+        )
 
     return make
 

@@ -24,7 +24,7 @@ from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
-from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, free_ports
+from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, credentials_of, free_ports
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
 from tests.support.audit_log import audit_events
 
@@ -159,7 +159,7 @@ async def _start(running: Running, folder: Path) -> None:
     }
     verbs = (("manager", 0), ("extender", extender_port), ("gate-opener", 0))
     for account, (verb, port) in zip(CENTRAL, verbs, strict=True):
-        argv = [sys.executable, "-m", "controller", verb, f"--kubeconfig={kubeconfigs[account]}"]
+        argv = [sys.executable, "-m", "controller", verb, f"--credentials={credentials_of(kubeconfigs[account])}"]
         argv += [f"--listen=127.0.0.1:{port}", f"--config={folder / 'config.yaml'}", f"--namespace={NAMESPACE}"]
         running.plane.programs.start(verb, argv)
     _start_scheduler(running, folder, kubeconfigs["netaware-scheduler"], extender_port, scheduler_port)
@@ -167,7 +167,14 @@ async def _start(running: Running, folder: Path) -> None:
     passphrase.write_text("0123456789abcdef0123456789abcdef")
     for node, (_, address) in PLACES.items():
         kubeconfig = await _kubeconfig(running, "netaware-agent", await _pod_of(running.admin, "netaware-agent", node))
-        argv = [sys.executable, "-m", "agent", "run", f"--node-name={node}", f"--kubeconfig={kubeconfig}"]
+        argv = [
+            sys.executable,
+            "-m",
+            "agent",
+            "run",
+            f"--node-name={node}",
+            f"--credentials={credentials_of(kubeconfig)}",
+        ]
         argv += [f"--listen={address}:0", f"--namespace={NAMESPACE}", f"--passphrase-file={passphrase}"]
         running.plane.programs.start(f"agent-{node}", argv)
 
@@ -293,7 +300,7 @@ async def test_demo_workload_is_placed_whole(running: Running) -> None:
 async def test_an_agent_may_read_ciliums_configuration(running: Running) -> None:
     pod = await _pod_of(running.admin, "netaware-agent", "rights-a")
     kubeconfig = await _kubeconfig(running, "netaware-agent", pod)
-    async with Client(load_cluster(str(kubeconfig))) as agent:
+    async with Client(load_cluster(credentials_of(kubeconfig))) as agent:
         assert await read_cilium(agent) == Cilium()
         body = {"metadata": {"name": "cilium-config"}, "data": {"enable-bandwidth-manager": "true"}}
         await running.admin.create(CONFIGMAPS, body, ConfigMap, namespace="kube-system")
@@ -346,7 +353,7 @@ async def test_uninstalling_as_documented_leaves_nothing(running: Running) -> No
             "run",
             "--cleanup=once",
             f"--node-name={node}",
-            f"--kubeconfig={kubeconfig}",
+            f"--credentials={credentials_of(kubeconfig)}",
         ]
         process = await asyncio.create_subprocess_exec(*argv)
         assert await asyncio.wait_for(process.wait(), 30) == 0

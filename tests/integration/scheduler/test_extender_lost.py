@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from kubekit.client import Client
-from lab.controlplane import ControlPlane, free_ports
+from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.programs import Program
 from lab.scheduling import build_config
 from tests.integration.conftest import MakeNode, StartScheduler
@@ -45,7 +45,7 @@ async def extender_process(plane: ControlPlane) -> AsyncIterator[tuple[Program, 
         "-m",
         "controller",
         "extender",
-        f"--kubeconfig={plane.kubeconfig}",
+        f"--credentials={credentials_of(plane.kubeconfig)}",
         f"--listen=127.0.0.1:{port}",
     ]
     program = plane.programs.start(f"extender-{uuid.uuid4().hex[:6]}", argv)

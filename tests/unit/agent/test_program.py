@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -31,20 +30,10 @@ async def test_a_nodes_pods_are_watched_once_whoever_reads_them(
 ) -> None:
     api = SimulatedApi(ALL_PODS)
     async with api.running() as cluster:
-        kubeconfig = tmp_path / "kubeconfig"
-        kubeconfig.write_text(
-            json.dumps(
-                {
-                    "clusters": [{"name": "c", "cluster": {"server": cluster.server}}],
-                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                    "users": [{"name": "u", "user": {}}],
-                    "current-context": "c",
-                }
-            )
-        )
+        (tmp_path / "server").write_text(cluster.server)
         config = AgentConfig(
             node="n1",
-            kubeconfig=str(kubeconfig),
+            credentials=str(tmp_path),
             listen="127.0.0.1:0",
             probing=False,
             bandwidth=bandwidth,

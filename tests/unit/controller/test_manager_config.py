@@ -100,12 +100,14 @@ def test_check_config_says_good_or_exits_2_with_the_field(tmp_path: Path) -> Non
 
 def test_flags_lie_over_the_file_and_are_checked_like_it(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + "listen: 127.0.0.1:1\n")
-    bad = run("manager", "--config", path, "--listen", "nowhere", "--kubeconfig", "/nonexistent")
+    bad = run("manager", "--config", path, "--listen", "nowhere", "--credentials", "/nonexistent/credentials")
     assert bad.returncode == 2
     assert "listen" in bad.stderr
-    no_cluster = run("manager", "--config", path, "--listen", "127.0.0.1:0", "--kubeconfig", "/nonexistent")
+    no_cluster = run(
+        "manager", "--config", path, "--listen", "127.0.0.1:0", "--credentials", "/nonexistent/credentials"
+    )
     assert no_cluster.returncode == 2
-    assert "--kubeconfig" in no_cluster.stderr
+    assert "--credentials" in no_cluster.stderr
 
 
 def test_the_documented_file_is_good_and_shows_the_defaults() -> None:

@@ -1,45 +1,42 @@
-"""A kubeconfig is read as kubectl reads it, and what is wrong in it is named."""
+"""A directory with server, CA and token is read as a pod reads its ServiceAccount, and what is wrong in it is named."""
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
+from kubekit import config as config_module
 from kubekit.config import load_cluster
 from kubekit.credentials import TokenFile
 from kubekit.errors import ConfigError
+from tests.unit.kubekit.test_tls import bare_authority
 
 
-def write(path: Path, *, cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> str:
-    document = {
-        "current-context": "lab",
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:6443/", **(cluster or {})}}],
-        "users": [{"name": "u", "user": user or {"token": "abc"}}],
-        "contexts": [{"name": "lab", "context": {"cluster": "c", "user": "u", "namespace": "shop"}}],
-    }
-    file = path / "config"
-    file.write_text(yaml.safe_dump(document))
-    return str(file)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    bare_authority(tmp_path)
+    for name, text in {"server": "https://127.0.0.1:6443/\n", "token": "abc\n", "namespace": "shop"}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
 
 
-def test_token_server_and_namespace(tmp_path: Path) -> None:
-    config = load_cluster(write(tmp_path))
-    assert (config.server, config.namespace, config.context) == ("https://127.0.0.1:6443", "shop", "lab")
+def test_server_token_and_namespace(folder: Path) -> None:
+    config = load_cluster(folder)
+    assert (config.server, config.namespace) == ("https://127.0.0.1:6443", "shop")
     assert config.token is not None
     assert config.token() == "abc"
     assert "abc" not in repr(config)
 
 
-def test_environment_variable_and_home_are_found(tmp_path: Path) -> None:
-    file = write(tmp_path)
-    assert load_cluster(environ={"KUBECONFIG": f"/nowhere/x:{file}"}).context == "lab"
-    (tmp_path / ".kube").mkdir()
-    Path(file).rename(tmp_path / ".kube" / "config")
-    assert load_cluster(environ={"HOME": str(tmp_path)}).context == "lab"
+def test_a_pods_own_directory_is_the_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "server").unlink()
+    monkeypatch.setattr(config_module, "SERVICE_ACCOUNT_DIR", folder)
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    assert load_cluster(environ=environ).server == "https://[fd00::1]:443"
+    assert load_cluster(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).server == "https://10.0.0.1:443"
+    with pytest.raises(ConfigError, match="server: is missing"):
+        load_cluster(environ={})
 
 
 def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(tmp_path: Path) -> None:
@@ -57,35 +54,19 @@ def test_a_token_file_is_read_again_after_a_minute_and_survives_a_missing_file(t
 
 
 @pytest.mark.parametrize(
-    ("cluster", "user", "named"),
+    ("name", "text", "named"),
     [
-        ({"server": "127.0.0.1"}, None, "server"),
-        ({"certificate-authority": "missing.pem"}, None, "certificate-authority"),
-        ({"certificate-authority-data": "&&"}, None, "certificate-authority-data"),
-        (None, {"tokenFile": "absent"}, "absent"),
-        (None, {"client-certificate-data": base64.b64encode(b"x").decode(), "client-key-data": "eA=="}, "client-cert"),
+        ("server", "127.0.0.1", "server"),
+        ("ca.crt", None, r"ca\.crt"),
+        ("ca.crt", "no PEM", r"ca\.crt"),
+        ("tls.crt", "no PEM", r"tls\.crt"),
     ],
 )
-def test_errors_name_the_field(
-    tmp_path: Path, cluster: dict[str, Any] | None, user: dict[str, Any] | None, named: str
-) -> None:
-    file = write(tmp_path, cluster=cluster, user=user)
+def test_errors_name_the_file(folder: Path, name: str, text: str | None, named: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    if text is not None:
+        (folder / name).write_text(text)
     with pytest.raises(ConfigError, match=named):
-        (load_cluster(file).token or str)()
-
-
-def test_no_cluster_at_all_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="--kubeconfig FILE"):
-        load_cluster(environ={})
-
-
-@pytest.mark.parametrize("content", ["[1, 2]", "a: [", "", "contexts: []"])
-def test_files_that_are_no_kubeconfig(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "config"
-    file.write_text(content)
-    with pytest.raises(ConfigError, match="config"):
-        load_cluster(str(file))
-    with pytest.raises(ConfigError, match="No such file"):
-        load_cluster(str(tmp_path / "absent"))
-    with pytest.raises(ConfigError, match="no entry named 'other'"):
-        load_cluster(write(tmp_path), context="other")
+        load_cluster(folder)
+    with pytest.raises(ConfigError, match="--credentials"):
+        load_cluster(folder / "absent")

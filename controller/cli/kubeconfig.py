@@ -1,0 +1,189 @@
+"""Log-ins from outside a cluster: kubeconfigs as the official ``kubernetes`` package reads them, plugins and proxies included.
+
+What that package ignores and kubectl follows is refused by name: to leave out ``as`` without a word would be to act as oneself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kubekit import tls
+from kubekit.config import SERVICE_ACCOUNT_DIR, ClusterConfig, load_cluster
+from kubekit.credentials import Credential
+from kubekit.errors import ConfigError, CredentialError
+
+_IGNORED = ("as", "as-uid", "as-groups", "as-user-extra")
+_PROVIDERS = ("gcp", "oidc")
+
+
+def connect(
+    kubeconfig: str | None = None, context: str | None = None, environ: Mapping[str, str] = os.environ
+) -> ClusterConfig:
+    """The cluster of ``--kubeconfig``, else ``$KUBECONFIG``, else the pod's own, else ``~/.kube/config``. Runs a log-in plugin.
+
+    Raises:
+        ConfigError: nothing was found, or what was found cannot be used; names the file or field.
+        CredentialError: a plugin gave no credential.
+    """
+    paths = kubeconfig or environ.get("KUBECONFIG", "")
+    if not paths and environ.get("KUBERNETES_SERVICE_HOST") and SERVICE_ACCOUNT_DIR.exists():
+        return load_cluster()
+    paths = paths or str(Path(environ.get("HOME", "/nonexistent")) / ".kube" / "config")
+    if not any(Path(path).exists() for path in paths.split(os.pathsep) if path):
+        raise ConfigError(
+            "--kubeconfig", f"{paths}: no such file", "give --kubeconfig FILE, set KUBECONFIG, or run in a pod"
+        )
+    return KubeconfigLogin(paths, context).cluster()
+
+
+class KubeconfigLogin:
+    """One context of kubeconfigs.
+
+    Args:
+        paths: of files, merged; separated as in ``$KUBECONFIG``.
+        context: its name; None for the current one.
+    """
+
+    def __init__(self, paths: str, context: str | None) -> None:
+        self._paths, self._context = paths, context
+        self._lock, self._refused = asyncio.Lock(), False
+        self._load()
+
+    def cluster(self) -> ClusterConfig:
+        """How to reach it."""
+        found = self._configuration
+        return ClusterConfig(
+            server=found.host,
+            tls=self._tls,
+            namespace=str(self._chosen.get("namespace") or "default"),
+            context=self._context or "",
+            login=self,
+            proxy=self._proxy(),
+            server_name=found.tls_server_name or "",
+        )
+
+    async def current(self) -> Credential:
+        """See `kubekit.credentials.Login`. A plugin runs in a thread, once for all who wait."""
+        async with self._lock:
+            return await asyncio.to_thread(self._credential)
+
+    def refuse(self, credential: Credential) -> None:  # noqa: ARG002
+        """See `kubekit.credentials.Login`."""
+        self._refused = True
+
+    def _credential(self) -> Credential:
+        if self._refused:
+            self._load()
+        with _complaints() as complaints:
+            value = str(self._configuration.auth_settings().get("BearerToken", {}).get("value") or "")
+        kind, _, token = value.partition(" ")
+        if value and kind != "Bearer":
+            raise ConfigError(
+                self._field("username"), "API servers take no passwords", "use a token or a client certificate"
+            )
+        if complaints:
+            raise CredentialError(f"{self._field('exec')}: {'; '.join(complaints)}")
+        return Credential(token, self._tls)
+
+    def _load(self) -> None:
+        # Half a second and 60 MB, so only where there is a kubeconfig.
+        try:
+            from kubernetes.client import Configuration
+            from kubernetes.config import ConfigException
+            from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+        except ImportError as error:
+            raise ConfigError("--kubeconfig", "needs the package kubernetes", "pip install 'netaware[cli]'") from error
+        import yaml
+
+        configuration = Configuration()
+        try:
+            merged = KubeConfigMerger(self._paths)
+            # The package takes the last file's current-context, kubectl the first's.
+            contexts = (each.get("current-context") for each in merged.config_files.values())
+            self._context = self._context or next((str(name) for name in contexts if name), None)
+            loader = KubeConfigLoader(merged.config, active_context=self._context, config_base_path=None)
+            self._chosen: Mapping[str, Any] = loader.current_context["context"]
+            self._user = self._entry(merged.config, "users", "user")
+            self._cluster = self._entry(merged.config, "clusters", "cluster")
+            self._check()
+            with _complaints() as complaints:
+                loader.load_and_set(configuration)
+            self._tls = _context_of(configuration) if configuration.host.startswith("https") else None
+        except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            # The package does not check what it reads: an entry of another type ends in any of these.
+            raise ConfigError("--kubeconfig", f"{self._paths}: {' '.join(str(error).split())}") from error
+        if self._user.get("exec") and not (configuration.api_key or configuration.cert_file):
+            raise CredentialError(f"{self._field('exec')}: {'; '.join(complaints) or 'it gave no credential'}")
+        self._configuration, self._refused = configuration, False
+
+    def _entry(self, merged: Any, section: str, kind: str) -> Mapping[str, Any]:
+        name = self._chosen.get(kind)
+        found = merged[section].get_with_name(name, safe=True) if name else None
+        value = found.value.get(kind) if found is not None else None
+        return value if isinstance(value, dict) else {}
+
+    def _check(self) -> None:
+        for name in _IGNORED:
+            if self._user.get(name):
+                raise ConfigError(self._field(name), "is not supported", "log in as the user who asks")
+        provider = self._user.get("auth-provider")
+        if provider and provider.get("name") not in _PROVIDERS:
+            raise ConfigError(
+                self._field("auth-provider"), "is not supported", "use your provider's plugin under users[].user.exec"
+            )
+
+    def _proxy(self) -> str:
+        from kubernetes.client.rest import should_bypass_proxies
+
+        given, found = self._cluster.get("proxy-url"), self._configuration
+        host = (urllib.parse.urlsplit(found.host).hostname or "").strip("[]")
+        if not given and (host in {"localhost", "::1"} or host.startswith("127.")):
+            return ""  # as kubectl, whatever the environment says
+        url = found.proxy or ""
+        if not url or (not given and should_bypass_proxies(found.host, found.no_proxy or "")):
+            return ""
+        url = url if "://" in url else f"http://{url}"
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                "proxy-url" if given else "HTTPS_PROXY", f"{url!r} is no HTTP proxy", "SOCKS proxies are not supported"
+            )
+        return url
+
+    def _field(self, name: str) -> str:
+        return f"{self._paths}: users[].user.{name}"
+
+
+def _context_of(configuration: Any) -> ssl.SSLContext:
+    authorities = Path(configuration.ssl_ca_cert).read_bytes() if configuration.ssl_ca_cert else b""
+    context = tls.trust(authorities)
+    if not configuration.verify_ssl:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if configuration.cert_file:
+        # A passphrase would be asked for on the terminal.
+        context.load_cert_chain(configuration.cert_file, configuration.key_file, password=lambda: "")
+    return context
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """What the package logs meanwhile: it reports a plugin's failure in no other way."""
+    found: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, [Keeper()]
+    try:
+        yield found
+    finally:
+        root.handlers = before
