@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Annotated
 
@@ -33,6 +33,7 @@ from netperf.plans import (
     ProbeSettings,
     ZonePlan,
     is_address,
+    is_loopback,
 )
 from netperf.results import LONGEST_NAME
 from netperf.sample import Test
@@ -52,6 +53,7 @@ class ProbeNode(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = True
     schedulable: bool = True
     agent_ready: bool = True
+    address_is_own: bool = True
 
 
 class PlanOptions(Section, frozen=True):
@@ -109,7 +111,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         zones: plan per origin zone; a zone that starts no probe has an empty one, so that its agents know.
         left_out: nodes and zones that take no part, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
-            ``no-agent``, ``bad-address``; for a zone ``zone-without-probers``.
+            ``no-agent``, ``bad-address``, ``foreign-address``, ``shared-address``; for a zone ``zone-without-probers``.
         links: unordered zone pairs (and inner pairs) that are measured, whatever the pairs of nodes.
         interval_s: length of a round; slots: how many parts it has.
     """
@@ -214,15 +216,24 @@ def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tu
     usable: dict[str, dict[str, Peer]] = defaultdict(dict)
     left_out: list[Refusal] = []
     seen: set[str] = set()
-    for node in sorted(nodes, key=lambda n: n.name):
+    nodes = sorted(nodes, key=lambda n: n.name)
+    reasons = [_unusable(node) for node in nodes]
+    claims = Counter(node.address for node, reason in zip(nodes, reasons, strict=True) if reason is None)
+    for node, reason in zip(nodes, reasons, strict=True):
         seen.add(node.zone)
-        reason = _unusable(node)
+        if reason is None and claims[node.address] > 1:
+            reason = "shared-address", f"another node announces {node.address} as well"
         if reason is None:
             usable[node.zone][node.name] = Peer(node.name, node.address, node.zone, node.region)
         else:
             left_out.append(refuse(node.name, *reason))
     left_out += [refuse(zone, "zone-without-probers") for zone in sorted(seen - usable.keys()) if zone]
     return dict(usable), tuple(left_out)
+
+
+def is_host_address(text: str) -> bool:
+    """Whether other hosts can connect to it."""
+    return is_address(text) and not is_loopback(text)
 
 
 def _unusable(node: ProbeNode) -> tuple[str, str] | None:
@@ -232,7 +243,8 @@ def _unusable(node: ProbeNode) -> tuple[str, str] | None:
         (not node.ready, "not-ready", "condition Ready is not True"),
         (not node.schedulable, "unschedulable", "the node is cordoned"),
         (not node.agent_ready, "no-agent", "no ready agent runs there"),
-        (not is_address(node.address), "bad-address", f"{node.address!r} is no IP address"),
+        (not is_host_address(node.address), "bad-address", f"{node.address!r} is no IP address of a host"),
+        (not node.address_is_own, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
     )
     return next(((reason, detail) for found, reason, detail in problems if found), None)
 

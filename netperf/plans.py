@@ -256,7 +256,9 @@ def _problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
     for peer in (probe.origin, probe.destination):
         if not is_address(peer.address):
             return "bad-address", f"{peer.node}: {peer.address!r} is no IP address"
-    if probe.origin.node == probe.destination.node:
+    if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
+        return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is no other host's address"
+    if probe.origin.node == probe.destination.node or probe.origin.address == probe.destination.address:
         return "self-probe", f"{probe.origin.node} cannot probe itself"
     return None
 
@@ -265,3 +267,9 @@ def is_address(text: str) -> bool:
     """Whether the text is a literal IP address that can be connected to; names are not resolved."""
     address = read_address(text)
     return address is not None and not (address.is_unspecified or address.is_multicast)
+
+
+def is_loopback(text: str) -> bool:
+    """Whether the text is an address that means each host itself."""
+    address = read_address(text)
+    return address is not None and address.is_loopback

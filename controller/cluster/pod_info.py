@@ -17,7 +17,7 @@ from controller.cluster.requests import is_infeasible, ports_of, requests_of
 from controller.cluster.volumes import claims_of
 from kubekit.owners import controller_of, owner_of
 from kubekit.wire import FINISHED, MIRROR_ANNOTATION, ObjectMeta, OwnerReference, parse_time
-from netperf.contract import EGRESS_ANNOTATION, INGRESS_ANNOTATION
+from netperf.contract import AGENT, EGRESS_ANNOTATION, INGRESS_ANNOTATION, NAME_LABEL
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -52,6 +52,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         claims: names of the PersistentVolumeClaims that it mounts, ephemeral ones included.
         scheduler: who places it; empty where nobody says.
         wire: the object, of pods of AppGroups alone.
+        ips: its addresses, of agents' pods alone.
     """
 
     key: str
@@ -80,6 +81,7 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     claims: tuple[str, ...] = ()
     scheduler: str = ""
     wire: GroupPod | None = None
+    ips: tuple[str, ...] = ()
 
     @property
     def asked(self) -> GroupPod:
@@ -167,6 +169,7 @@ class PodReader:
             claims=tuple(claims_of(pod)),
             scheduler=sys.intern(spec.scheduler_name),
             wire=pod if pod.group else None,
+            ips=tuple(found.ip for found in status.pod_ips or ()) if meta.label(NAME_LABEL) == AGENT else (),
         )
 
     def _constraints_of(self, spec: GroupPodSpec) -> Constraints:

@@ -199,8 +199,14 @@ class ContainerStatus(Wire, frozen=True):
     resources: ResourceRequirements | None = None
 
 
+class PodIP(Wire, frozen=True):
+    """One address of a pod."""
+
+    ip: str = ""
+
+
 class GroupPodStatus(Wire, frozen=True):
-    """Phase, class and conditions."""
+    """Phase, class, conditions and addresses."""
 
     phase: str = ""
     qos_class: str = ""
@@ -208,6 +214,7 @@ class GroupPodStatus(Wire, frozen=True):
     nominated_node_name: str = ""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
+    pod_ips: list[PodIP] | None = msgspec.field(default=None, name="podIPs")
 
 
 class GroupPod(Object, frozen=True):

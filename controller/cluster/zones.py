@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from controller.cluster.costs import Location
 from controller.cluster.pod_info import PodInfo
+from kubekit.addresses import read_address
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL, read_announcement
 from netperf.pairs import ProbeNode
@@ -68,15 +70,23 @@ def _winner(regions: Counter[str]) -> str:
     return min(regions, key=lambda region: (-regions[region], not region, region))
 
 
-def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> ProbeNode:
+class AgentPods(NamedTuple):
+    """The agent's pods on one node: whether one of them is Ready, and their addresses."""
+
+    ready: bool
+    ips: tuple[str, ...] = ()
+
+
+def facts_of(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
     """What the plan needs to know of a node.
 
     Args:
         node: the node.
-        agent_pods: node name -> its agent's pod is Ready; nodes that are not in it have an agent outside pods, if any.
+        agent_pods: by node; nodes that are not in it have an agent outside pods, if any.
     """
     note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
-    present = note is not None and agent_pods.get(node.metadata.name, True)
+    pods = agent_pods.get(node.metadata.name, AgentPods(ready=True))
+    own = [*(a.address for a in node.status.addresses or ()), *pods.ips]
     address = note.address if note is not None and note.address else node.status.internal_ip
     return ProbeNode(
         name=node.metadata.name,
@@ -85,17 +95,20 @@ def facts_of(node: Node, agent_pods: Mapping[str, bool]) -> ProbeNode:
         region=node.metadata.label(REGION_LABEL),
         ready=node.ready,
         schedulable=not node.spec.unschedulable,
-        agent_ready=present,
+        agent_ready=note is not None and pods.ready,
+        # Of IPv6 there are several spellings.
+        address_is_own=address in own or read_address(address) in {read_address(text) for text in own} - {None},
     )
 
 
-def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, bool]:
-    """Node name -> one of its agent pods is Ready (two exist for a moment in a rolling update)."""
-    ready: dict[str, bool] = {}
+def agent_pods_by_node(pods: Iterable[PodInfo]) -> dict[str, AgentPods]:
+    """The agent's pods by node (two exist for a moment in a rolling update)."""
+    found: dict[str, AgentPods] = {}
     for pod in pods:
         if pod.node:
-            ready[pod.node] = ready.get(pod.node, False) or (pod.ready and not pod.leaving)
-    return ready
+            ready, ips = found.get(pod.node, AgentPods(ready=False))
+            found[pod.node] = AgentPods(ready or (pod.ready and not pod.leaving), (*ips, *pod.ips))
+    return found
 
 
 def same_place(old: Node | None, new: Node | None) -> bool:

@@ -61,7 +61,8 @@ def _rules() -> Figures:
     warm = _median(lambda: _decide(snapshot, state), 9)
     pairs = len(_decide(snapshot, None).table.zones)
     facts = [
-        ProbeNode(name=n.metadata.name, address="10.0.0.1", zone=f"zone-{i % ZONES:02}") for i, n in _nodes(10_000)
+        ProbeNode(name=n.metadata.name, address=f"10.0.{i // 250}.{i % 250}", zone=f"zone-{i % ZONES:02}")
+        for i, n in _nodes(10_000)
     ]
     plan = _median(lambda: plan_pairs(facts, PlanOptions(), None, 1e6), 3)
     chain = [list(range(i + 1, min(i + 6, 500))) for i in range(500)]

@@ -49,8 +49,8 @@ class SimulatedNetwork:
         self._spike_ratio, self._noise, self.round_s = spike_ratio, noise, round_s
         self.zones = sorted({zone for pair in rtt_us for zone in pair})
         self.facts = [
-            ProbeNode(name=f"{zone}-n{i}", address="10.0.0.1", zone=zone, region=f"region-of-{zone}")
-            for zone in self.zones
+            ProbeNode(name=f"{zone}-n{i}", address=f"10.{z}.0.{i + 1}", zone=zone, region=f"region-of-{zone}")
+            for z, zone in enumerate(self.zones)
             for i in range(nodes_per_zone)
         ]
         self.places = {f.name: Place(f.name, f.zone, f.region) for f in self.facts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 import urllib.request
 import uuid
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -115,13 +117,15 @@ def _fetch(url: str) -> str:
         return str(answer.read().decode())
 
 
-async def announce(client: Client, node: str, address: str = "10.9.9.9", *, ready: bool = True) -> None:
+async def announce(client: Client, node: str, address: str = "", *, ready: bool = True) -> None:
     """Do what an agent and a kubelet do: the node is Ready and an agent is there."""
+    address = address or str(ipaddress.IPv4Address(0x0A000000 | zlib.crc32(node.encode()) & 0xFFFFFF))
     note = json.dumps({"address": address, "port": 12865, "version": "0", "prober": "netperf"})
     body = {"metadata": {"annotations": {"netaware.io/agent": note}}}
     await client.patch(NODES, node, body, Node, kind=MERGE_PATCH)
     condition = {"type": "Ready", "status": str(ready), "reason": "Test", "message": "set by a test"}
-    status = {"status": {"conditions": [condition]}}
+    addresses = [{"type": "InternalIP", "address": address}]
+    status = {"status": {"conditions": [condition], "addresses": addresses}}
     await client.patch(NODES, node, status, Node, kind=STRATEGIC_PATCH, subresource="status")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ REGIONS = ("ap-south", "eu-central", "eu-west", "sa-east", "us-east", "us-west")
 def make_node(
     name: str, zone: str, region: str, *, ready: bool = True, agent: bool = True, capacity: str = "10G"
 ) -> Node:
-    note = msgspec.json.encode({"address": "10.0.0.1", "port": 12865, "version": "0.1.0", "prober": "netperf"}).decode()
+    number = zlib.crc32(name.encode())
+    address = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+    note = msgspec.json.encode({"address": address, "port": 12865, "version": "0.1.0", "prober": "netperf"}).decode()
     return Node(
         metadata=ObjectMeta(
             name=name,
@@ -48,7 +51,7 @@ def make_node(
         status=NodeStatus(
             capacity={BANDWIDTH: capacity} if capacity else {},
             allocatable={BANDWIDTH: capacity} if capacity else {},
-            addresses=[NodeAddress("InternalIP", "10.0.0.1")],
+            addresses=[NodeAddress("InternalIP", address)],
             conditions=[Condition("Ready", str(ready))],
         ),
     )
@@ -149,7 +152,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
     facts = [
         ProbeNode(
             name=n.metadata.name,
-            address="10.0.0.1",
+            address=n.status.internal_ip,
             zone=n.metadata.label(ZONE_LABEL),
             region=n.metadata.label(REGION_LABEL),
         )

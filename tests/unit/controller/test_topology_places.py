@@ -8,8 +8,8 @@ import pytest
 
 from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
-from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, same_facts, same_place
+from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus, PodIP
+from controller.cluster.zones import AgentPods, agent_pods_by_node, draw_map, facts_of, same_facts, same_place
 from controller.topology.planner import plan_changes
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -24,7 +24,7 @@ from kubekit.wire import (
     NodeStatus,
     ObjectMeta,
 )
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
+from netperf.pairs import PlanOptions, ProbeNode, eligible, plan_pairs
 from netperf.plans import ZonePlan, encode_plan, plan_object_name
 from netperf.results import encode_samples
 from netperf.sample import Measurement, Percentile, Place, Sample
@@ -41,7 +41,7 @@ def node(
     version: str = "1",
 ) -> Node:
     labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
-    note = json.dumps({"address": "10.0.0.9", "port": 1}) if agent is True else agent
+    note = json.dumps({"address": "10.0.0.1", "port": 1}) if agent is True else agent
     return Node(
         metadata=ObjectMeta(
             name=name,
@@ -51,7 +51,8 @@ def node(
         ),
         spec=NodeSpec(unschedulable=cordoned),
         status=NodeStatus(
-            conditions=[Condition("Ready", str(ready))], addresses=[NodeAddress("InternalIP", "10.0.0.1")]
+            conditions=[Condition("Ready", str(ready))],
+            addresses=[NodeAddress("InternalIP", "10.0.0.1"), NodeAddress("InternalIP", "fd00::1")],
         ),
     )
 
@@ -71,9 +72,44 @@ def test_of_equally_many_regions_the_choice_does_not_depend_on_the_order_of_node
     assert draw_map(nodes).zones == draw_map(nodes[::-1]).zones == {"z": "r1"}
 
 
-def test_a_node_is_planned_at_the_address_that_its_agent_announced() -> None:
-    assert facts_of(node("a"), {}).address == "10.0.0.9"
-    assert facts_of(node("a", agent="{}"), {}).address == "10.0.0.1"
+@pytest.mark.parametrize(
+    ("announced", "pod_ips", "is_own"),
+    [
+        ("10.0.0.1", (), True),
+        ("", (), True),
+        ("fd00::0:1", (), True),
+        ("10.0.0.9", (), False),
+        ("10.0.0.9", ("10.0.0.9", "fd00::9"), True),
+    ],
+)
+def test_a_node_is_planned_at_an_announced_address_only_where_it_is_its_own(
+    announced: str, pod_ips: tuple[str, ...], is_own: bool
+) -> None:
+    """Others connect to it and hand over the passphrase: it is one of the node, or of the agent's pod."""
+    found = node("a", agent=json.dumps({"address": announced}))
+    agents = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
+    facts = facts_of(found, agents)
+    assert facts.address == (announced or "10.0.0.1")
+    usable, left_out = eligible([facts])
+    assert bool(usable) == is_own
+    assert is_own or left_out[0].reason == "foreign-address"
+
+
+def test_addresses_that_two_nodes_claim_and_loopback_are_probed_by_nobody() -> None:
+    nodes = [
+        ProbeNode(name="a", address="10.0.0.1", zone="z1"),
+        ProbeNode(name="b", address="10.0.0.1", zone="z2"),
+        ProbeNode(name="c", address="127.0.0.1", zone="z2"),
+        ProbeNode(name="d", address="10.0.0.1", zone="z2", ready=False),
+        ProbeNode(name="e", address="10.0.0.5", zone="z2"),
+    ]
+    usable, left_out = eligible(nodes)
+    assert {name for zone in usable.values() for name in zone} == {"e"}
+    assert {r.key: r.reason for r in left_out if r.key in "abc"} == {
+        "a": "shared-address",
+        "b": "shared-address",
+        "c": "bad-address",
+    }
 
 
 @pytest.mark.parametrize(
@@ -82,13 +118,13 @@ def test_a_node_is_planned_at_the_address_that_its_agent_announced() -> None:
         (node("a"), {}, (True, True, True)),
         (node("a", agent=None), {}, (True, True, False)),
         (node("a", agent="no json"), {}, (True, True, False)),
-        (node("a"), {"a": False}, (True, True, False)),
-        (node("a"), {"a": True, "b": False}, (True, True, True)),
+        (node("a"), {"a": AgentPods(ready=False)}, (True, True, False)),
+        (node("a"), {"a": AgentPods(ready=True), "b": AgentPods(ready=False)}, (True, True, True)),
         (node("a", ready=False), {}, (False, True, True)),
         (node("a", cordoned=True), {}, (True, False, True)),
     ],
 )
-def test_who_may_probe(found: Node, pods: dict[str, bool], expected: tuple[bool, bool, bool]) -> None:
+def test_who_may_probe(found: Node, pods: dict[str, AgentPods], expected: tuple[bool, bool, bool]) -> None:
     facts = facts_of(found, pods)
     assert (facts.ready, facts.schedulable, facts.agent_ready) == expected
 
@@ -104,22 +140,22 @@ def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() ->
     assert not same_facts(old, None)
 
 
-def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> None:
-    def pod(on: str, *, ready: bool, leaving: bool = False) -> PodInfo:
-        pod = GroupPod(
-            metadata=ObjectMeta(name="p", deletion_timestamp="2026-01-01T00:00:00Z" if leaving else None),
-            spec=GroupPodSpec(node_name=on),
-            status=GroupPodStatus(conditions=[Condition("Ready", str(ready))]),
-        )
-        return PodReader().read(pod)
+def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> PodInfo:
+    pod = GroupPod(
+        metadata=ObjectMeta(
+            name="p",
+            labels={"app.kubernetes.io/name": "netaware-agent"},
+            deletion_timestamp="2026-01-01T00:00:00Z" if leaving else None,
+        ),
+        spec=GroupPodSpec(node_name=on),
+        status=GroupPodStatus(conditions=[Condition("Ready", "True")], pod_ips=[PodIP(ip) for ip in ips]),
+    )
+    return PodReader().read(pod)
 
-    pods = [
-        pod("a", ready=True, leaving=True),
-        pod("a", ready=True),
-        pod("b", ready=True, leaving=True),
-        pod("", ready=True),
-    ]
-    assert agent_pods_by_node(pods) == {"a": True, "b": False}
+
+def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> None:
+    pods = [agent_pod("a", leaving=True), agent_pod("a"), agent_pod("b", leaving=True), agent_pod("")]
+    assert {name: pods.ready for name, pods in agent_pods_by_node(pods).items()} == {"a": True, "b": False}
 
 
 def facts(*names: str) -> list[ProbeNode]:

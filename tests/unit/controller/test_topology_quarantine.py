@@ -12,7 +12,11 @@ from netperf.plans import Probe, ZonePlan
 from netperf.sample import Failure, Measurement, ProberName, Sample
 
 ZONES = ("z1", "z2", "z3", "z4")
-FACTS = [ProbeNode(name=f"{zone}{copy}", address="10.0.0.1", zone=zone) for zone in ZONES for copy in "ab"]
+FACTS = [
+    ProbeNode(name=f"{zone}{copy}", address=f"10.0.{i}.{ord(copy)}", zone=zone)
+    for i, zone in enumerate(ZONES)
+    for copy in "ab"
+]
 ALL_WELL = 10
 Fate = Callable[[Probe], str]
 """What becomes of a probe: ``ok``, ``failed`` (the path is dead), ``hung`` (the host answers, its agent does not), ``silent``."""
@@ -107,7 +111,7 @@ def test_a_cut_between_two_zones_blames_nobody_however_long() -> None:
 
 
 def test_a_cut_blames_nobody_where_zones_have_one_node_or_there_are_but_two() -> None:
-    single = World([ProbeNode(name=f"{zone}a", address="10.0.0.1", zone=zone) for zone in ZONES])
+    single = World([fact for fact in FACTS if fact.name.endswith("a")])
     pair = World([f for f in FACTS if f.zone in {"z1", "z2"}])
     for world in (single, pair):
         world.rounds(ALL_WELL, lambda _: "ok")

@@ -260,7 +260,9 @@ def test_a_round_is_a_minute_up_to_ten_zones_and_then_grows_with_them(zones: int
 
 def test_a_hundred_zones_fit_far_below_a_mebibyte_per_object() -> None:
     nodes = [
-        ProbeNode(name=f"{'n' * 96}-{z}-{i}.example", address="fd00::1:2", zone="z" * 58 + f"-{z:03}", region="r" * 63)
+        ProbeNode(
+            name=f"{'n' * 96}-{z}-{i}.example", address=f"fd00::{z}:{i}", zone="z" * 58 + f"-{z:03}", region="r" * 63
+        )
         for z in range(100)
         for i in range(2)
     ]

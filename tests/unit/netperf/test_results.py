@@ -265,7 +265,11 @@ def test_a_patch_names_only_the_writers_own_keys() -> None:
 
 
 def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alone() -> None:
-    nodes = [ProbeNode(name=p.node, address="10.0.0.1", zone=p.zone) for p in PLACES.values() if p.node != "a2"]
+    nodes = [
+        ProbeNode(name=p.node, address=f"10.0.0.{i + 1}", zone=p.zone)
+        for i, p in enumerate(PLACES.values())
+        if p.node != "a2"
+    ]
     plans = plan_pairs(nodes, PlanOptions(both_directions=True), None, 1.7e9).zones.values()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
@@ -295,7 +299,11 @@ def test_other_objects_are_no_shards(name: str) -> None:
 
 
 def test_keys_of_a_test_that_is_not_planned_any_more_go() -> None:
-    nodes = [ProbeNode(name=p.node, address="10.0.0.1", zone=p.zone) for p in PLACES.values() if p.node != "a2"]
+    nodes = [
+        ProbeNode(name=p.node, address=f"10.0.0.{i + 1}", zone=p.zone)
+        for i, p in enumerate(PLACES.values())
+        if p.node != "a2"
+    ]
     with_streams = PlanOptions(extra_tests=("TCP_STREAM",), both_directions=True)
     place = {p.node: p for p in PLACES.values()}
     key = sample_key(place["a1"], PLACES["b1.example.com"], "TCP_STREAM")
