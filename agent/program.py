@@ -32,7 +32,7 @@ from kubekit.wire import NODES, PODS, Pod
 from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION
 
 if TYPE_CHECKING:
-    from agent.probing.rounds import Outcome
+    from agent.probing.scheduler import Outcome
 
 log = logs.get("agent")
 
@@ -93,14 +93,14 @@ async def run_agent(config: AgentConfig) -> None:
             kernel.on_shaping(limits.note_kernel_change)
             tasks |= limits.tasks()
         if config.probing:
-            from agent.probing.supervisor import ProbingRoom
+            from agent.probing.manager import ProbingManager
 
             def note(outcome: Outcome) -> None:
                 sample = outcome.sample
                 if sample is not None and sample.measurement.throughput_bps is not None:
                     publisher.note_throughput(sample.measurement.throughput_bps)
 
-            probing = ProbingRoom(client, view, config, registry, (note,))
+            probing = ProbingManager(client, view, config, registry, (note,))
             checks.ready["probing"] = lambda: probing.problem
             tasks |= probing.tasks()
         if config.traffic != "off":

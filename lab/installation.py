@@ -57,7 +57,7 @@ class Installation:
     """Our programs in a lab.
 
     Attributes:
-        prober: ``netperf``, or ``echo`` where netperf cannot be had.
+        prober: ``netperf``, or ``datagrams`` where netperf cannot be had.
         netperf: where netperf is, or why it is not.
         extender_url: base URL of the extender.
         controller_url: where the controller serves metrics, health and the page.
@@ -89,7 +89,7 @@ class Installation:
     @property
     def prober(self) -> str:
         """Name of the prober that the agents use."""
-        return "echo" if isinstance(self.netperf, Missing) else "netperf"
+        return "datagrams" if isinstance(self.netperf, Missing) else "netperf"
 
     @property
     def environment(self) -> dict[str, str]:

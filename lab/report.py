@@ -84,7 +84,7 @@ class ApplicationReport(msgspec.Struct, frozen=True):
 
 
 class DemoReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that the demo found. ``prober`` is ``netperf``, or ``echo`` where netperf could not be had.
+    """All that the demo found. ``prober`` is ``netperf``, or ``datagrams`` where netperf could not be had.
 
     ``nodes_kind`` is ``real``, or ``namespace`` for nodes without a kubelet; then there is neither ``images`` nor ``application``.
     """

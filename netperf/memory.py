@@ -24,9 +24,7 @@ _PREFERENCE: dict[tuple[ProberName, Test], int] = {
     ("datagrams", "TCP_RR"): 0,
     ("netperf", "UDP_RR"): 1,
     ("datagrams", "UDP_RR"): 1,
-    ("echo", "TCP_RR"): 2,
-    ("echo", "UDP_RR"): 3,
-    ("external", "TCP_RR"): 4,
+    ("external", "TCP_RR"): 2,
 }
 
 
@@ -241,12 +239,12 @@ def _without(penalty_us: float, worth_us: float | None) -> float | None:
 
 
 def preference(stream: Stream) -> int:
-    """Lower is better: netperf and the datagrams that agree with it, echo, others' numbers."""
+    """Lower is better: netperf and datagrams, then others' numbers."""
     return _PREFERENCE.get((stream.prober, stream.test), 9)
 
 
 def best_stream(streams: Iterable[Stream], policy: CostPolicy) -> Stream | None:
-    """The stream to show for a pair: netperf before echo before others' numbers; of several the one in the middle."""
+    """The stream to show for a pair: netperf and datagrams before others' numbers; of several the one in the middle."""
     ranked = sorted(streams, key=lambda s: (preference(s), priced_us(s, policy), s.origin, s.destination))
     best = [s for s in ranked if preference(s) == preference(ranked[0])]
     return best[(len(best) - 1) // 2] if best else None

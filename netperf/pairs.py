@@ -23,7 +23,7 @@ from netperf.contract import RESULTS_NAME
 from netperf.errors import Refusal, refuse
 from netperf.plans import (
     DATA_PORT,
-    ECHO_PORT,
+    DATAGRAM_PORT,
     MOST_NODE_PAIRS,
     PROBE_PORT,
     WITNESS_RANK,
@@ -87,7 +87,7 @@ class PlanOptions(Section, frozen=True):
     duration_s: Annotated[float, Range(0.01, 60)] = 1.0
     port: Port = PROBE_PORT
     data_port: Port = DATA_PORT
-    echo_port: Port = ECHO_PORT
+    datagram_port: Port = DATAGRAM_PORT
 
     def check(self, field: str) -> None:
         """Raise ConfigError for a slot that holds no run, a test named twice, and results without a name."""

@@ -27,7 +27,7 @@ MOST_NODE_PAIRS = 9
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Zone = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=WITNESS_RANK)]
-PROBE_PORT, DATA_PORT, ECHO_PORT = 12865, 12866, 12867
+PROBE_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
 """Where agents answer, unless the plan says otherwise: see `ProbeSettings`."""
 
 
@@ -79,7 +79,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
         extra_every: in one of so many rounds, at least 2.
         duration_s: length of a run; latency probes busy-loop, so 1 to 2 s is right.
         port: netserver's control port; data_port: the one its data connection uses, fixed so that it can be let
-            through a firewall; echo_port: the built-in echo server, TCP and UDP.
+            through a firewall; datagram_port: the datagram responder, UDP.
     """
 
     test: Test = "TCP_RR"
@@ -88,7 +88,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 1.0
     port: Port = PROBE_PORT
     data_port: Port = DATA_PORT
-    echo_port: Port = ECHO_PORT
+    datagram_port: Port = DATAGRAM_PORT
 
     @property
     def tests(self) -> tuple[Test, ...]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-ProberName = Literal["netperf", "echo", "external", "datagrams"]
+ProberName = Literal["netperf", "external", "datagrams"]
 Test = Literal["TCP_RR", "UDP_RR", "TCP_STREAM"]
 Percentile = Literal["p50", "p90", "p99"]
 Doubt = Literal["throttled", "too-few-samples", "run-queue", "loss", "outlier", "stalled", "starved-peer"]

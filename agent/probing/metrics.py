@@ -4,7 +4,7 @@ netperf reports percentiles, not single round trips, so the histogram counts the
 typical latency spreads over time, and must not be read as the distribution of packets.
 
 What is shown of a pair is the newest run of the plan's usual test. Of the extra tests, only what the usual one cannot tell is
-shown: throughput, and loss of datagrams. Runs and doubts are counted by test.
+shown: throughput. Runs and doubts are counted by test.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from agent.probing.rounds import Outcome
-from netperf.pacing import probes_of
-from netperf.plans import Peer, ZonePlan
+from agent.probing.plan_source import PlanSource
+from agent.probing.scheduler import Outcome
+from netperf.plans import Peer
 from netperf.sample import PERCENTILES, Measurement, Place, Sample, Test
 
 PAIR_LABELS = ("origin_zone", "destination_zone", "origin_region", "destination_region")
@@ -50,30 +50,28 @@ class ProbeMetrics:
     Metrics are collected in a thread: what outcomes change in place is copied before it is gone through.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None, wall_clock: Callable[[], float] = time.time) -> None:
-        self._wall_clock = wall_clock
+    def __init__(
+        self,
+        plans: PlanSource,
+        registry: CollectorRegistry | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._plans, self._wall_clock = plans, wall_clock
         self._pairs: dict[Pair, _PairState] = {}
-        self._plan: ZonePlan | None = None
-        self._own_probes = 0
-        self._refusals: dict[str, int] = {}
         self._others: dict[str, int] = {}
         self.rejected: Callable[[], int] = lambda: 0
+        self.secret_refused: Callable[[], bool] = lambda: False
+        plans.subscribe(self._keep_planned)
         if registry is not None:
             registry.register(self)
 
-    def follow(self, plan: ZonePlan | None, node: str) -> None:
+    def _keep_planned(self) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
-        self._plan = plan
-        own = list(probes_of(plan, node)) if plan is not None else []
-        self._own_probes = len(own)
+        own = [probe for probe in self._plans.own_probes if probe.rank == 0]
         wanted = {_pair_of(p.origin, p.destination): _PairState() for p in own}
         self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
 
-    def refuse(self, reason: str) -> None:
-        """A plan, or a probe in one, was refused."""
-        self._refusals[reason] = self._refusals.get(reason, 0) + 1
-
-    def take(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome) -> None:
         """Count one turn; those of pairs that left the plan meanwhile are dropped."""
         state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
         if outcome.result == "waiting":
@@ -104,7 +102,7 @@ class ProbeMetrics:
 
     @property
     def _usual_test(self) -> Test:
-        plan = self._plan
+        plan = self._plans.plan
         return plan.settings.test if plan is not None else "TCP_RR"
 
     def _samples(self, test: Test) -> Iterable[tuple[Pair, Measurement, Sample]]:
@@ -118,7 +116,8 @@ class ProbeMetrics:
         )
         for pair, _, sample in self._samples(self._usual_test):
             for percentile in PERCENTILES:
-                value_us = sample.priced.percentile_us(percentile)
+                # Where there are too few datagrams for a percentile, netperf's own is there all the same.
+                value_us = sample.priced.percentile_us(percentile) or sample.measurement.percentile_us(percentile)
                 if value_us is not None:
                     labels = {**dict(zip(PAIR_LABELS, pair, strict=True)), "quantile": _QUANTILES[percentile]}
                     latency.add_sample(latency.name, labels, value_us / 1e6)
@@ -136,25 +135,23 @@ class ProbeMetrics:
         trusted = _gauge("sample_trusted", "1 when there is no reason to doubt the newest sample, else 0.")
         throughput = _gauge("throughput_bytes_per_second", "Throughput of the newest stream run.")
         loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
-        datagram_loss = _gauge("datagram_loss_ratio", "Lost datagrams over those sent in the newest UDP_RR run.")
+        datagram_loss = _gauge("datagram_loss_ratio", "Lost datagrams over those sent since the sample before.")
         retransmits = _gauge("retransmitted_segments", "TCP segments sent again in the newest run, both ends.")
-        jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips in the newest run.")
+        jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips of datagrams.")
         for pair, measured, sample in self._samples(self._usual_test):
             age.add_metric(pair, max(0.0, self._wall_clock() - sample.taken_at))
             trusted.add_metric(pair, 1.0 if sample.trusted else 0.0)
             for family, value in (
                 (loss, measured.loss_ratio),
                 (retransmits, measured.retransmits),
-                (jitter, None if measured.jitter_us is None else measured.jitter_us / 1e6),
+                (datagram_loss, _datagrams_of(sample).loss_ratio),
+                (jitter, _seconds(_datagrams_of(sample).jitter_us)),
             ):
                 if value is not None:
                     family.add_metric(pair, value)
         for pair, measured, _ in self._samples("TCP_STREAM"):
             if measured.throughput_bps is not None:
                 throughput.add_metric(pair, measured.throughput_bps / 8)
-        for pair, measured, _ in self._samples("UDP_RR"):
-            if measured.loss_ratio is not None:
-                datagram_loss.add_metric(pair, measured.loss_ratio)
         yield from (age, trusted, throughput, loss, datagram_loss, retransmits, jitter)
 
     def _counts(self) -> Iterator[Metric]:
@@ -181,8 +178,9 @@ class ProbeMetrics:
         yield from (runs, doubts, others)
 
     def _about_plan(self) -> Iterator[Metric]:
-        plan = self._plan
-        yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", self._own_probes)
+        plan = self._plans.plan
+        own = sum(probe.rank == 0 for probe in self._plans.own_probes)
+        yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", own)
         yield GaugeMetricFamily(
             "netaware_probe_plan_zone_probes",
             "Probes of the whole zone in its plan.",
@@ -194,12 +192,26 @@ class ProbeMetrics:
         refusals = CounterMetricFamily(
             "netaware_probe_plan_refusals", "Plans, or probes in them, that were refused.", labels=("reason",)
         )
-        for reason, count in self._refusals.copy().items():
+        for reason, count in self._plans.refusals.copy().items():
             refusals.add_metric((reason,), count)
         yield refusals
         yield CounterMetricFamily(
             "netaware_probe_rejected_peers", "Peers that could not prove that they know the secret.", self.rejected()
         )
+        yield GaugeMetricFamily(
+            "netaware_probe_secret_refused",
+            "1 when the probing secret cannot be used and the last good one, or none, is used instead.",
+            float(self.secret_refused()),
+        )
+
+
+def _datagrams_of(sample: Sample) -> Measurement:
+    """What datagrams read; where there were none, the run, which may be one of UDP."""
+    return sample.datagrams or sample.measurement
+
+
+def _seconds(value_us: float | None) -> float | None:
+    return None if value_us is None else value_us / 1e6
 
 
 def _pair_of(origin: Peer | Place, destination: Peer | Place) -> Pair:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
 
+from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
@@ -28,6 +29,7 @@ from netperf.results import (
     check_growth,
     encode_failure,
     encode_samples,
+    keys_of,
     last_sequence,
     merge_patch,
     refresh_s,
@@ -87,6 +89,7 @@ class ResultsWriter:
     Args:
         client: the cluster's.
         namespace: of the ConfigMap.
+        plans: the plan says which ConfigMap, and whose samples.
         upstream: percentiles to write in upstream's format too, of the plan's usual test only.
         rng: source of the jitter.
         wall_clock: seconds since 1970; it bounds the sequences that are counted on from.
@@ -96,6 +99,7 @@ class ResultsWriter:
         self,
         client: Client,
         namespace: str,
+        plans: PlanSource,
         *,
         upstream: Sequence[Percentile] = (),
         registry: CollectorRegistry | None = None,
@@ -119,6 +123,8 @@ class ResultsWriter:
         self._name: str | None = None
         self._refused: tuple[str, float] | None = None
         self._due = asyncio.Event()
+        self._plans = plans
+        plans.subscribe(self._follow_plan)
         self._writes = Counter(
             "netaware_probe_results_writes", "Writes of results, by outcome.", ["outcome"], registry=registry
         )
@@ -130,33 +136,29 @@ class ResultsWriter:
             return ""
         return f"results are refused: {self._refused[0]}"
 
-    def aim(self, name: str | None, test: Test = "TCP_RR", interval_s: float = 0.0) -> None:
-        """Write into this ConfigMap from now on; None holds everything back.
-
-        Args:
-            name: of the ConfigMap.
-            test: the plan's usual one.
-            interval_s: length of a round.
-        """
-        self._interval_s = interval_s
+    def _follow_plan(self) -> None:
+        """Write where the plan says, nothing without one, and forget pairs that are not ours any more."""
+        plan = self._plans.plan
+        name = plan.results if plan is not None else None
         if name != self._name:
             self._written.clear()
             self._there, self._caught_up = None, False
             self._beyond.clear()
-        self._name, self._test = name, test
-        if self._pending:
-            self._due.set()
-
-    def keep(self, keys: set[str]) -> None:
-        """Forget everything about other pairs: they are not ours any more."""
+        self._name = name
+        if plan is not None:
+            self._test, self._interval_s = plan.settings.test, plan.interval_s
+        own = self._plans.own_probes
+        keys = {key for probe in own for key in keys_of(plan, probe)} if plan is not None else set()
         self._pending = {key: value for key, value in self._pending.items() if key in keys}
         self._held = {key: value for key, value in self._held.items() if key in keys}
         self._written = {key: value for key, value in self._written.items() if key in keys}
         self._failures = {key: value for key, value in self._failures.items() if key in keys}
         self._over &= keys
         self._failed_at_s = {key: value for key, value in self._failed_at_s.items() if key in keys}
+        if self._pending:
+            self._due.set()
 
-    def take(self, sample: Sample) -> None:
+    def add(self, sample: Sample) -> None:
         """Write this sample soon, unless it says nothing new."""
         key = sample_key(sample.origin, sample.destination, sample.measurement.test)
         known = self._written.get(key)
@@ -170,7 +172,7 @@ class ResultsWriter:
         self._pending[key] = sample
         self._due.set()
 
-    def take_failure(self, failure: Failure, test: Test) -> None:
+    def add_failure(self, failure: Failure, test: Test) -> None:
         """Write soon that a pair could not be measured; when it stays so, as often as a value that does not change."""
         key = sample_key(failure.origin, failure.destination, test)
         now = asyncio.get_running_loop().time()
@@ -181,7 +183,7 @@ class ResultsWriter:
         self._failures[key] = failure, test
         self._due.set()
 
-    def take_back(self, origin: Place, destination: Place, test: Test) -> None:
+    def clear_failure(self, origin: Place, destination: Place, test: Test) -> None:
         """The peer was heard again, though there is no sample yet: remove what was written of failures."""
         key = sample_key(origin, destination, test)
         if self._failures.pop(key, None) is not None or key in self._failed_at_s:

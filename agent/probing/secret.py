@@ -54,36 +54,55 @@ def read_secret_file(path: Path) -> bytes:
 
 
 class SecretSource:
-    """Reads the secret and says when it is another one; kubelets replace mounted files within a minute or so."""
+    """Reads the secret and says when it is another one; kubelets replace mounted files within a minute or so.
+
+    A secret that cannot be used never turns authentication off: the last good one stays, and without one the agent waits.
+
+    Attributes:
+        problem: why the secret as it is now cannot be used; empty when it can.
+    """
 
     def __init__(self, client: Client, namespace: str, path: Path | None) -> None:
         self._client, self._namespace, self._path = client, namespace, path
+        self.problem = ""
 
     async def read(self) -> bytes:
-        """The secret as it is now, waiting for the API server where it must be asked."""
+        """The secret as it is now, empty where there is none; waits until it can be read and is good."""
         backoff = Backoff()
         while True:
             try:
-                return self._checked(await self._read_once())
-            except ApiError as error:
-                if not error.transient:
-                    return self._checked(b"", f"cannot read Secret {PROBE_SECRET}: {error}")
-                await asyncio.sleep(backoff.next())
+                secret = await self._read_once()
             except ConfigError as error:
-                return self._checked(b"", str(error))
+                self._note(str(error))
+                await asyncio.sleep(POLL_S)
             except KubekitError as error:
-                log.change("secret/reach", type(error).__name__, "waiting for the API server", error=error)
+                self._note(f"cannot read Secret {PROBE_SECRET}: {error}")
                 await asyncio.sleep(backoff.next())
+            else:
+                self._note("")
+                why = "" if secret else "there is none"
+                log.change("secret/none", why, "probes go without a passphrase" if why else "probes have a passphrase")
+                return secret
 
     async def changed(self, current: bytes) -> bytes:
-        """Wait until the secret is not ``current`` any more, and return it."""
+        """Wait until there is a good secret other than ``current``, and return it; one that vanishes is kept."""
         while True:
             await asyncio.sleep(POLL_S)
             if self._path is None:
                 continue  # a Secret that must be asked for would cost a request a minute on every node
-            fresh = await self.read()
-            if fresh != current:
+            try:
+                fresh = read_secret_file(self._path)
+            except ConfigError as error:
+                self._note(str(error))
+                continue
+            self._note("the secret is gone" if current and not fresh else "")
+            if fresh and fresh != current:
                 return fresh
+
+    def _note(self, problem: str) -> None:
+        self.problem = problem
+        what = "the probing secret cannot be used" if problem else "the probing secret can be used again"
+        log.change("secret", problem, what, why=problem)
 
     async def _read_once(self) -> bytes:
         if self._path is not None:
@@ -95,12 +114,3 @@ class SecretSource:
                 return b""
             raise
         return decode_secret(found.data)
-
-    def _checked(self, secret: bytes, problem: str = "there is none") -> bytes:
-        log.change(
-            "secret",
-            "" if secret else problem,
-            "probes have a passphrase" if secret else "probes go without a passphrase",
-            **({} if secret else {"why": problem}),
-        )
-        return secret

@@ -12,7 +12,7 @@ from controller.diagnosis.findings import MOST_HURT, Finding, Severity
 from controller.diagnosis.reading import seconds
 from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
-from netperf.plans import DATA_PORT, ECHO_PORT, PROBE_PORT
+from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
 from netperf.results import refresh_s
 
 WRITTEN_S = 10.0
@@ -22,7 +22,7 @@ MISSED_ROUNDS = 2.0
 ODD_ROUNDS = 8.0
 """One odd run of a pair stands until that pair's next turn, which three pairs of nodes and two ends make the sixth round; a node
 that is told of has been odd for longer than that."""
-_PORTS = f"open TCP {PROBE_PORT}, {DATA_PORT} and TCP and UDP {ECHO_PORT}"
+_PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
 _NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
 _FEW = 3
 """So many agents are started anew by a line each, more by one for all."""

@@ -41,7 +41,7 @@ class PairView(View, frozen=True):
         transactions: round trips of that sample.
         measured_at: unix seconds, by our clock.
         doubts: why the newest sample is not trusted; empty when it is.
-        prober: ``netperf``, ``echo`` or ``external``.
+        prober: ``netperf``, ``datagrams`` or ``external``.
         traffic_bps: of calls from origin to destination, answers included; null where nobody measures traffic.
         month: what that costs a month; null without prices.
     """

@@ -96,5 +96,5 @@ def print_all(console: Console, found: report.DemoReport, topology: Topology) ->
     if found.application is not None:
         report.print_application(console, found.application, found.images or {})
     if found.prober != "netperf":
-        console.print("[yellow]netperf could not be had: the built-in echo prober measured instead.[/]")
+        console.print("[yellow]netperf could not be had: datagrams measured instead.[/]")
     report.print_summary(console, found)

@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build and fetch what is not there yet; a missing netperf is said, not fatal: the echo prober stands in."""
+    """Build and fetch what is not there yet; a missing netperf is said, not fatal: datagrams measure instead."""
     binaries = find_or_build()
     netperf = find_or_fetch()
     if args.nodes == REAL:
@@ -39,6 +39,6 @@ def run(args: argparse.Namespace) -> int:
         }
         arguments.print_json(found)
     if isinstance(netperf, Missing):
-        print(f"{netperf.reason}; the built-in echo prober stands in", file=sys.stderr)
+        print(f"{netperf.reason}; datagrams measure instead", file=sys.stderr)
     print(f"control plane {binaries.version} is ready", file=sys.stderr)
     return 0

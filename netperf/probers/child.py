@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from netperf.probers.contention import CpuUse, follow_cpu_use
 
 OUTPUT_LIMIT = 65536
 STOP_GRACE_S = 2.0
-_PR_SET_PDEATHSIG = 1
+NOBODY = 65534
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -28,9 +32,41 @@ class Finished(NamedTuple):
     cpu: CpuUse | None
 
 
+class Limits(NamedTuple):
+    """What a child that serves other hosts may take. It is never root: netserver chmods and unlinks what root would let it."""
+
+    memory_bytes: int
+    cpu_s: int
+    open_files: int
+
+
 def die_with_parent() -> None:
     """Called between fork and exec: the kernel kills the child when the agent's main thread ends, even by SIGKILL."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _confine(limits: Limits) -> None:
+    """Called between fork and exec; the child is not started where this raises."""
+    Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when the container's memory runs out
+    for what, most in (
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)  # which takes all capabilities away
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    die_with_parent()  # last: a change of user resets it
+
+
+def _others_may_run(program: str) -> bool:
+    """Whether a user without rights can reach and execute a program."""
+    path = Path(program).resolve()
+    return all(part.stat().st_mode & 0o001 for part in (path, *path.parents))
 
 
 def child_environment() -> dict[str, str]:
@@ -54,6 +90,33 @@ async def start(arguments: Sequence[str], *, stdout: int = DEVNULL) -> Process:
         limit=OUTPUT_LIMIT,
         preexec_fn=die_with_parent,
     )
+
+
+async def start_confined(program: str, *arguments: str, stdin: int, limits: Limits) -> Process:
+    """Start a child that serves another host, without rights and within limits; it dies with us.
+
+    Raises:
+        OSError: the program cannot be started.
+        SubprocessError: it cannot be confined; root needs CAP_SETUID and CAP_SETGID for that.
+    """
+    descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Where the user's own directories hide the program, the open file is executed.
+        path = program if _others_may_run(program) else f"/proc/self/fd/{descriptor}"
+        return await asyncio.create_subprocess_exec(
+            Path(program).name,
+            *arguments,
+            executable=path,
+            pass_fds=() if path == program else (descriptor,),
+            stdin=stdin,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            cwd="/",
+            env=child_environment(),
+            preexec_fn=partial(_confine, limits),
+        )
+    finally:
+        os.close(descriptor)
 
 
 async def run(arguments: Sequence[str], deadline_s: float) -> Finished:

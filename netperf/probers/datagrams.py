@@ -1,4 +1,4 @@
-"""Paced datagrams of the authenticated echo, all the time: what a path is like between the runs of netperf.
+"""Paced, authenticated datagrams, all the time: what a path is like between the runs of netperf.
 
 Open loop: a datagram goes when its time has come, whether or not the one before came back, so that a stall of the path counts for
 every datagram that met it. Kernel stamps at both ends and the peer's own account of how long it held a request leave the path
@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from netperf.histogram import Histogram
-from netperf.probers.echo_wire import Datagram, decode_datagram, derive_key, encode_datagram
+from netperf.probers.datagram_codec import Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.timestamps import now_ns, open_udp, receive
 from netperf.sample import LONGEST_US, Measurement
 
@@ -35,8 +35,8 @@ STEP_LIMIT_NS = 10**6
 _BATCH = 64
 
 
-class EchoTarget(NamedTuple):
-    """Where datagrams go: a literal address and the echo's port."""
+class DatagramTarget(NamedTuple):
+    """Where datagrams go: a literal address and the responder's port."""
 
     address: str
     port: int
@@ -89,7 +89,7 @@ class Window:
 
 
 class _Sent(NamedTuple):
-    target: EchoTarget
+    target: DatagramTarget
     wall_ns: int
     monotonic_ns: int
 
@@ -99,21 +99,21 @@ class DatagramStream:
 
     Args:
         address: our own, a literal.
-        secret: shared with the echo servers.
+        secret: shared with the responders.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._address, self._key = address, derive_key(secret)
         self._session = secrets.token_bytes(8)
-        self._windows: dict[EchoTarget, Window] = {}
-        self._order: list[EchoTarget] = []
+        self._windows: dict[DatagramTarget, Window] = {}
+        self._order: list[DatagramTarget] = []
         self._next = self._number = 0
         self._under_way: OrderedDict[int, _Sent] = OrderedDict()
         self._interval_s = 60.0
         self._changed = asyncio.Event()
         self.paused = False
 
-    def aim(self, targets: Iterable[EchoTarget], interval_s: float) -> None:
+    def aim(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
         """Send to exactly these from now on; windows of those that stay go on.
 
         Args:
@@ -132,12 +132,12 @@ class DatagramStream:
         each = min(MOST_PER_DESTINATION_S, PER_ROUND / self._interval_s)
         return min(MOST_PER_S, len(self._order) * each)
 
-    def peek(self, target: EchoTarget) -> Window | None:
+    def peek(self, target: DatagramTarget) -> Window | None:
         """The window of a destination, which goes on."""
         self._settle(time.monotonic_ns())
         return self._windows.get(target)
 
-    def close_window(self, target: EchoTarget) -> Window | None:
+    def close_window(self, target: DatagramTarget) -> Window | None:
         """The window of a destination, which is over now, and a new one in its place; None for one that is no destination."""
         self._settle(time.monotonic_ns())
         window = self._windows.get(target)

@@ -29,7 +29,7 @@ DEADLINE_ALLOWANCE_S = 5.0
 DIAGNOSIS_S = 1.0
 PATIENCE_S = 0.3
 UDP_GIVE_UP_S = 1
-KNOCK_DEADLINE_S = 2.0
+PING_DEADLINE_S = 2.0
 """A SYN that is lost is sent again after a second; who has not answered by now is not there, and costs no more of the slot."""
 _TCP_INFO_RTT, _TCP_INFO_BYTES = 68, 72
 """Where tcpi_rtt is, microseconds (linux/tcp.h)."""
@@ -213,7 +213,7 @@ class NetperfProber:
         """
         if self._binary is None or not os.access(self._binary, os.X_OK):
             raise ProbeFailedError("no-netperf", f"install netperf, or set {ENVIRONMENT}")
-        rtt_s = await knock(address, settings.port)
+        rtt_s = await tcp_ping(address, settings.port)
         first, neighbour = epochs_to_try(self._wall_clock())
         try:
             return await self._run(self._binary, address, settings, derive_passphrase(self._secret, first), rtt_s)
@@ -245,14 +245,14 @@ class NetperfProber:
         return with_circumstances(measurement, throttled_us, finished.cpu)
 
 
-async def knock(address: str, port: int) -> float:
+async def tcp_ping(address: str, port: int) -> float:
     """Seconds of a round trip, as the kernel saw it when a connection was made: tells a dead path at once, and a slow one from a
     busy machine, on which our own clock would show when we were woken.
 
     Raises:
         ProbeFailedError: ``timeout``, ``refused`` or ``unreachable``.
     """
-    _, writer, took_s = await _connect(address, port, KNOCK_DEADLINE_S)
+    _, writer, took_s = await _connect(address, port, PING_DEADLINE_S)
     info = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     writer.close()
     # 0 where a segment was sent again, since nobody can tell which of them was answered.
@@ -291,7 +291,7 @@ async def _explain(finished: child.Finished, address: str, settings: ProbeSettin
     if peer.state in {"refused", "unreachable", "timeout"}:
         return ProbeFailedError("reset", f"{said}; the control port is now {peer.state}")
     if "recv_response" not in said:
-        return ProbeFailedError("failed", said)
+        return ProbeFailedError("reset" if "reset by peer" in said else "failed", said)
     # A passphrase is refused at once; later than this, netserver died under the test.
     early = took_s < settings.duration_s / 2 + 4 * peer.connect_s
     if peer.state == "patient" and early:

@@ -1,42 +1,52 @@
-"""netserver as a supervised child: on the node's own address, only while the agent runs, with a passphrase that rotates.
+"""Serves netperf's control connections: checks the passphrase, then hands the connection to a netserver process.
 
-Restarting the listener does not disturb a run in progress, since netserver serves each client from a process of its own.
+A netserver that listens by itself forks for every TCP connection, without a bound and before it reads a passphrase, so
+anybody who reaches the port could take the agent's memory. Here the agent listens. A connection becomes a process only after
+its first request, which has a fixed size, carried the passphrase; the process finds the connection as its standard input, as
+under inetd (``check_if_inetd`` in netserver.c). It gets no passphrase argument, so the list of processes shows none.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import hmac
+import socket
 import time
-from asyncio.subprocess import Process
 from collections.abc import Callable
-from contextlib import suppress
+from subprocess import SubprocessError
 
 from kubekit import logs
 from kubekit.waiting import Backoff
 from netperf.probers import child
-from netperf.probers.passphrase import EPOCH_S, derive_passphrase, epoch_at
+from netperf.probers.passphrase import derive_passphrase, epoch_at
 
 log = logs.get("netperf.netserver")
 
-STEADY_S = 10.0
-START_DEADLINE_S = 5.0
-START_POLL_S = 0.05
+REQUEST_BYTES, PASSPHRASE_AT = 656, 8
+"""``struct netperf_request`` of netperf 2.7.0 (netlib.h), and where a PASSPHRASE request has the text."""
+MAX_PENDING = 64
+"""Connections that have not shown a passphrase; the oldest is closed for one more."""
+REQUEST_DEADLINE_S = 5.0
+MAX_RUNS = 8
+"""A plan lets one peer probe a node at a time; clocks that differ make it two."""
+LONGEST_RUN_S = 120.0
+"""The plan's format allows runs of 60 s."""
+RUN_LIMITS = child.Limits(memory_bytes=128 << 20, cpu_s=int(LONGEST_RUN_S), open_files=32)
 
 
 class Netserver:
-    """Keeps one netserver listening.
+    """Listens on one address and starts a netserver for each authenticated connection.
 
     Args:
         binary: path of netserver, see `netperf.probers.netperf.find_binary`.
         address: the node's own address, a literal; never all addresses.
         port: control port.
         secret: what passphrases are derived from.
-        wall_clock: seconds since 1970, decides the passphrase's epoch; the listener is started anew when that ends.
+        wall_clock: seconds since 1970, decides the passphrase's epoch.
 
     Attributes:
-        restarts: starts after the first, not counting those for a new passphrase.
-        failure: why it does not run, or empty; for a readiness check.
+        failure: why it does not listen, or empty; for a readiness check.
+        rejected: connections whose first request had no valid passphrase.
     """
 
     def __init__(
@@ -51,90 +61,104 @@ class Netserver:
         self._binary, self._address, self._port, self._secret = binary, address, port, secret
         self._wall_clock, self._backoff = wall_clock, Backoff()
         self._ready = asyncio.Event()
-        self.restarts = 0
-        self.failure = "not started"
+        self._pending: dict[asyncio.Task[None], None] = {}
+        self._runs: set[asyncio.Task[None]] = set()
+        self.failure, self.rejected = "not started", 0
 
     @property
     def listening(self) -> bool:
-        """Whether the child runs and accepted a connection since it was started."""
+        """Whether connections are accepted."""
         return self._ready.is_set()
 
     async def wait_ready(self) -> None:
-        """Wait until netserver listens; put it under a deadline."""
+        """Wait until connections are accepted; put it under a deadline."""
         await self._ready.wait()
 
     async def run(self) -> None:
-        """Keep netserver running until cancelled; never returns by itself."""
-        while True:
-            started = time.monotonic()
-            rotated = False
-            try:
-                rotated = await self._run_one_epoch()
-            except OSError as error:
-                self.failure = f"cannot start {self._binary}: {error.strerror}"
-            finally:
-                self._ready.clear()
-            if rotated:
-                continue
-            if time.monotonic() - started > STEADY_S:
-                self._backoff.reset()
-            self.restarts += 1
-            log.change(f"netserver/{self._address}", self.failure, "netserver ended", port=self._port)
-            await asyncio.sleep(self._backoff.next())
-
-    async def _run_one_epoch(self) -> bool:
-        """Run one child until it ends or its passphrase does; tell whether it was the passphrase."""
-        epoch = epoch_at(self._wall_clock())
-        command = [self._binary, "-D", "-L", self._address, "-p", str(self._port)]
-        process = await child.start([*command, "-Z", derive_passphrase(self._secret, epoch)])
-        ended = asyncio.create_task(_last_words(process))
+        """Serve until cancelled; a port that is taken is tried again. Runs in progress end with this."""
         try:
-            await self._watch_start(ended)
-            while not ended.done():
-                left_s = (epoch + 1) * EPOCH_S - self._wall_clock()
-                if left_s <= 0:
-                    return True
-                # The wall clock may be set meanwhile, so it is looked at again every minute.
-                await asyncio.wait([ended], timeout=min(left_s, 60.0))
-            self.failure = ended.result()
-            return False
+            while True:
+                try:
+                    with self._listen() as listener:
+                        await self._accept(listener)
+                except OSError as error:
+                    self.failure = f"cannot listen on {self._address} port {self._port}: {error.strerror}"
+                finally:
+                    self._ready.clear()
+                log.change(f"netserver/{self._address}", self.failure, "netserver cannot serve", why=self.failure)
+                await asyncio.sleep(self._backoff.next())
+        finally:
+            tasks = [*self._pending, *self._runs]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        return socket.create_server((self._address, self._port), family=family, backlog=128)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        listener.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
+        self._ready.set()
+        self._backoff.reset()
+        self.failure = ""
+        log.change(f"netserver/{self._address}", "", "netserver serves again", port=self._port)
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            if len(self._pending) >= MAX_PENDING:
+                next(iter(self._pending)).cancel()
+            task = loop.create_task(self._admit(connection), name="netserver-admit")
+            self._pending[task] = None
+            task.add_done_callback(lambda done: self._pending.pop(done, None))
+
+    async def _admit(self, connection: socket.socket) -> None:
+        """Read the first request, and start a process if it has the passphrase."""
+        with connection:
+            try:
+                async with asyncio.timeout(REQUEST_DEADLINE_S):
+                    request = await _read_exactly(connection, REQUEST_BYTES)
+            except (OSError, TimeoutError):
+                return
+            if len(request) < REQUEST_BYTES:
+                return  # a TCP ping
+            if not self._authenticates(request):
+                self.rejected += 1
+                log.change("rejected", "rejecting", "netperf peer without a valid passphrase")
+                return
+            if len(self._runs) >= MAX_RUNS:
+                log.change("runs", "full", "more runs at once than any plan asks for", most=MAX_RUNS)
+                return
+            # The process shares the open file description, and netserver expects calls that block.
+            connection.setblocking(True)  # noqa: FBT003
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            task = asyncio.get_running_loop().create_task(self._serve(connection.dup()), name="netserver-run")
+            self._runs.add(task)
+            task.add_done_callback(self._runs.discard)
+
+    def _authenticates(self, request: bytes) -> bool:
+        expected = derive_passphrase(self._secret, epoch_at(self._wall_clock())).encode() + b"\0"
+        return hmac.compare_digest(request[PASSPHRASE_AT : PASSPHRASE_AT + len(expected)], expected)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                process = await child.start_confined(self._binary, "-N", stdin=connection.fileno(), limits=RUN_LIMITS)
+        except (OSError, SubprocessError) as error:
+            log.change("start", str(error), "cannot start netserver", binary=self._binary, error=error)
+            return
+        try:
+            async with asyncio.timeout(LONGEST_RUN_S):
+                await process.wait()
+        except TimeoutError:
+            log.warning("netserver took too long and was ended", most_s=LONGEST_RUN_S)
         finally:
             await child.stop(process)
-            ended.cancel()
-            with suppress(asyncio.CancelledError):
-                await ended
-
-    async def _watch_start(self, ended: asyncio.Task[str]) -> None:
-        """Set readiness once the port accepts a connection, unless the child ends first."""
-        deadline = time.monotonic() + START_DEADLINE_S
-        while not ended.done() and time.monotonic() < deadline:
-            # Not ours if the child has ended meanwhile: then somebody else listens on this port.
-            if await _accepts(self._address, self._port):
-                await asyncio.wait([ended], timeout=START_POLL_S)
-                if not ended.done():
-                    self.failure = ""
-                    self._ready.set()
-                    log.change(f"netserver/{self._address}", "", "netserver listens again", port=self._port)
-                return
-            await asyncio.sleep(START_POLL_S)
 
 
-async def _last_words(process: Process) -> str:
-    """Wait for the child's end; its last line of stderr, or its exit status."""
-    words = b""
-    if process.stderr is not None:
-        while chunk := await process.stderr.read(4096):
-            words = (words + chunk)[-4096:]
-    status = await process.wait()
-    last = words.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return f"exit status {status}" + (f": {last[:200]}" if last else "")
-
-
-async def _accepts(address: str, port: int) -> bool:
-    try:
-        async with asyncio.timeout(1.0):
-            _, writer = await asyncio.open_connection(str(ipaddress.ip_address(address)), port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
+async def _read_exactly(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer if the peer closes."""
+    data = b""
+    while len(data) < count and (chunk := await asyncio.get_running_loop().sock_recv(connection, count - len(data))):
+        data += chunk
+    return data

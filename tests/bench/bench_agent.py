@@ -39,7 +39,7 @@ IMPORTS = (
     ("aiohttp, server", "aiohttp.web"),
     ("prometheus_client", "prometheus_client"),
     ("pyroute2", "pyroute2"),
-    ("the agent and its rooms", "agent.program,agent.bandwidth.supervisor,agent.probing.supervisor"),
+    ("the agent and its rooms", "agent.program,agent.bandwidth.supervisor,agent.probing.manager"),
 )
 """What an agent is made of, in the order in which it is imported; netperf's histogram is with the rooms."""
 QUIET_S = 60.0

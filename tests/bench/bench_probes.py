@@ -1,7 +1,7 @@
 """What measuring costs: probes per round and plan size from 2 zones to 100, planning, codec, pricing, and an agent's CPU per probe.
 
 Plan, codec and pricing are timed on made-up clusters. CPU per probe is that of real netperf, run by the agent's own loop in a
-process of its own, against netserver on the loopback; where netperf is not installed the built-in echo takes its place.
+process of its own, against netserver on the loopback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from agent.probing.rounds import Outcome, Rounds
+from agent.probing.plan_source import PlanSource
+from agent.probing.scheduler import Outcome, ProbeScheduler
 from lab.debian import Missing
 from lab.netperf_install import find_or_fetch
 from netperf.costs import price
@@ -32,11 +33,8 @@ from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan
 from netperf.policy import CostPolicy
 from netperf.probers.contention import read_cpu_use
-from netperf.probers.echo import EchoProber
-from netperf.probers.echo_server import EchoServer
 from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
-from netperf.probers.prober import Prober
 from netperf.results import decode_results, encode_samples
 from netperf.sample import Measurement, Place, Sample
 from tests.support.simulated_network import SimulatedNetwork, some_zones
@@ -197,7 +195,7 @@ def cpu_per_probe() -> dict[str, Figure]:
 async def probe_here() -> dict[str, object]:
     """Run some rounds of one pair by the agent's loop against a server in a process of its own."""
     netperf = find_or_fetch()
-    settings = ProbeSettings(port=free_port(), data_port=free_port(), echo_port=free_port())
+    settings = ProbeSettings(port=free_port(), data_port=free_port(), datagram_port=free_port())
     outcomes: list[Outcome] = []
     enough = asyncio.Event()
 
@@ -206,23 +204,21 @@ async def probe_here() -> dict[str, object]:
         if len(outcomes) == RUNS:
             enough.set()
 
-    server: Netserver | EchoServer
-    prober: Prober
     if isinstance(netperf, Missing):
-        server, prober = EchoServer(ADDRESS, settings.echo_port, SECRET), EchoProber(SECRET)
-    else:
-        os.environ.update(netperf.env)
-        server = Netserver(str(netperf.netserver), ADDRESS, settings.port, SECRET)
-        prober = NetperfProber(str(netperf.netperf), SECRET)
+        raise SystemExit(netperf.reason)
+    os.environ.update(netperf.env)
+    server = Netserver(str(netperf.netserver), ADDRESS, settings.port, SECRET)
+    prober = NetperfProber(str(netperf.netperf), SECRET)
     answering: dict[int, float] = {}
-    rounds = Rounds(HERE.node, ProbeBudget(max_cpu_ratio=1.0), (note,))
+    plans = PlanSource(HERE.node)
+    scheduler = ProbeScheduler(plans, ProbeBudget(max_cpu_ratio=1.0), note)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.run())
         await server.wait_ready()
-        rounds.use(prober)
+        scheduler.use(prober)
         before, started = cpu_s(), time.monotonic()
-        rounds.follow(one_pair(settings))
-        probing = group.create_task(rounds.run())
+        plans.use(one_pair(settings))
+        probing = group.create_task(scheduler.run())
         watching = group.create_task(watch_answering(answering))
         await enough.wait()
         after, took_s = cpu_s(), time.monotonic() - started

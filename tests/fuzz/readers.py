@@ -62,7 +62,7 @@ SAMPLE = json.dumps(
     {
         "origin": {"node": "a1", "zone": "za", "region": "r"},
         "destination": {"node": "b1", "zone": "zb", "region": "r"},
-        "measurement": {"prober": "echo", "test": "TCP_RR", "p50_us": 100.0, "p90_us": 110.0, "p99_us": 120.0},
+        "measurement": {"prober": "netperf", "test": "TCP_RR", "p50_us": 100.0, "p90_us": 110.0, "p99_us": 120.0},
         "sequence": 3,
     }
 )
@@ -224,7 +224,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "results": (results, SAMPLE, ()),
     "plan": (lambda text: decode_plan({PLAN_KEY: text}), PLAN, (PlanRefusedError,)),
     "latencies": (decode_latencies, '{"zones":["a","b"],"us":[[1,2],[3,4]]}', ()),
-    "announcement": (read_announcement, '{"address":"10.0.0.1","port":12865,"prober":"echo"}', ()),
+    "announcement": (read_announcement, '{"address":"10.0.0.1","port":12865,"prober":"datagrams"}', ()),
     "netperf's output": (lambda text: parse_output(text, "TCP_RR"), OUTPUT, (ProbeFailedError,)),
     "cost policy": (costs_policy, '{"expireAfterS": 600, "percentile": "p50"}', (ConfigError,)),
     "bandwidth annotation": (read_wish, "10M", ()),

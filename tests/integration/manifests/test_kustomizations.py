@@ -201,7 +201,7 @@ async def test_privileges_are_those_that_are_explained(kustomize: Kubectl) -> No
             assert context["readOnlyRootFilesystem"] is True
             assert context["capabilities"]["drop"] == ["ALL"]
             added = context["capabilities"].get("add", [])
-            assert added == (["NET_ADMIN"] if name == "DaemonSet/netaware-agent" else [])
+            assert added == (["NET_ADMIN", "SETGID", "SETUID"] if name == "DaemonSet/netaware-agent" else [])
             assert "memory" in container["resources"]["limits"]
             assert "cpu" not in container["resources"]["limits"], "a throttled prober measures its own throttling"
         assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"

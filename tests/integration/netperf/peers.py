@@ -13,8 +13,8 @@ from typing import cast
 
 import pytest
 
-from netperf.probers.echo_server import EchoServer
 from netperf.probers.netserver import Netserver
+from netperf.probers.responder import DatagramResponder
 
 SECRET = b"a secret of the integration tests"
 ADDRESS = "127.0.0.1"
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def running(server: Netserver | EchoServer) -> AsyncIterator[None]:
+async def running(server: Netserver | DatagramResponder) -> AsyncIterator[None]:
     """The server, listening; stopped afterwards."""
     task = asyncio.create_task(server.run())
     try:

@@ -27,14 +27,13 @@ from lab.wan.control import WanControl
 from lab.wan.plan import WanNode, WanPlan, link_of
 from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
-from netperf.probers.datagrams import DatagramStream, EchoTarget
-from netperf.probers.echo import EchoProber
-from netperf.probers.echo_server import EchoServer
+from netperf.probers.datagrams import DatagramStream, DatagramTarget
 from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
-from netperf.probers.prober import ProbeFailedError, Prober
+from netperf.probers.prober import ProbeFailedError
+from netperf.probers.responder import DatagramResponder
 from netperf.probers.timestamps import SO_TIMESTAMPNS, now_ns, receive
-from netperf.sample import Measurement, Test, judge
+from netperf.sample import Measurement, judge
 from tests.integration.netperf.peers import SECRET, running
 
 ROOT = Path(__file__).parents[3]
@@ -78,17 +77,11 @@ def wan(tmp_path: Path) -> Iterator[Wan]:
         remove_network(tmp_path)
 
 
-async def measure(wan: Wan, programs: Netperf | None, test: Test = "TCP_RR", duration_s: float = 1.0) -> Measurement:
-    """One probe from origin to destination, by netperf if given, else by the echo."""
-    settings = ProbeSettings(test=test, duration_s=duration_s)
-    server: Netserver | EchoServer
-    prober: Prober
-    if programs is not None:
-        server = Netserver(str(programs.netserver), wan.destination.address, settings.port, SECRET)
-        prober = NetperfProber(str(programs.netperf), SECRET)
-    else:
-        server = EchoServer(wan.destination.address, settings.echo_port, SECRET)
-        prober = EchoProber(SECRET)
+async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measurement:
+    """One run of netperf from origin to destination."""
+    settings = ProbeSettings(duration_s=duration_s)
+    server = Netserver(str(programs.netserver), wan.destination.address, settings.port, SECRET)
+    prober = NetperfProber(str(programs.netperf), SECRET)
     # Children and sockets belong to the namespace in which they are made, and live on in it.
     with namespaces.entered(wan.destination.netns):
         serving = running(server)
@@ -100,14 +93,14 @@ async def measure(wan: Wan, programs: Netperf | None, test: Test = "TCP_RR", dur
         await serving.__aexit__(None, None, None)
 
 
-async def close_to_the_delay(wan: Wan, programs: Netperf | None, test: Test = "TCP_RR") -> Measurement:
+async def close_to_the_delay(wan: Wan, programs: Netperf) -> Measurement:
     """The first run whose median is close to the delay; no run may be below it.
 
     Other work on the machine lengthens a run and never shortens it: one run in a quiet moment shows that the instrument is
     right, and the deadline of the test bounds the wait for it.
     """
     while True:
-        measurement = await measure(wan, programs, test)
+        measurement = await measure(wan, programs)
         assert measurement.p50_us is not None
         assert measurement.p50_us >= 0.99 * RTT_US
         if measurement.p50_us <= 1.5 * RTT_US + 1000:
@@ -120,24 +113,10 @@ async def test_netperf_reads_the_delay_that_was_set(wan: Wan, netperf_programs: 
     assert measurement.transactions >= 12  # a connection that took long makes netperf count
 
 
-@pytest.mark.parametrize("test", ["TCP_RR", "UDP_RR"])
-async def test_the_echo_reads_the_delay_that_was_set(wan: Wan, test: Test) -> None:
-    measurement = await close_to_the_delay(wan, None, test)
-    assert measurement.test == test
-
-
 async def test_loss_under_netperf_is_doubted(wan: Wan, netperf_programs: Netperf) -> None:
     wan.set(loss=0.05)
     measurement = await measure(wan, netperf_programs, duration_s=4.0)
     assert measurement.retransmits
-    assert "loss" in judge(measurement)
-
-
-async def test_loss_under_the_echo_is_measured_and_doubted(wan: Wan) -> None:
-    wan.set(loss=0.05)
-    measurement = await measure(wan, None, "UDP_RR", duration_s=2.0)
-    assert measurement.loss_ratio is not None
-    assert 0.03 <= measurement.loss_ratio <= 0.2  # 5 % in each direction make 9.75 %
     assert "loss" in judge(measurement)
 
 
@@ -169,9 +148,9 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
     The two send at different moments, so a burst of other work on the machine may delay one of them alone: one window in a
     quiet moment shows that the instrument is right.
     """
-    target = EchoTarget(wan.destination.address, ProbeSettings().echo_port)
+    target = DatagramTarget(wan.destination.address, ProbeSettings().datagram_port)
     with namespaces.entered(wan.destination.netns):
-        serving = running(EchoServer(target.address, target.port, SECRET))
+        serving = running(DatagramResponder(target.address, target.port, SECRET))
         await serving.__aenter__()
     stream = DatagramStream(wan.origin.address, SECRET)
     stream.aim([target], interval_s=WATCHED_S)
@@ -234,7 +213,6 @@ class Pings:
 
 async def test_a_path_that_swallows_everything_is_a_timeout(wan: Wan, netperf_programs: Netperf) -> None:
     wan.set(loss=1.0)
-    for programs in (netperf_programs, None):
-        with pytest.raises(ProbeFailedError) as caught:
-            await measure(wan, programs)
-        assert caught.value.name == "timeout"
+    with pytest.raises(ProbeFailedError) as caught:
+        await measure(wan, netperf_programs)
+    assert caught.value.name == "timeout"

@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
 from agent.probing.metrics import ProbeMetrics
-from agent.probing.rounds import Outcome
+from agent.probing.plan_source import PlanSource
+from agent.probing.scheduler import Outcome
 from agent.traffic.conntrack import Entry
 from agent.traffic.ledger import KEEP_GONE_S, PodEnd
 from agent.traffic.supervisor import Counting
@@ -76,15 +77,16 @@ def probing() -> tuple[Collector, Step]:
     probe = Probe(origin=here, destination=there, slot=0)
     settings = ProbeSettings()
     plan = ZonePlan(zone="z1", epoch=1, interval_s=60, slots=1, results="r", settings=settings, probes=(probe,))
-    metrics = ProbeMetrics()
+    plans = PlanSource("n1")
+    metrics = ProbeMetrics(plans)
 
     def step(number: int) -> None:
-        metrics.follow(plan if number % 2 else None, "n1")
+        plans.use(plan if number % 2 else None)
         for kind in range(400):
             told = f"outcome-{number}-{kind}"
-            metrics.refuse(told)
+            plans.refusals[told] = 1
             for rank in (0, 1):
-                metrics.take(Outcome(origin=here.place, destination=there.place, test="TCP_RR", result=told, rank=rank))
+                metrics.add(Outcome(origin=here.place, destination=there.place, test="TCP_RR", result=told, rank=rank))
 
     return metrics, step
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 
 from agent.probing.results import says_the_same
-from agent.probing.secret import decode_secret, read_secret_file
+from agent.probing.secret import SecretSource, decode_secret
+from kubekit.client import Client
 from kubekit.errors import ConfigError
 from netperf.sample import Measurement, Place, Sample
 
@@ -30,7 +33,7 @@ def test_noise_is_not_worth_a_write(changes: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"p50_us": 2200.0}, {"p90_us": 2300.0}, {"p99_us": None}, {"loss_ratio": 0.05}, {"prober": "echo"}]
+    "changes", [{"p50_us": 2200.0}, {"p90_us": 2300.0}, {"p99_us": None}, {"loss_ratio": 0.05}, {"prober": "datagrams"}]
 )
 def test_a_change_that_a_reader_would_act_on_is(changes: dict[str, object]) -> None:
     assert not says_the_same(with_(**changes), BASE)
@@ -45,8 +48,11 @@ def test_small_latencies_may_move_by_their_clocks_noise() -> None:
     assert says_the_same(with_(p50_us=55.0, p90_us=65.0, p99_us=120.0), small)
 
 
+SECRET = b"0123456789abcdef"
+
+
 def test_a_secret_is_read_from_base64_and_must_be_long_enough() -> None:
-    assert decode_secret({"passphrase": base64.b64encode(b"0123456789abcdef\n").decode()}) == b"0123456789abcdef"
+    assert decode_secret({"passphrase": base64.b64encode(SECRET + b"\n").decode()}) == SECRET
     assert decode_secret({}) == b""
     assert decode_secret(None) == b""
     for bad in ("not base64!", base64.b64encode(b"short").decode()):
@@ -54,8 +60,25 @@ def test_a_secret_is_read_from_base64_and_must_be_long_enough() -> None:
             decode_secret({"passphrase": bad})
 
 
-def test_a_missing_secret_file_is_no_secret_and_a_short_one_is_an_error(tmp_path: Path) -> None:
-    assert read_secret_file(tmp_path / "none") == b""
-    (tmp_path / "short").write_text("abc")
-    with pytest.raises(ConfigError):
-        read_secret_file(tmp_path / "short")
+@pytest.mark.looptime
+@pytest.mark.asyncio
+async def test_a_secret_that_cannot_be_used_never_turns_authentication_off(tmp_path: Path) -> None:
+    file = tmp_path / "passphrase"
+    source = SecretSource(cast("Client", None), "ns", file)
+    file.write_bytes(b"short")
+    reading = asyncio.create_task(source.read())
+    await asyncio.sleep(600)
+    assert not reading.done()
+    assert "at least 16" in source.problem or "5 bytes" in source.problem
+    file.write_bytes(SECRET)
+    assert await reading == SECRET
+    assert source.problem == ""
+    changing = asyncio.create_task(source.changed(SECRET))
+    for bad in (b"rotated", b""):
+        file.write_bytes(bad)
+        await asyncio.sleep(600)
+        assert not changing.done()
+        assert source.problem
+    file.write_bytes(b"another 16 bytes")
+    assert await changing == b"another 16 bytes"
+    assert source.problem == ""

@@ -13,12 +13,14 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from agent.probing.plan_source import PlanSource
 from agent.probing.results import ResultsWriter
 from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
 from netperf.errors import OBJECT_LIMIT_BYTES
+from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
 from netperf.results import FAILED_SUFFIX, REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
 from netperf.sample import Failure, Measurement, Place, Sample
 
@@ -87,15 +89,23 @@ def written_failure(node: str, sequence: int) -> dict[str, str]:
     return {key: value for key, value in told.items() if value is not None}
 
 
+def plan(*nodes: str) -> ZonePlan:
+    here, *peers = (Peer(node, "10.0.0.1", PLACES[node].zone) for node in ("here", *nodes))
+    probes = tuple(Probe(origin=here, destination=peer, slot=0) for peer in peers)
+    settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"))
+    return ZonePlan(zone=here.zone, epoch=1, interval_s=60.0, slots=1, results=NAME, settings=settings, probes=probes)
+
+
 @asynccontextmanager
 async def writing(
-    store: Store, seed: int = 1, now_s: float = 1.8e9
+    store: Store, seed: int = 1, now_s: float = 1.8e9, plans: PlanSource | None = None
 ) -> AsyncIterator[tuple[ResultsWriter, CollectorRegistry]]:
     registry = CollectorRegistry()
+    plans = plans or PlanSource("here")
     writer = ResultsWriter(
-        cast("Client", store), "ns", registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
+        cast("Client", store), "ns", plans, registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
     )
-    writer.aim(NAME)
+    plans.use(plan("n1", "n2", "n3"))
     task = asyncio.create_task(writer.run())
     try:
         yield writer, registry
@@ -117,7 +127,7 @@ async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(rou
             for node in ("n1", "n2", "n3"):
                 # Turns are jittered within their slots, by up to some seconds.
                 await asyncio.sleep(round_s / 6)
-                writer.take(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
+                writer.add(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
             await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))
     assert len({key for key in store.written if not key.endswith(".failed")}) == 3
     gaps = [
@@ -131,10 +141,10 @@ async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(rou
 
 
 async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
-    store = Store({})
-    async with writing(store) as (writer, _):
+    store, plans = Store({}), PlanSource("here")
+    async with writing(store, plans=plans) as (writer, _):
         store.reachable = False
-        writer.take(sample())
+        writer.add(sample())
         await asyncio.sleep(60)
         assert writer.problem == "", "an API server that is away refuses nothing"
         store.reachable, store.forbidden = True, True
@@ -144,10 +154,10 @@ async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_n
         await asyncio.sleep(60)
         assert writer.problem == ""
         store.forbidden = True
-        writer.take(sample("n2"))
+        writer.add(sample("n2"))
         await asyncio.sleep(60)
         assert writer.problem
-        writer.keep(set())
+        plans.use(None)
         assert writer.problem, "lest a node is in and out of the plan all the time"
         await asyncio.sleep(600)
         assert writer.problem == ""
@@ -158,13 +168,13 @@ async def test_what_is_held_back_goes_along_with_the_next_write() -> None:
     async with writing(store) as (writer, _):
         for sequence in (1, 2):  # a change is told twice, since one run is no level
             for node in ("n1", "n2"):
-                writer.take(sample(node, sequence))
+                writer.add(sample(node, sequence))
             await asyncio.sleep(10)
         assert store.sequences() == {"n1": 2, "n2": 2}
-        writer.take(sample("n1", 3))
+        writer.add(sample("n1", 3))
         await asyncio.sleep(10)
         assert store.sequences() == {"n1": 2, "n2": 2}
-        writer.take(sample("n2", 3, p50_us=9000.0))
+        writer.add(sample("n2", 3, p50_us=9000.0))
         await asyncio.sleep(10)
     assert store.sequences() == {"n1": 3, "n2": 3}
     assert len(store.writes) == 3
@@ -179,15 +189,15 @@ def failed(node: str, in_a_row: int) -> Failure:
 async def test_a_failure_is_told_and_the_last_sample_stays_until_a_success_takes_the_failure_away() -> None:
     store = Store()
     async with writing(store) as (writer, _):
-        writer.take(sample("n1", 1))
+        writer.add(sample("n1", 1))
         await asyncio.sleep(5)
         for in_a_row in (1, 2):
-            writer.take_failure(failed("n1", in_a_row), "TCP_RR")
+            writer.add_failure(failed("n1", in_a_row), "TCP_RR")
             await asyncio.sleep(5)
         found = decode_results(store.data or {}, PLACES)
         assert [(f.failure, f.in_a_row) for f in found.failures.values()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
-        writer.take(sample("n1", 13))
+        writer.add(sample("n1", 13))
         await asyncio.sleep(5)
         assert decode_results(store.data or {}, PLACES).failures == {}
         assert list(store.data or {}) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
@@ -199,10 +209,10 @@ async def test_a_pair_that_stays_dead_is_told_as_seldom_as_a_value_that_stays_an
     store = Store()
     async with writing(store) as (writer, _):
         for in_a_row in range(1, 31):
-            writer.take_failure(failed("n1", in_a_row), "TCP_RR")
+            writer.add_failure(failed("n1", in_a_row), "TCP_RR")
             await asyncio.sleep(60)
         assert len(store.writes) <= 4 + 30 * 60 / REFRESH_S
-        writer.take_back(PLACES["here"], PLACES["n1"], "TCP_RR")
+        writer.clear_failure(PLACES["here"], PLACES["n1"], "TCP_RR")
         await asyncio.sleep(5)
     assert store.data == {}
 
@@ -211,17 +221,17 @@ async def test_an_agent_whose_clock_went_back_is_believed_what_it_says_now() -> 
     """Its sequences begin with the clock, and what an earlier life of it wrote carries higher ones."""
     store = Store()
     async with writing(store) as (writer, _):
-        writer.take(sample("n1", 5000))
-        writer.take(sample("n2", 5001))
+        writer.add(sample("n1", 5000))
+        writer.add(sample("n2", 5001))
         await asyncio.sleep(5)
     async with writing(store) as (writer, _):
-        writer.take_failure(failed("n1", 1), "TCP_RR")
-        writer.take(sample("n2", 12, p50_us=9000.0))
+        writer.add_failure(failed("n1", 1), "TCP_RR")
+        writer.add(sample("n2", 12, p50_us=9000.0))
         await asyncio.sleep(5)
         found = decode_results(store.data or {}, PLACES)
         assert [f.destination.node for f in found.failures.values()] == ["n1"]
         assert store.sequences()["n2"] > 5001
-        writer.take(sample("n1", 13))
+        writer.add(sample("n1", 13))
         await asyncio.sleep(5)
         assert decode_results(store.data or {}, PLACES).failures == {}
         assert store.sequences()["n1"] > store.sequences()["n2"]
@@ -236,7 +246,7 @@ async def test_a_number_that_no_clock_gives_is_removed_and_not_counted_on_from(f
     """Else the next life's words, beyond it, would count for nothing beside it; and a number of 2026 is one of a clock."""
     store = Store(written(sample("n1", far), sample("n3", 1_795_257_936)) | written_failure("n3", far))
     async with writing(store, now_s=now_s) as (writer, _):
-        writer.take(sample("n2", 12))
+        writer.add(sample("n2", 12))
         await asyncio.sleep(5)
         assert store.sequences() == {"n2": 1_795_257_937, "n3": 1_795_257_936}
         assert decode_results(store.data or {}, PLACES).failures == {}
@@ -248,7 +258,7 @@ async def test_what_names_us_under_another_key_is_neither_counted_on_from_nor_re
     forged = {sample_key(PLACES["n3"], PLACES["n1"], "TCP_RR") + suffix: value}
     store = Store(dict(forged))
     async with writing(store) as (writer, _):
-        writer.take(sample("n2", 12))
+        writer.add(sample("n2", 12))
         await asyncio.sleep(5)
     assert store.sequences() == {"n2": 12}
     assert forged.items() <= (store.data or {}).items()
@@ -258,7 +268,7 @@ async def test_what_others_say_of_themselves_stays_whatever_its_number() -> None
     theirs = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=PLACES["n3"]))
     store = Store(dict(theirs))
     async with writing(store) as (writer, _):
-        writer.take(sample("n2", 12))
+        writer.add(sample("n2", 12))
         await asyncio.sleep(5)
     assert theirs.items() <= (store.data or {}).items()
     assert store.sequences()["n2"] == 12
@@ -267,7 +277,7 @@ async def test_what_others_say_of_themselves_stays_whatever_its_number() -> None
 async def test_a_failure_that_an_earlier_life_of_the_agent_left_goes_with_the_first_success() -> None:
     store = Store({key: value for key, value in encode_failure(failed("n1", 9), "TCP_RR").items() if value is not None})
     async with writing(store) as (writer, _):
-        writer.take(sample("n1", 20))
+        writer.add(sample("n1", 20))
         await asyncio.sleep(5)
     assert decode_results(store.data or {}, PLACES).failures == {}
     assert len(store.data or {}) == 1
@@ -279,8 +289,8 @@ async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
         store.reachable = False
         async with writing(store, seed) as (writer, registry):
             for sequence in (1, 2, 3):
-                writer.take(sample("n1", sequence))
-                writer.take(sample("n2", sequence))
+                writer.add(sample("n1", sequence))
+                writer.add(sample("n2", sequence))
                 await asyncio.sleep(60)
             store.reachable = True
             await asyncio.sleep(60)
@@ -295,14 +305,14 @@ async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
 async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_there() -> None:
     store = Store()
     async with writing(store) as (writer, registry):
-        writer.take(sample("n1", 1))
+        writer.add(sample("n1", 1))
         await asyncio.sleep(5)
         assert store.data is not None
         store.data["theirs"] = "x" * OBJECT_LIMIT_BYTES
-        writer.take(sample("n1", 2, p50_us=5000.0))
+        writer.add(sample("n1", 2, p50_us=5000.0))
         await asyncio.sleep(5)
         assert store.sequences() == {"n1": 2}
-        writer.take(sample("n2", 1))
+        writer.add(sample("n2", 1))
         await asyncio.sleep(60)
         assert count(registry, "too-large") >= 3
         assert store.sequences() == {"n1": 2}
@@ -313,25 +323,27 @@ async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_t
 
 async def test_pairs_that_left_the_plan_are_not_written_any_more() -> None:
     store = Store()
-    async with writing(store) as (writer, _):
-        writer.take(sample("n1"))
-        writer.take(sample("n2"))
-        writer.keep({sample_key(PLACES["here"], PLACES["n2"], "TCP_RR")})
+    plans = PlanSource("here")
+    async with writing(store, plans=plans) as (writer, _):
+        writer.add(sample("n1"))
+        writer.add(sample("n2"))
+        plans.use(plan("n2"))
         await asyncio.sleep(5)
     assert store.sequences() == {"n2": 1}
 
 
 async def test_upstreams_format_speaks_of_the_usual_test_only() -> None:
     store = Store()
-    writer = ResultsWriter(cast("Client", store), "ns", upstream=("p90",), rng=random.Random(1))
-    writer.aim(NAME, "TCP_RR")
+    plans = PlanSource("here")
+    writer = ResultsWriter(cast("Client", store), "ns", plans, upstream=("p90",), rng=random.Random(1))
+    plans.use(plan("n1"))
     task = asyncio.create_task(writer.run())
     usual = sample("n1", p50_us=2000.0)
     extra = msgspec.structs.replace(
         usual, measurement=msgspec.structs.replace(usual.measurement, test="UDP_RR", p90_us=9e6)
     )
-    writer.take(usual)
-    writer.take(extra)
+    writer.add(usual)
+    writer.add(extra)
     await asyncio.sleep(5)
     task.cancel()
     assert store.data is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
 
-from agent.probing.rounds import Between, Outcome, Rounds
+from agent.probing.plan_source import PlanSource
+from agent.probing.scheduler import DatagramReader, Outcome, ProbeScheduler
 from netperf.pacing import ProbeBudget
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
 from netperf.probers.prober import ProbeFailedError
@@ -71,29 +72,32 @@ def plan(*destinations: Peer, epoch: int = 1, interval_s: float = 60.0) -> ZoneP
 
 @asynccontextmanager
 async def probing(
-    prober: Steady, budget: ProbeBudget | None = None, between: Between | None = None
-) -> AsyncIterator[tuple[Rounds, list[Outcome]]]:
+    prober: Steady | None, budget: ProbeBudget | None = None, background: DatagramReader | None = None
+) -> AsyncIterator[tuple[PlanSource, list[Outcome]]]:
     outcomes: list[Outcome] = []
     loop = asyncio.get_running_loop()
 
     def note(outcome: Outcome) -> None:
         outcomes.append(outcome)
 
-    rounds = Rounds("n1", budget or ProbeBudget(), (note,), between=between, wall_clock=lambda: EPOCH + loop.time())
-    rounds.use(prober)
-    task = asyncio.create_task(rounds.run())
+    plans = PlanSource("n1")
+    scheduler = ProbeScheduler(
+        plans, budget or ProbeBudget(), note, background=background, wall_clock=lambda: EPOCH + loop.time()
+    )
+    scheduler.use(prober)
+    tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagrams())]
     try:
-        yield rounds, outcomes
+        yield plans, outcomes
     finally:
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
     prober = Steady()
-    async with probing(prober) as (rounds, outcomes):
-        rounds.follow(plan(*THERE))
+    async with probing(prober) as (plans, outcomes):
+        plans.use(plan(*THERE))
         await asyncio.sleep(600)
     assert [prober.asked.count(peer.address) for peer in THERE] == [10, 10, 10]
     assert prober.most_running == 1
@@ -104,13 +108,13 @@ async def test_each_pair_is_probed_once_a_round_and_one_at_a_time() -> None:
 
 async def test_without_a_plan_nobody_is_probed_and_a_plan_that_goes_ends_it() -> None:
     prober = Steady()
-    async with probing(prober) as (rounds, _):
+    async with probing(prober) as (plans, _):
         await asyncio.sleep(600)
         assert prober.asked == []
-        rounds.follow(plan(*THERE))
+        plans.use(plan(*THERE))
         await asyncio.sleep(130)
         assert prober.asked
-        rounds.follow(None)
+        plans.use(None)
         await asyncio.sleep(2)
         before = len(prober.asked)
         await asyncio.sleep(600)
@@ -119,20 +123,20 @@ async def test_without_a_plan_nobody_is_probed_and_a_plan_that_goes_ends_it() ->
 
 async def test_a_new_plan_takes_over_at_once() -> None:
     prober = Steady()
-    async with probing(prober) as (rounds, _):
-        rounds.follow(plan(THERE[0]))
+    async with probing(prober) as (plans, _):
+        plans.use(plan(THERE[0]))
         await asyncio.sleep(120)
         prober.asked.clear()
-        rounds.follow(plan(THERE[1], epoch=2))
+        plans.use(plan(THERE[1], epoch=2))
         await asyncio.sleep(300)
     assert set(prober.asked) == {THERE[1].address}
 
 
 async def test_a_failed_run_is_an_outcome_by_name_and_the_next_turn_comes_all_the_same() -> None:
     prober = Steady()
-    async with probing(prober) as (rounds, outcomes):
+    async with probing(prober) as (plans, outcomes):
         prober.failure = ProbeFailedError("unauthenticated", "hung up on our passphrase")
-        rounds.follow(plan(THERE[0]))
+        plans.use(plan(THERE[0]))
         await asyncio.sleep(180)
         assert {(outcome.result, outcome.sample) for outcome in outcomes} == {("unauthenticated", None)}
         prober.failure = None
@@ -143,8 +147,8 @@ async def test_a_failed_run_is_an_outcome_by_name_and_the_next_turn_comes_all_th
 async def test_probes_that_cost_more_cpu_than_allowed_are_skipped_and_counted() -> None:
     prober = Steady(cpu_us=1e6)
     budget = ProbeBudget(max_cpu_ratio=0.01, window_s=600)
-    async with probing(prober, budget) as (rounds, outcomes):
-        rounds.follow(plan(*THERE))
+    async with probing(prober, budget) as (plans, outcomes):
+        plans.use(plan(*THERE))
         await asyncio.sleep(600)
     spent_s = sum(o.sample.measurement.cpu_us or 0.0 for o in outcomes if o.sample is not None) / 1e6
     assert spent_s == 6
@@ -166,14 +170,18 @@ class Answers:
     def pause(self, paused: bool) -> None:
         self.paused.append(paused)
 
+    async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
+        del probe
+        return "heard" if self.returned else "waiting"
+
 
 def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
     return Measurement(prober="datagrams", test="UDP_RR", p50_us=p50_us, p90_us=1.1 * p50_us, transactions=transactions)
 
 
 async def outcome_of(between: Answers, prober: Steady) -> Outcome:
-    async with probing(prober, between=between) as (rounds, outcomes):
-        rounds.follow(plan(THERE[0]))
+    async with probing(prober, background=between) as (plans, outcomes):
+        plans.use(plan(THERE[0]))
         await asyncio.sleep(120)
     return outcomes[-1]
 
@@ -207,11 +215,21 @@ async def test_a_run_that_fails_while_datagrams_come_back_gives_their_sample_and
     assert (outcome.sample.measurement.prober, outcome.sample.measurement.test) == ("datagrams", "TCP_RR")
 
 
+async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:
+    between = Answers()
+    between.measurement, between.returned = datagrams(500.0), 100
+    async with probing(None, background=between) as (plans, outcomes):
+        plans.use(plan(*THERE[:2]))
+        await asyncio.sleep(600)
+    assert [o.destination.node for o in outcomes] == ["n2", "n3"] * 10
+    assert {o.sample.measurement.prober for o in outcomes if o.sample is not None} == {"datagrams"}
+
+
 async def test_failures_in_a_row_are_counted_and_told_with_whether_the_host_lives() -> None:
     between, prober = Answers(), Steady()
     prober.failure = ProbeFailedError("timeout", "no connection")
-    async with probing(prober, between=between) as (rounds, outcomes):
-        rounds.follow(plan(THERE[0]))
+    async with probing(prober, background=between) as (plans, outcomes):
+        plans.use(plan(THERE[0]))
         await asyncio.sleep(181)
         told = [(o.failure.in_a_row, o.failure.alive) for o in outcomes if o.failure is not None]
         assert told == [(1, False), (2, False), (3, False)]
@@ -235,8 +253,8 @@ class Swallowing(Steady):
 
 async def test_a_peer_that_swallows_packets_costs_its_own_turn_and_no_other_pairs() -> None:
     prober = Swallowing()
-    async with probing(prober) as (rounds, outcomes):
-        rounds.follow(plan(*THERE, interval_s=24.0))
+    async with probing(prober) as (plans, outcomes):
+        plans.use(plan(*THERE, interval_s=24.0))
         await asyncio.sleep(240)
     results = [(o.destination.node, o.result) for o in outcomes]
     assert results.count(("n2", "timeout")) >= 9
@@ -246,8 +264,8 @@ async def test_a_peer_that_swallows_packets_costs_its_own_turn_and_no_other_pair
 
 async def test_a_turn_that_was_missed_is_counted() -> None:
     prober = Steady()
-    async with probing(prober) as (rounds, outcomes):
-        rounds.follow(plan(*THERE, interval_s=8.0))
+    async with probing(prober) as (plans, outcomes):
+        plans.use(plan(*THERE, interval_s=8.0))
         prober.takes_s = 7.0
         await asyncio.sleep(100)
     assert {"missed"} <= {o.result for o in outcomes}

@@ -1,4 +1,4 @@
-"""Reading netperf's output, passphrases, contention and the echo's datagrams: all without a process or a packet."""
+"""Reading netperf's output, passphrases, contention and datagrams: all without a process or a packet."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kubekit.errors import ConfigError
 from netperf.plans import ProbeSettings
 from netperf.probers.contention import difference, find_cpu_stat, read_cpu_use, read_throttled_us
-from netperf.probers.echo import summarise
-from netperf.probers.echo_wire import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
+from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
 from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try
 from netperf.probers.prober import ProbeFailedError
@@ -233,29 +232,6 @@ def test_the_groups_file_is_found_in_containers_and_out_of_them(tmp_path: Path, 
 
 def test_no_group_no_file(tmp_path: Path) -> None:
     assert find_cpu_stat("4:memory:/x\n", tmp_path) is None
-
-
-def test_an_echo_run_is_summed_up_in_percentiles_loss_and_jitter() -> None:
-    measurement = summarise("UDP_RR", [float(us) for us in range(1000, 1095)], 1.0, sent=100)
-    assert measurement.prober == "echo"
-    assert measurement.p50_us == pytest.approx(1047, rel=0.002)
-    assert measurement.p90_us == pytest.approx(1085, rel=0.002)
-    assert measurement.loss_ratio == 0.05
-    assert measurement.jitter_us == 1.0
-
-
-def test_percentiles_of_an_echo_run_are_as_fine_near_50_us_as_near_a_second() -> None:
-    for rtt_us in (50.4, 1_000_400.0):
-        measurement = summarise("TCP_RR", [rtt_us] * 100, 1.0)
-        assert measurement.p50_us == measurement.p99_us == measurement.max_us == rtt_us
-        assert measurement.stddev_us == pytest.approx(0.0, abs=1e-6)
-
-
-@pytest.mark.parametrize(("rtts_us", "sent", "name"), [([], 100, "timeout"), ([5.0], None, "too-few-samples")])
-def test_an_echo_run_with_next_to_nothing_is_a_named_failure(rtts_us: list[float], sent: int | None, name: str) -> None:
-    with pytest.raises(ProbeFailedError) as caught:
-        summarise("UDP_RR", rtts_us, 1.0, sent=sent)
-    assert caught.value.name == name
 
 
 KEY = derive_key(b"0123456789abcdef")

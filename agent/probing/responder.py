@@ -1,7 +1,7 @@
-"""The answering end on this node: netserver where it is installed, the built-in echo always; and saying so on the node.
+"""Answers probes on this node, by netserver where it is installed and by the datagram responder, and announces it on the node.
 
-The node's annotation is how the controller knows that this node can be probed. It is left in place on shutdown, because a
-rolling update must not churn the plan; it is taken away when nothing has answered here for half a minute.
+The announcement is an annotation. It stays during a shutdown, because a rolling update must not change the plan, and is
+removed when nothing has answered for half a minute.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kubekit.waiting import Backoff
 from kubekit.wire import NODES
 from netperf.contract import AGENT_ANNOTATION, Announcement
 from netperf.plans import ProbeSettings
-from netperf.probers.echo_server import EchoServer
 from netperf.probers.netserver import Netserver
+from netperf.probers.responder import DatagramResponder
 
 log = logs.get("agent.probing")
 
@@ -30,7 +30,7 @@ CHECK_S = 0.25
 IDLE_CHECK_S = 5.0
 
 
-class Answering:
+class ProbeResponder:
     """Both servers on one address.
 
     Args:
@@ -41,61 +41,59 @@ class Answering:
     """
 
     def __init__(self, address: str, settings: ProbeSettings, secret: bytes, netserver: str | None) -> None:
-        self.address, self.settings = address, settings
-        self._secret = secret
-        self.netserver = Netserver(netserver, address, settings.port, secret) if netserver else None
-        self._echo: EchoServer | None = None
+        self.address, self._settings, self._secret = address, settings, secret
+        self._netserver = Netserver(netserver, address, settings.port, secret) if netserver else None
+        self._datagrams: DatagramResponder | None = None
 
     @property
     def problem(self) -> str:
         """Why nothing can be probed here, or the empty text."""
-        if self.netserver is not None:
-            return "" if self.netserver.listening else f"netserver: {self.netserver.failure or 'starting'}"
-        return "" if self._echo is not None and self._echo.listening else "the echo server is not listening"
+        if self._netserver is not None:
+            return "" if self._netserver.listening else f"netserver: {self._netserver.failure or 'starting'}"
+        ready = self._datagrams is not None and self._datagrams.listening
+        return "" if ready else "the datagram responder is not listening"
 
     @property
     def announcement(self) -> Announcement | None:
         """What to write on the node; None while nothing answers."""
         if self.problem:
             return None
-        prober = "netperf" if self.netserver is not None else "echo"
-        port = self.settings.port if self.netserver is not None else self.settings.echo_port
-        return Announcement(self.address, port, VERSION, prober)
+        if self._netserver is not None:
+            return Announcement(self.address, self._settings.port, VERSION, "netperf")
+        return Announcement(self.address, self._settings.datagram_port, VERSION, "datagrams")
 
     @property
     def rejected(self) -> int:
-        """Peers that could not prove that they know the secret."""
-        return self._echo.rejected if self._echo is not None else 0
+        """Connections and datagrams that did not prove that they know the secret."""
+        return sum(server.rejected for server in (self._netserver, self._datagrams) if server is not None)
 
     async def run(self) -> None:
         """Serve until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_echoing(), name="echo-server")
-            if self.netserver is not None:
-                group.create_task(self.netserver.run(), name="netserver")
+            group.create_task(self._answer_datagrams(), name="datagram-responder")
+            if self._netserver is not None:
+                group.create_task(self._netserver.run(), name="netserver")
 
-    async def _keep_echoing(self) -> None:
+    async def _answer_datagrams(self) -> None:
         backoff = Backoff()
         while True:
-            self._echo = EchoServer(self.address, self.settings.echo_port, self._secret)
+            self._datagrams = DatagramResponder(self.address, self._settings.datagram_port, self._secret)
             try:
-                await self._echo.run()
+                await self._datagrams.run()
             except OSError as error:
-                where = f"{self.address}:{self.settings.echo_port}"
-                log.change(
-                    "echo", str(error.strerror), "the echo server cannot listen", where=where, error=error.strerror
-                )
+                where = f"{self.address}:{self._settings.datagram_port}"
+                log.change("responder", str(error), "cannot answer datagrams", where=where, error=error.strerror)
             await asyncio.sleep(backoff.next())
 
 
-async def keep_announced(client: Client, view: NodeView, answering: Callable[[], Answering | None]) -> None:
+async def keep_announced(client: Client, view: NodeView, responder: Callable[[], ProbeResponder | None]) -> None:
     """Keep the node's annotation equal to what answers here, until cancelled."""
     loop = asyncio.get_running_loop()
     backoff = Backoff()
     silent_since: float | None = None
     while True:
         node = await view.known()
-        server = answering()
+        server = responder()
         announcement = server.announcement if server is not None else None
         silent_since = None if announcement else silent_since if silent_since is not None else loop.time()
         wanted = msgspec.json.encode(announcement).decode() if announcement else None

@@ -1,20 +1,22 @@
 """Runs this node's probes when their turn comes, one at a time, and judges what they read.
 
-Turns come from the plan and the wall clock (`netperf.pacing`), so agents need not talk to each other. What a run cost in
-CPU and bandwidth is booked, and a run that the budget does not allow is skipped and counted, not queued. A run ends when the
-node's next turn comes, so that a peer that swallows packets costs its own turn and no other pair's. Beside the runs,
-datagrams go all the time (`agent.probing.between`); each turn takes what they read since the one before.
+Turns come from the plan and the wall clock (`netperf.pacing`), so agents need not talk to each other. A run that the budget
+does not allow is skipped and counted, not queued. A run ends when the node's next turn comes, so that a peer that swallows
+packets costs its own turn only. Pairs without runs are measured by datagrams alone, once a round.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
+from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.waiting import comes
 from netperf.pacing import (
@@ -47,15 +49,19 @@ log = logs.get("agent.probing")
 TURN_OVER_S = 1e-3
 
 
-class Between(Protocol):
-    """What datagrams read between the runs."""
+class DatagramReader(Protocol):
+    """What the scheduler needs of `agent.probing.background.BackgroundProber`."""
 
     def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
-        """What they read of this pair since the last call, as far as it is enough to tell, and how many came back."""
+        """What datagrams read of a pair since the last call, if it is enough to tell, and how many came back."""
         ...
 
     def pause(self, paused: bool) -> None:
         """Send none while a run has the CPU."""
+        ...
+
+    async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
+        """Whether datagrams of a pair come back, or why not."""
         ...
 
 
@@ -95,32 +101,27 @@ class OutcomeListener(Protocol):
         ...
 
 
-class Rounds:
-    """The probing loop of one node.
+class ProbeScheduler:
+    """The probing loops of one node.
 
     Args:
-        node: own name.
+        plans: the plan in force.
         budget: what runs may take.
-        listeners: told of each outcome, in order.
-        between: what datagrams read; None where there are none.
-
-    Attributes:
-        prober: how to probe; None while servers and secret are not known yet.
-        plan: the zone's plan in force; None before the first.
-        busy: a run is under way.
+        listener: called with each outcome.
+        background: reads of datagrams; None where there are none.
     """
 
     def __init__(
         self,
-        node: str,
+        plans: PlanSource,
         budget: ProbeBudget,
-        listeners: tuple[OutcomeListener, ...],
+        listener: OutcomeListener,
         *,
-        between: Between | None = None,
+        background: DatagramReader | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._node, self._budget, self._listeners = node, budget, listeners
-        self._between, self._wall_clock = between, wall_clock
+        self._plans, self._budget, self._listener = plans, budget, listener
+        self._background, self._wall_clock = background, wall_clock
         self._in_a_row: dict[tuple[str, str], int] = {}
         self._spent: tuple[Spending, ...] = ()
         # Starting from the clock keeps sequence numbers growing over restarts; readers compare them with the last seen.
@@ -128,45 +129,55 @@ class Rounds:
         self._sequence = int(wall_clock())
         self._taken_s = wall_clock()
         self._changed = asyncio.Event()
-        self.prober: Prober | None = None
-        self.plan: ZonePlan | None = None
-        self.busy = False
-
-    def follow(self, plan: ZonePlan | None) -> None:
-        """Probe by another plan from now on; a run under way is finished."""
-        self.plan = plan
-        if plan is not None:
-            current = {probe.nodes for probe in plan.probes}
-            self._in_a_row = {pair: count for pair, count in self._in_a_row.items() if pair in current}
-        self._wake()
+        self._prober: Prober | None = None
+        plans.subscribe(self._wake)
 
     def use(self, prober: Prober | None) -> None:
-        """Probe by another prober from now on."""
-        self.prober = prober
+        """Run probes by this prober; None leaves all pairs to datagrams."""
+        self._prober = prober
         self._wake()
 
     def _wake(self) -> None:
+        current = {probe.nodes for probe in self._plans.own_probes}
+        self._in_a_row = {pair: count for pair, count in self._in_a_row.items() if pair in current}
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Probe until cancelled."""
+        """Run probes until cancelled; a run under way is finished when the plan changes."""
         while True:
-            changed = self._changed
+            changed, plan, prober = self._changed, self._plans.plan, self._prober
             turn = None
-            if self.plan is not None and self.prober is not None:
-                self._count_missed(self.plan)
-                turn = next_turn(self.plan, self._node, self._from_s(self.plan))
-            if turn is None:
+            if plan is not None and prober is not None:
+                self._count_missed(plan)
+                turn = next_turn(plan, self._plans.node, self._from_s(plan))
+            if turn is None or plan is None or prober is None:
                 await changed.wait()
             elif await self._comes(turn, changed):
                 self._taken_s = turn.starts_at_s + TURN_OVER_S
-                self.tell(await self._take(turn, self.plan, self.prober))
+                self._listener(await self._run_probe(turn, plan, prober))
 
-    def tell(self, outcome: Outcome) -> None:
-        """Hand an outcome to all listeners."""
-        for listener in self._listeners:
-            listener(outcome)
+    async def run_datagrams(self) -> None:
+        """Conclude once a round, at a moment of this node's own, about each pair without runs, until cancelled."""
+        while True:
+            changed, plan = self._changed, self._plans.plan
+            pairs = [probe for probe in self._plans.own_probes if probe.rank or self._prober is None]
+            if plan is None or not pairs:
+                await changed.wait()
+            elif not await comes(changed, self._until_own_moment_s(plan)):
+                # Together: ten dead hosts must not take ten times as long as one.
+                await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
+
+    async def _check_datagrams(self, plan: ZonePlan, probe: Probe) -> None:
+        found = await self._background.check(probe) if self._background is not None else "waiting"
+        if found != "waiting" and self._plans.plan is plan:
+            run = found if isinstance(found, ProbeFailedError) else None
+            self._listener(self.conclude(probe, plan.settings.test, run))
+
+    def _until_own_moment_s(self, plan: ZonePlan) -> float:
+        digest = hashlib.blake2b(self._plans.node.encode(), digest_size=4).digest()
+        rounds = self._wall_clock() / plan.interval_s - int.from_bytes(digest, "big") / 2**32
+        return (math.floor(rounds) + 1 - rounds) * plan.interval_s
 
     def _from_s(self, plan: ZonePlan) -> float:
         """From when on a turn may begin: one that came while another ran may still be taken in the first half of its slot.
@@ -178,9 +189,9 @@ class Rounds:
         return max(self._taken_s, earliest_s) if self._taken_s - now_s <= TURN_OVER_S else earliest_s
 
     def _count_missed(self, plan: ZonePlan) -> None:
-        for turn in missed_turns(plan, self._node, self._taken_s, self._from_s(plan)):
+        for turn in missed_turns(plan, self._plans.node, self._taken_s, self._from_s(plan)):
             self._taken_s = turn.starts_at_s + TURN_OVER_S
-            self.tell(_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
+            self._listener(_outcome(turn.probe, turn.test, "missed", detail="the run before took too long"))
 
     async def _comes(self, turn: Turn, changed: asyncio.Event) -> bool:
         """Wait for the turn; False when plan or prober change before. The wall clock may be set meanwhile."""
@@ -189,9 +200,7 @@ class Rounds:
                 return False
         return True
 
-    async def _take(self, turn: Turn, plan: ZonePlan | None, prober: Prober | None) -> Outcome:
-        assert plan is not None
-        assert prober is not None
+    async def _run_probe(self, turn: Turn, plan: ZonePlan, prober: Prober) -> Outcome:
         probe, settings, now_s = turn.probe, plan.settings, self._wall_clock()
         # An extra test that this prober does not know is no reason to lose the round: the usual one is run.
         test = turn.test if turn.test in prober.tests else settings.test
@@ -199,7 +208,7 @@ class Rounds:
         if not within_budget(self._spent, now_s, self._budget, stream=test == "TCP_STREAM"):
             return _outcome(probe, test, "over-budget", detail="see --max-probe-cpu and --max-stream-bandwidth")
         run: Measurement | ProbeFailedError
-        self._set_busy(busy=True)
+        self._pause_datagrams(paused=True)
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._limit_s(turn, plan)):
@@ -210,19 +219,18 @@ class Rounds:
         except TimeoutError:
             run = ProbeFailedError("timeout", "no end before the next turn", alive=True)
         finally:
-            self._set_busy(busy=False)
+            self._pause_datagrams(paused=False)
         if isinstance(run, ProbeFailedError):
             self._book(min(time.monotonic() - started, settings.duration_s), None)
         return self.conclude(probe, test, run)
 
-    def _set_busy(self, *, busy: bool) -> None:
-        self.busy = busy
-        if self._between is not None:
-            self._between.pause(busy)
+    def _pause_datagrams(self, *, paused: bool) -> None:
+        if self._background is not None:
+            self._background.pause(paused)
 
     def _limit_s(self, turn: Turn, plan: ZonePlan) -> float:
         """Until this node's next turn can only just begin, but always long enough for a run as planned."""
-        following = next_turn(plan, self._node, turn.starts_at_s + TURN_OVER_S)
+        following = next_turn(plan, self._plans.node, turn.starts_at_s + TURN_OVER_S)
         least_s = plan.settings.duration_s + CONNECT_ALLOWANCE_S
         if following is None:
             return plan.interval_s + least_s
@@ -234,7 +242,7 @@ class Rounds:
         A run that failed says little about a path on which datagrams come back, and where neither came back it is a failure
         that must be told: silence could be anything.
         """
-        datagrams, returned = self._between.close_window(probe) if self._between is not None else (None, 0)
+        datagrams, returned = self._background.close_window(probe) if self._background is not None else (None, 0)
         if isinstance(run, Measurement):
             if test == "TCP_STREAM":
                 datagrams = None

@@ -1,0 +1,115 @@
+"""Sends paced datagrams to every destination of this node's plan, between the runs of netperf."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Literal
+
+import msgspec
+
+from agent.probing.plan_source import PlanSource
+from kubekit import logs
+from kubekit.waiting import Backoff
+from netperf.histogram import Histogram
+from netperf.plans import Probe
+from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
+from netperf.probers.netperf import tcp_ping
+from netperf.probers.prober import ProbeFailedError
+from netperf.sample import FEWEST_DATAGRAMS, SUPPORT, Measurement
+
+log = logs.get("agent.probing")
+
+MAX_ROUNDS = 3
+"""A window stays open for so many rounds until it can tell something."""
+TAIL_ROUNDS = 10
+"""A p99 rests on the newest rounds that have 100 datagrams together, but on no more than these."""
+LEAST_SENT = 3
+"""Fewer datagrams that do not come back say nothing."""
+
+
+class BackgroundProber:
+    """Datagrams of one node.
+
+    Args:
+        plans: whose destinations are sent to.
+    """
+
+    def __init__(self, plans: PlanSource) -> None:
+        self._plans = plans
+        self._stream: DatagramStream | None = None
+        self._tails: dict[DatagramTarget, deque[Histogram]] = {}
+        plans.subscribe(self._aim)
+
+    def pause(self, paused: bool) -> None:
+        """Send none while a run has the CPU."""
+        if self._stream is not None:
+            self._stream.paused = paused
+
+    def close_window(self, probe: Probe) -> tuple[Measurement | None, int]:
+        """What datagrams read of a pair since the last call, if it is enough to tell, and how many came back."""
+        window, now_s = self._window(probe), time.monotonic()
+        if window is None or self._stream is None or self._plans.plan is None:
+            return None, 0
+        open_s = now_s - window.opened_s
+        if 0 < window.rtts.count < FEWEST_DATAGRAMS and open_s < MAX_ROUNDS * self._plans.plan.interval_s:
+            return None, window.returned
+        target = self._target(probe)
+        self._stream.close_window(target)
+        return self._with_tail(target, window, now_s), window.returned
+
+    def _with_tail(self, target: DatagramTarget, window: Window, now_s: float) -> Measurement | None:
+        """A window's measurement, with a p99 of several windows where one holds too few datagrams."""
+        tails = self._tails.setdefault(target, deque(maxlen=TAIL_ROUNDS))
+        tails.append(window.rtts)
+        measurement = window.measurement(now_s)
+        if measurement is None or window.rtts.count >= SUPPORT["p99"]:
+            return measurement
+        merged = Histogram()
+        for rtts in reversed(tails):
+            merged.merge(rtts)
+            if merged.count >= SUPPORT["p99"]:
+                p99_us = max(merged.percentile_us(99) or 0.0, measurement.p90_us or 0.0)
+                return msgspec.structs.replace(measurement, p99_us=p99_us, transactions=merged.count)
+        return measurement
+
+    async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
+        """Whether datagrams of a pair come back; where none does, whether the host is there: UDP may be filtered."""
+        window, plan = self._window(probe), self._plans.plan
+        if window is None or plan is None or (not window.returned and window.sent < LEAST_SENT):
+            return "waiting"
+        if window.returned:
+            return "heard"
+        try:
+            await tcp_ping(probe.destination.address, plan.settings.port)
+        except ProbeFailedError as failure:
+            return failure
+        return ProbeFailedError("timeout", "datagrams do not come back, the host answers", alive=True)
+
+    async def run(self, address: str, secret: bytes) -> None:
+        """Send from this address until cancelled; an address that cannot be used is tried again."""
+        backoff = Backoff()
+        while True:
+            self._stream = DatagramStream(address, secret)
+            self._aim()
+            try:
+                await self._stream.run()
+            except OSError as error:
+                log.change("datagrams", str(error.strerror), "cannot send datagrams", address=address, error=error)
+            finally:
+                self._stream = None
+            await asyncio.sleep(backoff.next())
+
+    def _window(self, probe: Probe) -> Window | None:
+        return self._stream.peek(self._target(probe)) if self._stream is not None else None
+
+    def _aim(self) -> None:
+        targets = {self._target(probe) for probe in self._plans.own_probes}
+        self._tails = {target: tails for target, tails in self._tails.items() if target in targets}
+        if self._stream is not None:
+            self._stream.aim(targets, self._plans.plan.interval_s if self._plans.plan is not None else 60.0)
+
+    def _target(self, probe: Probe) -> DatagramTarget:
+        plan = self._plans.plan
+        return DatagramTarget(probe.destination.address, plan.settings.datagram_port if plan is not None else 0)

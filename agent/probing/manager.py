@@ -1,0 +1,148 @@
+"""Puts the parts of probing together and restarts what depends on something that changed: address, secret or ports.
+
+New samples go one way: the scheduler runs probes and asks the background prober, and hands each outcome to this manager, which
+hands it to metrics, results and listeners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from agent.config import AgentConfig
+from agent.node import NodeView
+from agent.probing.background import BackgroundProber
+from agent.probing.metrics import ProbeMetrics
+from agent.probing.plan_source import PlanSource, run_until
+from agent.probing.responder import ProbeResponder, keep_announced
+from agent.probing.results import ResultsWriter
+from agent.probing.scheduler import Outcome, OutcomeListener, ProbeScheduler
+from agent.probing.secret import SecretSource
+from kubekit import logs
+from kubekit.client import Client
+from netperf.plans import ProbeSettings, is_address
+from netperf.probers.netperf import NetperfProber, find_binary
+
+log = logs.get("agent.probing")
+
+
+class ProbingManager:
+    """Everything about probing on one node.
+
+    Args:
+        client: the cluster's.
+        view: the own node.
+        config: flags.
+        registry: for metrics.
+        listeners: called with each outcome, after metrics and results.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        view: NodeView,
+        config: AgentConfig,
+        registry: CollectorRegistry,
+        listeners: tuple[OutcomeListener, ...] = (),
+    ) -> None:
+        self._client, self._view, self._config = client, view, config
+        self._listeners = listeners
+        self._source = SecretSource(client, config.namespace, config.passphrase_file)
+        self._plans = PlanSource(config.node)
+        self._metrics = ProbeMetrics(self._plans, registry)
+        self._metrics.rejected = lambda: self._responder.rejected if self._responder else 0
+        self._metrics.secret_refused = lambda: bool(self._source.problem)
+        self._writer = ResultsWriter(
+            client, config.namespace, self._plans, upstream=config.upstream_percentiles, registry=registry
+        )
+        self._background = BackgroundProber(self._plans)
+        self._scheduler = ProbeScheduler(self._plans, config.budget, self._hand_on, background=self._background)
+        self._responder: ProbeResponder | None = None
+        self._secret: bytes | None = None
+        self._changed = asyncio.Event()
+        view.subscribe(self._wake)
+        self._plans.subscribe(self._wake)
+
+    @property
+    def problem(self) -> str:
+        """Why this node cannot be probed or may not write what it measures, for /readyz; empty when it can."""
+        if self._responder is None:
+            return self._source.problem or "waiting for the node's address"
+        return self._responder.problem or self._writer.problem
+
+    def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """What must run, by name."""
+        return {
+            "probe-secret": self._follow_secret(),
+            "probe-servers": self._serve(),
+            "probe-plan": self._plans.run(self._client, self._view, self._config.namespace),
+            "probe-runs": self._scheduler.run(),
+            "probe-datagrams": self._scheduler.run_datagrams(),
+            "probe-results": self._writer.run(),
+            "announcement": keep_announced(self._client, self._view, lambda: self._responder),
+        }
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _hand_on(self, outcome: Outcome) -> None:
+        self._metrics.add(outcome)
+        if outcome.sample is not None:
+            self._writer.add(outcome.sample)
+        elif outcome.failure is not None:
+            self._writer.add_failure(outcome.failure, outcome.test)
+        elif outcome.heard:
+            self._writer.clear_failure(outcome.origin, outcome.destination, outcome.test)
+        for listener in self._listeners:
+            listener(outcome)
+
+    async def _follow_secret(self) -> None:
+        self._secret = await self._source.read()
+        while True:
+            self._wake()
+            self._secret = await self._source.changed(self._secret)
+            log.info("the probing secret was replaced")
+
+    def _needs(self) -> tuple[str, ProbeSettings, bytes] | None:
+        """Address, settings and secret, once all are known."""
+        node = self._view.node
+        address = self._config.address or (node.status.internal_ip if node is not None else "")
+        if self._secret is None or not is_address(address):
+            return None
+        plan = self._plans.plan
+        settings = plan.settings if plan is not None else ProbeSettings()
+        return address, settings, self._secret
+
+    async def _serve(self) -> None:
+        while True:
+            needs = self._needs()
+            if needs is None:
+                await self._changed.wait()
+                continue
+            address, settings, secret = needs
+            self._responder = ProbeResponder(address, settings, secret, find_binary("netserver"))
+            binary = find_binary("netperf")
+            self._scheduler.use(NetperfProber(binary, secret) if binary is not None else None)
+            await run_until(self._serve_both(self._responder, secret), self._until_needs_differ(needs))
+
+    async def _serve_both(self, responder: ProbeResponder, secret: bytes) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(responder.run(), name="responder")
+            group.create_task(self._background.run(responder.address, secret), name="datagrams")
+
+    async def _until_needs_differ(self, needs: tuple[str, ProbeSettings, bytes]) -> None:
+        address, settings, secret = needs
+        while True:
+            changed = self._changed
+            now = self._needs()
+            if now is not None and (now[0], _ports(now[1]), now[2]) != (address, _ports(settings), secret):
+                return
+            await changed.wait()
+
+
+def _ports(settings: ProbeSettings) -> tuple[int, int]:
+    return settings.port, settings.datagram_port

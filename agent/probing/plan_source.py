@@ -1,0 +1,127 @@
+"""Follows the probe plan of the node's zone: the one place that knows which plan is in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from agent.node import NodeView
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.reflector import Reflector
+from kubekit.wire import CONFIGMAPS, ConfigMap
+from netperf.errors import PlanRefusedError
+from netperf.plans import Probe, ZonePlan, decode_plan, plan_object_name
+
+log = logs.get("agent.probing")
+
+
+class PlanSource:
+    """The plan in force, and who wants to know when it changes.
+
+    Attributes:
+        node: own name.
+        plan: None before the first, and while the node has no zone.
+        refusals: plans, and probes in plans, that were refused, by reason.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+        self.plan: ZonePlan | None = None
+        self.refusals: dict[str, int] = {}
+
+    @property
+    def own_probes(self) -> tuple[Probe, ...]:
+        """The probes of the plan that start at this node, of whatever rank."""
+        return self.plan.of_node(self.node) if self.plan is not None else ()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after each change; it must be quick and must not raise."""
+        self._listeners.append(listener)
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """An event that the next change sets."""
+        return self._changed
+
+    def use(self, plan: ZonePlan | None) -> None:
+        """Put a plan in force."""
+        self.plan = plan
+        if plan is not None:
+            log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(self.own_probes))
+        else:
+            log.change("plan/use", "", "no plan: this node probes nobody")
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for listener in self._listeners:
+            listener()
+
+    async def run(self, client: Client, view: NodeView, namespace: str) -> None:
+        """Follow the zone's plan object, and the zone itself, until cancelled."""
+        while True:
+            zone = (await view.known()).zone
+            if not zone:
+                log.change("zone", "none", "this node has no zone label and takes no part in measuring")
+                self.use(None)
+                await view.changed()
+                continue
+            log.change("zone", "", "this node has a zone", zone=zone)
+            reflector = Reflector(
+                client,
+                CONFIGMAPS,
+                ConfigMap,
+                namespace=namespace,
+                field_selector=f"metadata.name={plan_object_name(zone)}",
+            )
+
+            def on_change(_key: str, _old: ConfigMap | None, new: ConfigMap | None, zone: str = zone) -> None:
+                self._read(zone, new)
+
+            reflector.subscribe(on_change)
+            await run_until(reflector.run(), _until_zone_differs(view, zone))
+            self.use(None)
+
+    def _read(self, zone: str, found: ConfigMap | None) -> None:
+        if found is None:
+            self.use(None)
+            return
+        try:
+            decoded = decode_plan(found.data, zone=zone, in_force=self.plan)
+        except PlanRefusedError as error:
+            self._refuse(error.reason)
+            log.change("plan", error.reason, "plan refused, the one before stays in force", error=error)
+            return
+        log.change("plan", "", "plan accepted again", epoch=decoded.plan.epoch)
+        for refusal in decoded.refusals:
+            self._refuse(refusal.reason)
+        reasons = ",".join(sorted({refusal.reason for refusal in decoded.refusals}))
+        log.change("plan/probes", reasons, "some probes of the plan were refused", why=reasons)
+        self.use(decoded.plan)
+
+    def _refuse(self, reason: str) -> None:
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+
+
+async def _until_zone_differs(view: NodeView, zone: str) -> None:
+    while (await view.known()).zone == zone:
+        await view.changed()
+
+
+async def run_until(work: Coroutine[Any, Any, None], end: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` until ``end`` returns, then cancel it. ``work`` must not end by itself; its errors are raised."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(end)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

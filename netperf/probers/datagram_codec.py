@@ -1,0 +1,46 @@
+"""Encodes and decodes the datagrams that agents exchange; each carries a proof that its sender knows the secret.
+
+An answer has the size of its request, so that the responder amplifies nothing. It says how long the request waited at the
+responder, so that a busy peer is not mistaken for a slow path (as in TWAMP, RFC 5357).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import NamedTuple
+
+MAGIC = b"NAE2"
+_TAG_BYTES = 16
+_NUMBERS = struct.Struct("!8sQQ")
+DATAGRAM_BYTES = len(MAGIC) + _NUMBERS.size + _TAG_BYTES
+LONGEST_HELD_NS = 60 * 10**9
+
+
+class Datagram(NamedTuple):
+    """Session, number of the request in it, and in an answer how long the request waited at the responder, nanoseconds."""
+
+    session: bytes
+    number: int
+    held_ns: int = 0
+
+
+def derive_key(secret: bytes) -> bytes:
+    """The key of datagrams; netserver's passphrases come from the same Secret."""
+    return hmac.digest(secret, b"netaware echo key", hashlib.sha256)
+
+
+def encode_datagram(key: bytes, side: bytes, datagram: Datagram) -> bytes:
+    """A request (side ``client``) or answer (side ``server``); a session has 8 bytes."""
+    held_ns = min(max(datagram.held_ns, 0), LONGEST_HELD_NS)
+    body = MAGIC + _NUMBERS.pack(datagram.session, datagram.number, held_ns)
+    return body + hmac.digest(key, b"udp " + side + b"\0" + body, hashlib.sha256)[:_TAG_BYTES]
+
+
+def decode_datagram(key: bytes, side: bytes, data: bytes) -> Datagram | None:
+    """The datagram, or None for anything that was not made with the key by that side."""
+    if len(data) != DATAGRAM_BYTES or not data.startswith(MAGIC):
+        return None
+    datagram = Datagram(*_NUMBERS.unpack(data[len(MAGIC) : -_TAG_BYTES]))
+    return datagram if hmac.compare_digest(data, encode_datagram(key, side, datagram)) else None

@@ -1,0 +1,78 @@
+"""Answers the authenticated datagrams of other agents on the node's own address."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+
+from kubekit import logs
+from netperf.probers.datagram_codec import decode_datagram, derive_key, encode_datagram
+from netperf.probers.timestamps import now_ns, open_udp, receive
+
+log = logs.get("netperf.responder")
+
+BATCH = 64
+
+
+class DatagramResponder:
+    """Answers each valid datagram with one of the same size; stays silent on others.
+
+    The socket is read without asyncio's transports, which do not hand on the kernel's time of receipt. An answer that does
+    not fit into the socket's buffer is dropped, as a full queue on the path would drop it.
+
+    Args:
+        address: the node's own address, a literal.
+        port: UDP port; 0 takes a free one, see ``port``.
+        secret: shared with the other agents.
+
+    Attributes:
+        rejected: datagrams without a valid proof.
+    """
+
+    def __init__(self, address: str, port: int, secret: bytes) -> None:
+        self._address, self.port, self._key = address, port, derive_key(secret)
+        self._ready = asyncio.Event()
+        self.rejected = 0
+
+    @property
+    def listening(self) -> bool:
+        """Whether the socket is open."""
+        return self._ready.is_set()
+
+    async def wait_ready(self) -> None:
+        """Wait until the socket is open; put it under a deadline."""
+        await self._ready.wait()
+
+    async def run(self) -> None:
+        """Answer until cancelled.
+
+        Raises:
+            OSError: the address is not ours, or the port is taken.
+        """
+        loop = asyncio.get_running_loop()
+        with open_udp(self._address, self.port) as udp:
+            self.port = udp.getsockname()[1]
+            loop.add_reader(udp, self._answer, udp)
+            try:
+                self._ready.set()
+                await loop.create_future()
+            finally:
+                self._ready.clear()
+                loop.remove_reader(udp)
+
+    def _answer(self, udp: socket.socket) -> None:
+        """Answer one batch, so that a flood cannot keep the event loop."""
+        for _ in range(BATCH):
+            try:
+                data, received_ns, peer = receive(udp)
+            except OSError:
+                return
+            datagram = decode_datagram(self._key, b"client", data)
+            if datagram is None:
+                self.rejected += 1
+                log.change("rejected", "rejecting", "datagram without a valid proof", peer=peer)
+                continue
+            answer = encode_datagram(self._key, b"server", datagram._replace(held_ns=now_ns() - received_ns))
+            with suppress(OSError):
+                udp.sendto(answer, peer)
