@@ -61,10 +61,6 @@ mutants: ## Mistakes put into the scheduler's rules, one by one: do the tests no
 chaos: ## Ten minutes of random faults on a lab, then a check of what happened; ARGS="--seed 7 --minutes 2" for others
 	@$(RUN) python -m tests.chaos $(ARGS)
 
-.PHONY: fuzz
-fuzz: ## Every reader of foreign input against a million inputs, for a night; ARGS="plan --inputs 20000 --seed 7" for some
-	@$(RUN) python tests/fuzz/run.py $(ARGS)
-
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # A name without a registry is docker.io/library's to a kubelet, and to docker; podman and buildah would make it localhost's.

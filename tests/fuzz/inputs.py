@@ -1,8 +1,7 @@
-"""Makes inputs that are nearly right, by a seed, and keeps what broke a reader as a file."""
+"""Makes inputs that are nearly right, by a seed."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -64,15 +63,6 @@ def folder_of(name: str) -> Path:
 def kept(name: str) -> list[str]:
     """Inputs that broke a reader once."""
     return [path.read_bytes().decode("utf-8", "surrogatepass") for path in sorted(folder_of(name).glob("*"))]
-
-
-def keep(name: str, text: str) -> Path:
-    """Add an input that broke a reader to its corpus."""
-    data = text.encode("utf-8", "surrogatepass")
-    path = folder_of(name) / hashlib.blake2b(data, digest_size=6).hexdigest()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
 
 
 def inputs_of(name: str, count: int, seed: str = "") -> Iterator[str]:
