@@ -53,10 +53,6 @@ format: ## Put code into its standard form
 bench: ## Measure the budgets; ARGS=--json prints one JSON object
 	@$(RUN) python tests/bench/run.py $(ARGS)
 
-.PHONY: mutants
-mutants: ## Mistakes put into the scheduler's rules, one by one: do the tests notice? ARGS="release --jobs 1" for some
-	@$(RUN) python tests/mutants/run.py $(ARGS)
-
 .PHONY: chaos
 chaos: ## Ten minutes of random faults on a lab, then a check of what happened; ARGS="--seed 7 --minutes 2" for others
 	@$(RUN) python -m tests.chaos $(ARGS)
