@@ -30,21 +30,6 @@ from tests.support.tools.builds import ACTIONLINT, HELM, PROMETHEUS, find_or_bui
 TESTS = Path(__file__).parent
 MANIFESTS = TESTS.parent / "manifests"
 KINDS = ("unit", "integration", "e2e")
-GROUPS = {
-    "real_nodes": "kubelets, containerd, CNI plugins and images of our own",
-    "minors": "control planes of other Kubernetes versions",
-    "chaos": "faults in a whole cluster, and its recovery",
-    "scale": "as many objects as large clusters have",
-    "wan": "the emulated wide-area network, and how accurately it is measured",
-    "prometheus": "a real Prometheus and promtool",
-    "browser": "the page in a real Chromium",
-    "helm": "the chart, with Helm",
-    "solver": "plans compared with the optimum that a solver or brute force finds",
-    "fuzz": "many random inputs",
-    "measure": "figures of time, memory or accuracy",
-    "slow": "anything else that takes its time",
-}
-"""What a test may be marked with that belongs into `make test-all` only, for more than a few minutes of time or a program to build."""
 GROUP_OF_FIXTURE = {
     "node_programs": "real_nodes",
     "prometheus_programs": "prometheus",
@@ -67,14 +52,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="only tests that can run side by side, or only those marked alone (default: all); see .ci/test",
     )
-    parser.addoption("--all", action="store_true", help=f"also the groups that are left out: {', '.join(GROUPS)}")
+    parser.addoption("--all", action="store_true", help="also the groups of tests that are left out otherwise")
+
+
+def groups_of(config: pytest.Config) -> list[str]:
+    """Markers of tests that only `make test-all` runs; pyproject.toml says what they are."""
+    return [line.partition(":")[0] for line in config.getini("markers") if "make test-all" in line]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for name, what in GROUPS.items():
-        config.addinivalue_line("markers", f"{name}: {what} (`make test-all`)")
     if not config.option.markexpr and not config.getoption("all"):
-        config.option.markexpr = f"not ({' or '.join(GROUPS)})"
+        config.option.markexpr = f"not ({' or '.join(groups_of(config))})"
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -88,11 +76,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    groups = groups_of(config)
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if kind in KINDS:
             item.add_marker(kind)
-        if not any(item.get_closest_marker(name) for name in GROUPS):
+        if not any(item.get_closest_marker(name) for name in groups):
             for name in GROUP_OF_FIXTURE.keys() & getattr(item, "fixturenames", ()):
                 item.add_marker(GROUP_OF_FIXTURE[name])
     phase = config.getoption("phase")

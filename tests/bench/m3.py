@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import numpy as np
 from controller.cluster.services import Routing
 from controller.scheduler.plan.problem import CallEdge, Floats, Ints, Problem, Table
 
-_DATA = Path(__file__).parent / "data" / "m3.json"
+_DATA = Path(__file__).parent / "data" / "m3.json.gz"
 _WHOLE = 10**12
 """The publisher's amounts are shares of all machines; as whole numbers they are exact to 12 digits."""
 LOCAL_US, IN_ZONE_US, BETWEEN_ZONES_US = 30.0, 100.0, 1000.0
@@ -40,7 +41,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 def read() -> Mapping[str, Any]:
     """The published file."""
-    data: Mapping[str, Any] = json.loads(_DATA.read_text())
+    data: Mapping[str, Any] = json.loads(gzip.decompress(_DATA.read_bytes()))
     return data
 
 

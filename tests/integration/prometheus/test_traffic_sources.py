@@ -7,7 +7,6 @@ values.
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,10 +24,10 @@ from controller.traffic.proposals import propose
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Workloads
 from lab.controlplane import LOOPBACK, free_ports
+from tests.bench import m3
 from tests.support.prometheus_past import PAST_S, Made, prometheus
 
 WINDOW_S = PAST_S - 300
-M3 = Path(__file__).parents[2] / "bench" / "data" / "m3.json"
 pytestmark = pytest.mark.timeout(300)
 
 CALLS = [("frontend", "cart", 1000.0, 5000.0), ("cart", "redis", 500.0, 3500.0), ("frontend", "catalog", 300.0, 2700.0)]
@@ -288,7 +287,7 @@ async def test_a_production_clusters_traffic_is_covered(
     prometheus_programs: Mapping[str, Path], tmp_path: Path
 ) -> None:
     """547 services and 344 pairs of cluster M3 as Istio's series; amounts are the publisher's, scaled to 1 GB/s in all."""
-    data = json.loads(M3.read_text())
+    data = m3.read()
     whole = sum(edge["Traffic"] for edge in data["TrafficList"])
     made: list[Made] = []
     for edge in data["TrafficList"]:
