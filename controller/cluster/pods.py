@@ -34,8 +34,8 @@ OUR_SCHEDULER = "network-aware-scheduler"
 """The profile of kube-scheduler that asks us, where nobody configures other names."""
 PLACEMENT_LABEL = "netaware.io/placement"
 """On a pod or its namespace: a `Placement`, how the decision is handed to the scheduler."""
-Placement = Literal["extender", "affinity", "nominated"]
-"""How a decision reaches the scheduler: it asks us; it reads the pod's node affinity; it reads which host was nominated."""
+Placement = Literal["extender", "affinity"]
+"""How a decision reaches the scheduler: it asks us, or it reads the pod's node affinity."""
 TARGET_ANNOTATION = "netaware.io/target"
 """On a pod: where the plan wants it, as JSON of `Target`."""
 
@@ -211,7 +211,6 @@ class GroupPodStatus(Wire, frozen=True):
     phase: str = ""
     qos_class: str = ""
     conditions: list[Condition] | None = None
-    nominated_node_name: str = ""
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     pod_ips: list[PodIP] | None = msgspec.field(default=None, name="podIPs")
@@ -323,8 +322,6 @@ def placement_of(labels: Mapping[str, str] | None, default: Placement) -> Placem
             return "affinity"
         case "extender":
             return "extender"
-        case "nominated":
-            return "nominated"
     return default
 
 

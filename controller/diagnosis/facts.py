@@ -73,7 +73,7 @@ class PodFact(msgspec.Struct, frozen=True, gc=False):
         spec: what may hold it back.
         leaving: being deleted.
         created: unix seconds.
-        told: its place is handed over on the pod itself (affinity, nomination), so that its scheduler need not ask us.
+        told: its place is handed over on the pod itself (affinity), so that its scheduler need not ask us.
         owner: kind and name of what made it, a Deployment rather than its ReplicaSet; None for a bare pod.
     """
 

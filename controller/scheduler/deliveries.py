@@ -1,4 +1,4 @@
-"""Hands decisions to the scheduler: opens gates with the decision in the same write, nominates, retries and replaces."""
+"""Hands decisions to the scheduler: opens gates with the decision in the same write, retries and replaces."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.index import GroupPods
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.patches import Handover, PodPatch, as_of, nomination_patch, opening_patch, release_patch
+from controller.scheduler.patches import Handover, PodPatch, opening_patch, release_patch
 from controller.scheduler.planner import Plan
 from controller.scheduler.release import Release
 from controller.scheduler.state import State
 from controller.scheduler.unschedulable import Action, Replace, Retry, StuckPods
 from kubekit import logs
-from kubekit.client import MERGE_PATCH, STRATEGIC_PATCH, Client
+from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder, reference
 from kubekit.wire import PODS
@@ -52,17 +52,10 @@ class PodWriter:
         Raises:
             ApiError: the API server refuses.
         """
-        return await self._patch(pod, patch, STRATEGIC_PATCH, None)
-
-    async def patch_status(self, pod: GroupPod, patch: PodPatch) -> GroupPod | None:
-        """The same for its status."""
-        return await self._patch(pod, patch, MERGE_PATCH, "status")
-
-    async def _patch(self, pod: GroupPod, patch: PodPatch, kind: str, subresource: str | None) -> GroupPod | None:
         metadata = pod.metadata
         try:
             after = await self._client.patch(
-                PODS, metadata.name, patch, GroupPod, kind=kind, namespace=metadata.namespace, subresource=subresource
+                PODS, metadata.name, patch, GroupPod, kind=STRATEGIC_PATCH, namespace=metadata.namespace
             )
         except ApiError as error:
             if error.conflict or error.not_found:
@@ -115,7 +108,7 @@ async def all_of(work: Iterable[Awaitable[None]]) -> None:
 
 
 class Deliveries:
-    """Opens gates and nominates.
+    """Opens gates, and sees to pods that the scheduler found no node for.
 
     Args:
         writer: patches pods.
@@ -185,27 +178,6 @@ class Deliveries:
             text = note.format(group=group, workload=pod.workload or "(no label)", wait=waited_s)
             self._recorder.warning(reference(PODS, pod.metadata), "GateOpened", text)
 
-    async def nominate(self, pods: Iterable[GroupPod], plan: Plan) -> bool:
-        """Write the planned host of each gated pod to its status, where kube-scheduler keeps the room for it; tells whether any
-        was written. A pod that had a place and has none any more keeps no room, and an autoscaler is to see it.
-
-        Raises:
-            ApiError: of the first pod that could not be nominated.
-        """
-        without = frozenset(plan.unplaced)
-        work: list[Awaitable[None]] = []
-        for pod in pods:
-            key = pod.metadata.key
-            target = plan.targets.get(key)
-            node = "" if key in without else target.node if target is not None else None
-            if node is not None and pod.status.nominated_node_name != node:
-                work.append(self._nominate(pod, node))
-        await all_of(work)
-        return bool(work)
-
-    async def _nominate(self, pod: GroupPod, node: str) -> None:
-        await self._writer.patch_status(pod, nomination_patch(pod, node))
-
     async def see_to(self, actions: Iterable[Action]) -> None:
         """Retry and replace stuck pods.
 
@@ -217,11 +189,7 @@ class Deliveries:
     async def _see_to(self, action: Action) -> None:
         about = reference(PODS, action.pod.metadata)
         if isinstance(action, Retry):
-            # The nomination first: the scheduler tries the pod as soon as the other patch arrives.
-            pod: GroupPod | None = action.pod
-            if action.nominate:
-                pod = await self._writer.patch_status(action.pod, nomination_patch(action.pod, action.nominate))
-            if pod is not None and await self._writer.patch(pod, as_of(action.patch, pod)) is not None:
+            if await self._writer.patch(action.pod, action.patch) is not None:
                 self._metrics.retried.labels(action.cause).inc()
         elif isinstance(action, Replace):
             try:

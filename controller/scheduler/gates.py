@@ -26,7 +26,7 @@ from controller.scheduler.deliveries import Deliveries, PodWriter
 from controller.scheduler.explain import decide, decision_of, explain
 from controller.scheduler.index import GroupPods
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.patches import decision_patch, mode_of
+from controller.scheduler.patches import decision_patch
 from controller.scheduler.plan_in_force import UNPLACED_FOR_S
 from controller.scheduler.planning import GroupOutlook, GroupPlans
 from controller.scheduler.release import (
@@ -227,7 +227,9 @@ class SchedulingController:
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now, self._config.gates) <= 0
         outlook = self.plans.look(group, pods) if settled else GroupOutlook()
-        turns = plan_release(await self._with_plan(group, queue, outlook), now, self._config.gates)
+        if outlook.plan is not None and not outlook.pending:
+            queue = msgspec.structs.replace(queue, unplaced=frozenset(outlook.plan.unplaced))
+        turns = plan_release(queue, now, self._config.gates)
         held = await self._release(group, turns, outlook)
         told_s = self._tell_waiting(pods, {**turns.waiting, **held}, now)
         actions, again_s = self._stuck.plan(pods, outlook.plan, self.state, now)
@@ -236,17 +238,6 @@ class SchedulingController:
             self._wake(group)
         stale_s = UNPLACED_FOR_S if turns.waiting and outlook.plan is not None and outlook.plan.unplaced else None
         return min((s for s in (turns.again_s, again_s, stale_s, told_s) if s is not None), default=None)
-
-    async def _with_plan(self, group: str, queue: GroupQueue, outlook: GroupOutlook) -> GroupQueue:
-        """Nominate what has a place and nothing else, and tell the queue what the plan says."""
-        plan = outlook.plan
-        nominated = [
-            p for p in queue.pods if p.gated and not p.over and mode_of(p, self._config, self.state) == "nominated"
-        ]
-        if plan is not None and not outlook.pending and await self._deliveries.nominate(nominated, plan):
-            # Gates are opened on the pods as they are after that, or not at all.
-            queue = msgspec.structs.replace(queue, pods=self._pods.of(group))
-        return told(queue, outlook, frozenset(pod.metadata.key for pod in nominated))
 
     def _tell_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
         """One event on each pod that has waited for a few seconds: for whom. Tells when to look again."""
@@ -322,25 +313,6 @@ class SchedulingController:
             return "as-planned"
         host = self.fleet.hosts.get(pod.spec.node_name)
         return "planned-zone" if host is not None and host.location == target.location else "elsewhere"
-
-
-def told(queue: GroupQueue, outlook: GroupOutlook, nominated: frozenset[str]) -> GroupQueue:
-    """What a plan says to the queue: who has no place, and whether those that go together once nominated may.
-
-    Args:
-        queue: the group's.
-        outlook: the plan.
-        nominated: keys of the gated pods whose decision is handed over that way.
-    """
-    if outlook.pending:
-        # Half of a group that went by the old plan would hold room which the other half may not find by the new one.
-        return msgspec.structs.replace(queue, together=nominated, held=PENDING if nominated else "")
-    if outlook.plan is None:
-        return queue
-    unplaced = frozenset(outlook.plan.unplaced)
-    missing = sum(p.waiting and p.metadata.key in unplaced for p in queue.pods)
-    held = f"{missing} pods of the group have no place yet; its own is kept" if missing else ""
-    return msgspec.structs.replace(queue, unplaced=unplaced, together=nominated, held=held)
 
 
 def _attempts(pod: GroupPod) -> tuple[bool, str]:

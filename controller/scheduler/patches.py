@@ -107,16 +107,6 @@ def retry_patch(pod: GroupPod, target: Target | None, reason: str) -> PodPatch:
     return _patch(pod, annotations, {})
 
 
-def nomination_patch(pod: GroupPod, node: str) -> PodPatch:
-    """For the subresource status: the host on which kube-scheduler is to keep room for the pod; empty for none."""
-    return {**_patch(pod, {}, {}), "status": {"nominatedNodeName": node}}
-
-
-def as_of(patch: PodPatch, pod: GroupPod) -> PodPatch:
-    """The same patch for a later version of the pod."""
-    return {**patch, "metadata": {**patch["metadata"], "resourceVersion": pod.metadata.resource_version}}
-
-
 def decision_patch(pod: GroupPod, decision: Decision) -> PodPatch:
     """Keep a decision on a pod that was placed without us opening a gate."""
     return _patch(pod, {DECISION_ANNOTATION: msgspec.json.encode(decision).decode()}, {})

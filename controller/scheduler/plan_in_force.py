@@ -33,8 +33,8 @@ class _Promise(msgspec.Struct, frozen=True):
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """The host as it was when the scheduler refused it: what bound pods used of it, and what others were promised there, for
-    the scheduler keeps nominated room as well. All but the refused pod, that is, by its key.
+    """The host as it was when the scheduler refused it: what bound pods used of it, and what others than the
+    refused pod (by its key) were promised there.
     """
 
     key: str

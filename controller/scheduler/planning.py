@@ -238,7 +238,7 @@ class GroupPlans:
             self._promise(group, plan)
             self._tell(group, known, plan, left_out)
             if any(pod.bound for pod in pods):
-                # It may have the room of some of these, which are nominated for it until they look again.
+                # It may have taken room that was promised to some of these.
                 for idle in self.assumed.idle:
                     self._wake(idle)
         self._wake(group)

@@ -37,8 +37,6 @@ class GroupQueue(msgspec.Struct, frozen=True):
         members: numMembers of the group.
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
         unplaced: keys of pods for which the plan found no place.
-        together: keys of pods that do not go in turn but all at once, and `held` is why they may not yet; empty when
-            they may.
     """
 
     order: Mapping[str, int]
@@ -48,8 +46,6 @@ class GroupQueue(msgspec.Struct, frozen=True):
     members: int = 0
     seen_at: Mapping[str, float] = {}
     unplaced: frozenset[str] = frozenset()
-    together: frozenset[str] = frozenset()
-    held: str = ""
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -167,7 +163,7 @@ class _Turns:
         if self._settles_s > 0:
             self._wakes.append(self._settles_s)
             return "the group's pods are still being created"
-        return self._queue.held if pod.metadata.key in self._queue.together else self._held_by(pod, age_s)
+        return self._held_by(pod, age_s)
 
     def _held_by(self, pod: GroupPod, age_s: float) -> str:
         """Why a workload that comes before holds a pod up; empty when none does."""

@@ -29,16 +29,11 @@ _REMEMBERED_OWNERS, _REMEMBERED_CLASSES = 1000, 10_000
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A pod to be tried again.
-
-    Attributes:
-        nominate: the host to nominate it for first, empty for none.
-    """
+    """A pod to be tried again."""
 
     pod: GroupPod
     patch: PodPatch
     cause: str
-    nominate: str = ""
 
 
 class Replace(msgspec.Struct, frozen=True):
@@ -134,8 +129,7 @@ class StuckPods:
         self._answers[key] = answer
         self._tried[key] = (now, times + 1)
         patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
-        nominate = target.node if target is not None and mode_of(pod, self._config, state) == "nominated" else ""
-        return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule", nominate), None
+        return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule"), None
 
     def _replacement(
         self, pod: GroupPod, target: Target | None, state: State, now: float

@@ -167,7 +167,7 @@ def worth(data: Mapping[str, Any], deal: int, where: Mapping[str, str]) -> dict[
 
 
 async def schedule(
-    plane: ControlPlane, client: Client, objects: list[tuple[Resource, dict[str, Any]]], placement: str
+    plane: ControlPlane, client: Client, objects: list[tuple[Resource, dict[str, Any]]]
 ) -> tuple[dict[str, str], dict[str, str], float]:
     """Planned and bound node of each pod, and the seconds from the leader's start on."""
     await in_batches([client.create(kind, body, Object, namespace=NAMESPACE) for kind, body in objects])
@@ -178,7 +178,7 @@ async def schedule(
         running = await plane.start_scheduler(data)
         stack.push_async_callback(plane.programs.stop, running)
         began = time.monotonic()
-        await stack.enter_async_context(program(plane, "manager", placement))
+        await stack.enter_async_context(program(plane, "manager", "affinity"))
         pods = sum(kind is PODS for kind, _ in objects)
         async with asyncio.timeout(LONGEST_S):
             while sum(bool(p.spec.node_name) for p in mirror) < pods:
@@ -197,7 +197,6 @@ def _planned(pod: Bound) -> str:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deal", type=int, default=0)
-    parser.add_argument("--placement", choices=("affinity", "nominated"), default="nominated")
     args = parser.parse_args()
     data = m3.read()
     zones = m3.zones_of(len(data["MachineList"]), args.deal).tolist()
@@ -219,11 +218,10 @@ async def main() -> None:
             *((SERVICES, body) for body in services),
             *((PODS, body) for body in pods),
         ]
-        planned, bound, took_s = await schedule(plane, client, objects, args.placement)
+        planned, bound, took_s = await schedule(plane, client, objects)
     as_planned = sum(bool(planned[name]) and planned[name] == node for name, node in bound.items()) / len(bound)
     figures["scheduled"] = {
         **worth(data, args.deal, bound),
-        "placement": args.placement,
         "pods": len(bound),
         "as_planned": round(as_planned, 4),
         "seconds": round(took_s, 1),

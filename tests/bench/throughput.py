@@ -9,7 +9,6 @@ ruled: our extender, pods without a plan, so that it answers by the plain rule.
 extender: our extender, pods with the plan's targets, as the leader writes them before it opens a gate.
 terms: no extender, pods with the node affinity that the leader writes before it opens a gate.
 affinity: the same end to end: the clock runs from the opening of the first gate, and plans and releases count too.
-nominated: the same for pods whose planned host is nominated before their gate opens.
 
 Targets and terms of the modes "extender" and "terms" are those of the real leader, taken from pods that it released in
 a round before. Extender and leader run in processes of their own, as they would beside a scheduler.
@@ -52,8 +51,7 @@ from tests.bench.decision_quality import in_batches, until
 NAMESPACE = "throughput"
 ZONES, REGIONS, GROUP_SIZE = 40, 4, 10
 LONGEST_S = 600.0
-MODES = ("stock", "echo", "ruled", "extender", "terms", "affinity", "nominated")
-LED = ("affinity", "nominated")
+MODES = ("stock", "echo", "ruled", "extender", "terms", "affinity")
 EXTENDERS = ("echo", "ruled", "extender")
 HANDED = frozenset({"extender", "terms"})
 # Nobody owns these pods in truth; with an owner they are treated as pods of a Deployment are.
@@ -157,7 +155,7 @@ def pod_body(group: int, workload: int, mode: str, handed: dict[str, Handover]) 
         "automountServiceAccountToken": False,
         "containers": [container],
     }
-    if mode in LED:
+    if mode == "affinity":
         spec["schedulingGates"] = [{"name": GATE}]
     elif mode == "extender":
         metadata["annotations"] = {TARGET_ANNOTATION: handed[name].target}
@@ -317,7 +315,7 @@ async def run_mode(
         running = await plane.start_scheduler(data, name=f"scheduler-{time.time_ns()}")
         started, before = time.monotonic(), processor_s(plane)
         try:
-            if mode in LED:
+            if mode == "affinity":
                 leader = await stack.enter_async_context(program(plane, "manager", mode))
                 while all(p.spec.scheduling_gates for p in mirror):
                     await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ log = logs.get("controller.scheduler.extender")
 Verb = Literal["filter", "prioritize", "preempt"]
 
 NOT_OURS = "the pod is not for a scheduler that this extender serves"
-BY_POD = "the decision is handed over on the pod itself, by affinity or nomination"
+BY_POD = "the decision is handed over on the pod itself, by its node affinity"
 _NOT_FOR_US = frozenset({NOT_OURS, BY_POD, NO_GROUP_LABEL})
 
 

@@ -211,7 +211,7 @@ FIELDS: tuple[tuple[str, str, tuple[str, ...], dict[str, str], set[str]], ...] =
     ("controller", "/api/v1/nodes/node-a", ("", "/status"), NODE, set()),
     ("controller", "/api/v1/namespaces/kube-system/pods/victim", ("", "/status"), POD, set()),
     ("controller", "/api/v1/namespaces/stranger/pods/victim", ("", "/status"), POD, set()),
-    ("controller", "/api/v1/namespaces/asked/pods/victim", ("", "/status"), POD, {"status.nominatedNodeName"}),
+    ("controller", "/api/v1/namespaces/asked/pods/victim", ("", "/status"), POD, set()),
     ("controller", RESULTS, ("",), CONFIGMAP, set()),
     ("controller", SHIPPED, ("",), CONFIGMAP, set()),
     (

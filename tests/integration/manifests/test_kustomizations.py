@@ -298,7 +298,7 @@ async def test_rights_to_write_pods_and_nodes_come_from_components(kustomize: Ku
             for verb in rule["verbs"]
             if resource.startswith(("pods", "nodes")) and verb not in {"get", "list", "watch"}
         }
-    places = {"patch pods", "patch pods/status"}
+    places = {"patch pods"}
     assert given.pop("descheduler") == places | {"create pods/eviction", "patch nodes/status"}
     assert given.pop("observe-only") == given.pop("upstream-scheduler") == set()
     assert set(map(frozenset, given.values())) == {frozenset(places)}

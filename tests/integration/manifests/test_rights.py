@@ -53,7 +53,6 @@ RARE = {
     ("netaware-agent", "events.k8s.io", "events", "create"): "a verdict on a pod's limit changed",
     ("netaware-agent", "events.k8s.io", "events", "patch"): "the same event again",
     ("netaware-controller", "", "pods", "patch"): "a gate is opened",
-    ("netaware-controller", "", "pods/status", "patch"): "a pod is nominated",
     ("netaware-controller", "", "configmaps", "delete"): "a zone is gone, and so is its plan",
     ("netaware-controller", "events.k8s.io", "events", "patch"): "the same event again",
     ("netaware-controller", "", "pods/eviction", "create"): "a pod is moved",

@@ -1,4 +1,4 @@
-"""What surrounds the plan, on the real API server and the stock kube-scheduler: nominations, autoscalers, preemption, overdue gates."""
+"""What surrounds the plan, on the real API server and the stock kube-scheduler: autoscalers, preemption, overdue gates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 from controller.cluster.pods import GATE, GroupPod
 from controller.scheduler.config import SchedulerConfig
@@ -28,62 +27,18 @@ from tests.integration.scheduler.conftest import (
     set_costs,
     until,
     until_bound,
-    until_unschedulable,
 )
 
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
 FAR = {("a", "b"): 40, ("b", "a"): 40}
-NOMINATED = {"netaware.io/placement": "nominated"}
 PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
 
 
 def autoscaler_sees(pod: GroupPod) -> bool:
-    """Cluster Autoscaler's conditions for a pod that it makes a node for (its pod lister: unschedulable, not nominated)."""
+    """Cluster Autoscaler's conditions for a pod that it makes a node for (its pod lister: unschedulable)."""
     found = pod.condition("PodScheduled")
-    return (
-        pod.waiting
-        and found is not None
-        and found.status == "False"
-        and found.reason == "Unschedulable"
-        and not pod.status.nominated_node_name
-    )
-
-
-async def test_a_group_is_nominated_and_pods_without_a_place_are_left_to_the_autoscaler(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
-) -> None:
-    """Two pods fit; two do not, and go at once, unnominated. The room of the first is kept, and all run when nodes come."""
-    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
-    await set_costs(client, namespace, FAR)
-    await create_group(client, namespace, {"P1": [("P2", 50)], "P2": [("P3", 50)], "P3": []}, members=4)
-    async with lead(SchedulerConfig(gates=PATIENT)):
-        await scheduler()
-        default: dict[str, Any] = {"scheduler": "default-scheduler", "group": "a1", "labels": NOMINATED}
-        for name, workload, cpu in (("p1", "P1", "1"), ("p2", "P2", "1"), ("big1", "P3", "4"), ("big2", "P3", "4")):
-            await create_pod(client, namespace, name, workload=workload, requests={"cpu": cpu}, **default)
-
-        async def seen() -> bool:
-            return all([autoscaler_sees(await read_pod(client, namespace, name)) for name in ("big1", "big2")])
-
-        async def kept() -> bool:
-            pods = [await read_pod(client, namespace, name) for name in ("p1", "p2")]
-            return all(pod.gated and pod.status.nominated_node_name == "n-a" for pod in pods)
-
-        await until(seen)
-        await until(kept)
-        # Nobody of the same priority gets the room that is kept.
-        await create_pod(client, namespace, "stranger", scheduler="default-scheduler", requests={"cpu": "1"})
-        await until_unschedulable(client, namespace, "stranger")
-        big = await read_pod(client, namespace, "big1")
-        assert big.spec.affinity is None
-        # It would take the room of a new node before those for whom that is made.
-        await client.delete(PODS, "stranger", namespace=namespace, grace_period_s=0)
-        for name in ("n-b", "n-c"):
-            await ready_node(name, zone="a", region="r", capacity={"cpu": "4"})
-        placed = await until_bound(client, namespace, "p1", "p2", "big1", "big2")
-    assert {placed["p1"], placed["p2"]} == {"n-a"}
-    assert {placed["big1"], placed["big2"]} == {"n-b", "n-c"}
+    return pod.waiting and found is not None and found.status == "False" and found.reason == "Unschedulable"
 
 
 async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
@@ -111,35 +66,6 @@ async def test_a_chain_without_a_place_is_seen_whole_by_the_autoscaler(
             await ready_node(node, zone="a", region="r", capacity={"cpu": "8"})
         placed = await until_bound(client, namespace, *names)
     assert set(placed.values()) == {"n-b", "n-c"}
-
-
-async def conflicts(client: Client) -> float:
-    """Patches of pods that the API server has refused because the pod had changed."""
-    found = 0.0
-    for family in text_string_to_metric_families((await client.request("GET", "/metrics")).decode()):
-        for sample in family.samples:
-            wanted = {"resource": "pods", "subresource": "", "verb": "PATCH", "code": "409"}
-            if sample.name == "apiserver_request_total" and wanted.items() <= sample.labels.items():
-                found += sample.value
-    return found
-
-
-async def test_a_nominated_groups_gates_open_in_the_same_look(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
-) -> None:
-    """On the pods as they are after the nomination: on older copies every opening was refused once."""
-    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "8"})
-    await set_costs(client, namespace, FAR)
-    names = [f"p{i}" for i in range(6)]
-    await create_group(client, namespace, {"P1": [("P2", 50)], "P2": []}, members=len(names))
-    before = await conflicts(client)
-    async with lead(SchedulerConfig(gates=PATIENT)):
-        await scheduler()
-        for i, name in enumerate(names):
-            spec: dict[str, Any] = {"scheduler": "default-scheduler", "group": "a1", "labels": NOMINATED}
-            await create_pod(client, namespace, name, workload=f"P{1 + i % 2}", requests={"cpu": "1"}, **spec)
-        await until_bound(client, namespace, *names)
-    assert await conflicts(client) == before
 
 
 async def test_a_gate_without_a_group_is_refused_with_a_text_that_says_why(client: Client, namespace: str) -> None:

@@ -428,9 +428,9 @@ def test_pods_that_carry_their_plan_themselves_need_no_scheduler_that_asks_us(*,
     [
         ({}, {}, "extender", False),
         ({}, {}, "affinity", True),
-        ({}, {PLACEMENT_LABEL: "nominated"}, "extender", True),
+        ({}, {PLACEMENT_LABEL: "affinity"}, "extender", True),
         ({PLACEMENT_LABEL: "affinity"}, {}, "extender", True),
-        ({PLACEMENT_LABEL: "extender"}, {PLACEMENT_LABEL: "nominated"}, "affinity", False),
+        ({PLACEMENT_LABEL: "extender"}, {PLACEMENT_LABEL: "affinity"}, "affinity", False),
     ],
 )
 def test_how_a_pod_is_told_its_place_is_read_of_pod_namespace_and_configuration(

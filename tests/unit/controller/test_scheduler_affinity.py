@@ -245,9 +245,7 @@ def test_in_parity_nothing_but_the_gate_is_touched() -> None:
         ("network-aware-scheduler", "affinity", "extender", "affinity"),
         ("network-aware-scheduler", "extender", "affinity", "extender"),
         ("default-scheduler", "", "extender", "affinity"),
-        ("default-scheduler", "nominated", "extender", "nominated"),
-        ("network-aware-scheduler", "", "nominated", "nominated"),
-        ("default-scheduler", "", "nominated", "nominated"),
+        ("default-scheduler", "", "affinity", "affinity"),
     ],
 )
 def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
@@ -259,9 +257,9 @@ def test_pods_choose_their_mode_and_schedulers_without_us_get_affinity(
     config = SchedulerConfig(placement=placement)
     state = State(config, "netaware-system")
     assert mode_of(pod, config, state) == mode
-    labels = {"netaware.io/placement": "nominated"}
+    labels = {"netaware.io/placement": "affinity"}
     state.take_namespace("default", None, Object(metadata=ObjectMeta(name="default", labels=labels)))
-    assert mode_of(pod, config, state) == (label or "nominated")
+    assert mode_of(pod, config, state) == (label or "affinity")
 
 
 def test_the_decision_is_kept_on_the_pod() -> None:

@@ -130,7 +130,7 @@ async def test_room_on_a_host_that_refused_is_asked_for_again_when_a_pod_leaves_
 
 
 async def test_room_on_a_host_that_refused_is_asked_for_again_when_its_promise_to_another_group_ends() -> None:
-    """The scheduler keeps what is nominated; that is no longer kept when the other group goes, though no pod left the host."""
+    """A promise to another group refused it; that ends when the other group goes, though no pod left the host."""
     world = World(1, 4)
     world.add_group("d/g1", 1)
     world.add_group("d/g2", 1)
@@ -157,7 +157,7 @@ async def test_a_refusal_outlasts_a_promise_that_becomes_a_pod() -> None:
 
 
 async def test_a_group_that_stands_in_part_gets_the_room_of_one_that_cannot_come_up_whole() -> None:
-    """It is nominated for it, and would keep it for two minutes."""
+    """It would keep it for two minutes."""
     world = World(2, 4)
     for group in ("d/begun", "d/idle"):
         world.add_group(group, 2)

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cluster.pods import GATE, GroupPod, Target
+from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.gates import told
-from controller.scheduler.planner import Plan
-from controller.scheduler.planning import GroupOutlook
 from controller.scheduler.release import GroupQueue, Turns, plan_release, settles_in_s
 from kubekit.wire import format_time
 
@@ -331,33 +328,3 @@ def test_gates_open_in_the_groups_order_and_those_that_nobody_orders_come_last()
     ]
     turns = plan_release(queue(*pods), CREATED, CONFIG)
     assert [r.pod.metadata.name for r in turns.releases] == ["a", "c1", "c2", "x"]
-
-
-def test_those_that_go_together_wait_for_what_holds_them_and_for_nobody_s_turn() -> None:
-    pods = (pod("a", "A"), pod("b", "B"))
-    together = frozenset({"d/a", "d/b"})
-    held = plan_release(queue(*pods, together=together, held="one has no place"), CREATED, CONFIG)
-    assert held.releases == ()
-    assert held.waiting == {"d/a": "one has no place", "d/b": "one has no place"}
-    assert released(plan_release(queue(*pods, together=together), CREATED, CONFIG)) == [("a", "turn"), ("b", "turn")]
-
-
-def test_a_nominated_group_does_not_go_by_a_plan_that_is_being_made_anew() -> None:
-    """Half of it would take room by the old plan, and the other half might find none by the new one."""
-    pods, keys = (pod("a", "A"), pod("b", "A")), frozenset({"d/a", "d/b"})
-    old = Plan({"d/a": Target("z", "r", "n")}, unplaced=("d/b",))
-
-    def going(outlook: GroupOutlook, nominated: frozenset[str] = keys) -> list[tuple[str, str]]:
-        return released(plan_release(told(queue(*pods), outlook, nominated), CREATED, CONFIG))
-
-    assert going(GroupOutlook(old, pending=True)) == []
-    assert going(GroupOutlook(old)) == [("b", "unplaced")], (
-        "what has a place keeps it, what has none is shown to autoscalers"
-    )
-    assert going(GroupOutlook(Plan({"d/a": Target("z", "r", "n"), "d/b": Target("z", "r", "n")}))) == [
-        ("a", "turn"),
-        ("b", "turn"),
-    ]
-    assert going(GroupOutlook(old, pending=True), frozenset()) == [("a", "turn"), ("b", "turn")], (
-        "those of other modes go in turn"
-    )

@@ -108,11 +108,3 @@ def test_a_pod_that_every_host_refuses_is_tried_less_and_less_often() -> None:
         actions, _ = stuck.plan([stuck_pod()], Plan({"d/p": target}), state, float(second))
         tries += len(actions)
     assert 10 < tries < 90
-
-
-def test_a_nominated_pod_is_nominated_anew_before_it_is_tried_again() -> None:
-    config = SchedulerConfig(placement="nominated")
-    stuck = StuckPods(config)
-    (action,), _ = stuck.plan([stuck_pod()], Plan({"d/p": ZONE_B}), State(config, "netaware-system"), 0)
-    assert isinstance(action, Retry)
-    assert action.nominate == "n-b"

@@ -310,9 +310,8 @@ def test_a_proposal_says_who_will_not_follow_it_and_changes_schedulers_only_when
     [
         ("", Placing(), False),
         ("", Placing("affinity"), True),
-        ("", Placing("nominated"), True),
         ("extender", Placing("affinity"), False),
-        ("nominated", Placing(), True),
+        ("affinity", Placing(), True),
         ("unheard-of", Placing(), False),
         ("", Placing(scheduler_names=("mine", "default-scheduler")), True),
         ("", Placing(scheduler_names=()), True),
@@ -339,8 +338,8 @@ def test_how_a_namespaces_pods_hear_of_their_plan_is_told_by_its_label_before_th
 
     assert told("other") == Placing()
     assert told("other", "shop").placement == "affinity"
-    assert told("shop", placement="nominated").placement == "affinity"
-    assert told(placement="nominated", scheduler_names=("a",)) == Placing("nominated", ("a",))
+    assert told("shop", placement="extender").placement == "affinity"
+    assert told(placement="affinity", scheduler_names=("a",)) == Placing("affinity", ("a",))
 
 
 def test_groups_part_where_traffic_is_thin_and_a_server_of_everybody_joins_nobody() -> None:

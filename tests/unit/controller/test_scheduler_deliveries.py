@@ -1,0 +1,39 @@
+"""Writes of one round: a failure keeps no other from being made."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from controller.scheduler.deliveries import all_of
+
+
+async def test_a_delivery_that_failed_keeps_no_other_from_being_made_and_nothing_in_memory() -> None:
+    class Large:
+        """What a round works with."""
+
+    made = list[int]()
+
+    async def deliver(number: int) -> None:
+        if number % 3 == 0:
+            raise ValueError(number)
+        made.append(number)
+
+    async def round_() -> weakref.ref[Large]:
+        large = Large()
+        with pytest.raises(ValueError, match="0") as caught:
+            await all_of(deliver(number) for number in range(40))
+        del caught
+        return weakref.ref(large)
+
+    gc.disable()
+    try:
+        kept = await round_()
+        await asyncio.sleep(0)
+        assert kept() is None
+    finally:
+        gc.enable()
+    assert made == [number for number in range(40) if number % 3]
