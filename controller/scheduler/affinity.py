@@ -105,8 +105,7 @@ def requirement(verdicts: Verdicts, target: Target | None) -> MatchExpression | 
 
     Args:
         verdicts: what the rules say.
-        target: where the plan wants the pod, whose zone is then required. Only for pods that may be replaced if that zone
-            turns out to be full.
+        target: where the plan wants the pod, whose zone is then required.
     """
     if target is not None and target.zone:
         return MatchExpression(ZONE_LABEL, "In", [target.zone])

@@ -54,7 +54,7 @@ class GatesConfig(Section, frozen=True):
     """TopologicalSort by scheduling gates.
 
     Attributes:
-        max_wait_s: no pod stays gated for longer than this after it was created, whatever is missing.
+        max_wait_s: no pod stays gated for longer than this after it was created, or after the last gate of others opened.
         absent_wait_s: how long a pod waits for earlier workloads that have no pods at all, or fewer than they declare.
         settle_s: a group whose pods were just created is planned after this pause, so that the plan knows all of them.
         replace_after_s: in affinity mode, how long a pod must have been unschedulable before it is replaced through its owner

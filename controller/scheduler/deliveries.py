@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+import msgspec
+
 from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
@@ -20,13 +22,26 @@ from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder, reference
-from kubekit.wire import PODS
+from kubekit.wire import PODS, UNREADABLE
 
 log = logs.get("controller.scheduler.deliveries")
 
 _AT_ONCE = 16
 CHANGED_SINCE = frozenset({404, 409, 429})
 """Answers after which the next look decides: the pod is gone, has changed, or the server has too much to do."""
+
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class _ReviewStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct, frozen=True):
+    status: _ReviewStatus = _ReviewStatus()
+
+
+_decode_review = msgspec.json.Decoder(_Review).decode
 
 RELEASE_NOTES = {
     "no-group": "gate opened without an order: no AppGroup {group} came up in time",
@@ -78,17 +93,35 @@ class PodWriter:
             if error.status not in CHANGED_SINCE and not error.forbidden:
                 raise
             if error.forbidden:
-                log.change(
-                    "replace",
-                    "forbidden",
-                    "a pending pod is not replaced, and from now on no zone is required of any pod in affinity mode: add "
-                    "the component replace-pending, which gives the right to evict",
-                    error=error,
-                    pod=metadata.key,
-                )
+                log.change(metadata.key, "forbidden", "a pending pod is not replaced", error=error, pod=metadata.key)
                 raise ReplacingForbiddenError from error
             return False
         return True
+
+
+async def may_evict(client: Client) -> bool:
+    """Whether the API server would let us evict pods; no, where it does not answer."""
+    asked = {"verb": "create", "resource": "pods", "subresource": "eviction"}
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    try:
+        answer = await client.request("POST", _ACCESS_REVIEWS, body=body)
+        allowed = _decode_review(answer).status.allowed
+    except (KubekitError, *UNREADABLE) as error:
+        log.change("eviction", str(error), "whether pods may be evicted is not known", error=error)
+        return False
+    log.change(
+        "eviction",
+        "" if allowed else "forbidden",
+        "pods may be evicted"
+        if allowed
+        else "zones are not required of pods in affinity mode: the component replace-pending gives "
+        "the right to evict, without which they could not be taken back",
+    )
+    return allowed
 
 
 async def all_of(work: Iterable[Awaitable[None]]) -> None:
@@ -190,12 +223,13 @@ class Deliveries:
         about = reference(PODS, action.pod.metadata)
         if isinstance(action, Retry):
             if await self._writer.patch(action.pod, action.patch) is not None:
+                self._stuck.on_retried(action, self._clock())
                 self._metrics.retried.labels(action.cause).inc()
         elif isinstance(action, Replace):
             try:
                 evicted = await self._writer.evict(action.pod)
             except ReplacingForbiddenError:
-                self._stuck.never_replace()
+                self._stuck.on_forbidden(action.pod)
                 evicted = False
             self._metrics.replaced.labels("evicted" if evicted else "refused").inc()
             if evicted:

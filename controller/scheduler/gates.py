@@ -15,31 +15,21 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
 from controller.cluster.hosts import Fleet
-from controller.cluster.pods import GroupPod, serves, target_of
+from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.replicas import Declared
 from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.groups.order import order
 from controller.scheduler.balance import as_it_stands, balanced, routed_near
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.deliveries import Deliveries, PodWriter
-from controller.scheduler.explain import decide, decision_of, explain
+from controller.scheduler.deliveries import Deliveries, PodWriter, may_evict
 from controller.scheduler.index import GroupPods
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.patches import decision_patch
 from controller.scheduler.plan_in_force import UNPLACED_FOR_S
 from controller.scheduler.planning import GroupOutlook, GroupPlans
-from controller.scheduler.release import (
-    FORCED,
-    PENDING,
-    WAITING,
-    GroupQueue,
-    Turns,
-    WaitingNews,
-    plan_release,
-    settles_in_s,
-)
-from controller.scheduler.state import DeletedNodeError, State
+from controller.scheduler.pod_events import WAITING, PlacementEvents, WaitingNews
+from controller.scheduler.release import FORCED, PENDING, GroupQueue, Turns, peers_first, plan_release, settles_in_s
+from controller.scheduler.state import State
 from controller.scheduler.unschedulable import StuckPods
 from controller.scheduler.worker import PlanningProcess
 from controller.traffic.prices import PriceTable
@@ -52,6 +42,8 @@ from kubekit.workqueue import WorkQueue
 BURST_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are looked at once per this time."""
 WORKERS = 4
+RIGHTS_EVERY_S = 60.0
+"""Somebody may add or remove the component that lets us evict pods while we lead."""
 
 
 class SchedulingController:
@@ -82,7 +74,7 @@ class SchedulingController:
         prices: PriceTable | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._recorder, self._clock = config, recorder, clock
+        self._client, self._config, self._recorder, self._clock = client, config, recorder, clock
         self.metrics = GateMetrics(registry)
         self.state, self.fleet = State(config, namespace), Fleet()
         self.volumes = Volumes()
@@ -117,6 +109,9 @@ class SchedulingController:
             metrics=self.metrics,
             recorder=recorder,
             clock=clock,
+        )
+        self._placements = PlacementEvents(
+            self.state, self.fleet, self._writer, recorder, config=config, metrics=self.metrics, clock=clock
         )
         self._burst: asyncio.TimerHandle | None = None
         self._leading = False
@@ -169,14 +164,21 @@ class SchedulingController:
         """Work while leading, until cancelled."""
         await self._mirror.settled.wait()
         self._pods.forget_writes()
+        self._stuck.may_evict = await may_evict(self._client)
         self._leading = True
         self._wake_waiting()
         try:
             workers = {f"gates {i}": self._work() for i in range(WORKERS)}
-            await supervise({**workers, "plans": self.plans.run()})
+            await supervise({**workers, "plans": self.plans.run(), "rights": self._follow_rights()})
         finally:
             self._leading = False
+            self._placements.clear()
             await self._process.stop()
+
+    async def _follow_rights(self) -> None:
+        while True:
+            await asyncio.sleep(RIGHTS_EVERY_S)
+            self._stuck.may_evict = await may_evict(self._client)
 
     async def _work(self) -> None:
         await self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)
@@ -186,11 +188,14 @@ class SchedulingController:
         if new is None:
             self._stuck.forget(key)
             self._waiting_news.forget(key)
-            self.plans.assumed.forget(group, key)
+            self._placements.forget(key)
+            self.plans.assumed.forget(key)
         elif old is not None and new.found_no_node and _attempts(old) != _attempts(new):
             target = target_of(new)
             if target is not None:
                 self.plans.assumed.refuse(new, target.node)
+        if self._leading and old is not None and new is not None and old.waiting and new.bound:
+            self._placements.on_bound(key)
         self._wake(group)
 
     def _wake(self, group: str) -> None:
@@ -210,19 +215,20 @@ class SchedulingController:
             self._wake_waiting()
 
     def _wake_waiting(self) -> None:
-        if self._leading and self._pods.waiting and self._burst is None:
+        if self._leading and (self._pods.waiting or self.plans.holding()) and self._burst is None:
             self._burst = asyncio.get_running_loop().call_later(BURST_S, self._wake_all)
 
     def _wake_all(self) -> None:
         self._burst = None
-        for group in self._pods.waiting_groups():
+        # Pods of a group that is gone, or not let in any more, belong to another: what it holds is nobody's then.
+        for group in {*self._pods.waiting_groups(), *self.plans.holding()}:
             self._wake(group)
 
     async def _reconcile(self, group: str) -> float | None:
         pods, now = self._pods.of(group), self._clock()
-        await self._tell_placed(group, pods)
         if not any(pod.waiting for pod in pods):
             self.plans.drop(group, pods)
+            await self._placements.report(pods)
             return None
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now, self._config.gates) <= 0
@@ -236,6 +242,7 @@ class SchedulingController:
         await self._deliveries.see_to(actions)
         if actions:
             self._wake(group)
+        await self._placements.report(pods)
         stale_s = UNPLACED_FOR_S if turns.waiting and outlook.plan is not None and outlook.plan.unplaced else None
         return min((s for s in (turns.again_s, again_s, stale_s, told_s) if s is not None), default=None)
 
@@ -262,14 +269,15 @@ class SchedulingController:
     def _queue_of(self, group: str, pods: Sequence[GroupPod]) -> GroupQueue:
         known = self.state.groups.get(group)
         if known is None:
-            return GroupQueue({}, exists=False, pods=pods, seen_at=self._pods.seen_at)
+            return GroupQueue({}, exists=False, pods=pods, seen_at=self._pods.seen_at, free_at=self._pods.free_at)
         return GroupQueue(
-            self._order_of(group, known),
+            peers_first(self._order_of(group, known), pods),
             exists=True,
             pods=pods,
             replicas=self._declared.replicas(known.metadata.namespace, self.state.graph(group).workloads),
             members=known.spec.num_members,
             seen_at=self._pods.seen_at,
+            free_at=self._pods.free_at,
         )
 
     def _order_of(self, key: str, group: AppGroup) -> dict[str, int]:
@@ -281,38 +289,6 @@ class SchedulingController:
             return listed
         sequence = order(graph.children, group.spec.topology_sorting_algorithm).sequence
         return {graph.selectors[position]: index for index, position in enumerate(sequence, start=1)}
-
-    async def _tell_placed(self, group: str, pods: Sequence[GroupPod]) -> None:
-        """One event on each pod that was just placed: why it landed there."""
-        placed = self._pods.take_placed(group)
-        for pod in pods if placed else ():
-            if pod.metadata.key not in placed or not pod.bound or not self._is_ours(pod):
-                continue
-            try:
-                explanation = explain(self.state, pod)
-            except DeletedNodeError:
-                continue  # upstream parity has no answer then
-            self._recorder.normal(reference(PODS, pod.metadata), "NetworkPlacement", explanation.decided)
-            chosen = next((line for line in explanation.candidates if line.chosen), None)
-            if chosen is not None:
-                self.metrics.dependencies.labels("satisfied").inc(chosen.satisfied)
-                self.metrics.dependencies.labels("violated").inc(chosen.violated)
-            self.metrics.placed.labels(self._how(pod)).inc()
-            if self._config.parity != "upstream" and decision_of(pod) is None:
-                # Nobody opened a gate for it, so nobody has kept the decision yet.
-                await self._writer.patch(pod, decision_patch(pod, decide(explanation, None, self._clock())))
-
-    def _is_ours(self, pod: GroupPod) -> bool:
-        return serves(pod.spec.scheduler_name, self._config.scheduler_names) or target_of(pod) is not None
-
-    def _how(self, pod: GroupPod) -> str:
-        target = target_of(pod)
-        if target is None:
-            return "by-rule"
-        if target.node == pod.spec.node_name:
-            return "as-planned"
-        host = self.fleet.hosts.get(pod.spec.node_name)
-        return "planned-zone" if host is not None and host.location == target.location else "elsewhere"
 
 
 def _attempts(pod: GroupPod) -> tuple[bool, str]:

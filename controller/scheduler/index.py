@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from controller.cluster.caches import OwnWrites
@@ -17,6 +16,7 @@ class GroupPods:
 
     Attributes:
         seen_at: pod key -> when it was first seen, on the clock given.
+        free_at: pod key -> when the last gate of others opened.
         waiting: keys of the pods that are neither bound nor over.
     """
 
@@ -24,8 +24,8 @@ class GroupPods:
         self._mirror, self._state, self._clock = mirror, state, clock
         self._written: OwnWrites[GroupPod] = OwnWrites(mirror)
         self._named = NamedPods()
-        self._placed: dict[str, set[str]] = defaultdict(set)
         self.seen_at: dict[str, float] = {}
+        self.free_at: dict[str, float] = {}
         self.waiting: set[str] = set()
 
     def take(self, key: str, old: GroupPod | None, new: GroupPod | None) -> str:
@@ -38,13 +38,13 @@ class GroupPods:
         if new is None:
             self.waiting.discard(key)
             self.seen_at.pop(key, None)
+            self.free_at.pop(key, None)
         else:
             self.seen_at.setdefault(key, self._clock())
             (self.waiting.add if new.waiting else self.waiting.discard)(key)
-        group = self._state.key_of(pod.metadata.namespace, pod.group)
-        if old is not None and new is not None and old.waiting and new.bound:
-            self._placed[group].add(key)
-        return group
+            if old is not None and old.other_gates and not new.other_gates:
+                self.free_at[key] = self._clock()
+        return self._state.key_of(pod.metadata.namespace, pod.group)
 
     def of(self, group: str) -> list[GroupPod]:
         """A group's pods."""
@@ -59,10 +59,6 @@ class GroupPods:
     def gated(self) -> int:
         """How many pods our gate holds."""
         return sum(pod.gated and not pod.over for pod in map(self._mirror.get, tuple(self.waiting)) if pod is not None)
-
-    def take_placed(self, group: str) -> set[str]:
-        """Keys of the group's pods that were bound since this was last asked."""
-        return self._placed.pop(group, set())
 
     def wrote(self, key: str, before: GroupPod, after: GroupPod) -> None:
         """A pod was patched, which its mirror may not know for a moment."""

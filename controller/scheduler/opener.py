@@ -48,6 +48,11 @@ class GatedPod(Object, frozen=True):
         """Held by our gate."""
         return any(gate.name == GATE for gate in self.spec.scheduling_gates or ())
 
+    @property
+    def held_by_others(self) -> bool:
+        """Held by another gate."""
+        return any(gate.name != GATE for gate in self.spec.scheduling_gates or ())
+
 
 async def run_opener(cluster: ClusterConfig, *, max_wait_s: float, listen: str = DEFAULT_LISTEN) -> None:
     """Watch and open until cancelled.
@@ -85,6 +90,8 @@ class Opener:
     ) -> None:
         self._client, self._max_wait_s, self._clock = client, max_wait_s, clock
         self.pods: Reflector[GatedPod] = Reflector(client, PODS, GatedPod, field_selector=WAITING)
+        self._free_at: dict[str, float] = {}
+        self.pods.subscribe(self._on_pod)
         self._opened = Counter(
             "netaware_overdue_gates_opened", "Gates opened because nobody else did in time.", registry=registry
         )
@@ -104,10 +111,20 @@ class Opener:
 
     def overdue(self) -> list[GatedPod]:
         """The pods whose gate should have been opened by now, those that wait longest first."""
-        since = self._clock() - self._max_wait_s
         found = [pod for pod in self.pods if pod.gated and not pod.metadata.deletion_timestamp]
-        late = [pod for pod in found if self._max_wait_s < 0 or _created(pod) <= since]
+        late = found if self._max_wait_s < 0 else [pod for pod in found if self._is_late(pod)]
         return sorted(late, key=_created)
+
+    def _is_late(self, pod: GatedPod) -> bool:
+        """While others hold a pod our gate holds up nothing; its wait counts from when their last gate opened."""
+        since = max(_created(pod), self._free_at.get(pod.metadata.key, 0.0))
+        return not pod.held_by_others and since <= self._clock() - self._max_wait_s
+
+    def _on_pod(self, key: str, old: GatedPod | None, new: GatedPod | None) -> None:
+        if new is None:
+            self._free_at.pop(key, None)
+        elif old is not None and old.held_by_others and not new.held_by_others:
+            self._free_at[key] = self._clock()
 
     async def _open(self, pod: GatedPod) -> None:
         metadata = pod.metadata

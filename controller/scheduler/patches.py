@@ -12,7 +12,6 @@ import msgspec
 from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, serves
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
-    is_replaceable,
     is_tied,
     requirement,
     tighten,
@@ -79,7 +78,7 @@ def release_patch(
     annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
     if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_tied(pod):
         verdicts = zone_verdicts(state.weighing_of(pod), state.places, sorted(state.population))
-        ours = requirement(verdicts, target if is_replaceable(pod) else None) if handover.demands else None
+        ours = requirement(verdicts, target) if handover.demands else None
         affinity = tighten(pod, ours, wishes_of(verdicts, target, handover.hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}

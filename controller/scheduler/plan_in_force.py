@@ -52,6 +52,7 @@ class Assumed:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._held: dict[str, dict[str, str]] = {}
+        self._group_of: dict[str, str] = {}
         self._on: dict[str, dict[str, _Promise]] = {}
         self._begun: set[str] = set()
         self._idle: set[str] = set()
@@ -79,11 +80,16 @@ class Assumed:
         for pod, node in pods:
             key = pod.metadata.key
             held[key] = node
+            if self._group_of.get(key, group) != group:
+                self.forget(key)
+            self._group_of[key] = group
             if before.get(key) == node:
                 del before[key]
             self._on.setdefault(node, {})[key] = _Promise(group, self.asks_of(pod), pod.gated)
         for key, node in before.items():
             self._let_go(key, node)
+            if key not in held:
+                self._group_of.pop(key, None)
         if held:
             self._held[group] = held
 
@@ -175,10 +181,15 @@ class Assumed:
             taken.get(n, 0) < value for n, value in then.taken.items()
         )
 
-    def forget(self, group: str, key: str) -> None:
-        """A pod is gone."""
+    def holders(self) -> Iterable[str]:
+        """Groups that were promised anything."""
+        return self._held.keys()
+
+    def forget(self, key: str) -> None:
+        """A pod is gone, or belongs to another group now."""
         self._asks.pop(key, None)
-        node = self._held.get(group, {}).pop(key, None)
+        held = self._held.get(self._group_of.pop(key, ""), {})
+        node = held.pop(key, None)
         if node is not None:
             self._let_go(key, node)
 

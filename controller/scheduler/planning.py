@@ -202,6 +202,13 @@ class GroupPlans:
         self.assumed.stands(group, begun=False, whole=True)
         bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._fleet.seat_of(p.metadata.key)]
         self.assumed.promise(group, bound)
+        if group not in self._state.groups:
+            self._reports.pop(group, None)
+            self._expected.pop(group, None)
+
+    def holding(self) -> frozenset[str]:
+        """Groups that have a plan, or were promised room."""
+        return frozenset((*self._standing, *self.assumed.holders()))
 
     def report(self, group: str) -> Condition | None:
         """What to say about planning in the group's status; None when there is nothing."""
@@ -289,15 +296,23 @@ class GroupPlans:
             for_s: how long it is waited for.
             requests: what it will ask for.
         """
+        expected = Expected(workload, target, frozenset(known), self._clock() + for_s, dict(requests))
+        self._expected = self._coming()
+        self._expected.setdefault(group, []).append(expected)
+
+    def _coming(self) -> dict[str, list[Expected]]:
+        """By group, the replacements that are still waited for."""
         now = self._clock()
-        kept = [e for e in self._expected.get(group, ()) if e.until > now]
-        self._expected[group] = [*kept, Expected(workload, target, frozenset(known), now + for_s, dict(requests))]
+        found = {group: [e for e in expected if e.until > now] for group, expected in self._expected.items()}
+        return {group: expected for group, expected in found.items() if expected}
 
     def _promised_to_others(self, group: str) -> dict[str, Amounts]:
         """Host -> what pods of other groups were promised there, those that have yet to be made among them."""
-        found, now = self.assumed.promised_to_others(group), self._clock()
-        for other in self._expected.keys() - {group}:
-            coming = [expected for expected in self._expected[other] if expected.until > now]
+        found = self.assumed.promised_to_others(group)
+        self._expected = self._coming()
+        for other, coming in self._expected.items():
+            if other == group:
+                continue
             pods = [pod for pod in self._pods_of(other) if not pod.over]
             # Those that have come are promised their room by their own plan.
             come = Counter(pod.workload for pod in pods if any(expected.is_new(pod) for expected in coming))

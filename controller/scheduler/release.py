@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from controller.cluster.pods import GroupPod
+from controller.cluster.eligibility import selects
+from controller.cluster.pods import GroupPod, PodAffinityTerm
 from controller.scheduler.config import GatesConfig
 from kubekit.wire import parse_time
 
 Cause = Literal["turn", "no-group", "no-workload", "waited", "unplaced"]
 """Why a pod is released: its turn; no such AppGroup; the group has no such workload; it waited for the longest time; the plan
 found no place for it."""
+
+PENDING = "the plan of its group is being made"
 
 FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
 """Causes that wait for no plan."""
@@ -37,6 +40,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
         members: numMembers of the group.
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
         unplaced: keys of pods for which the plan found no place.
+        free_at: pod key -> when the last gate of others opened, for pods that had one; its waits count from then.
     """
 
     order: Mapping[str, int]
@@ -46,6 +50,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
     members: int = 0
     seen_at: Mapping[str, float] = {}
     unplaced: frozenset[str] = frozenset()
+    free_at: Mapping[str, float] = {}
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -90,6 +95,48 @@ def settles_in_s(queue: GroupQueue, now: float, config: GatesConfig) -> float:
         return 0.0
     newest = max((queue.seen_at.get(p.metadata.key, 0.0) for p in queue.pods if not p.over), default=0.0)
     return max(newest + config.settle_s - now, 0.0)
+
+
+def peers_first(order: Mapping[str, int], pods: Iterable[GroupPod]) -> dict[str, int]:
+    """The order with each workload behind those that its pods' required pod affinity still misses.
+
+    kube-scheduler refuses a pod until a pod that it must be near is bound, and the workloads after it would wait meanwhile.
+    """
+    live = [pod for pod in pods if not pod.over]
+    placed = list({pod.workload: pod for pod in live if not pod.waiting}.values())
+    waiting = {pod.workload: pod for pod in live if pod.waiting and pod.workload in order}
+    found: dict[str, int] = {}
+    entered: set[str] = set()
+
+    def visit(workload: str) -> None:
+        if workload in entered:
+            return
+        entered.add(workload)
+        if workload in waiting:
+            pod = waiting[workload]
+            missing = _missing_peers(pod, placed)
+            for other in sorted(waiting, key=order.__getitem__):
+                if any(_is_peer(term, pod, waiting[other]) for term in missing):
+                    visit(other)
+        found[workload] = len(found) + 1
+
+    for workload in sorted(order, key=order.__getitem__):
+        visit(workload)
+    return found
+
+
+def _missing_peers(pod: GroupPod, placed: Sequence[GroupPod]) -> list[PodAffinityTerm]:
+    """Required pod affinity of a pod that no placed pod of its group satisfies; one that the pod itself satisfies needs nobody."""
+    near = pod.spec.affinity.pod_affinity if pod.spec.affinity else None
+    required = near.required_during_scheduling_ignored_during_execution if near else None
+    return [term for term in required or () if not any(_is_peer(term, pod, other) for other in (pod, *placed))]
+
+
+def _is_peer(term: PodAffinityTerm, pod: GroupPod, other: GroupPod) -> bool:
+    """Whether a pod counts for another's pod affinity; namespaceSelector is taken for every namespace, as plans do."""
+    namespaces = term.namespaces or [pod.metadata.namespace]
+    within = term.namespace_selector is not None or other.metadata.namespace in namespaces
+    return within and selects(term.label_selector, other.metadata.labels or {})
 
 
 class _Blocks(NamedTuple):
@@ -141,7 +188,10 @@ class _Turns:
         return Turns(tuple(releases), waiting, again_s)
 
     def _judge(self, pod: GroupPod) -> tuple[Cause | None, str]:
-        age_s = pod.age_s(self._now)
+        if pod.other_gates:
+            # Nobody schedules it before they open: until then our gate holds up nothing, and its plan is kept for it.
+            return None, f"held by another scheduling gate: {', '.join(pod.other_gates)}"
+        age_s = min(pod.age_s(self._now), self._now - self._queue.free_at.get(pod.metadata.key, -math.inf))
         if age_s >= self._config.max_wait_s:
             return "waited", ""
         self._wakes.append(self._config.max_wait_s - age_s)
@@ -158,8 +208,6 @@ class _Turns:
 
     def _held_back(self, pod: GroupPod, age_s: float) -> str:
         """Why a pod that has a place, or may get one, does not go yet; empty when it does."""
-        if pod.other_gates:
-            return f"held by another scheduling gate: {', '.join(pod.other_gates)}"
         if self._settles_s > 0:
             self._wakes.append(self._settles_s)
             return "the group's pods are still being created"
@@ -208,59 +256,3 @@ class _Turns:
         if left_s > 0:
             self._wakes.append(left_s)
         return left_s <= 0
-
-
-WAITING = "WaitingForGroup"
-"""Reason of the event."""
-PATIENCE_S, AGAIN_S = 5.0, 60.0
-"""Before this nobody asks why; what a pod waits for may change with every pod that is bound, so it is told again this much later."""
-PENDING, PLAN_PATIENCE_S = "the plan of its group is being made", 30.0
-"""A plan comes by itself. Where many groups come at once, a write for each of their pods would only make it come later."""
-MOST_AT_ONCE = 20
-"""Pods of one group that are told of in one look; the others' turn comes with the next."""
-
-
-class WaitingNews:
-    """What is told of pods that wait at their gates, once they have waited for a few seconds, and for whom they wait."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, tuple[float, str]] = {}
-
-    def of(
-        self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float
-    ) -> tuple[list[tuple[GroupPod, str]], float | None]:
-        """Whom to tell of, with the words, and in how many seconds to look again; None when only a change can bring news.
-
-        Args:
-            pods: of the group.
-            waiting: pod key -> what it waits for.
-            now: wall clock, seconds since 1970.
-        """
-        news: list[tuple[GroupPod, str]] = []
-        again: list[float] = []
-        for pod in pods:
-            key = pod.metadata.key
-            reason = waiting.get(key)
-            if reason is None:
-                self._told.pop(key, None)
-                continue
-            due_in_s = self._due(pod, reason, now)
-            if due_in_s is None:
-                continue
-            if due_in_s <= 0 and len(news) < MOST_AT_ONCE:
-                self._told[key] = (now, reason)
-                news.append((pod, f"it waits at its gate: {reason}"))
-            else:
-                again.append(max(due_in_s, 1.0))
-        return news, min(again, default=None)
-
-    def _due(self, pod: GroupPod, reason: str, now: float) -> float | None:
-        told = self._told.get(pod.metadata.key)
-        if told is not None:
-            return None if told[1] == reason else told[0] + AGAIN_S - now
-        created, patience_s = pod.metadata.creation_timestamp, PLAN_PATIENCE_S if reason == PENDING else PATIENCE_S
-        return parse_time(created) + patience_s - now if created else 0.0
-
-    def forget(self, key: str) -> None:
-        """A pod is gone."""
-        self._told.pop(key, None)

@@ -29,11 +29,16 @@ _REMEMBERED_OWNERS, _REMEMBERED_CLASSES = 1000, 10_000
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A pod to be tried again."""
+    """A pod to be tried again.
+
+    Attributes:
+        answer: what the filter says of it by now.
+    """
 
     pod: GroupPod
     patch: PodPatch
     cause: str
+    answer: int
 
 
 class Replace(msgspec.Struct, frozen=True):
@@ -54,7 +59,11 @@ Action = Retry | Replace | Tell
 
 
 class StuckPods:
-    """Remembers by what answer each pod is stuck, and how often an owner's pods were replaced."""
+    """Remembers by what answer each pod is stuck, and how often an owner's pods were replaced.
+
+    Attributes:
+        may_evict: whether the controller has the right to.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -64,7 +73,8 @@ class StuckPods:
         self._since: dict[str, float] = {}
         self._told: set[str] = set()
         self._unmet: dict[str, None] = {}
-        self._replaces = True
+        self._forbidden: set[str] = set()
+        self.may_evict = True
 
     def forget(self, key: str) -> None:
         """A pod is gone."""
@@ -72,14 +82,15 @@ class StuckPods:
         self._tried.pop(key, None)
         self._since.pop(key, None)
         self._told.discard(key)
+        self._forbidden.discard(key)
 
     def may_demand(self, pod: GroupPod) -> bool:
-        """Whether zones may be required of a pod: not where that could not be met for its like before."""
-        return self._replaces and class_of(pod) not in self._unmet
+        """Whether zones may be required of a pod: only where that can be taken back, and could be met for its like before."""
+        return self.may_evict and is_replaceable(pod) and class_of(pod) not in self._unmet
 
-    def never_replace(self) -> None:
-        """We may not evict: what cannot be taken back is not demanded."""
-        self._replaces = False
+    def on_forbidden(self, pod: GroupPod) -> None:
+        """The API server forbade the eviction of this pod."""
+        self._forbidden.add(pod.metadata.key)
 
     def plan(
         self, pods: Sequence[GroupPod], plan: Plan | None, state: State, now: float
@@ -126,10 +137,15 @@ class StuckPods:
         left_s = last + min(RETRY_EVERY_S * 2 ** max(times - _FREE_TRIES, 0), _LONGEST_RETRY_S) - now
         if left_s > 0:
             return None, left_s
-        self._answers[key] = answer
-        self._tried[key] = (now, times + 1)
         patch = retry_patch(pod, target if moved else None, f"{now:.3f}")
-        return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule"), None
+        return Retry(pod, patch, "plan" if moved else "costs" if changed else "rule", answer), None
+
+    def on_retried(self, retry: Retry, now: float) -> None:
+        """A retry was written; until then it is due."""
+        key = retry.pod.metadata.key
+        _, times = self._tried.get(key, (0.0, 0))
+        self._answers[key] = retry.answer
+        self._tried[key] = (now, times + 1)
 
     def _replacement(
         self, pod: GroupPod, target: Target | None, state: State, now: float
@@ -144,7 +160,7 @@ class StuckPods:
         before = target_of(pod)
         moved = before is not None and target is not None and before.location != target.location
         changed = self._answers.setdefault(key, _answer(state, pod)) != _answer(state, pod)
-        if not self._replaces or not is_replaceable(pod):
+        if not self.may_evict or key in self._forbidden or not is_replaceable(pod):
             return self._give_up(pod), None
         if moved or changed:
             return self._replace(pod, target, now)
@@ -169,14 +185,12 @@ class StuckPods:
         return Replace(pod, note), None
 
     def _give_up(self, pod: GroupPod) -> Tell | None:
-        """Nobody would make the pod anew, or at a price: a Job counts it as failed."""
+        """The pod cannot be taken back: the right is gone, or its owner is."""
         self._remember_unmet(pod)
         if pod.metadata.key in self._told:
             return None
         self._told.add(pod.metadata.key)
-        owner = controller_of(pod.metadata)
-        who = f"its {owner.kind} cannot replace it at no price" if owner is not None else "it has no owner"
-        who = who if self._replaces else "the controller has no right to evict"
+        who = "the controller has no right to evict it" if is_replaceable(pod) else "nobody makes it anew at no price"
         note = f"no node is left where its frozen node affinity allows, and {who}: delete it to have it placed anew"
         return Tell(pod, note)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -107,19 +108,33 @@ def extender(client: Client) -> Serve:
 
 @pytest.fixture
 def lead(client: Client) -> Lead:
-    """``async with lead(config)`` runs what the leader runs: plans, gates, retries."""
+    """``async with lead(config)`` runs what the leader runs: plans, gates, retries; it leads from ``begins`` on."""
 
     @asynccontextmanager
-    async def run(config: SchedulerConfig | None = None) -> AsyncIterator[SchedulingController]:
+    async def run(
+        config: SchedulerConfig | None = None,
+        *,
+        writer: Client | None = None,
+        begins: asyncio.Event | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> AsyncIterator[SchedulingController]:
         registry = CollectorRegistry()
         caches = Caches(client, "netaware-system")
         recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
         controller = SchedulingController(
-            client, caches, config or SchedulerConfig(), recorder, registry, namespace="netaware-system"
+            writer or client,
+            caches,
+            config or SchedulerConfig(),
+            recorder,
+            registry,
+            namespace="netaware-system",
+            clock=clock,
         )
 
         async def work() -> None:
             await caches.settle()
+            if begins is not None:
+                await begins.wait()
             await controller.run()
 
         tasks = {**caches.tasks(), **controller.mirrors(), "events": recorder.run(), "work": work()}
@@ -196,11 +211,14 @@ async def create_group(
     name: str = "a1",
     algorithm: str = "KahnSort",
     members: int | None = None,
+    elsewhere: dict[str, str] | None = None,
 ) -> AppGroup:
-    """An AppGroup whose workloads are named like their selectors."""
+    """An AppGroup whose workloads are named like their selectors, some of them in other namespaces."""
 
     def reference(selector: str) -> dict[str, str]:
-        return {"kind": "Deployment", "name": selector.lower(), "selector": selector}
+        there = (elsewhere or {}).get(selector)
+        named = {"kind": "Deployment", "name": selector.lower(), "selector": selector}
+        return {**named, "namespace": there} if there else named
 
     workloads = [
         {

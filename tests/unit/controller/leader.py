@@ -125,7 +125,7 @@ class World:
     def delete(self, group: str, key: str) -> None:
         del self.pods[key]
         self.fleet.take_pod(key, None, None)
-        self.plans.assumed.forget(group, key)
+        self.plans.assumed.forget(key)
 
     def of(self, group: str) -> list[GroupPod]:
         namespace, _, label = group.partition("/")

@@ -34,8 +34,18 @@ def names(found: list[GatedPod]) -> list[str]:
 
 
 def test_gates_are_opened_when_the_leader_should_have_and_not_before() -> None:
-    pods = (pod("young", WAIT_S - 1, GATE), pod("late", WAIT_S, GATE), pod("later", 2 * WAIT_S, GATE, "somebodys/else"))
+    pods = (pod("young", WAIT_S - 1, GATE), pod("late", WAIT_S, GATE), pod("later", 2 * WAIT_S, GATE))
     assert names(opener(*pods).overdue()) == ["later", "late"]
+
+
+def test_a_pod_that_others_hold_waits_from_when_their_last_gate_opens() -> None:
+    held = pod("held", 9999, GATE, "somebodys/else")
+    made = opener(held)
+    assert made.overdue() == []
+    made.pods._items["d/held"] = free = pod("held", 9999, GATE)
+    made.pods._notify("d/held", held, free)
+    assert made.overdue() == []
+    assert names(opener(held, max_wait_s=-1).overdue()) == ["held"]
 
 
 def test_other_peoples_gates_and_pods_on_their_way_out_are_left_alone() -> None:

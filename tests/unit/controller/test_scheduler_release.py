@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.release import GroupQueue, Turns, plan_release, settles_in_s
+from controller.scheduler.release import GroupQueue, Turns, peers_first, plan_release, settles_in_s
 from kubekit.wire import format_time
 
 CREATED = 1_700_000_000.0
@@ -222,19 +222,20 @@ def test_no_pod_is_held_beyond_the_longest_wait_and_somebody_looks_again_before(
     assert {r.pod.metadata.key for r in late.releases} == gated
 
 
-def test_a_pod_behind_another_gate_holds_nobody_up_and_keeps_ours_until_the_longest_wait() -> None:
+@pytest.mark.parametrize("age_s", [0.0, CONFIG.max_wait_s, 100 * CONFIG.max_wait_s])
+def test_a_pod_behind_another_gate_holds_nobody_up_and_keeps_ours(age_s: float) -> None:
     """Opening ours would freeze a decision that has not been made: a plan leaves such pods out."""
-
-    def held(age_s: float) -> GroupPod:
-        made = msgspec.to_builtins(pod("a", "A", age_s=age_s))
-        made["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
-        return msgspec.convert(made, GroupPod)
-
-    turns = plan_release(queue(held(0), pod("b", "B"), order="AB"), CREATED, CONFIG)
+    made = msgspec.to_builtins(pod("a", "A", age_s=age_s))
+    made["spec"]["schedulingGates"].append({"name": "kueue.x-k8s.io/admission"})
+    turns = plan_release(queue(msgspec.convert(made, GroupPod), pod("b", "B"), order="AB"), CREATED, CONFIG)
     assert released(turns) == [("b", "turn")]
     assert turns.waiting == {"d/a": "held by another scheduling gate: kueue.x-k8s.io/admission"}
-    assert turns.again_s == CONFIG.max_wait_s
-    assert released(plan_release(queue(held(CONFIG.max_wait_s), order="AB"), CREATED, CONFIG)) == [("a", "waited")]
+
+
+def test_the_longest_wait_counts_from_when_the_last_gate_of_others_opened() -> None:
+    freed = queue(pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), free_at={"d/b": CREATED - 1})
+    assert released(plan_release(freed, CREATED, CONFIG)) == [("a", "turn")]
+    assert ("b", "waited") in released(plan_release(freed, CREATED + CONFIG.max_wait_s, CONFIG))
 
 
 def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_its_members() -> None:
@@ -328,3 +329,27 @@ def test_gates_open_in_the_groups_order_and_those_that_nobody_orders_come_last()
     ]
     turns = plan_release(queue(*pods), CREATED, CONFIG)
     assert [r.pod.metadata.name for r in turns.releases] == ["a", "c1", "c2", "x"]
+
+
+def needing(name: str, workload: str, other: str) -> GroupPod:
+    term = {"topologyKey": "zone", "labelSelector": {"matchLabels": {WORKLOAD_LABEL: other}}}
+    made = msgspec.to_builtins(pod(name, workload))
+    made["spec"]["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return msgspec.convert(made, GroupPod)
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        ([pod("a", "A"), pod("b", "B"), pod("c", "C")], "ABC"),
+        ([needing("a", "A", "B"), needing("b", "B", "C"), pod("c", "C")], "CBA"),
+        ([needing("a", "A", "C"), pod("b", "B"), pod("c", "C")], "CAB"),
+        ([needing("a", "A", "C"), pod("b", "B"), pod("c", "C", node="n")], "ABC"),
+        ([needing("a", "A", "C"), pod("b", "B")], "ABC"),
+        ([needing("a", "A", "A"), pod("b", "B"), pod("c", "C")], "ABC"),
+        ([needing("a", "A", "B"), needing("b", "B", "A"), pod("c", "C")], "BAC"),
+    ],
+    ids=["none", "a chain", "one", "placed already", "nobody there", "itself", "a circle"],
+)
+def test_a_workload_goes_behind_those_that_its_pods_must_be_near(pods: list[GroupPod], expected: str) -> None:
+    assert "".join(peers_first({"A": 1, "B": 2, "C": 3}, pods)) == expected

@@ -64,14 +64,25 @@ def test_each_pod_of_a_stateful_set_is_judged_by_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Job", "DaemonSet", "", "Workflow"])
-def test_what_nobody_replaces_at_no_price_is_told_once_and_never_evicted(kind: str) -> None:
-    stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
+def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_taken_back(kind: str) -> None:
+    stuck = StuckPods(CONFIG)
+    assert not stuck.may_demand(stuck_pod(kind))
+    look(stuck, stuck_pod(kind), 0, ZONE_B)
+    assert [type(action) for action in look(stuck, stuck_pod(kind), AFTER_S, ZONE_B)] == [Tell]
+    assert look(stuck, stuck_pod(kind), 10 * AFTER_S, ZONE_B) == []
+
+
+def test_without_the_right_to_evict_no_zone_is_demanded_and_what_was_is_told_once() -> None:
+    stuck, pod = StuckPods(CONFIG), stuck_pod()
+    assert stuck.may_demand(pod)
+    stuck.may_evict = False
+    assert not stuck.may_demand(pod)
     look(stuck, pod, 0, ZONE_B)
     (told,) = look(stuck, pod, AFTER_S, ZONE_B)
     assert isinstance(told, Tell)
-    assert "delete it" in told.note
     assert look(stuck, pod, 10 * AFTER_S, ZONE_B) == []
-    assert stuck.may_demand(stuck_pod(kind, name="q")) == (not kind)
+    stuck.may_evict = True
+    assert isinstance(look(stuck, pod, 20 * AFTER_S, ZONE_B)[0], Replace)
 
 
 def test_a_pod_that_we_demand_nothing_of_is_left_to_the_scheduler() -> None:
@@ -106,5 +117,19 @@ def test_a_pod_that_every_host_refuses_is_tried_less_and_less_often() -> None:
     for second in range(3600):
         target = Target("a", "r", f"n{second}")
         actions, _ = stuck.plan([stuck_pod()], Plan({"d/p": target}), state, float(second))
+        for action in actions:
+            assert isinstance(action, Retry)
+            stuck.on_retried(action, float(second))
         tries += len(actions)
     assert 10 < tries < 90
+
+
+def test_a_retry_is_due_until_it_is_written() -> None:
+    """An API error in between loses nothing."""
+    config = SchedulerConfig()
+    stuck, state, plan = StuckPods(config), State(config, "netaware-system"), Plan({"d/p": ZONE_A})
+    assert len(stuck.plan([stuck_pod()], plan, state, 0.0)[0]) == 1
+    (action,), _ = stuck.plan([stuck_pod()], plan, state, 5.0)
+    assert isinstance(action, Retry)
+    stuck.on_retried(action, 5.0)
+    assert stuck.plan([stuck_pod()], plan, state, 100.0)[0] == []

@@ -1,0 +1,307 @@
+"""The leader's memory: what it must not lose, and what it must not keep, on the real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sized
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+
+from controller.cluster.pods import GroupPod, target_of
+from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
+from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.gates import SchedulingController
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.errors import ApiError
+from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.scheduler.conftest import (
+    PATIENT,
+    PROFILE,
+    Lead,
+    Serve,
+    create_group,
+    create_pod,
+    events_of,
+    read_pod,
+    set_costs,
+    until,
+    until_bound,
+)
+
+pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
+
+FAR = {("a", "b"): 40, ("b", "a"): 40}
+NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, absent_wait_s=0))
+FOREIGN = "somebodys.example/gate"
+ALONE: dict[str, list[tuple[str, int]]] = {"P0": [], "P1": []}
+
+
+class FailingOnce:
+    """Refuses the first patch of each of these pods as an API server does that has too much to do."""
+
+    def __init__(self, client: Client, *names: str) -> None:
+        self._client, self._left, self.refused = client, set(names), set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def patch(self, resource: Any, name: str, *args: Any, **options: Any) -> Any:
+        if resource == PODS and name in self._left:
+            self._left.discard(name)
+            self.refused.add(name)
+            raise ApiError(500, "InternalError", "the API server is busy")
+        return await self._client.patch(resource, name, *args, **options)
+
+
+class Powerless:
+    """Asks the API server as a user who may do nothing that is not given to everybody, and writes as itself."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def request(self, method: str, path: str, **options: Any) -> bytes:
+        answer = await self._client.request(method, path, **options)
+        if not path.endswith("/selfsubjectaccessreviews"):
+            return answer
+        review = json.loads(answer)
+        review["status"]["allowed"] = False
+        return json.dumps(review).encode()
+
+
+async def bind(client: Client, namespace: str, pod: str, node: str) -> None:
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}}
+    await client.request("POST", f"/api/v1/namespaces/{namespace}/pods/{pod}/binding", body=body)
+
+
+async def open_gate(client: Client, namespace: str, pod: str, *, ours: bool = True) -> None:
+    """The gate of others, and ours as well where that is asked for."""
+    gates = (await read_pod(client, namespace, pod)).spec.scheduling_gates or ()
+    left = [] if ours else [{"name": gate.name} for gate in gates if gate.name != FOREIGN]
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
+    await client.request("PATCH", path, body={"spec": {"schedulingGates": left or None}}, content_type=MERGE_PATCH)
+
+
+async def until_leads(client: Client, namespace: str) -> None:
+    """Wait until the controller opens gates."""
+    await create_pod(client, namespace, "probe", group="a1", workload="P0")
+    await until(lambda: _open(client, namespace, "probe"))
+    await client.delete(PODS, "probe", namespace=namespace, grace_period_s=0)
+
+
+async def placements(client: Client, namespace: str, *pods: str) -> list[int]:
+    found = [await events_of(client, namespace, pod) for pod in pods]
+    return [sum(event["reason"] == "NetworkPlacement" for event in events) for events in found]
+
+
+async def test_a_failed_write_loses_neither_decisions_nor_events(
+    client: Client, namespace: str, ready_node: MakeNode, lead: Lead
+) -> None:
+    """Pods that nobody of ours opened the gate of: each gets its decision and its event, whatever failed in between."""
+    await ready_node("n-a", zone="a", region="r")
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, ALONE)
+    names = ("one", "two", "three")
+    failing = FailingOnce(client, *names)
+    async with lead(NO_WAIT, writer=cast("Client", failing)):
+        await until_leads(client, namespace)
+        for name in names:
+            await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
+            await open_gate(client, namespace, name)
+            await bind(client, namespace, name, "n-a")
+
+        async def told() -> bool:
+            pods = [await read_pod(client, namespace, name) for name in names]
+            decided = all(pod.metadata.annotation("netaware.io/decision") for pod in pods)
+            return decided and await placements(client, namespace, *names) == [1, 1, 1]
+
+        await until(told)
+    assert failing.refused == set(names)
+
+
+async def test_a_new_leader_says_nothing_of_pods_that_were_bound_before(
+    client: Client, namespace: str, ready_node: MakeNode, lead: Lead
+) -> None:
+    await ready_node("n-a", zone="a", region="r")
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, ALONE)
+    begins = asyncio.Event()
+    async with lead(NO_WAIT, begins=begins) as controller:
+        for name in ("old", "gone"):
+            await create_pod(client, namespace, name, group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
+            await until(lambda: _sees_gated(controller, 1))
+            await open_gate(client, namespace, name)
+            await bind(client, namespace, name, "n-a")
+            await until(lambda: _sees_gated(controller, 0))
+        await client.delete(PODS, "gone", namespace=namespace, grace_period_s=0)
+        begins.set()
+        await until_leads(client, namespace)
+        await create_pod(client, namespace, "new", group="a1", workload="P1", schedulingGates=[{"name": FOREIGN}])
+        await until(lambda: _sees_gated(controller, 1))
+        await open_gate(client, namespace, "new")
+        await bind(client, namespace, "new", "n-a")
+        await until(lambda: _told(client, namespace, "new"))
+        assert await placements(client, namespace, "old", "gone") == [0, 0]
+
+
+async def _told(client: Client, namespace: str, pod: str) -> bool:
+    return await placements(client, namespace, pod) == [1]
+
+
+async def _sees_gated(controller: SchedulingController, count: int) -> bool:
+    (family,) = controller.metrics.gated.collect()
+    return family.samples[0].value == count
+
+
+@pytest_asyncio.fixture
+async def guest(client: Client, namespace: str) -> AsyncIterator[str]:
+    """A namespace that lets groups of ``namespace`` have its pods."""
+    name = f"{namespace}-guest"
+    labels = {"netaware.io/appgroups-from": namespace}
+    await client.create(NAMESPACES, {"metadata": {"name": name, "labels": labels}}, Object)
+    yield name
+    await client.delete(NAMESPACES, name)
+
+
+async def test_a_pod_that_another_gate_held_for_long_goes_by_the_plan_when_that_opens(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
+) -> None:
+    """Kueue holds a job for hours; its wait is not ours."""
+    for zone in ("a", "b"):
+        await ready_node(f"n-{zone}", zone=zone, region="r")
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []}, members=2)
+    await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
+    hours_s = 0.0
+    async with lead(SchedulerConfig(gates=PATIENT), clock=lambda: time.time() + hours_s):
+        await scheduler()
+        spec: dict[str, Any] = {"schedulingGates": [{"name": FOREIGN}], "labels": {"netaware.io/placement": "affinity"}}
+        await create_pod(client, namespace, "held", group="a1", workload="P1", **spec)
+        hours_s = 10 * PATIENT.max_wait_s
+        await open_gate(client, namespace, "held", ours=False)
+        await until_bound(client, namespace, "held")
+    pod = await read_pod(client, namespace, "held")
+    target = target_of(pod)
+    assert target is not None
+    assert target.node == pod.spec.node_name == "n-b"
+
+
+async def _open(client: Client, namespace: str, pod: str) -> bool:
+    return not (await read_pod(client, namespace, pod)).gated
+
+
+async def test_room_of_a_deleted_group_is_free_for_others(
+    client: Client, namespace: str, guest: str, ready_node: MakeNode, lead: Lead
+) -> None:
+    """Its pods in another namespace belong to no group from then on."""
+    await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, ALONE, name="first", members=1, elsewhere={"P1": guest})
+    async with lead(SchedulerConfig(gates=PATIENT)) as controller:
+        await create_pod(
+            client,
+            guest,
+            "theirs",
+            group="first",
+            workload="P2",
+            requests={"cpu": "2"},
+            automountServiceAccountToken=False,
+        )
+
+        async def reserved() -> bool:
+            return bool(controller.plans.assumed.promised_to_others(""))
+
+        await until(lambda: _open(client, guest, "theirs"))
+        assert await reserved()
+        await client.delete(APPGROUPS, "first", namespace=namespace)
+        await until(lambda: _has_no_group(controller))
+        await client.delete(PODS, "theirs", namespace=guest, grace_period_s=0)
+        await create_group(client, namespace, ALONE, name="second", members=1)
+        await create_pod(client, namespace, "ours", group="second", workload="P1", requests={"cpu": "2"})
+        await until(lambda: _is_planned(controller, f"{namespace}/second"))
+        planned = controller.plans.report(f"{namespace}/second")
+        assert planned is not None
+        assert planned.reason == "Complete"
+
+
+async def _has_no_group(controller: SchedulingController) -> bool:
+    return not controller.state.groups
+
+
+async def _is_planned(controller: SchedulingController, group: str) -> bool:
+    return controller.plans.report(group) is not None
+
+
+@pytest.mark.parametrize("mode", ["extender", "affinity"])
+async def test_a_chain_of_pods_that_must_be_near_a_later_workload_is_never_refused(
+    client: Client,
+    namespace: str,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    extender: Serve,
+    lead: Lead,
+    mode: Any,
+) -> None:
+    for zone in ("a", "b"):
+        await ready_node(f"n-{zone}", zone=zone, region="r")
+    await set_costs(client, namespace, FAR)
+    chain = ("P1", "P2", "P3", "P4", "P5")
+    await create_group(client, namespace, {one: [(other, 50)] for one, other in pairwise(chain)} | {"P5": []})
+    config = SchedulerConfig(gates=PATIENT, placement=mode)
+    async with extender(config) as url, lead(config):
+        await scheduler(extender_url=url)
+        for one, other in zip(chain, (*chain[1:], ""), strict=True):
+            labels = {"matchLabels": {WORKLOAD_LABEL: other}}
+            term = {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": labels}
+            near = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}} if other else {}
+            await create_pod(client, namespace, one.lower(), group="a1", workload=one, affinity=near)
+        placed = await until_bound(client, namespace, *map(str.lower, chain))
+        refused = [await events_of(client, namespace, name.lower()) for name in chain]
+    assert len(set(placed.values())) == 1
+    assert not any(event["reason"] == "FailedScheduling" for events in refused for event in events)
+
+
+async def test_in_affinity_mode_no_zone_is_required_where_nobody_may_evict(
+    client: Client, namespace: str, ready_node: MakeNode, lead: Lead
+) -> None:
+    """Asked for when a leadership begins, not learned from a pod that is stuck."""
+    for zone in ("a", "b"):
+        await ready_node(f"n-{zone}", zone=zone, region="r")
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"P1": [("P2", 10)], "P2": []})
+    labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "P1"}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"schedulerName": PROFILE, "containers": [{"name": "main", "image": "none"}]},
+    }
+    body = {
+        "metadata": {"name": "p1"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }
+    async with lead(SchedulerConfig(gates=PATIENT, placement="affinity"), writer=cast("Client", Powerless(client))):
+        await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
+        await create_pod(client, namespace, "p2", group="a1", workload="P2", nodeName="n-b")
+
+        async def released() -> list[GroupPod]:
+            pods = await client.list(PODS, GroupPod, namespace=namespace)
+            return [pod for pod in pods if pod.workload == "P1" and not pod.gated]
+
+        await until(lambda: _any(released))
+        (pod,) = await released()
+    affinity = pod.spec.affinity
+    assert affinity is not None
+    assert affinity.node_affinity is not None
+    assert affinity.node_affinity.preferred_during_scheduling_ignored_during_execution
+    assert affinity.node_affinity.required_during_scheduling_ignored_during_execution is None
+
+
+async def _any(found: Callable[[], Awaitable[Sized]]) -> bool:
+    return len(await found()) > 0
