@@ -50,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
     # Imported late: a wrong flag should be told at once.
     with _left_out("psutil"):  # 1 MB, which pyroute2 takes where it is there, for a command of its own
-        from agent import printing, program
+        from agent import cli, program
 
     if parsed.command == "capacity":
-        return run_program(lambda: printing.show_capacity(config, as_json=parsed.json))
+        return run_program(lambda: cli.show_capacity(config, as_json=parsed.json))
     if parsed.command == "bandwidth":
-        return run_program(lambda: printing.show_bandwidth(config, as_json=parsed.json))
+        return run_program(lambda: cli.show_bandwidth(config, as_json=parsed.json))
     if parsed.cleanup:
         return run_program(lambda: program.clean_up(config, stay=parsed.cleanup == _STAY))
     return run_program(lambda: program.run_agent(config))

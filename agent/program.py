@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from agent import VERSION
 from agent.capacity.kernel import LinkReader
 from agent.capacity.metadata import InstanceType
-from agent.capacity.offer import Finding
+from agent.capacity.node_bandwidth import Finding
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
 from agent.capacity.rules import find_capacity
@@ -87,9 +87,9 @@ async def run_agent(config: AgentConfig) -> None:
             tasks["pods"] = pods.run()
         # Each room is imported where it is wanted: a node has no memory for what it does not do.
         if config.bandwidth != "off":
-            from agent.bandwidth.supervisor import BandwidthRoom
+            from agent.bandwidth.manager import BandwidthManager
 
-            limits = BandwidthRoom(client, config, recorder, registry, pods)
+            limits = BandwidthManager(client, config, recorder, registry, pods)
             kernel.on_shaping(limits.note_kernel_change)
             tasks |= limits.tasks()
         if config.probing:
@@ -104,9 +104,9 @@ async def run_agent(config: AgentConfig) -> None:
             checks.ready["probing"] = lambda: probing.problem
             tasks |= probing.tasks()
         if config.traffic != "off":
-            from agent.traffic.supervisor import TrafficRoom
+            from agent.traffic.manager import TrafficManager
 
-            counting = TrafficRoom(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
+            counting = TrafficManager(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
             tasks |= counting.tasks()
         log.info("agent starts", node=config.node, version=VERSION, server=cluster.server)
         async with server.running():
@@ -145,6 +145,6 @@ async def _take_back(client: Client, config: AgentConfig) -> None:
     await execute_writes(client, config.node, writes)
     log.info("taken back" if writes else "nothing to take back", node=config.node)
     if config.bandwidth == "enforce":
-        from agent.bandwidth.supervisor import remove_limits
+        from agent.bandwidth.manager import remove_limits
 
         log.info("limits removed", count=await remove_limits(client, config))

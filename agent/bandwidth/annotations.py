@@ -19,7 +19,6 @@ DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
 ANNOTATIONS: dict[Direction, str] = {"ingress": INGRESS_ANNOTATION, "egress": EGRESS_ANNOTATION}
 _CONFIG_HASH = "kubernetes.io/config.hash"
 _CONFIG_SOURCE = "kubernetes.io/config.source"
-_CALICO_PREFIX = "qos.projectcalico.org/"
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -29,7 +28,7 @@ class Wish(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class PodWish(msgspec.Struct, frozen=True, kw_only=True):
+class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the rules need to know of a pod.
 
     Attributes:
@@ -39,7 +38,6 @@ class PodWish(msgspec.Struct, frozen=True, kw_only=True):
         host_network: it has no network of its own.
         has_address: the network was set up; before, the CNI plugins may still be at work.
         wishes: by direction, only where there is an annotation.
-        calico: it has Calico's own bandwidth annotations.
         created: metadata.creationTimestamp.
         mismatch: how scheduled and enforced bandwidth differ, or empty.
     """
@@ -52,7 +50,6 @@ class PodWish(msgspec.Struct, frozen=True, kw_only=True):
     host_network: bool = False
     has_address: bool = True
     wishes: dict[Direction, Wish] = {}
-    calico: bool = False
     created: str = ""
     mismatch: str = ""
 
@@ -62,7 +59,7 @@ class PodWish(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
-def read_wish(text: str) -> Wish:
+def read_annotation(text: str) -> Wish:
     """Read one annotation."""
     try:
         return Wish(read_limit(text))
@@ -70,12 +67,12 @@ def read_wish(text: str) -> Wish:
         return Wish(None, str(error))
 
 
-def wish_of(pod: Pod) -> PodWish:
+def spec_of(pod: Pod) -> PodBandwidthSpec:
     """What a pod asks for."""
     annotations = pod.metadata.annotations or {}
-    wishes = {d: read_wish(annotations[name]) for d, name in ANNOTATIONS.items() if name in annotations}
+    wishes = {d: read_annotation(annotations[name]) for d, name in ANNOTATIONS.items() if name in annotations}
     claim, refused = _claim(pod)
-    return PodWish(
+    return PodBandwidthSpec(
         namespace=pod.metadata.namespace,
         name=pod.metadata.name,
         uid=pod.metadata.uid,
@@ -84,7 +81,6 @@ def wish_of(pod: Pod) -> PodWish:
         host_network=pod.spec.host_network,
         has_address=bool(pod.status.pod_ip),
         wishes=wishes,
-        calico=any(name.startswith(_CALICO_PREFIX) and "andwidth" in name for name in annotations),
         created=pod.metadata.creation_timestamp or "",
         mismatch=_mismatch(wishes, scheduled_bps(pod)),
     )
@@ -120,12 +116,12 @@ def _claim(pod: Pod) -> tuple[str, str]:
     return hash_, ""
 
 
-def contested(pods: Iterable[PodWish]) -> dict[str, str]:
+def contested(pods: Iterable[PodBandwidthSpec]) -> dict[str, str]:
     """Pods whose cgroup another pod claims as well, by uid, with the reason: there is no telling which is the pod's.
 
     A pod that goes by its own uid needs nobody's word: the API server gave it, and to no other.
     """
-    claims: dict[str, list[PodWish]] = {}
+    claims: dict[str, list[PodBandwidthSpec]] = {}
     for pod in pods:
         claims.setdefault(plain_uid(pod.cgroup_uid or pod.uid), []).append(pod)
     found: dict[str, str] = {}

@@ -13,7 +13,7 @@ from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
 
 from agent.bandwidth.effect import BucketCount, DeviceCount, Effects, KernelCount
 from agent.bandwidth.locate import INTERFACE
-from agent.bandwidth.state import RECEIVED_HOOK, ROOT, Judgement
+from agent.bandwidth.state import INGRESS_HOOK, ROOT, LimitStatus
 from agent.bandwidth.traffic_control import GONE, each_action
 from agent.rtnetlink import TC, attributes, dump, nested, rtnetlink, tc_request
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 16384
 
 
 async def take_readings(
-    effects: Effects, proc: Path, judgements: Sequence[Judgement], now_s: float, *, everything: bool
+    effects: Effects, proc: Path, judgements: Sequence[LimitStatus], now_s: float, *, everything: bool
 ) -> bool:
     """Read what is needed and hand it over; whether the kernel's queues and filters were read too.
 
@@ -90,7 +90,7 @@ async def read_kernel_counts(filtered: Iterable[int]) -> KernelCount:
         buckets = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_bucket))
         redirected: dict[int, int] = {}
         for index in filtered:
-            request = partial(tc_request, index, RECEIVED_HOOK)
+            request = partial(tc_request, index, INGRESS_HOOK)
             try:
                 redirected[index] = sum(await dump(netlink, request, RTM_GETTFILTER, parse_redirected))
             except NetlinkError as error:

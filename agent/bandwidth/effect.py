@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.bandwidth.state import Judgement, Key, Site
+from agent.bandwidth.state import CounterSource, Key, LimitStatus
 from agent.bandwidth.tbf import ETHERNET_BYTES
 
 SLACK_RATIO = 1.05
@@ -86,7 +86,7 @@ class _Meter(msgspec.Struct):
     device: DeviceCount
     bucket: BucketCount | None
     redirected_bytes: int | None
-    site: Site
+    site: CounterSource
     level_bytes: float = 0.0
     passed_bytes: int = 0
     mark: tuple[float, int] = (0.0, 0)
@@ -106,7 +106,7 @@ class Effects:
         self.known: dict[Key, Effect] = {}
         self.exceeding: dict[Key, str] = {}
 
-    def busy(self, judgements: Sequence[Judgement], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
+    def busy(self, judgements: Sequence[LimitStatus], devices: Mapping[int, DeviceCount], now_s: float) -> set[int]:
         """Devices of pods that sent so much that only bucket and filter can tell what went through."""
         found: set[int] = set()
         for judgement in judgements:
@@ -120,7 +120,7 @@ class Effects:
 
     def take(
         self,
-        judgements: Sequence[Judgement],
+        judgements: Sequence[LimitStatus],
         devices: Mapping[int, DeviceCount],
         kernel: KernelCount | None,
         now_s: float,
@@ -167,7 +167,7 @@ class Effects:
         self._meters, self.known = meters, known
         self.exceeding = {key: effect.exceeded for key, effect in known.items() if effect.exceeded}
 
-    def exceeded(self, judgement: Judgement) -> str:
+    def exceeded(self, judgement: LimitStatus) -> str:
         """What is known against a judgement, in words; empty when nothing is."""
         return self.exceeding.get(judgement.key, "")
 
@@ -179,7 +179,7 @@ def _sent_much(meter: _Meter, count: DeviceCount, now_s: float) -> bool:
 
 
 def _passed(
-    meter: _Meter, judgement: Judgement, count: DeviceCount, kernel: KernelCount | None, now_s: float
+    meter: _Meter, judgement: LimitStatus, count: DeviceCount, kernel: KernelCount | None, now_s: float
 ) -> int | None:
     """Bytes that went through since the reading before; None when that cannot be told this time, but the next."""
     if judgement.direction == "ingress":
@@ -198,7 +198,7 @@ def _passed(
     return max(0, now.sent_bytes - before.sent_bytes) + max(0, beside)
 
 
-def _count(meter: _Meter, effect: Effect, passed: int, judgement: Judgement, now_s: float) -> None:
+def _count(meter: _Meter, effect: Effect, passed: int, judgement: LimitStatus, now_s: float) -> None:
     seconds = now_s - meter.counted_at_s
     if seconds <= 0:
         return

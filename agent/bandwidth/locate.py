@@ -74,6 +74,14 @@ def own_index(proc: Path, pid: int) -> int | None:
     return None
 
 
+def shares_our_network(proc: Path, pid: int) -> bool:
+    """Whether a process is in the network namespace whose devices we read: the kernel shows each its own files."""
+    try:
+        return (proc / str(pid) / "net" / "dev").stat().st_ino == Path("/proc/self/net/dev").stat().st_ino
+    except OSError:
+        return False
+
+
 def _processes(proc: Path) -> Iterator[Path]:
     return (entry for entry in proc.iterdir() if entry.name.isdigit())
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agent.bandwidth.effect import Effect
-from agent.bandwidth.state import BandwidthPlan, Judgement, Key
+from agent.bandwidth.state import BandwidthPlan, Key, LimitStatus
 
 MOST_JUDGEMENTS = 2000
 _UNKNOWN = Effect()
@@ -20,7 +20,7 @@ class BandwidthMetrics:
     """A collector over the latest judgements."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._judgements: Sequence[Judgement] = ()
+        self._judgements: Sequence[LimitStatus] = ()
         self._unlocated, self._programs_unknown = 0, False
         self._effects: Mapping[Key, Effect] = {}
         self.repairs = Counter(

@@ -12,16 +12,16 @@ import os
 import platform
 from collections.abc import Iterator
 
-from agent.bandwidth.state import Hook, Program
+from agent.bandwidth.state import BpfAttachment, Hook
 
 _SYSCALLS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 _PROG_QUERY = 16
 _ATTACH_TYPES: tuple[tuple[int, str, Hook], ...] = (
-    (46, "tcx", "received"),
-    (47, "tcx", "sent"),
+    (46, "tcx", "ingress"),
+    (47, "tcx", "egress"),
     # A netkit's primary end is the host's. Its programs see what is sent to the pod, and its peer's what the pod sends.
-    (54, "netkit", "sent"),
-    (55, "netkit", "received"),
+    (54, "netkit", "egress"),
+    (55, "netkit", "ingress"),
 )
 """enum bpf_attach_type, linux/bpf.h: BPF_TCX_INGRESS, BPF_TCX_EGRESS, BPF_NETKIT_PRIMARY, BPF_NETKIT_PEER."""
 _NO_SUCH_HOOK = frozenset({errno.ENOENT, errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -50,7 +50,7 @@ class _Query(ctypes.Structure):
     )
 
 
-def read_programs(device: int) -> Iterator[Program]:
+def read_programs(device: int) -> Iterator[BpfAttachment]:
     """The programs on a device, by hook; none when it is gone.
 
     Raises:
@@ -59,7 +59,7 @@ def read_programs(device: int) -> Iterator[Program]:
     for attach_type, kind, hook in _ATTACH_TYPES:
         ids = _query(device, attach_type)
         if ids:
-            yield Program(device=device, kind=kind, hook=hook, ids=ids)
+            yield BpfAttachment(device=device, kind=kind, hook=hook, ids=ids)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

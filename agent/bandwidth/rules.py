@@ -12,26 +12,27 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.bandwidth import tbf
-from agent.bandwidth.annotations import DIRECTIONS, Direction, PodWish, contested
-from agent.bandwidth.enforcers import find_enforcer, hook_for, unseen_programs
+from agent.bandwidth.annotations import DIRECTIONS, Direction, PodBandwidthSpec, contested
+from agent.bandwidth.foreign import find_foreign, unseen_programs
 from agent.bandwidth.state import (
     ALIAS_PREFIX,
-    PLUGIN_HANDLE,
+    HOOK_MARK,
     Action,
     BandwidthPlan,
     BandwidthSnapshot,
+    CounterSource,
     Device,
+    Filter,
     Hook,
-    Judgement,
     LimitEgress,
     LimitIngress,
+    LimitStatus,
     Location,
     RemoveDevice,
-    Site,
-    Unlimit,
+    RemoveLimit,
     Verdict,
 )
-from agent.bandwidth.tbf import Shape
+from agent.bandwidth.tbf import TbfParams
 from agent.bandwidth.view import View, describe, is_a_limits, is_ours, owner_of
 
 _REPAIRED: frozenset[Verdict] = frozenset({"missing", "wrong-rate", "filter-missing"})
@@ -49,12 +50,12 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     """Judge every annotated pod and say what to do."""
     view = View(snapshot)
     doubtful = contested(snapshot.pods)
-    judgements: list[Judgement] = []
+    judgements: list[LimitStatus] = []
     unlocated: dict[str, str] = {}
     actions: list[Action] = []
     for pod in snapshot.pods:
         if pod.uid in doubtful:
-            refusal = _Ruling("invalid", f"{doubtful[pod.uid]}, so its claim is not followed")
+            refusal = LimitAssessment("invalid", f"{doubtful[pod.uid]}, so its claim is not followed")
             judgements += [_judgement(pod, direction, refusal) for direction in pod.wishes]
             continue
         for direction in DIRECTIONS:
@@ -81,7 +82,7 @@ def plan_limits(snapshot: BandwidthSnapshot, policy: Policy) -> BandwidthPlan:
     )
 
 
-def with_effect(judgement: Judgement, exceeded: str, disputed: str) -> Judgement:
+def with_effect(judgement: LimitStatus, exceeded: str, disputed: str) -> LimitStatus:
     """A verdict on what is set up, overruled by what happens: an excess, or somebody who takes our limit away again."""
     if exceeded:
         verdict, found = "exceeded", exceeded
@@ -100,46 +101,47 @@ def intermediate_name(network: str, sandbox: str) -> str:
     return ("bwp" + hashlib.sha512((network + sandbox).encode()).hexdigest())[:15]
 
 
-def intermediate_of(pod: PodWish, location: Location, view: View) -> str:
+def intermediate_of(pod: PodBandwidthSpec, location: Location, view: View) -> str:
     """Name of the device that the plugin made for a pod, or would have made."""
     network = location.attachment.network if location.attachment is not None else view.network.name
     return intermediate_name(network, location.sandbox or pod.uid)
 
 
 def find_device(pod_location: Location, ends: Mapping[int, Sequence[Device]]) -> Device | None:
-    """The host's end of the pod's veth pair, among `pod_ends`.
+    """The host's end of the pod's eth0, among `pod_ends`; None where eth0 is known to be none of them.
 
-    A pod with several networks has several; the one whose other end is eth0 counts, else the one that was made first,
+    A pod with several networks has several. Where the index of its eth0 is not known, the one that was made first counts,
     because a meta plugin sets up the cluster's network before any other.
     """
     if pod_location.namespace_id is None:
         return None
     found = ends.get(pod_location.namespace_id, ())
-    exact = next((d for d in found if d.peer is not None and d.peer == pod_location.own_index), None)
-    return exact or min(found, key=lambda d: (d.peer or 0, d.index), default=None)
+    if pod_location.own_index is not None and all(device.peer is not None for device in found):
+        return next((device for device in found if device.peer == pod_location.own_index), None)
+    return min(found, key=lambda d: (d.peer or 0, d.index), default=None)
 
 
-class _Ruling(msgspec.Struct, frozen=True):
+class LimitAssessment(msgspec.Struct, frozen=True):
     """A verdict, what it is about, and what would mend it; ``lossy`` where others may drop what a pod sends."""
 
     verdict: Verdict
     detail: str = ""
     device: Device | None = None
-    shape: Shape | None = None
+    shape: TbfParams | None = None
     action: Action | None = None
     lossy: bool = False
 
 
 def _judge(
-    pod: PodWish, direction: Direction, location: Location | None, view: View
-) -> tuple[Judgement, Action | None] | str:
+    pod: PodBandwidthSpec, direction: Direction, location: Location | None, view: View
+) -> tuple[LimitStatus, Action | None] | str:
     """A judgement and what would mend it; or a text, when it is too early to judge."""
     wish = pod.wishes[direction]
-    ruling: _Ruling | str
+    ruling: LimitAssessment | str
     if wish.rate_bps is None:
-        ruling = _Ruling("invalid", wish.problem)
+        ruling = LimitAssessment("invalid", wish.problem)
     elif pod.host_network:
-        ruling = _Ruling("not-applicable", "the pod uses the node's network")
+        ruling = LimitAssessment("not-applicable", "the pod uses the node's network")
     elif not pod.has_address:
         ruling = "the pod has no address yet"
     elif location is None:
@@ -154,38 +156,46 @@ def _judge(
     return msgspec.structs.replace(judgement, **_site(direction, ruling, location, view)), ruling.action
 
 
-def _site(direction: Direction, ruling: _Ruling, location: Location, view: View) -> dict[str, object]:
+def _site(direction: Direction, ruling: LimitAssessment, location: Location, view: View) -> dict[str, object]:
     """Where the effect can be counted, and whether it tells that the limit is exceeded."""
     end = find_device(location, view.ends)
     bucket = ruling.device.index if ruling.device is not None and ruling.device.index in view.roots else None
     if direction == "egress" and (end is None or bucket == end.index or view.redirect_of(end.index) is None):
         bucket = None
     counts = direction == "ingress" or bucket is not None or not (ruling.lossy or ruling.verdict == "other-enforcer")
+    if location.host_network:  # what its eth0 counts is the node's own traffic
+        return {}
     return {
         "host_device": end.name if end is not None else "",
-        "site": Site(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
+        "site": CounterSource(pid=location.pid, device=end.index if end is not None else 0, bucket=bucket),
         "effect_counts": counts,
     }
 
 
-def _rule(pod: PodWish, direction: Direction, rate_bps: int, location: Location, view: View) -> _Ruling:
+def _rule(
+    pod: PodBandwidthSpec, direction: Direction, rate_bps: int, location: Location, view: View
+) -> LimitAssessment:
+    if location.host_network:
+        detail = "its oldest process is in the node's network (a virtual machine's monitor or alike)"
+        return LimitAssessment("not-applicable", detail)
     device = find_device(location, view.ends)
     if device is None:
-        detail = "the pod has no veth pair on this node (macvlan, ipvlan, SR-IOV or alike)"
-        return _Ruling("not-applicable", detail)
-    enforcer = find_enforcer(pod, direction, device, view)
-    if enforcer is not None:
-        seen = enforcer.device or device
-        verdict: Verdict = "missing" if enforcer.absent else "other-enforcer"
-        return _Ruling(verdict, enforcer.evidence, seen, view.shape_at(seen.index) if not enforcer.absent else None)
+        detail = "the pod's eth0 is no end of a veth pair on this node (macvlan, ipvlan, SR-IOV or alike)"
+        return LimitAssessment("not-applicable", detail)
+    foreign = find_foreign(direction, device, location.attachment, view)
+    if foreign is not None:
+        verdict: Verdict = "missing" if foreign.absent else "other-enforcer"
+        shape = None if foreign.absent else view.shape_at(foreign.device.index)
+        return LimitAssessment(verdict, foreign.evidence, foreign.device, shape)
     if direction == "ingress":
         ruling = _rule_ingress(rate_bps, device, view)
     else:
         ruling = _rule_egress(pod, rate_bps, device, location, view)
-    return _beside_others(ruling, device, "sent" if direction == "ingress" else "received", view)
+    ruling = _keep_stricter(ruling, direction, rate_bps, location, view)
+    return _beside_others(ruling, device, "egress" if direction == "ingress" else "ingress", view)
 
 
-def _beside_others(ruling: _Ruling, device: Device, hook: Hook, view: View) -> _Ruling:
+def _beside_others(ruling: LimitAssessment, device: Device, hook: Hook, view: View) -> LimitAssessment:
     """Where filters or programs of others are attached nothing is set: they may limit, and ours could take packets from them.
 
     Nor where they are to be expected and cannot be looked at: what a node's agent may ask makes no other verdict.
@@ -199,70 +209,89 @@ def _beside_others(ruling: _Ruling, device: Device, hook: Hook, view: View) -> _
             ruling, detail=f"as set up; whether {found} may carry packets past it is not known"
         )
     found = f"{found}: not ours" if strangers else f"unknown: {found} may limit"
-    return _Ruling("other-enforcer", f"{found}, so nothing is set; {ruling.detail}", device)
+    return LimitAssessment("other-enforcer", f"{found}, so nothing is set; {ruling.detail}", device)
 
 
-def _rule_ingress(rate_bps: int, device: Device, view: View) -> _Ruling:
+def _keep_stricter(
+    ruling: LimitAssessment, direction: Direction, rate_bps: int, location: Location, view: View
+) -> LimitAssessment:
+    """Never raise a limit that somebody else chose: a rate in the CNI configuration is the administrator's word.
+
+    One that the runtime asked the plugin for came from the pod's annotation, as it was then.
+    """
+    device, shape = ruling.device, ruling.shape
+    if ruling.verdict != "wrong-rate" or device is None or shape is None or shape.rate_bytes_per_s * 8 >= rate_bps - 8:
+        return ruling
+    asked = location.attachment.asked.get(f"{direction}Rate", 0) if location.attachment is not None else 0
+    if view.is_our_root(device.index) or abs(shape.rate_bytes_per_s - asked // 8) <= 1:
+        return ruling
+    detail = f"{ruling.detail}; it is not ours and stricter than the annotation, so it stays"
+    return msgspec.structs.replace(ruling, detail=detail, action=None)
+
+
+def _rule_ingress(rate_bps: int, device: Device, view: View) -> LimitAssessment:
     shape = view.shape_at(device.index)
-    root = view.roots.get(device.index)
-    # Under the handle that the bucket is to have the kernel changes no kind into another.
-    displaces = root is not None and root.handle == PLUGIN_HANDLE and root.kind != "tbf"
-    action = LimitIngress(device.index, device.name, tbf.bounded_shape(rate_bps, device.mtu), displaces)
+    action = LimitIngress(device.index, device.name, tbf.bounded_params(rate_bps, device.mtu))
     if shape is None:
+        root = view.roots.get(device.index)
         detail = f"no limit on {device.name}" + (f", its root is {root.kind}" if root is not None else "")
-        return _Ruling("missing", detail, device, None, action)
-    verdict, detail = _judge_shape(shape, rate_bps, device.mtu)
-    if verdict != "enforced" and view.roots[device.index].handle != PLUGIN_HANDLE:
-        return _Ruling("other-enforcer", f"somebody set up a bucket on {device.name}: {detail}", device, shape)
-    return _Ruling(verdict, detail, device, shape, action)
+        return LimitAssessment("missing", detail, device, None, action)
+    verdict, detail = _judge_shape(shape, rate_bps, device.mtu, ours=view.is_our_root(device.index))
+    return LimitAssessment(verdict, detail, device, shape, action)
 
 
-def _rule_egress(pod: PodWish, rate_bps: int, device: Device, location: Location, view: View) -> _Ruling:
-    redirect = view.redirect_of(device.index)
-    shape = tbf.bounded_shape(rate_bps, device.mtu)
-    name = intermediate_of(pod, location, view)
-    hook = hook_for(device)
-    action = LimitEgress(device.index, device.name, name, device.mtu, shape, ALIAS_PREFIX + pod.uid, hook=hook)
+def _rule_egress(
+    pod: PodBandwidthSpec, rate_bps: int, device: Device, location: Location, view: View
+) -> LimitAssessment:
+    redirect, through = view.redirect_of(device.index), view.behind(device.index)
+    action = LimitEgress(
+        device.index,
+        device.name,
+        intermediate_of(pod, location, view),
+        device.mtu,
+        tbf.bounded_params(rate_bps, device.mtu),
+        ALIAS_PREFIX + pod.uid,
+        add_hook=device.index not in view.hooked,
+        stale_filters=tuple(f.priority for f in view.filters(device.index) if _is_stale(f, view)),
+    )
     if redirect is None:
         return _rule_without_redirect(device, action, view)
-    through = view.behind(device.index)
     if through is None:
         lost = "and is lost" if redirect.swallows else "and goes on unlimited"
         detail = f"what {device.name} receives is redirected to a device that is gone, {lost}"
-        return _Ruling("filter-missing", detail, device, None, action, lossy=redirect.swallows)
-    if not is_a_limits(through):
-        return _Ruling(
-            "other-enforcer", f"a filter of somebody else's redirects the traffic to {through.name}", through
-        )
+        return LimitAssessment("filter-missing", detail, device, None, action, lossy=redirect.swallows)
     limit = view.shape_at(through.index)
-    displaces = limit is not None and limit.kind == "htb"
-    action = msgspec.structs.replace(action, through=through.name, redirect=False, displaces=displaces)
+    action = msgspec.structs.replace(action, through=through.name, add_filter=False, stale_filters=())
     if not through.up:
         lost = f"{through.name} is down, and what {device.name} receives is lost there"
-        return _Ruling("filter-missing", lost, through, limit, action, lossy=True)
+        return LimitAssessment("filter-missing", lost, through, limit, action, lossy=True)
     if limit is None:
-        return _Ruling("missing", f"{through.name} has no limit", through, None, action)
-    verdict, detail = _judge_shape(limit, rate_bps, device.mtu)
-    return _Ruling(verdict, detail, through, limit, action)
+        return LimitAssessment("missing", f"{through.name} has no limit", through, None, action)
+    verdict, detail = _judge_shape(limit, rate_bps, device.mtu, ours=view.is_our_root(through.index))
+    return LimitAssessment(verdict, detail, through, limit, action)
 
 
-def _rule_without_redirect(device: Device, action: LimitEgress, view: View) -> _Ruling:
+def _is_stale(one: Filter, view: View) -> bool:
+    """Whether a filter redirects everything to a device that is gone."""
+    return one.matches_all and one.redirects_to is not None and one.redirects_to not in view.devices
+
+
+def _rule_without_redirect(device: Device, action: LimitEgress, view: View) -> LimitAssessment:
     if any(f.polices for f in view.filters(device.index)):
-        return _Ruling("other-enforcer", "a filter polices the traffic", device)
+        return LimitAssessment("other-enforcer", "a filter polices the traffic", device)
     made = view.by_name.get(action.through)
     limit = view.shape_at(made.index) if made is not None else None
     if made is None or limit is None:
-        return _Ruling("missing", f"nothing limits what {device.name} receives", device, None, action)
-    action = msgspec.structs.replace(action, displaces=limit.kind == "htb")
+        return LimitAssessment("missing", f"nothing limits what {device.name} receives", device, None, action)
     detail = f"{made.name} has a limit, but no filter sends it what {device.name} receives"
-    return _Ruling("filter-missing", detail, made, limit, action)
+    return LimitAssessment("filter-missing", detail, made, limit, action)
 
 
-def _judge_shape(shape: Shape, rate_bps: int, mtu: int) -> tuple[Verdict, str]:
+def _judge_shape(shape: TbfParams, rate_bps: int, mtu: int, *, ours: bool) -> tuple[Verdict, str]:
     wanted = rate_bps // 8
     if abs(shape.rate_bytes_per_s - wanted) > 1:
         return "wrong-rate", f"limited to {shape.rate_bytes_per_s * 8} bit/s instead of {rate_bps}"
-    if tbf.is_bounded(shape, mtu) or shape.partial:
+    if (ours and not tbf.blocks_everything(shape, mtu)) or shape.partial:
         partly = "only for the subnets that the plugin's configuration names (shapedSubnets)"
         return "enforced", partly if shape.partial else ""
     asked = tbf.wrapped_burst(shape)
@@ -283,9 +312,9 @@ def _judge_shape(shape: Shape, rate_bps: int, mtu: int) -> tuple[Verdict, str]:
     return "enforced", ""
 
 
-def _judgement(pod: PodWish, direction: Direction, ruling: _Ruling) -> Judgement:
+def _judgement(pod: PodBandwidthSpec, direction: Direction, ruling: LimitAssessment) -> LimitStatus:
     device, shape = ruling.device, ruling.shape
-    found = Judgement(
+    found = LimitStatus(
         pod=pod,
         direction=direction,
         verdict=ruling.verdict,
@@ -303,7 +332,7 @@ def _judgement(pod: PodWish, direction: Direction, ruling: _Ruling) -> Judgement
     )
 
 
-def _leftovers_of(pod: PodWish, location: Location | None, view: View) -> list[Action]:
+def _leftovers_of(pod: PodBandwidthSpec, location: Location | None, view: View) -> list[Action]:
     """Limits of ours on a pod that does not ask for them any more. Those that a plugin made are not ours to remove."""
     if location is None or pod.host_network or not pod.has_address:
         return []
@@ -311,18 +340,23 @@ def _leftovers_of(pod: PodWish, location: Location | None, view: View) -> list[A
     if device is None:
         return []
     found: list[Action] = []
-    root = view.shape_at(device.index)
-    ours = root is not None and view.roots[device.index].handle == PLUGIN_HANDLE and tbf.is_bounded(root, device.mtu)
-    if "ingress" not in pod.wishes and ours:
-        found.append(Unlimit(device.index, device.name, "ingress"))
+    if "ingress" not in pod.wishes and view.is_our_root(device.index):
+        found.append(RemoveLimit(device.index, device.name, "ingress"))
     through = view.behind(device.index)
     if through is None or not is_a_limits(through):
         return found
-    limit = view.shape_at(through.index)
-    unwanted = "egress" not in pod.wishes and limit is not None and tbf.is_bounded(limit, device.mtu)
+    unwanted = "egress" not in pod.wishes and view.is_our_root(through.index)
     if unwanted or view.stolen_from(device):
-        found.append(Unlimit(device.index, device.name, "egress", through.name))
+        found.append(_removal_of_egress(device, through, view))
     return found
+
+
+def _removal_of_egress(device: Device, through: Device, view: View) -> RemoveLimit:
+    filters = view.filters(device.index)
+    ours = tuple(one.priority for one in filters if one.redirects_to == through.index)
+    others = len(filters) > len(ours) or bool(view.filters(device.index, "egress"))
+    hook = is_ours(through) and through.alias.endswith(HOOK_MARK) and not others
+    return RemoveLimit(device.index, device.name, "egress", through.name, ours, hook)
 
 
 def _orphans(view: View, snapshot: BandwidthSnapshot) -> list[Action]:

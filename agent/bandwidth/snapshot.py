@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.bandwidth.annotations import PodWish, contested
+from agent.bandwidth.annotations import PodBandwidthSpec, contested
 from agent.bandwidth.cilium import Cilium
 from agent.bandwidth.cni import Network, ResultCache
-from agent.bandwidth.locate import INTERFACE, find_processes, own_index
+from agent.bandwidth.locate import INTERFACE, find_processes, own_index, shares_our_network
 from agent.bandwidth.state import BandwidthSnapshot, Location
 from agent.bandwidth.traffic_control import read_kernel
 
@@ -17,7 +17,7 @@ from agent.bandwidth.traffic_control import read_kernel
 async def take_snapshot(
     proc: Path,
     network: Network,
-    pods: Sequence[PodWish],
+    pods: Sequence[PodBandwidthSpec],
     *,
     cache: ResultCache | None = None,
     cilium: Cilium | None = None,
@@ -51,6 +51,7 @@ async def take_snapshot(
             sandbox=attachments[uid].container if uid in attachments else process.container,
             attachment=attachments.get(uid),
             namespace_id=numbers.get(uid),
+            host_network=shares_our_network(proc, process.pid),
             own_index=own_index(proc, process.pid),
         )
         for uid, process in processes.items()

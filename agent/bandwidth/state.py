@@ -6,24 +6,26 @@ from typing import Literal
 
 import msgspec
 
-from agent.bandwidth.annotations import Direction, PodWish
+from agent.bandwidth.annotations import Direction, PodBandwidthSpec
 from agent.bandwidth.cilium import Cilium
 from agent.bandwidth.cni import Attachment, Network
-from agent.bandwidth.tbf import Shape
+from agent.bandwidth.tbf import TbfParams
 
 ROOT = 0xFFFFFFFF
-RECEIVED_HOOK, SENT_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
+INGRESS_HOOK, EGRESS_HOOK = 0xFFFFFFF2, 0xFFFFFFF3
 """Where filters hang on ``clsact``; ``ingress`` has the first alone, and takes its filters by that name too (sch_ingress.c)."""
 HOOKS_HANDLE = 0xFFFF0000
 """ffff:, of ``ingress`` and ``clsact``, on which filters hang."""
 PLUGIN_HANDLE = 0x10000
-"""1:, the handle that the CNI bandwidth plugin and we give to roots."""
+"""1:, the handle that the CNI bandwidth plugin gives to roots."""
+OUR_HANDLE = 0x6E610000
+"""6e61:, the handle of roots that we set: they are ours whatever becomes of the device's MTU."""
 LAST_PRIORITY = 0xFFF0
 """Of our own filter: behind the places that other programs ask for and behind those that the kernel gives (cls_api.c)."""
 ALIAS_PREFIX = "netaware:"
 """Interface alias of the intermediate devices that we made, followed by the pod's uid."""
-HOOK_MARK = "/"
-"""Behind it the alias has the device's ``clsact`` or ``ingress`` where we made it as well, and may take it away again."""
+HOOK_MARK = "/ingress"
+"""At the alias's end where we made the device's ``ingress`` as well, and may take it away again."""
 
 Key = tuple[str, Direction]
 """Pod uid and direction."""
@@ -82,12 +84,12 @@ class Qdisc(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     handle: int
     parent: int
-    shape: Shape | None = None
+    shape: TbfParams | None = None
     default_class: int | None = None
     shared_block: int = 0
 
 
-Hook = Literal["received", "sent"]
+Hook = Literal["ingress", "egress"]
 """What a filter or program on a device sees: what the device receives, or what it is about to send."""
 
 
@@ -108,7 +110,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     device: int
     kind: str
-    hook: Hook = "received"
+    hook: Hook = "ingress"
     priority: int = 0
     name: str = ""
     matches_all: bool = False
@@ -117,7 +119,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     swallows: bool = False
 
 
-class Program(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BpfAttachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """BPF programs attached to a device itself, before any filter; rtnetlink does not show them.
 
     Attributes:
@@ -140,6 +142,7 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pid: of its oldest process, usually the pause container.
         sandbox: id of that container, from the cgroup's name; what CNI plugins call the container id.
         namespace_id: of its network namespace, None when the kernel has no link to it from here.
+        host_network: that namespace is the node's own, though the pod does not ask for it, as of a virtual machine's monitor.
         own_index: index of its eth0 inside, where it could be read.
         attachment: what the runtime's cache of CNI results says of its eth0; None where it says nothing.
     """
@@ -147,11 +150,12 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: int
     sandbox: str = ""
     namespace_id: int | None = None
+    host_network: bool = False
     own_index: int | None = None
     attachment: Attachment | None = None
 
 
-class KernelState(msgspec.Struct, frozen=True, kw_only=True):
+class TcState(msgspec.Struct, frozen=True, kw_only=True):
     """Devices and what is set up on them.
 
     Attributes:
@@ -163,7 +167,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     qdiscs: tuple[Qdisc, ...] = ()
     filters: tuple[Filter, ...] = ()
-    programs: tuple[Program, ...] = ()
+    programs: tuple[BpfAttachment, ...] = ()
     programs_unknown: str = ""
 
 
@@ -178,14 +182,14 @@ class BandwidthSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         cilium: its configuration.
     """
 
-    pods: tuple[PodWish, ...]
+    pods: tuple[PodBandwidthSpec, ...]
     locations: dict[str, Location] = {}
-    kernel: KernelState = KernelState()
+    kernel: TcState = TcState()
     network: Network = Network()
     cilium: Cilium = Cilium()
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CounterSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the counters are that tell what one direction of a pod came to.
 
     Attributes:
@@ -199,7 +203,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bucket: int | None = None
 
 
-class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LimitStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The verdict on one direction of one pod.
 
     Attributes:
@@ -219,7 +223,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         set_up: the verdict on what is set up, where the effect is told instead of it.
     """
 
-    pod: PodWish
+    pod: PodBandwidthSpec
     direction: Direction
     verdict: Verdict
     device: str = ""
@@ -229,7 +233,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_s: float | None = None
     detail: str = ""
     host_device: str = ""
-    site: Site | None = None
+    site: CounterSource | None = None
     effect_counts: bool = False
     set_up: Verdict | None = None
 
@@ -240,12 +244,11 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LimitIngress(msgspec.Struct, frozen=True, tag=True):
-    """Put a token bucket at the root of the pod's host-side device; ``displaces`` the plugin's HTB, which is removed first."""
+    """Put a token bucket at the root of the pod's host-side device."""
 
     device: int
     name: str
-    shape: Shape
-    displaces: bool = False
+    shape: TbfParams
 
 
 class LimitEgress(msgspec.Struct, frozen=True, tag=True):
@@ -257,30 +260,38 @@ class LimitEgress(msgspec.Struct, frozen=True, tag=True):
         mtu: of the intermediate device.
         shape: of its token bucket.
         alias: marks an intermediate device that we make.
-        redirect: whether the filter is to be made.
-        displaces: the plugin's HTB is there, and is removed first.
-        hook: what the filter is to hang on where the device has neither: ``clsact``, beside which others find room later, or
-            ``ingress``.
+        add_hook: the device has no ``ingress`` yet.
+        add_filter: the filter is missing.
+        stale_filters: priorities of filters to devices that are gone.
     """
 
     device: int
     name: str
     through: str
     mtu: int
-    shape: Shape
+    shape: TbfParams
     alias: str
-    redirect: bool = True
-    displaces: bool = False
-    hook: str = "clsact"
+    add_hook: bool = False
+    add_filter: bool = True
+    stale_filters: tuple[int, ...] = ()
 
 
-class Unlimit(msgspec.Struct, frozen=True, tag=True):
-    """Take a limit of ours off a pod that asks for none any more; ``through`` names the intermediate device."""
+class RemoveLimit(msgspec.Struct, frozen=True, tag=True):
+    """Take a limit of ours off a pod that asks for none any more.
+
+    Attributes:
+        device: the pod's host-side device; ``name`` is its name.
+        through: name of the intermediate device, which goes as well.
+        filters: priorities of our filters to it.
+        remove_hook: the device's ``ingress`` is ours, and nobody else uses it.
+    """
 
     device: int
     name: str
     direction: Direction
     through: str = ""
+    filters: tuple[int, ...] = ()
+    remove_hook: bool = False
 
 
 class RemoveDevice(msgspec.Struct, frozen=True, tag=True):
@@ -290,7 +301,7 @@ class RemoveDevice(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
-Action = LimitIngress | LimitEgress | Unlimit | RemoveDevice
+Action = LimitIngress | LimitEgress | RemoveLimit | RemoveDevice
 
 
 class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,7 +314,7 @@ class BandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
         programs_unknown: why programs on the pods' devices could not be looked at; empty when they could.
     """
 
-    judgements: tuple[Judgement, ...] = ()
+    judgements: tuple[LimitStatus, ...] = ()
     unlocated: dict[str, str] = {}
     actions: tuple[Action, ...] = ()
     programs_unknown: str = ""

@@ -21,8 +21,6 @@ BURST_S = 0.010
 """Our burst lasts this long at the limit's rate: enough for timers of a busy machine, too little to notice."""
 QUEUE_S = 0.040
 """Our queue is never longer than this at the limit's rate, unless `LEAST_FRAMES` need more room: 50 ms with the way there."""
-_EARLIER_QUEUE_S = 0.050
-"""That of limits that an edition before ours set, which are ours all the same."""
 LEAST_FRAMES = 16
 """TCP needs to have some segments under way; fewer would cost throughput at rates below 5 Mbit/s."""
 LEAST_BURST_FRAMES = 2
@@ -35,7 +33,7 @@ GSO_BYTES = 65536
 _TICK_SLACK = 32
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class TbfParams(msgspec.Struct, frozen=True, kw_only=True):
     """A token bucket as the kernel holds it.
 
     Attributes:
@@ -79,7 +77,7 @@ def plugin_buffers(rate_bytes_per_s: int, burst_bytes: int) -> tuple[int, int]:
     return wrapped, saturated
 
 
-def wrapped_burst(shape: Shape) -> int | None:
+def wrapped_burst(shape: TbfParams) -> int | None:
     """The burst in bytes that was asked for, if it did not fit into 32 bits of ticks and came out as this shape.
 
     The plugin keeps the burst in the limit as well, which may have wrapped too (CRI-O asks for nearly 4 GiB).
@@ -96,34 +94,23 @@ def wrapped_burst(shape: Shape) -> int | None:
     return None
 
 
-def bounded_shape(rate_bps: int, mtu: int, queue_s: float = QUEUE_S) -> Shape:
+def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
     """Our own set-up for a rate in bits per second: limits from the first second, and its queue is bounded in time.
 
     Args:
         rate_bps: the limit.
         mtu: of the device, bytes; a frame also has an Ethernet header.
-        queue_s: the queue's length.
     """
     rate = rate_bps // 8
     frame = mtu + ETHERNET_BYTES
     burst = max(math.ceil(rate * BURST_S), LEAST_BURST_FRAMES * frame)
-    limit = max(math.ceil(rate * queue_s), LEAST_FRAMES * frame)
+    limit = max(math.ceil(rate * QUEUE_S), LEAST_FRAMES * frame)
     # At the lowest rates two frames are more than the bucket's 32 bits of ticks can hold (274.9 s).
     ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), WORD - 1)
-    return Shape(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
+    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
 
 
-def is_bounded(shape: Shape, mtu: int) -> bool:
-    """Whether a shape is ours: exactly what `bounded_shape` gives for its rate. The plugin's never is."""
-    if shape.rate_bytes_per_s <= 0 or shape.kind != "tbf":
-        return False
-    own = [bounded_shape(shape.rate_bytes_per_s * 8, mtu, queue_s) for queue_s in (QUEUE_S, _EARLIER_QUEUE_S)]
-    return abs(own[0].buffer_ticks - shape.buffer_ticks) <= _TICK_SLACK and shape.limit_bytes in {
-        one.limit_bytes for one in own
-    }
-
-
-def lets_too_much_through(shape: Shape, mtu: int) -> bool:
+def lets_too_much_through(shape: TbfParams, mtu: int) -> bool:
     """Whether burst or queue are so large that the limit is none for seconds, or delays packets by more than half a one."""
     least = max(GSO_BYTES, LEAST_FRAMES * (mtu + ETHERNET_BYTES))
     large_burst = shape.burst_s > ENFORCED_BURST_S and shape.burst_bytes > least
@@ -132,6 +119,6 @@ def lets_too_much_through(shape: Shape, mtu: int) -> bool:
     return large_burst or long_queue
 
 
-def blocks_everything(shape: Shape, mtu: int) -> bool:
+def blocks_everything(shape: TbfParams, mtu: int) -> bool:
     """Whether the bucket is smaller than a frame: the kernel then drops every full-sized packet (sch_tbf.c)."""
     return shape.burst_bytes < mtu + ETHERNET_BYTES and shape.buffer_ticks < WORD - 1

@@ -18,24 +18,24 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 
 from agent.bandwidth.programs import ProgramsUnknown, read_programs
 from agent.bandwidth.state import (
+    EGRESS_HOOK,
+    INGRESS_HOOK,
     PLUGIN_HANDLE,
-    RECEIVED_HOOK,
     ROOT,
-    SENT_HOOK,
+    BpfAttachment,
     Device,
     Filter,
     Hook,
-    KernelState,
-    Program,
     Qdisc,
+    TcState,
 )
-from agent.bandwidth.tbf import ETHERNET_BYTES, WORD, Shape
+from agent.bandwidth.tbf import ETHERNET_BYTES, WORD, TbfParams
 from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_text, read_u32, rtnetlink, tc_request
 
 _MASTER, _TXQLEN = 10, 13
 _IFNAME, _MTU, _LINK, _LINKINFO, _IFALIAS, _LINK_NETNSID = 3, 4, 5, 18, 20, 37
 _INFO_KIND = 1
-_KIND, _OPTIONS, _INGRESS_BLOCK = 1, 2, 13
+_KIND, _OPTIONS, _CHAIN, _INGRESS_BLOCK = 1, 2, 11, 13
 _TBF_PARMS, _TBF_RATE64 = 1, 4
 _TBF = struct.Struct("=8xI8xIIII")
 """struct tc_tbf_qopt: rate and peak rate (tc_ratespec, rate last), limit, buffer, mtu."""
@@ -45,7 +45,10 @@ _HTB = struct.Struct("=8xI12xI")
 _HTB_GLOBAL = struct.Struct("=8xI")
 """struct tc_htb_glob: version, rate2quantum, default class."""
 _PLUGIN_FREE_CLASS, _PLUGIN_CLASS = PLUGIN_HANDLE + 0x1, PLUGIN_HANDLE + 0x30
-_U32_SEL, _U32_ACT, _MATCHALL_ACT = 5, 7, 2
+_U32_SEL, _U32_ACT, _U32_INDEV, _MATCHALL_ACT = 5, 7, 8, 2
+_FLAGS = {"u32": 11, "matchall": 3}
+_SKIP_SW = 2
+"""TCA_CLS_FLAGS_SKIP_SW: the filter is the hardware's alone (linux/pkt_cls.h)."""
 _SEL_BYTES, _KEY_BYTES = 16, 16
 _ACT_KIND, _ACT_OPTIONS = 1, 2
 _MIRRED_PARMS = 2
@@ -61,7 +64,7 @@ GONE = frozenset({2, 19, 22})
 """ENOENT, ENODEV, EINVAL: what the kernel says of a device, or its ingress, that went away meanwhile."""
 
 
-async def read_kernel(pids: Mapping[str, int]) -> tuple[KernelState, dict[str, int]]:
+async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]:
     """What is set up, and the namespace number of each process that has one.
 
     Args:
@@ -76,9 +79,9 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[KernelState, dict[str, i
         qdiscs = await _with_classes(netlink, qdiscs, devices)
         filters: list[Filter] = []
         for index in sorted({q.device for q in qdiscs if q.kind in HOOKED}):
-            filters += await read_filters(netlink, index, "received")
+            filters += await read_filters(netlink, index, "ingress")
         for index in sorted({q.device for q in qdiscs if q.kind == "clsact"}):
-            filters += await read_filters(netlink, index, "sent")
+            filters += await read_filters(netlink, index, "egress")
         numbers: dict[str, int] = {}
         for uid, pid in pids.items():
             number = await _namespace_number(netlink, pid)
@@ -86,7 +89,7 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[KernelState, dict[str, i
                 numbers[uid] = number
     ends = [device.index for device in devices if device.namespace_id in set(numbers.values())]
     programs, unknown = _programs_of(ends)
-    state = KernelState(
+    state = TcState(
         devices=tuple(devices),
         qdiscs=tuple(qdiscs),
         filters=tuple(filters),
@@ -114,7 +117,7 @@ async def _with_classes(netlink: Any, qdiscs: list[Qdisc], devices: list[Device]
     return found
 
 
-def plugin_htb(qdisc: Qdisc, classes: Mapping[int, tuple[int, int]], device: Device) -> Shape | None:
+def plugin_htb(qdisc: Qdisc, classes: Mapping[int, tuple[int, int]], device: Device) -> TbfParams | None:
     """The limit of the plugin's versions 1.5.0 and 1.5.1 (``createHTB``): 1:1 without a limit beside 1:30; None of other HTBs.
 
     Args:
@@ -125,7 +128,7 @@ def plugin_htb(qdisc: Qdisc, classes: Mapping[int, tuple[int, int]], device: Dev
     limited = classes.get(_PLUGIN_CLASS)
     if qdisc.handle != PLUGIN_HANDLE or set(classes) != {_PLUGIN_CLASS, _PLUGIN_FREE_CLASS} or limited is None:
         return None
-    return Shape(
+    return TbfParams(
         rate_bytes_per_s=limited[0],
         buffer_ticks=limited[1],
         limit_bytes=min((device.queue_packets or 1000) * (device.mtu + ETHERNET_BYTES), WORD - 1),
@@ -147,7 +150,7 @@ def parse_class(data: bytes, begin: int, end: int) -> tuple[int, tuple[int, int]
     return handle, (rate, buffer)
 
 
-def _programs_of(indexes: Iterable[int]) -> tuple[tuple[Program, ...], str]:
+def _programs_of(indexes: Iterable[int]) -> tuple[tuple[BpfAttachment, ...], str]:
     try:
         return tuple(program for index in indexes for program in read_programs(index)), ""
     except ProgramsUnknown as reason:
@@ -156,7 +159,7 @@ def _programs_of(indexes: Iterable[int]) -> tuple[tuple[Program, ...], str]:
 
 async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
     """The filters at one of a device's hooks; none when the device is gone."""
-    request = partial(tc_request, index, RECEIVED_HOOK if hook == "received" else SENT_HOOK)
+    request = partial(tc_request, index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
     try:
         return await dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
     except NetlinkError as error:
@@ -216,17 +219,17 @@ def parse_qdisc(data: bytes, begin: int, end: int) -> Qdisc:
     )
 
 
-def _shape(data: bytes, options: Spans) -> Shape | None:
+def _shape(data: bytes, options: Spans) -> TbfParams | None:
     span = options.get(_TBF_PARMS)
     if span is None or span[1] - span[0] < _TBF.size:
         return None
     rate, _, limit, buffer, _ = _TBF.unpack_from(data, span[0])
     if _TBF_RATE64 in options:
         rate = int.from_bytes(data[slice(*options[_TBF_RATE64])], "little")
-    return Shape(rate_bytes_per_s=rate, buffer_ticks=buffer, limit_bytes=limit)
+    return TbfParams(rate_bytes_per_s=rate, buffer_ticks=buffer, limit_bytes=limit)
 
 
-def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "received") -> Filter | None:
+def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "ingress") -> Filter | None:
     """RTM_NEWTFILTER: struct tcmsg and TCA_* attributes. u32's hash tables, which match nothing, are left out."""
     _, index, _, _, info = TC.unpack_from(data, begin)
     spans = attributes(data, begin + TC.size, end)
@@ -235,6 +238,9 @@ def parse_filter(data: bytes, begin: int, end: int, hook: Hook = "received") -> 
     if kind == "u32" and _U32_SEL not in options:
         return None
     everything = kind == "matchall" or (kind == "u32" and _has_no_condition(data, *options[_U32_SEL]))
+    skipped = (read_u32(data, options, _FLAGS.get(kind, -1)) or 0) & _SKIP_SW
+    if read_u32(data, spans, _CHAIN) or skipped or _U32_INDEV in options:
+        everything = False  # no packet comes by, or not all do
     target, polices, swallows = None, False, False
     for action in _actions(data, kind, options):
         polices = polices or read_text(data, action, _ACT_KIND) == "police"

@@ -8,21 +8,18 @@ from agent.bandwidth.state import (
     ALIAS_PREFIX,
     HOOK_MARK,
     HOOKS_HANDLE,
+    OUR_HANDLE,
     ROOT,
     BandwidthSnapshot,
+    BpfAttachment,
     Device,
     Filter,
     Hook,
-    Program,
 )
-from agent.bandwidth.tbf import Shape
+from agent.bandwidth.tbf import TbfParams
 
 PLUGIN_PREFIX = "bwp"
 """Of the CNI bandwidth plugin's intermediate devices, and of ours."""
-FELIX_DEVICE, FELIX_PREFIX = "cali", "bwcali"
-"""Of Calico's devices for pods, and of Felix's intermediate devices."""
-_FELIX_EBPF = frozenset({"bpfin.cali", "bpfout.cali"})
-"""Devices that Felix makes in its eBPF mode (dataplanedefs.go); there it has programs on the pods' devices."""
 _UPLINKS = frozenset({"", "bond", "team", "vlan"})
 
 
@@ -53,7 +50,7 @@ class View:
         self._filters: dict[tuple[int, Hook], list[Filter]] = {}
         for one in sorted(kernel.filters, key=lambda f: f.priority):
             self._filters.setdefault((one.device, one.hook), []).append(one)
-        self._programs: dict[tuple[int, Hook], list[Program]] = {}
+        self._programs: dict[tuple[int, Hook], list[BpfAttachment]] = {}
         for program in kernel.programs:
             self._programs.setdefault((program.device, program.hook), []).append(program)
         self.programs_unknown = kernel.programs_unknown
@@ -64,13 +61,17 @@ class View:
             for qdisc in kernel.qdiscs
             if qdisc.device in self.devices
         )
-        self.felix_limits = next((name for name in sorted(self.by_name) if name.startswith(FELIX_PREFIX)), "")
-        self.has_felix_programs = not _FELIX_EBPF.isdisjoint(self.by_name)
+        self.hooked = {qdisc.device for qdisc in kernel.qdiscs if qdisc.handle == HOOKS_HANDLE}
 
-    def shape_at(self, device: int) -> Shape | None:
+    def shape_at(self, device: int) -> TbfParams | None:
         """Of the token bucket, or of the plugin's HTB class, at a device's root."""
         root = self.roots.get(device)
         return root.shape if root is not None else None
+
+    def is_our_root(self, device: int) -> bool:
+        """Whether we set the token bucket at a device's root."""
+        root = self.roots.get(device)
+        return root is not None and root.handle == OUR_HANDLE
 
     def below_root(self, device: int) -> list[str]:
         """Kinds of the queueing disciplines below a device's root."""
@@ -85,7 +86,7 @@ class View:
         redirect = self.redirect_of(device)
         return self.devices.get(redirect.redirects_to or 0) if redirect is not None else None
 
-    def filters(self, device: int, hook: Hook = "received") -> list[Filter]:
+    def filters(self, device: int, hook: Hook = "ingress") -> list[Filter]:
         """Those at a device's hook, in the order in which they see packets."""
         return self._filters.get((device, hook), [])
 
@@ -93,7 +94,7 @@ class View:
         """Indexes of the devices that something is redirected to."""
         return {f.redirects_to for filters in self._filters.values() for f in filters}
 
-    def strangers(self, device: Device, hook: Hook) -> list[Filter | Program]:
+    def strangers(self, device: Device, hook: Hook) -> list[Filter | BpfAttachment]:
         """Filters and programs on a device that are neither the plugin's nor ours."""
         filters = [f for f in self.filters(device.index, hook) if not self._is_a_limits(f)]
         return [*self._programs.get((device.index, hook), ()), *filters]
@@ -105,12 +106,12 @@ class View:
         target = self.devices.get(one.redirects_to)
         return is_a_limits(target) if target is not None else one.matches_all
 
-    def stolen_from(self, device: Device) -> list[Filter | Program]:
+    def stolen_from(self, device: Device) -> list[Filter | BpfAttachment]:
         """Filters of others that no longer see what a pod sends, because a filter of ours takes it before them."""
         ours, through = self.redirect_of(device.index), self.behind(device.index)
         if ours is None or through is None or not is_ours(through):
             return []
-        others = self.strangers(device, "received")
+        others = self.strangers(device, "ingress")
         return [one for one in others if isinstance(one, Filter) and one.priority > ours.priority]
 
 
@@ -126,17 +127,17 @@ def is_ours(device: Device) -> bool:
 
 def owner_of(device: Device) -> str:
     """Uid of the pod that we made an intermediate device for."""
-    return device.alias.removeprefix(ALIAS_PREFIX).partition(HOOK_MARK)[0]
+    return device.alias.removeprefix(ALIAS_PREFIX).removesuffix(HOOK_MARK)
 
 
-def describe(device: Device, strangers: list[Filter | Program]) -> str:
+def describe(device: Device, strangers: list[Filter | BpfAttachment]) -> str:
     """What is attached to a device, for a person who looks for it with ``tc`` and ``bpftool``."""
     parts = []
     for one in strangers:
-        if isinstance(one, Program):
+        if isinstance(one, BpfAttachment):
             parts.append(f"{one.kind} program{'s' * (len(one.ids) > 1)} {', '.join(str(id_) for id_ in one.ids)}")
         else:
             name = f" {one.name}" if one.name else ""
             parts.append(f"a {one.kind} filter{name} with preference {one.priority}")
     hook = strangers[0].hook
-    return f"{' and '.join(parts)} on what {device.name} {'receives' if hook == 'received' else 'sends'}"
+    return f"{' and '.join(parts)} on what {device.name} {'receives' if hook == 'ingress' else 'sends'}"

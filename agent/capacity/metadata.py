@@ -14,7 +14,7 @@ from typing import Literal
 import aiohttp
 
 from agent.capacity.links import Machine
-from agent.capacity.offer import INSTANCE_TYPE_LABEL
+from agent.capacity.node_bandwidth import INSTANCE_TYPE_LABEL
 from agent.capacity.rules import is_azure
 from agent.node import NodeView
 from kubekit import logs

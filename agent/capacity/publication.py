@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from agent.capacity.offer import Offer
+from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.config import AllocatableMode
 from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
@@ -55,7 +55,7 @@ def owner_of(node: OwnNode) -> str:
     return node.metadata.annotation(OWNER_ANNOTATION)
 
 
-def plan_writes(node: OwnNode, offer: Offer, allocatable: AllocatableMode, now_s: float) -> Writes:
+def plan_writes(node: OwnNode, offer: NodeBandwidth, allocatable: AllocatableMode, now_s: float) -> Writes:
     """Compare what the node says with the offer.
 
     A capacity that is no longer known stays as it was published, because taking it away would evict nobody and starve
@@ -126,7 +126,7 @@ def _same_quantity(text: str | None, rate_bps: int) -> bool:
         return False
 
 
-def _state(offer: Offer) -> Condition:
+def _state(offer: NodeBandwidth) -> Condition:
     if offer.warnings:
         return conditions.condition(CONDITION, holds=False, reason="Misconfigured", message="; ".join(offer.warnings))
     if offer.rate_bps is None:

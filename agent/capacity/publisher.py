@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter
 
-from agent.capacity.offer import Finding, Offer, make_offer, remember_peak
+from agent.capacity.node_bandwidth import Finding, NodeBandwidth, choose_bandwidth, remember_peak
 from agent.capacity.publication import Writes, plan_writes
 from agent.config import AgentConfig
 from agent.netlink import KernelError
@@ -79,7 +79,7 @@ class Publisher:
         self._links_changed = True
         self._peak_bps: int | None = None
         self._planned_from = ""
-        self.offer: Offer | None = None
+        self.offer: NodeBandwidth | None = None
         self._writes = Counter(
             "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
         )
@@ -112,7 +112,7 @@ class Publisher:
                 hardware, read_at = await self._look(hardware), loop.time()
             idle_s = read_at + due_s - loop.time()
             node = self._view.node
-            self.offer = make_offer(node, self._config, hardware, self._peak_bps, self._instance_type())
+            self.offer = choose_bandwidth(node, self._config, hardware, self._peak_bps, self._instance_type())
             pause_s = SETTLE_S
             if node is not None:
                 try:
@@ -138,7 +138,7 @@ class Publisher:
         log.change("links", "", "links can be read again")
         return found
 
-    async def _publish(self, node: OwnNode, offer: Offer) -> bool:
+    async def _publish(self, node: OwnNode, offer: NodeBandwidth) -> bool:
         self._report(offer)
         if node.metadata.resource_version == self._planned_from:
             self._planned_from = ""  # the watch lags behind our write; if it still does next time, we write again
@@ -150,7 +150,7 @@ class Publisher:
         self._planned_from = node.metadata.resource_version
         return True
 
-    def _report(self, offer: Offer) -> None:
+    def _report(self, offer: NodeBandwidth) -> None:
         for warning in offer.warnings:
             log.change(f"warning/{warning[:60]}", warning, "capacity setting ignored", why=warning)
         text = f"{offer.rate_bps} {offer.source}"

@@ -22,7 +22,7 @@ from agent.capacity.links import (
     Machine,
     Route,
 )
-from agent.capacity.offer import Finding
+from agent.capacity.node_bandwidth import Finding
 
 _ON_PARENT = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
 _TUNNELS = frozenset(

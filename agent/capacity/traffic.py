@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from agent.capacity.offer import Offer
+from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.capacity.sysfs import NetDirectory
 
 SAMPLE_S = 15.0
@@ -61,7 +61,7 @@ class Traffic:
     """
 
     def __init__(
-        self, node: str, directory: NetDirectory, offer: Callable[[], Offer | None], registry: CollectorRegistry
+        self, node: str, directory: NetDirectory, offer: Callable[[], NodeBandwidth | None], registry: CollectorRegistry
     ) -> None:
         self._node, self._directory, self._offer = node, directory, offer
         self._samples: deque[Counters] = deque(maxlen=_SAMPLES)

@@ -18,7 +18,7 @@ import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
-from agent.bandwidth.supervisor import FULL_LOOK_S
+from agent.bandwidth.manager import FULL_LOOK_S
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod
 from lab.controlplane import ControlPlane, credentials_of, free_ports
@@ -39,7 +39,7 @@ IMPORTS = (
     ("aiohttp, server", "aiohttp.web"),
     ("prometheus_client", "prometheus_client"),
     ("pyroute2", "pyroute2"),
-    ("the agent and its rooms", "agent.program,agent.bandwidth.supervisor,agent.probing.manager"),
+    ("the agent and its rooms", "agent.program,agent.bandwidth.manager,agent.probing.manager"),
 )
 """What an agent is made of, in the order in which it is imported; netperf's histogram is with the rooms."""
 QUIET_S = 60.0

@@ -13,7 +13,7 @@ from typing import cast
 import aiohttp
 import msgspec
 
-from agent.bandwidth.annotations import read_wish
+from agent.bandwidth.annotations import read_annotation
 from agent.bandwidth.cni import parse_cached
 from agent.bandwidth.counters import parse_bucket, parse_device_count, parse_redirected
 from agent.bandwidth.locate import parse_cgroup
@@ -227,7 +227,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "announcement": (read_announcement, '{"address":"10.0.0.1","port":12865,"prober":"datagrams"}', ()),
     "netperf's output": (lambda text: parse_output(text, "TCP_RR"), OUTPUT, (ProbeFailedError,)),
     "cost policy": (costs_policy, '{"expireAfterS": 600, "percentile": "p50"}', (ConfigError,)),
-    "bandwidth annotation": (read_wish, "10M", ()),
+    "bandwidth annotation": (read_annotation, "10M", ()),
     "quantity": (quantity.parse, "1.5Gi", (QuantityError,)),
     "whole quantity": (quantity.parse_int, "1.5Gi", (QuantityError,)),
     "quantity in thousandths": (quantity.parse_milli, "100m", (QuantityError,)),
@@ -265,7 +265,7 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "device": (netlink(parse_device), DEVICE, NETLINK),
     "queue": (netlink(parse_qdisc), BUCKET, NETLINK),
     "class": (netlink(parse_class), CLASS, NETLINK),
-    "filter": (netlink(partial(parse_filter, hook="received")), FILTER, NETLINK),
+    "filter": (netlink(partial(parse_filter, hook="ingress")), FILTER, NETLINK),
     "counters of a queue": (netlink(parse_bucket), BUCKET, NETLINK),
     "counters of a filter": (netlink(parse_redirected), FILTER, NETLINK),
     "routes": (netlink(parse_routes), ROUTE, NETLINK),

@@ -15,7 +15,7 @@ NEXT, DROP = -1, 2
 """Verdicts of programs: go on with the next one (TC_ACT_UNSPEC, TCX_NEXT), or drop the packet."""
 _PROG_LOAD, _PROG_ATTACH = 5, 8
 _SCHED_CLS = 3
-_TCX = {"received": 46, "sent": 47}
+_TCX = {"ingress": 46, "egress": 47}
 _REDIRECT_PEER = 155
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -66,6 +66,6 @@ def redirecting_to_peer(device: int) -> bytes:
     )
 
 
-def attach_tcx(descriptor: int, device: int, hook: str = "received") -> None:
+def attach_tcx(descriptor: int, device: int, hook: str = "ingress") -> None:
     """Attach a program to a device, before all filters; it goes with the device."""
     _call(_PROG_ATTACH, struct.pack("=IIIIIIQ", device, descriptor, _TCX[hook], 0, 0, 0, 0))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent.traffic.conntrack import listen, read_table_state
 from agent.traffic.ledger import PodEnd
-from agent.traffic.supervisor import Counting
+from agent.traffic.manager import Counting
 
 PROC = Path("/proc")
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.bandwidth.annotations import PodWish, read_wish
+from agent.bandwidth.annotations import PodBandwidthSpec, read_annotation
 from agent.bandwidth.rules import intermediate_name
 
 PROC = Path("/proc")
@@ -74,11 +74,11 @@ class NodePod:
         """A command inside the pod's network namespace."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
-    def wish(self, *, ingress: str = "", egress: str = "") -> PodWish:
+    def wish(self, *, ingress: str = "", egress: str = "") -> PodBandwidthSpec:
         """The pod as the rules see it."""
         texts = {"ingress": ingress, "egress": egress}
-        wishes = {direction: read_wish(text) for direction, text in texts.items() if text}
-        return PodWish(namespace="test", name=self.name, uid=self.uid, wishes=wishes)  # type: ignore[arg-type]
+        wishes = {direction: read_annotation(text) for direction, text in texts.items() if text}
+        return PodBandwidthSpec(namespace="test", name=self.name, uid=self.uid, wishes=wishes)  # type: ignore[arg-type]
 
 
 def wait_until_inside(pid: int, namespace: str) -> None:

@@ -19,15 +19,15 @@ import pytest
 from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 
-from agent.bandwidth.annotations import PodWish
+from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.effect import Effects
 from agent.bandwidth.kernel import execute
+from agent.bandwidth.manager import EFFECT_S
 from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import RECEIVED_HOOK, BandwidthPlan, Judgement, LimitEgress, LimitIngress
-from agent.bandwidth.supervisor import EFFECT_S
+from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, BandwidthPlan, LimitEgress, LimitIngress, LimitStatus
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
 from tests.support.plugin_bucket import plugin_shape
@@ -41,7 +41,7 @@ RATE = 5_000_000
 CONTAINERD_BURST = 536_870_911
 
 
-def plan(*wishes: PodWish) -> BandwidthPlan:
+def plan(*wishes: PodBandwidthSpec) -> BandwidthPlan:
     return plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), wishes)), Policy())
 
 
@@ -69,7 +69,7 @@ def flooding(pod: NodePod, direction: str, seconds: float) -> Iterator[None]:
         process.wait()
 
 
-def follow(judgements: Sequence[Judgement], readings: int) -> Effects:
+def follow(judgements: Sequence[LimitStatus], readings: int) -> Effects:
     """Readings as the agent takes them, at its own pace."""
     effects = Effects()
 
@@ -86,14 +86,16 @@ def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> 
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
     name = intermediate_name(NETWORK, pod.container)
     shape = plugin_shape(RATE, 100_000)
-    asyncio.run(execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, shape, "", redirect=False)))
+    asyncio.run(
+        execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, shape, "", add_filter=False))
+    )
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
         patched.setitem(tc_actions, "stolen", 0)
         action = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": index_of(name)}
         netlink.tc(
             *("add-filter", "u32", index_of(pod.host_device)),
-            parent=RECEIVED_HOOK,
+            parent=INGRESS_HOOK,
             protocol=3,
             prio=1,
             target=0x10001,
@@ -109,7 +111,8 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
         shape = plugin_shape(RATE, CONTAINERD_BURST)
-        asyncio.run(execute(LimitIngress(index_of(wrapped.host_device), wrapped.host_device, shape)))
+        with IPRoute() as netlink:
+            netlink.tc("replace", "tbf", index=index_of(wrapped.host_device), handle=PLUGIN_HANDLE, shape=shape)
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
             enforce(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.

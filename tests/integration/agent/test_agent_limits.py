@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,21 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroute2 import IPRoute
 
 from agent.bandwidth import tbf
-from agent.bandwidth.annotations import PodWish
+from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network
 from agent.bandwidth.kernel import execute as execute_action
 from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
 from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
 from agent.bandwidth.state import (
     LAST_PRIORITY,
+    PLUGIN_HANDLE,
     Action,
     BandwidthPlan,
     BandwidthSnapshot,
-    Judgement,
     LimitEgress,
-    LimitIngress,
+    LimitStatus,
 )
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
 from tests.support.plugin_bucket import plugin_shape
@@ -49,19 +51,19 @@ CRIO_BURST = 4_294_967_294
 ENFORCE = Policy(enforce=True)
 
 
-def take_snapshot(wishes: Sequence[PodWish]) -> BandwidthSnapshot:
-    return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), wishes))
+def take_snapshot(wishes: Sequence[PodBandwidthSpec], network: Network | None = None) -> BandwidthSnapshot:
+    return asyncio.run(take_snapshot_of(PROC, network or Network(NETWORK), wishes))
 
 
 def execute(action: Action) -> None:
     asyncio.run(execute_action(action))
 
 
-def plan(*wishes: PodWish, policy: Policy = ENFORCE) -> BandwidthPlan:
-    return plan_limits(take_snapshot(wishes), policy)
+def plan(*wishes: PodBandwidthSpec, policy: Policy = ENFORCE, network: Network | None = None) -> BandwidthPlan:
+    return plan_limits(take_snapshot(wishes, network), policy)
 
 
-def of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, Judgement]:
+def of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
     return {judgement.direction: judgement for judgement in found.judgements if judgement.pod.uid == pod.uid}
 
 
@@ -70,11 +72,11 @@ def actions_on(found: BandwidthPlan, pod: NodePod) -> list[str]:
     return [type(action).__name__ for action in found.actions if action.name == pod.host_device]
 
 
-def enforce(*wishes: PodWish, policy: Policy = ENFORCE) -> BandwidthPlan:
+def enforce(*wishes: PodBandwidthSpec, policy: Policy = ENFORCE, network: Network | None = None) -> BandwidthPlan:
     """Do what the rules say and look again."""
-    for action in plan(*wishes, policy=policy).actions:
+    for action in plan(*wishes, policy=policy, network=network).actions:
         execute(action)
-    return plan(*wishes, policy=policy)
+    return plan(*wishes, policy=policy, network=network)
 
 
 @contextmanager
@@ -133,8 +135,8 @@ def test_enforced_limits_hold_from_the_first_second_and_keep_the_queue_short(rat
             finish(start(pod, direction, "rr", 0.5))  # until the flow fills the queue
             trips = sorted(finish(start(pod, direction, "rr", 2.0)))
             finish(beside)
-            short_queue = trips[int(len(trips) * 0.99)] <= tbf.bounded_shape(rate * 10**6, 1500).queue_s
-        assert judged[direction].queue_s == pytest.approx(tbf.bounded_shape(rate * 10**6, 1500).queue_s, rel=1e-3)
+            short_queue = trips[int(len(trips) * 0.99)] <= tbf.bounded_params(rate * 10**6, 1500).queue_s
+        assert judged[direction].queue_s == pytest.approx(tbf.bounded_params(rate * 10**6, 1500).queue_s, rel=1e-3)
 
 
 def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
@@ -143,8 +145,10 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     device = next(d for d in snapshot.kernel.devices if d.name == pod.host_device)
     shape = plugin_shape(rate_bps, burst)
     name = intermediate_name(NETWORK, pod.container)
-    execute(LimitIngress(device.index, device.name, shape))
-    execute(LimitEgress(device.index, device.name, name, 1500, shape, alias=""))
+    execute(LimitEgress(device.index, device.name, name, 1500, shape, alias="", add_hook=True))
+    with IPRoute() as netlink:  # with our exact shapes, see `agent.bandwidth.kernel`
+        for index in (device.index, socket.if_nametoindex(name)):
+            netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, shape=shape)
 
 
 def shown_by_tc(device: str) -> dict[str, Any]:
@@ -203,21 +207,21 @@ def test_just_above_the_threshold_nothing_wraps(rate_bps: int, burst: int) -> No
         assert judged["ingress"].burst_bytes == pytest.approx(burst, rel=1e-3)
 
 
-def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins() -> None:
+def test_enforcing_twice_changes_nothing_and_the_structure_is_the_plugins_but_for_the_handle() -> None:
     with node_pod(12) as pod:
         wish = pod.wish(ingress="10M", egress="20M")
         assert actions_on(plan(wish), pod) == ["LimitIngress", "LimitEgress"]
         assert actions_on(enforce(wish), pod) == []
         name = intermediate_name(NETWORK, pod.container)
         root = json.loads(run(f"tc -j qdisc show dev {pod.host_device} root"))[0]
-        assert (root["kind"], root["handle"], root["options"]["rate"]) == ("tbf", "1:", 10_000_000 // 8)
+        assert (root["kind"], root["handle"], root["options"]["rate"]) == ("tbf", "6e61:", 10_000_000 // 8)
         assert json.loads(run(f"tc -j qdisc show dev {name} root"))[0]["options"]["rate"] == 20_000_000 // 8
         filters = run(f"tc filter show dev {pod.host_device} ingress")
         assert f"protocol all pref {LAST_PRIORITY} u32" in filters
         assert "match 00000000/00000000 at 0" in filters
         assert f"mirred (Egress Redirect to device {name})" in filters
         link = json.loads(run(f"ip -j -d link show {name}"))[0]
-        assert (link["mtu"], link.get("txqlen", 0), link["ifalias"]) == (1500, 0, f"netaware:{pod.uid}/clsact")
+        assert (link["mtu"], link.get("txqlen", 0), link["ifalias"]) == (1500, 0, f"netaware:{pod.uid}/ingress")
 
 
 def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -> None:
@@ -233,8 +237,30 @@ def test_a_changed_annotation_changes_the_limit_and_a_removed_one_removes_it() -
         assert {d: j.verdict for d, j in judged.items()} == {"ingress": "enforced", "egress": "enforced"}
         assert actions_on(enforce(pod.wish()), pod) == []
         assert "tbf" not in run(f"tc qdisc show dev {pod.host_device}")
-        assert "clsact" not in run(f"tc qdisc show dev {pod.host_device}")
+        assert "ingress" not in run(f"tc qdisc show dev {pod.host_device}")
         assert intermediate_name(NETWORK, pod.container) not in run("ip -br link")
+
+
+def test_a_limit_of_ours_outlives_a_change_of_mtu_and_goes_with_the_annotation() -> None:
+    with node_pod(35) as pod:
+        wish = pod.wish(ingress="10M", egress="10M")
+        enforce(wish)
+        run(f"ip link set {pod.host_device} mtu 1400")
+        assert {j.verdict for j in of_pod(plan(wish), pod).values()} == {"enforced"}
+        enforce(pod.wish())
+        assert "tbf" not in run(f"tc qdisc show dev {pod.host_device}")
+
+
+@pytest.mark.parametrize("more", ["chain 5", "indev lo"])
+def test_a_filter_that_never_matches_is_no_limit(more: str) -> None:
+    with node_pod(36) as pod:
+        name = intermediate_name(NETWORK, pod.container)
+        enforce(pod.wish(egress="10M"))
+        run(f"tc filter del dev {pod.host_device} ingress")
+        chain, other = (more, "") if more.startswith("chain") else ("", more)
+        rule = f"u32 match u32 0 0 {other} action mirred egress redirect dev {name}"
+        run(f"tc filter add dev {pod.host_device} ingress protocol all {chain} pref 1 {rule}")
+        assert of_pod(plan(pod.wish(egress="10M")), pod)["egress"].verdict == "filter-missing"
 
 
 def test_a_lost_filter_and_a_lost_bucket_are_found_and_mended() -> None:
@@ -318,11 +344,11 @@ def test_an_intermediate_device_that_is_down_swallows_everything_and_is_brought_
 def test_bad_input_and_pods_that_vanish_give_one_verdict_each_and_the_rest_goes_on() -> None:
     with node_pod(18) as good, node_pod(19) as dying:
         bad = good.wish(ingress="ten", egress="10m")
-        good_wish = PodWish(
+        good_wish = PodBandwidthSpec(
             namespace="test", name="good", uid=good.uid, wishes={**bad.wishes, **good.wish(egress="7M").wishes}
         )
         dying_wish = dying.wish(ingress="5M")
-        gone = PodWish(
+        gone = PodBandwidthSpec(
             namespace="test", name="gone", uid="00000000-0000-4000-8000-00000000dead", wishes=dying_wish.wishes
         )
         snapshot = take_snapshot([good_wish, dying_wish, gone])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.bandwidth.annotations import PodWish
+from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.cni import Network
 from agent.bandwidth.kernel import execute
 from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import Judgement
+from agent.bandwidth.state import LimitStatus
 from tests.integration.agent.cni_plugins import plugged_pod
 from tests.integration.agent.pods_on_node import NETWORK, PROC, run
 
@@ -23,7 +23,7 @@ CONTAINERD_BURST = 2**32 - 1
 VERSIONS = [("v1.1.1", "bridge"), ("v1.5.0", "ptp"), ("v1.5.1", "bridge"), ("v1.6.2", "ptp"), ("v1.9.1", "bridge")]
 
 
-def judge(wish: PodWish, *, enforce: bool = False) -> dict[str, Judgement]:
+def judge(wish: PodBandwidthSpec, *, enforce: bool = False) -> dict[str, LimitStatus]:
     found = plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), [wish])), Policy(enforce=True))
     for action in found.actions if enforce else ():
         asyncio.run(execute(action))

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.traffic.conntrack import Entry
 from agent.traffic.ledger import PodEnd
-from agent.traffic.supervisor import Counting
+from agent.traffic.manager import Counting
 from controller.traffic.sources import choose_among, known_window, read_flows
 from netperf.contract import TRAFFIC_SHARE
 from tests.support.prometheus_past import prometheus_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.bandwidth.annotations import contested, read_wish, scheduled_bps, wish_of
+from agent.bandwidth.annotations import contested, read_annotation, scheduled_bps, spec_of
 from kubekit.wire import Container, ObjectMeta, OwnerReference, Pod, PodSpec, PodStatus, ResourceRequirements
 
 BANDWIDTH = "network.aware.com/bandwidth"
@@ -30,7 +30,7 @@ TOO_LARGE = "resource is unreasonably large (> 1Pbit)"
     ],
 )
 def test_quantities_are_bits_per_second(text: str, rate_bps: int) -> None:
-    assert read_wish(text).rate_bps == rate_bps
+    assert read_annotation(text).rate_bps == rate_bps
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_quantities_are_bits_per_second(text: str, rate_bps: int) -> None:
     ],
 )
 def test_what_is_out_of_range_is_refused_in_the_words_that_users_know(text: str, problem: str) -> None:
-    wish = read_wish(text)
+    wish = read_annotation(text)
     assert (wish.rate_bps, wish.problem) == (None, problem)
 
 
 @pytest.mark.parametrize("text", ["ten", "", "10 M", "10Mbit", "١٠M"])
 def test_what_is_no_quantity_is_refused_and_shown(text: str) -> None:
-    wish = read_wish(text)
+    wish = read_annotation(text)
     assert wish.rate_bps is None
     assert repr(text) in wish.problem
 
@@ -81,14 +81,14 @@ def test_scheduled_bandwidth_is_the_sum_of_containers_and_sidecars() -> None:
 
 
 def test_a_pod_that_reserves_another_bandwidth_than_it_is_limited_to_is_told() -> None:
-    sample = wish_of(pod(container("1000000"), ingress="10M", egress="10M"))
+    sample = spec_of(pod(container("1000000"), ingress="10M", egress="10M"))
     assert sample.mismatch == (
         "scheduled for 1000000 bit/s of network.aware.com/bandwidth, but kubernetes.io/ingress-bandwidth is 10000000 bit/s"
         " and kubernetes.io/egress-bandwidth is 10000000 bit/s"
     )
-    assert wish_of(pod(container("10M"), ingress="10M", egress="10000k")).mismatch == ""
-    assert wish_of(pod(container("10M"))).mismatch == ""
-    assert wish_of(pod(container(), egress="10M")).mismatch == ""
+    assert spec_of(pod(container("10M"), ingress="10M", egress="10000k")).mismatch == ""
+    assert spec_of(pod(container("10M"))).mismatch == ""
+    assert spec_of(pod(container(), egress="10M")).mismatch == ""
 
 
 KUBELETS = {
@@ -105,9 +105,9 @@ def mirror(annotations: Mapping[str, str], *owners: OwnerReference, uid: str = "
 
 
 def test_static_pods_are_looked_up_by_the_hash_that_names_their_cgroups() -> None:
-    found = wish_of(mirror(KUBELETS, OF_NODE))
+    found = spec_of(mirror(KUBELETS, OF_NODE))
     assert (found.cgroup_uid, found.refused_claim) == (KUBELETS["kubernetes.io/config.hash"], "")
-    assert wish_of(mirror({})).cgroup_uid == "u"
+    assert spec_of(mirror({})).cgroup_uid == "u"
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_static_pods_are_looked_up_by_the_hash_that_names_their_cgroups() -> Non
 def test_a_claim_to_a_cgroup_without_the_kubelets_proof_is_refused_and_the_pod_goes_by_its_uid(
     annotations: dict[str, str], owners: tuple[OwnerReference, ...], lacking: str
 ) -> None:
-    found = wish_of(mirror(annotations, *owners))
+    found = spec_of(mirror(annotations, *owners))
     assert found.cgroup_uid == "u"
     assert lacking in found.refused_claim
 
 
 def test_two_pods_that_claim_one_cgroup_are_both_refused() -> None:
-    first, second = (wish_of(mirror(KUBELETS, OF_NODE, uid=uid, name=uid)) for uid in ("u1", "u2"))
+    first, second = (spec_of(mirror(KUBELETS, OF_NODE, uid=uid, name=uid)) for uid in ("u1", "u2"))
     assert set(contested([first, second])) == {"u1", "u2"}
     assert "u2" in contested([first, second])["u1"]
     assert contested([first]) == {}
@@ -140,11 +140,5 @@ def test_two_pods_that_claim_one_cgroup_are_both_refused() -> None:
 def test_whoever_claims_a_pods_own_uid_hurts_only_himself() -> None:
     uid = "0f3a1b2c-0000-4000-8000-000000000001"
     forged = {name: uid.replace("-", "") for name in KUBELETS} | {"kubernetes.io/config.source": "file"}
-    victim, liar = wish_of(mirror({}, uid=uid)), wish_of(mirror(forged, OF_NODE, uid="liar"))
+    victim, liar = spec_of(mirror({}, uid=uid)), spec_of(mirror(forged, OF_NODE, uid="liar"))
     assert set(contested([victim, liar])) == {"liar"}
-
-
-def test_calicos_own_annotations_are_noticed() -> None:
-    calico = Pod(metadata=ObjectMeta(name="p", annotations={"qos.projectcalico.org/ingressBandwidth": "1M"}))
-    assert wish_of(calico).calico
-    assert not wish_of(pod(container(), ingress="1M")).calico

@@ -5,29 +5,31 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.bandwidth.annotations import PodWish
+from agent.bandwidth.annotations import PodBandwidthSpec
+from agent.bandwidth.backoff import HELD_S, LONGEST_WAIT_S, RepairBackoff
 from agent.bandwidth.counters import parse_device_count
-from agent.bandwidth.disputes import HELD_S, LONGEST_WAIT_S, Patience
 from agent.bandwidth.effect import HOLD_S, BucketCount, DeviceCount, Effects, KernelCount
 from agent.bandwidth.rules import with_effect
-from agent.bandwidth.state import Judgement, LimitEgress, LimitIngress, RemoveDevice, Site
-from agent.bandwidth.tbf import bounded_shape
+from agent.bandwidth.state import CounterSource, LimitEgress, LimitIngress, LimitStatus, RemoveDevice
+from agent.bandwidth.tbf import bounded_params
 
-POD = PodWish(namespace="default", name="p", uid="u")
+POD = PodBandwidthSpec(namespace="default", name="p", uid="u")
 RATE = 8_000_000
 PER_S = RATE // 8
 PID, VETH, PIPE = 42, 20, 30
-INTO = Judgement(
+INTO = LimitStatus(
     pod=POD,
     direction="ingress",
     verdict="enforced",
     device="veth1",
     wanted_bps=RATE,
-    site=Site(pid=PID, device=VETH, bucket=VETH),
+    site=CounterSource(pid=PID, device=VETH, bucket=VETH),
     effect_counts=True,
 )
-OUT = msgspec.structs.replace(INTO, direction="egress", device="bwp1", site=Site(pid=PID, device=VETH, bucket=PIPE))
-BARE = msgspec.structs.replace(OUT, verdict="missing", site=Site(pid=PID, device=VETH))
+OUT = msgspec.structs.replace(
+    INTO, direction="egress", device="bwp1", site=CounterSource(pid=PID, device=VETH, bucket=PIPE)
+)
+BARE = msgspec.structs.replace(OUT, verdict="missing", site=CounterSource(pid=PID, device=VETH))
 
 
 def device(received: float = 0, sent: float = 0, packets: int = 0) -> dict[int, DeviceCount]:
@@ -138,11 +140,11 @@ def test_the_effect_overrules_what_is_set_up_and_tells_both() -> None:
     assert with_effect(INTO, "", "") is INTO
 
 
-LIMIT = LimitIngress(VETH, "veth1", bounded_shape(RATE, 1500))
+LIMIT = LimitIngress(VETH, "veth1", bounded_params(RATE, 1500))
 
 
 def test_a_limit_that_is_removed_every_six_seconds_is_repaired_ever_less_often_and_called_disputed() -> None:
-    patience, repairs = Patience(), []
+    patience, repairs = RepairBackoff(), []
     for second in range(0, 3600, 6):
         for action in patience.due([LIMIT], float(second)):
             patience.note(action, float(second), done=True)
@@ -156,10 +158,10 @@ def test_a_limit_that_is_removed_every_six_seconds_is_repaired_ever_less_often_a
 
 
 def test_the_same_limit_is_disputed_whichever_part_of_it_is_taken_away() -> None:
-    shape = bounded_shape(RATE, 1500)
-    with_filter = LimitEgress(VETH, "veth1", "bwp1", 1500, shape, "netaware:u", redirect=True)
-    bucket_only = msgspec.structs.replace(with_filter, redirect=False)
-    patience = Patience()
+    shape = bounded_params(RATE, 1500)
+    with_filter = LimitEgress(VETH, "veth1", "bwp1", 1500, shape, "netaware:u")
+    bucket_only = msgspec.structs.replace(with_filter, add_filter=False)
+    patience = RepairBackoff()
     for number, action in enumerate((with_filter, bucket_only, with_filter)):
         assert patience.due([action], 100.0 * number) == [action]
         patience.note(action, 100.0 * number, done=True)
@@ -167,11 +169,11 @@ def test_the_same_limit_is_disputed_whichever_part_of_it_is_taken_away() -> None
 
 
 def test_a_repair_that_fails_is_no_dispute_and_another_limit_is_set_at_once() -> None:
-    patience = Patience()
+    patience = RepairBackoff()
     waits = [patience.note(LIMIT, 10.0 * number, done=False) for number in range(4)]
     assert waits == [5.0, 10.0, 20.0, 40.0]
     assert patience.disputed(40.0) == {}
     assert patience.due([LIMIT], 40.0) == []
-    other = msgspec.structs.replace(LIMIT, shape=bounded_shape(2 * RATE, 1500))
+    other = msgspec.structs.replace(LIMIT, shape=bounded_params(2 * RATE, 1500))
     orphan = RemoveDevice(PIPE, "bwp1")
     assert patience.due([other, orphan], 40.0) == [other, orphan]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from agent.bandwidth.cni import Network, read_network
-from agent.bandwidth.locate import find_processes, own_index, parse_cgroup
+from agent.bandwidth.locate import find_processes, own_index, parse_cgroup, shares_our_network
 
 UID = "0f3a1b2c-4d5e-4f60-8a7b-9c0d1e2f3a4b"
 PLAIN = UID.replace("-", "")
@@ -93,3 +94,8 @@ def test_the_network_is_named_by_the_first_configuration(tmp_path: Path) -> None
     (tmp_path / "00-readme.txt").write_text('{"name": "no"}')
     assert read_network(tmp_path).name == "k8s-pod-network"
     assert read_network(tmp_path / "missing") == Network()
+
+
+def test_a_process_in_our_network_namespace_is_known_from_outside() -> None:
+    assert shares_our_network(Path("/proc"), os.getpid())
+    assert not shares_our_network(Path("/proc"), 2**22 + 1)

@@ -12,18 +12,18 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.bandwidth.annotations import PodWish, Wish
-from agent.bandwidth.state import BandwidthPlan, Judgement, Verdict
-from agent.bandwidth.supervisor import BandwidthRoom
+from agent.bandwidth.annotations import PodBandwidthSpec, Wish
+from agent.bandwidth.manager import BandwidthManager
+from agent.bandwidth.state import BandwidthPlan, LimitStatus, Verdict
+from agent.cli import _bandwidth_document, _bandwidth_text
 from agent.config import AgentConfig
-from agent.printing import _bandwidth_document, _bandwidth_text
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
 from kubekit.reflector import Reflector
 from kubekit.wire import PODS, Pod
 
-POD = PodWish(
+POD = PodBandwidthSpec(
     namespace="default",
     name="p",
     uid="u",
@@ -52,13 +52,13 @@ def pods_of(client: Client) -> Reflector[Pod]:
     return Reflector(client, PODS, Pod)
 
 
-async def tell(pod: PodWish, *verdicts: Verdict | None) -> list[str]:
+async def tell(pod: PodBandwidthSpec, *verdicts: Verdict | None) -> list[str]:
     """Reasons of the events of an agent that finds these verdicts one after the other; None: the pod cannot be located."""
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         told = Told(client)
-        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
+        room = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
         for verdict in verdicts:
-            judgements = (Judgement(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
+            judgements = (LimitStatus(pod=pod, direction="ingress", verdict=verdict),) if verdict is not None else ()
             room.take(BandwidthPlan(judgements=judgements), (pod,))
         return told.reasons
 
@@ -79,9 +79,9 @@ async def test_each_change_of_a_verdict_is_one_event_also_after_the_pod_was_out_
 async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
         told = Told(client)
-        room = BandwidthRoom(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
+        room = BandwidthManager(client, AgentConfig(node="n1"), told, CollectorRegistry(), pods_of(client))
         for wanted_bps in (10**7, 2 * 10**7):
-            judgement = Judgement(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
+            judgement = LimitStatus(pod=POD, direction="ingress", verdict="wrapped", wanted_bps=wanted_bps)
             room.take(BandwidthPlan(judgements=(judgement,)), (POD,))
         assert told.reasons == []
 
@@ -89,11 +89,11 @@ async def test_another_limit_with_the_same_verdict_is_no_event() -> None:
 async def test_programs_that_cannot_be_looked_at_are_told_once_in_the_log_in_a_metric_and_in_the_report(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    judgement, registry = Judgement(pod=POD, direction="ingress", verdict="enforced"), CollectorRegistry()
+    judgement, registry = LimitStatus(pod=POD, direction="ingress", verdict="enforced"), CollectorRegistry()
     plan = BandwidthPlan(judgements=(judgement,), programs_unknown="bpf(2) is refused")
     caplog.set_level(logging.INFO, "agent.bandwidth")
     async with Client(ClusterConfig(server="http://127.0.0.1:1")) as client:
-        room = BandwidthRoom(client, AgentConfig(node="n1"), Told(client), registry, pods_of(client))
+        room = BandwidthManager(client, AgentConfig(node="n1"), Told(client), registry, pods_of(client))
         for seen in (plan, BandwidthPlan(), plan):
             room.take(seen, (POD,))
     assert registry.get_sample_value("netaware_pod_bandwidth_programs_unknown") == 1

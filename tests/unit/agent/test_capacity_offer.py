@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.capacity.offer import Finding, after_reserve, make_offer, remember_peak
+from agent.capacity.node_bandwidth import Finding, after_reserve, choose_bandwidth, remember_peak
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
 from kubekit.selectors import parse
@@ -47,16 +47,16 @@ def test_the_order_of_trust() -> None:
         (node(None, **labels), config(), 7 * G, (750_000_000, "instance-type")),
         (node(None, pool="fast"), config(), 7 * G, (10 * G, "hardware")),
     ):
-        offer = make_offer(given, conf, HARDWARE, measured)
+        offer = choose_bandwidth(given, conf, HARDWARE, measured)
         assert (offer.rate_bps, offer.source) == expected
-    assert make_offer(node(), config(), NOTHING, 7 * G).source == "measured"
-    unknown = make_offer(node(), config(), NOTHING, None)
+    assert choose_bandwidth(node(), config(), NOTHING, 7 * G).source == "measured"
+    unknown = choose_bandwidth(node(), config(), NOTHING, None)
     assert (unknown.rate_bps, unknown.source, unknown.explanation) == (None, "unknown", NOTHING.explanation)
 
 
 @pytest.mark.parametrize("text", ["10m?", "ten", "-5G", "0", "1e30"])
 def test_an_annotation_that_is_no_capacity_is_told_and_the_next_source_counts(text: str) -> None:
-    offer = make_offer(node(text), config(), HARDWARE, None)
+    offer = choose_bandwidth(node(text), config(), HARDWARE, None)
     assert offer.source == "hardware"
     assert len(offer.warnings) == 1
     assert "netaware.io/bandwidth-capacity" in offer.warnings[0]
@@ -65,13 +65,13 @@ def test_an_annotation_that_is_no_capacity_is_told_and_the_next_source_counts(te
 def test_the_reserve_is_a_share_or_an_amount() -> None:
     assert after_reserve(10 * G, Reserve(ratio=0.1)) == 9 * G
     assert after_reserve(10 * G, Reserve(rate_bps=G)) == 9 * G
-    offer = make_offer(node(), config(reserve=Reserve(ratio=0.1)), HARDWARE, None)
+    offer = choose_bandwidth(node(), config(reserve=Reserve(ratio=0.1)), HARDWARE, None)
     assert (offer.rate_bps, offer.gross_bps) == (9 * G, 10 * G)
     assert "reserved" in offer.explanation
 
 
 def test_a_reserve_that_leaves_nothing_offers_nothing_rather_than_zero() -> None:
-    offer = make_offer(node(), config(reserve=Reserve(rate_bps=20 * G)), HARDWARE, None)
+    offer = choose_bandwidth(node(), config(reserve=Reserve(rate_bps=20 * G)), HARDWARE, None)
     assert offer.rate_bps is None
     assert offer.warnings == ("--reserve: nothing is left of 10000000000 bit/s",)
 
@@ -97,11 +97,11 @@ def test_a_type_that_its_cloud_describes_is_known_without_a_file_with_date_and_s
     type_: str, rate_bps: int, source: str
 ) -> None:
     labels = {"node.kubernetes.io_instance-type": type_}
-    offer = make_offer(node(None, **labels), config(), NOTHING, None)
+    offer = choose_bandwidth(node(None, **labels), config(), NOTHING, None)
     assert (offer.rate_bps, offer.source) == (rate_bps, "instance-type")
     assert source in offer.explanation
     assert "2026-" in offer.explanation
     assert (
-        make_offer(node(None, **{"node.kubernetes.io_instance-type": "k3s"}), config(), NOTHING, None).source
+        choose_bandwidth(node(None, **{"node.kubernetes.io_instance-type": "k3s"}), config(), NOTHING, None).source
         == "unknown"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.capacity.offer import Offer
+from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.capacity.publication import Writes, has_kubelet, plan_withdrawal, plan_writes
 from agent.node import NodeInfo, OwnNode, OwnNodeStatus
 from kubekit.wire import Condition, ObjectMeta
@@ -13,8 +13,8 @@ from netperf.contract import BANDWIDTH
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
-OFFER = Offer(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by ethtool")
-UNKNOWN = Offer(rate_bps=None, gross_bps=None, source="unknown", explanation="eth0 is down")
+OFFER = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by ethtool")
+UNKNOWN = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="eth0 is down")
 KUBELET = NodeInfo(kubelet_version="v1.36.3")
 
 

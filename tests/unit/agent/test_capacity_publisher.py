@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.capacity.offer import Finding
+from agent.capacity.node_bandwidth import Finding
 from agent.capacity.publisher import Publisher
 from agent.config import AgentConfig
 from agent.netlink import KernelError

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.capacity.links import Link, LinkSnapshot, Machine, Route
-from agent.capacity.offer import Finding
+from agent.capacity.node_bandwidth import Finding
 from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import read_machine
 

@@ -15,7 +15,7 @@ from prometheus_client.samples import Sample
 from agent.netlink import KernelError
 from agent.traffic.conntrack import Entry, read_entries, read_table_state
 from agent.traffic.ledger import KEEP_GONE_S, MOST_EDGES, OUTSIDE, Edge, Ledger, PodEnd
-from agent.traffic.supervisor import SHOWN_S, Counting, ends_of
+from agent.traffic.manager import SHOWN_S, Counting, ends_of
 from kubekit.wire import Pod
 
 CLIENT, SERVER = socket.inet_aton("10.9.0.2"), socket.inet_aton("10.9.1.2")

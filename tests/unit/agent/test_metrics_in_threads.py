@@ -17,7 +17,7 @@ from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import Outcome
 from agent.traffic.conntrack import Entry
 from agent.traffic.ledger import KEEP_GONE_S, PodEnd
-from agent.traffic.supervisor import Counting
+from agent.traffic.manager import Counting
 from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
 
 Step = Callable[[int], None]

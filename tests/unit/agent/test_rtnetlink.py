@@ -25,7 +25,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from agent import rtnetlink as rtnetlink_module
 from agent.bandwidth import tbf
 from agent.bandwidth.kernel import execute
-from agent.bandwidth.state import ROOT, Device, Filter, LimitIngress, Qdisc
+from agent.bandwidth.state import OUR_HANDLE, ROOT, Device, Filter, LimitIngress, Qdisc
 from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
 from agent.capacity.kernel import parse_link, parse_routes
 from agent.capacity.links import Link, Route
@@ -57,7 +57,9 @@ def test_token_buckets_with_their_exact_shape_up_to_rates_of_64_bits() -> None:
     by_place = {(q.device, q.kind): q for q in qdiscs}
     limit = plugin_shape(10_000_000, 536_870_911)
     assert by_place[VETH, "tbf"] == Qdisc(device=VETH, kind="tbf", handle=0x10000, parent=ROOT, shape=limit)
-    assert by_place[IFB, "tbf"].shape == tbf.bounded_shape(100 * 10**9, 1500, 0.050)
+    assert by_place[IFB, "tbf"].shape == tbf.TbfParams(
+        rate_bytes_per_s=12_500_000_000, buffer_ticks=156_250, limit_bytes=625_000_000
+    )
     assert by_place[VETH, "ingress"].parent == 0xFFFFFFF1
 
 
@@ -261,9 +263,9 @@ async def test_no_answer_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
             await links()
 
 
-@pytest.mark.parametrize("shape", [plugin_shape(10_000_000, 536_870_911), tbf.bounded_shape(100 * 10**9, 1500, 0.050)])
+@pytest.mark.parametrize("shape", [plugin_shape(10_000_000, 536_870_911), tbf.bounded_params(100 * 10**9, 1500)])
 async def test_a_token_bucket_is_set_with_the_exact_ticks_and_rate(
-    shape: tbf.Shape, monkeypatch: pytest.MonkeyPatch
+    shape: tbf.TbfParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[bytes] = []
 
@@ -274,5 +276,5 @@ async def test_a_token_bucket_is_set_with_the_exact_ticks_and_rate(
     async with stand_in(monkeypatch, accept):
         await execute(LimitIngress(device=7, name="x0", shape=shape))
     assert parse_qdisc(requests[0], HEADER, len(requests[0])) == Qdisc(
-        device=7, kind="tbf", handle=0x10000, parent=ROOT, shape=shape
+        device=7, kind="tbf", handle=OUR_HANDLE, parent=ROOT, shape=shape
     )

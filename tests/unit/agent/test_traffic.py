@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.capacity.offer import Offer
+from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.capacity.sysfs import NetDirectory
 from agent.capacity.traffic import Counters, Rates, Traffic, rates_between, utilisation
 
@@ -34,7 +34,7 @@ def test_utilisation_is_that_of_the_busier_direction_and_never_above_one() -> No
 def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path: Path) -> None:
     statistics = tmp_path / "class" / "net" / "eno1" / "statistics"
     statistics.mkdir(parents=True)
-    offers: list[Offer | None] = [None]
+    offers: list[NodeBandwidth | None] = [None]
     registry = CollectorRegistry()
     traffic = Traffic("n1", NetDirectory(tmp_path), lambda: offers[0], registry)
 
@@ -48,14 +48,14 @@ def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path
     count(0, 0)
     traffic.sample(0.0)
     assert value("netaware_node_bandwidth_known") == 0
-    offers[0] = Offer(rate_bps=None, gross_bps=None, source="unknown", explanation="", devices=("eno1",))
+    offers[0] = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="", devices=("eno1",))
     traffic.sample(0.0)
     count(1_000_000, 250_000)
     traffic.sample(10.0)
     assert value("netaware_node_network_transmit_bytes_per_second") == 100_000
     assert value("netaware_node_network_receive_bytes_per_second") == 25_000
     assert value("netaware_node_network_utilization_ratio") is None
-    offers[0] = Offer(rate_bps=900_000, gross_bps=1_000_000, source="flag", explanation="", devices=("eno1",))
+    offers[0] = NodeBandwidth(rate_bps=900_000, gross_bps=1_000_000, source="flag", explanation="", devices=("eno1",))
     assert value("netaware_node_network_utilization_ratio") == pytest.approx(0.8)
     assert value("netaware_node_bandwidth_known") == 1
     labels = {"node": "n1", "source": "flag"}

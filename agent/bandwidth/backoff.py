@@ -40,7 +40,7 @@ class _Record(msgspec.Struct):
 Place = tuple[str, str]
 
 
-class Patience:
+class RepairBackoff:
     """Remembers repairs."""
 
     def __init__(self) -> None:

@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from agent.bandwidth.annotations import Direction, PodWish, wish_of
+from agent.bandwidth.annotations import Direction, PodBandwidthSpec, spec_of
+from agent.bandwidth.backoff import Place, RepairBackoff
 from agent.bandwidth.cilium import Cilium, read_cilium
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
-from agent.bandwidth.disputes import Patience, Place
 from agent.bandwidth.effect import Effects
 from agent.bandwidth.kernel import execute
 from agent.bandwidth.metrics import BandwidthMetrics
 from agent.bandwidth.rules import Policy, plan_limits, with_effect
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import Action, BandwidthPlan, Judgement, Key
+from agent.bandwidth.state import Action, BandwidthPlan, Key, LimitStatus
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from kubekit import logs
@@ -52,10 +52,10 @@ _FAULTS = (
     ("mismatch", "scheduled and enforced bandwidth differ", "BandwidthMismatch", "Compare"),
     ("refused_claim", "claim refused", "BandwidthClaimRefused", "Identify"),
 )
-"""Of a `PodWish`: the field that says why, and how it is told, in the log and as reason and action of an event."""
+"""Of a `PodBandwidthSpec`: the field that says why, and how it is told, in the log and as reason and action of an event."""
 
 
-class BandwidthRoom:
+class BandwidthManager:
     """Everything about bandwidth annotations on one node.
 
     Args:
@@ -82,14 +82,14 @@ class BandwidthRoom:
         self._pods.subscribe(self._note_pod)
         self._metrics = BandwidthMetrics(registry)
         self._wake = asyncio.Event()
-        self._verdicts: dict[Key, Judgement] = {}
+        self._verdicts: dict[Key, LimitStatus] = {}
         self._looked = False
         self._faults: dict[tuple[str, str], str] = {}
         self._unlocated = False
-        self._patience = Patience()
+        self._patience = RepairBackoff()
         self._effects = Effects()
         self._told: tuple[Mapping[Key, str], Mapping[Place, str]] = ({}, {})
-        self._plan, self._wishes = BandwidthPlan(), tuple[PodWish, ...]()
+        self._plan, self._wishes = BandwidthPlan(), tuple[PodBandwidthSpec, ...]()
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What must run, by name."""
@@ -101,7 +101,7 @@ class BandwidthRoom:
             self._wake.set()
 
     def _note_pod(self, _key: str, old: Pod | None, new: Pod | None) -> None:
-        if (wish_of(old) if old is not None else None) != (wish_of(new) if new is not None else None):
+        if (spec_of(old) if old is not None else None) != (spec_of(new) if new is not None else None):
             self._wake.set()
 
     async def _run(self) -> None:
@@ -121,7 +121,7 @@ class BandwidthRoom:
 
     async def _look(self) -> None:
         """Read, judge, repair, and read again what was repaired before telling anybody."""
-        pods = tuple(wish_of(pod) for pod in self._pods if not pod.terminal and not pod.metadata.deletion_timestamp)
+        pods = tuple(spec_of(pod) for pod in self._pods if not pod.terminal and not pod.metadata.deletion_timestamp)
         plan = await self._judge(pods)
         due = self._patience.due(plan.actions, asyncio.get_running_loop().time())
         if due:
@@ -130,12 +130,12 @@ class BandwidthRoom:
             plan = await self._judge(pods)
         self.take(plan, pods)
 
-    def take(self, plan: BandwidthPlan, pods: tuple[PodWish, ...]) -> None:
+    def take(self, plan: BandwidthPlan, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """Show this picture from now on, and tell what is new in it."""
         self._plan, self._wishes = plan, pods
         self._tell()
 
-    async def _judge(self, pods: tuple[PodWish, ...]) -> BandwidthPlan:
+    async def _judge(self, pods: tuple[PodBandwidthSpec, ...]) -> BandwidthPlan:
         if not self._policy.enforce and not any(pod.wishes for pod in pods):
             return BandwidthPlan()
         await self._ask_cilium()
@@ -227,7 +227,7 @@ class BandwidthRoom:
             log.change("programs", plan.programs_unknown, line, level="info", why=plan.programs_unknown)
         log.change("unlocated", waiting, "pods without verdict", level="info", count=len(plan.unlocated), pods=waiting)
 
-    def _tell_faults(self, pods: tuple[PodWish, ...]) -> None:
+    def _tell_faults(self, pods: tuple[PodBandwidthSpec, ...]) -> None:
         """What is wrong with a pod's words, told once and again when it changes."""
         told: dict[tuple[str, str], str] = {}
         for field, line, reason, action in _FAULTS:
@@ -241,7 +241,7 @@ class BandwidthRoom:
                     self._send(pod, reason, why, action, first=before is None)
         self._faults = told
 
-    def _tell_one(self, now: Judgement, before: Judgement | None) -> None:
+    def _tell_one(self, now: LimitStatus, before: LimitStatus | None) -> None:
         if before is not None and (before.verdict, before.wanted_bps) == (now.verdict, now.wanted_bps):
             return
         if before is not None and before.verdict == now.verdict:
@@ -256,7 +256,9 @@ class BandwidthRoom:
         reason = "Bandwidth" + "".join(part.capitalize() for part in now.verdict.split("-"))
         self._send(now.pod, reason, describe(now), "CheckBandwidth", first=before is None, fine=fine)
 
-    def _send(self, pod: PodWish, reason: str, note: str, action: str, *, first: bool, fine: bool = False) -> None:
+    def _send(
+        self, pod: PodBandwidthSpec, reason: str, note: str, action: str, *, first: bool, fine: bool = False
+    ) -> None:
         """Send an event, unless this is the first look of an agent that was restarted: of older pods it was told before."""
         if first and not self._looked and not _is_new(pod, time.time()):
             return
@@ -277,7 +279,7 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
         KubekitError: the pods cannot be listed, or the kernel refused.
     """
     pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
-    unlimited = tuple(msgspec.structs.replace(wish_of(pod), wishes={}) for pod in pods if not pod.terminal)
+    unlimited = tuple(msgspec.structs.replace(spec_of(pod), wishes={}) for pod in pods if not pod.terminal)
     snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache(config.cni_cache_dir))
     actions = plan_limits(snapshot, Policy(enforce=True)).actions
     for action in actions:
@@ -285,7 +287,7 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
     return len(actions)
 
 
-def describe(judgement: Judgement) -> str:
+def describe(judgement: LimitStatus) -> str:
     """One sentence about a verdict, for an event."""
     rate = f"{judgement.wanted_bps} bit/s" if judgement.wanted_bps is not None else "its annotation"
     detail = f": {judgement.detail}" if judgement.detail else ""
@@ -293,7 +295,7 @@ def describe(judgement: Judgement) -> str:
     return f"{judgement.direction} bandwidth of {rate} is {judgement.verdict}{where}{detail}"
 
 
-def _is_new(pod: PodWish, now_s: float) -> bool:
+def _is_new(pod: PodBandwidthSpec, now_s: float) -> bool:
     """Whether a pod was made so lately that no earlier agent can have told about it."""
     try:
         return now_s - datetime.fromisoformat(pod.created).timestamp() < NEW_S
@@ -301,5 +303,5 @@ def _is_new(pod: PodWish, now_s: float) -> bool:
         return True
 
 
-def _reference(pod: PodWish) -> Reference:
+def _reference(pod: PodBandwidthSpec) -> Reference:
     return Reference(PODS.api_version, PODS.kind, pod.name, pod.namespace, pod.uid)

@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from agent.bandwidth.annotations import wish_of
+from agent.bandwidth.annotations import spec_of
 from agent.bandwidth.cilium import read_cilium
 from agent.bandwidth.cni import ResultCache
+from agent.bandwidth.manager import network_of
 from agent.bandwidth.rules import Policy, plan_limits
 from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import BandwidthPlan, Judgement
-from agent.bandwidth.supervisor import network_of
+from agent.bandwidth.state import BandwidthPlan, LimitStatus
 from agent.capacity.kernel import LinkReader
 from agent.capacity.links import Link, LinkSnapshot
-from agent.capacity.offer import Offer, make_offer
+from agent.capacity.node_bandwidth import NodeBandwidth, choose_bandwidth
 from agent.capacity.rules import find_capacity, pick_uplinks
 from agent.config import AgentConfig
 from agent.node import OwnNode
@@ -40,7 +40,7 @@ async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
     """
     node, problem = await _read_node(config)
     snapshot = await LinkReader(config.sys, config.proc).read()
-    offer = make_offer(node, config, find_capacity(snapshot), None)
+    offer = choose_bandwidth(node, config, find_capacity(snapshot), None)
     if as_json:
         _print_json(_capacity_document(snapshot, offer, node, problem))
     else:
@@ -59,7 +59,7 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
     async with Client(load_cluster(config.credentials), timeout_s=TIMEOUT_S) as client:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         cilium = await read_cilium(client)
-    wishes = tuple(wish_of(pod) for pod in pods if not pod.terminal)
+    wishes = tuple(spec_of(pod) for pod in pods if not pod.terminal)
     cache = ResultCache(config.cni_cache_dir)
     snapshot = await take_snapshot(config.proc, network_of(config), wishes, cache=cache, cilium=cilium)
     plan = plan_limits(snapshot, Policy())
@@ -80,7 +80,9 @@ async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
         return None, str(error)
 
 
-def _capacity_document(snapshot: LinkSnapshot, offer: Offer, node: OwnNode | None, problem: str) -> dict[str, Any]:
+def _capacity_document(
+    snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode | None, problem: str
+) -> dict[str, Any]:
     uplinks, standby = pick_uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
     return {
@@ -99,7 +101,7 @@ def _capacity_document(snapshot: LinkSnapshot, offer: Offer, node: OwnNode | Non
     }
 
 
-def _capacity_text(snapshot: LinkSnapshot, offer: Offer, node: OwnNode | None, problem: str) -> str:
+def _capacity_text(snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode | None, problem: str) -> str:
     uplinks, standby = pick_uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
     rows = [("DEVICE", "KIND", "DRIVER", "STATE", "ETHTOOL", "SYSFS", "ON", "ROLE")]
@@ -175,7 +177,7 @@ def _bandwidth_text(plan: BandwidthPlan) -> str:
     return f"{_table(rows)}\n\nnot looked at: {plan.programs_unknown}; {what}"
 
 
-def _bandwidth_row(j: Judgement) -> tuple[str, ...]:
+def _bandwidth_row(j: LimitStatus) -> tuple[str, ...]:
     return (
         j.pod.key,
         j.direction,

@@ -36,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
     """What to publish.
 
     Attributes:
@@ -56,9 +56,9 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
 
 
-def make_offer(
+def choose_bandwidth(
     node: OwnNode | None, config: AgentConfig, hardware: Finding, measured_bps: int | None, instance_type: str = ""
-) -> Offer:
+) -> NodeBandwidth:
     """Choose by order of trust and subtract the reserve.
 
     Args:
@@ -78,7 +78,7 @@ def make_offer(
     if rate_bps is not None and rate_bps <= 0:
         warnings.append(f"--reserve: nothing is left of {gross_bps} bit/s")
         rate_bps = None
-    return Offer(
+    return NodeBandwidth(
         rate_bps=rate_bps,
         gross_bps=gross_bps,
         source=source,

@@ -36,7 +36,7 @@ _SERVER = ("server_namespace", "server_kind", "server_workload", "server_zone")
 _SYSCTL = "sysctl net.netfilter.nf_conntrack_acct=1 on the node, and again at boot (sysctl.d)"
 
 
-class TrafficRoom:
+class TrafficManager:
     """Everything about traffic between pods on one node.
 
     Args:
