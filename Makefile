@@ -57,14 +57,4 @@ bench: ## Measure the budgets; ARGS=--json prints one JSON object
 chaos: ## Ten minutes of random faults on a lab, then a check of what happened; ARGS="--seed 7 --minutes 2" for others
 	@$(RUN) python -m tests.chaos $(ARGS)
 
-VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-
-# A name without a registry is docker.io/library's to a kubelet, and to docker; podman and buildah would make it localhost's.
-.PHONY: image
-image: ## Both images, by docker, podman or buildah; REGISTRY=host/team ARGS="--platform ... --push"
-	@set -eu; engine=; for one in docker podman buildah; do if $$one info >/dev/null 2>&1; then engine=$$one; break; fi; done; \
-	test -n "$$engine" || { echo "make image needs a working docker, podman or buildah" >&2; exit 1; }; \
-	for name in agent controller; do $$engine build -f Dockerfile.$$name -t "$(or $(REGISTRY),docker.io/library)/netaware-$$name:$(VERSION)" \
-	  --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .; done
-
 include release.mk

@@ -1,20 +1,47 @@
-# What a release is made of. Each target is a step of .github/workflows/release.yaml and runs on anybody's machine that has its tools.
+# Images, chart and releases. What a release is made of is a step of .github/workflows/release.yaml each, and runs on any machine that
+# has its tools.
 DIST ?= dist
+OVERLAY ?= default
 PLATFORMS ?= linux/amd64,linux/arm64
-IMAGE = $(if $(REGISTRY),$(REGISTRY)/)netaware
+# A name without a registry is docker.io/library's to a kubelet, and to docker; podman and buildah would make it localhost's.
+IMAGE = $(or $(REGISTRY),docker.io/library)/netaware
 PROGRAMS = agent controller
+# The tag that is checked out, or the next version with the commit; pyproject.toml says how, and hatchling is asked once. Images and
+# chart have it as a semantic version, in which a dash stands before what is no release and no plus is.
+PYTHON_VERSION := $(if $(filter image push overlay kind version chart release-%,$(MAKECMDGOALS)),$(shell $(RUN) python -m hatchling version))
+VERSION = $(subst +,.,$(subst .dev,-dev,$(PYTHON_VERSION)))
+ENGINE = engine=; for one in docker podman buildah; do if $$one info >/dev/null 2>&1; then engine=$$one; break; fi; done; \
+	test -n "$$engine" || { echo "docker, podman or buildah is needed, and works for this user" >&2; exit 1; }
+BUILD_ARGS = --build-arg VERSION=$(VERSION) --build-arg PYTHON_VERSION=$(PYTHON_VERSION) --build-arg REVISION="$$(git rev-parse HEAD 2>/dev/null || echo unknown)"
 # The digest that a push was given.
 digest = $$(sed -n 's/.*"containerimage.digest": *"\(sha256:[0-9a-f]*\)".*/\1/p' $(DIST)/$(1).json)
 TOOL = $(RUN) python -c 'import sys; from tests.support.tools import builds as t; print(t.find_or_build_tool(getattr(t, sys.argv[1])))'
 
+.PHONY: version
+version: ## The version of images and chart
+	@echo $(VERSION)
+
+.PHONY: image
+image: ## Both images, by docker, podman or buildah; REGISTRY=host/team
+	@set -eu; $(ENGINE); for name in $(PROGRAMS); do $$engine build -f Dockerfile.$$name -t "$(IMAGE)-$$name:$(VERSION)" $(BUILD_ARGS) $(ARGS) .; done
+
+.PHONY: push
+push: ## Push both images; REGISTRY=host/team
+	@set -eu; $(ENGINE); for name in $(PROGRAMS); do $$engine push "$(IMAGE)-$$name:$(VERSION)"; done
+
+.PHONY: overlay
+overlay: ## An overlay with these images in dist/overlay; OVERLAY=any-scheduler REGISTRY=host/team
+	@mkdir -p $(DIST)/overlay; { echo "resources: [../../manifests/overlays/$(OVERLAY)]"; echo "images:"; for name in $(PROGRAMS); do \
+	  echo "  - {name: netaware-$$name, newName: $(IMAGE)-$$name, newTag: $(VERSION)}"; done; } > $(DIST)/overlay/kustomization.yaml
+
 .PHONY: check-release
-check-release: ## Lint workflows and chart; hold generated files to their sources
-	@set -e; lint=$$($(TOOL) ACTIONLINT); $$lint; helm=$$($(TOOL) HELM); $$helm lint --quiet manifests/helm/netaware
-	@$(RUN) python manifests/helm/generate.py --check
+check-release: ## Lint workflows and chart; compare the table of licences
+	@set -e; lint=$$($(TOOL) ACTIONLINT); $$lint; helm=$$($(TOOL) HELM); \
+	  $(RUN) python manifests/helm/generate.py --version 0.0.0 --to $(DIST); $$helm lint --quiet $(DIST)/netaware
 	@$(RUN) python .ci/bill.py licences --check
 
 .PHONY: release-version
-release-version: ## The tag says what pyproject.toml says: TAG=v1.2.3
+release-version: ## The tag is the version: TAG=v1.2.3
 	@test "$(TAG)" = "v$(VERSION)" || { echo "the tag is $(TAG), the version v$(VERSION)" >&2; exit 1; }
 
 .PHONY: release-images
@@ -23,7 +50,7 @@ release-images: ## Build and push for all architectures, with SBOM and provenanc
 	@mkdir -p $(DIST)
 	@set -eu; for name in $(PROGRAMS); do docker buildx build -f Dockerfile.$$name -t "$(IMAGE)-$$name:$(VERSION)" \
 	  --platform $(PLATFORMS) --sbom=true --provenance=mode=max --push --metadata-file $(DIST)/$$name.json \
-	  --build-arg VERSION=$(VERSION) --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .; done
+	  $(BUILD_ARGS) $(ARGS) .; done
 
 .PHONY: release-sign
 release-sign: ## Sign the pushed images by digest, without a key (cosign)
@@ -38,8 +65,9 @@ licences: ## The table of licences, docs/licences.md
 	@$(RUN) python .ci/bill.py licences
 
 .PHONY: chart
-chart: ## Pack the Helm chart into dist; REGISTRY=host/team
-	@$(RUN) python .ci/chart.py --registry "$(REGISTRY)" --digests $(DIST) --to $(DIST)
+chart: ## Build the Helm chart and pack it into dist; REGISTRY=host/team
+	@$(RUN) python manifests/helm/generate.py --version $(VERSION) --registry "$(REGISTRY)" --digests $(DIST) --to $(DIST)
+	@set -e; helm=$$($(TOOL) HELM); $$helm package $(DIST)/netaware --destination $(DIST)
 
 .PHONY: release-chart
 release-chart: ## Push the packed chart to an OCI registry; REGISTRY=host/team
@@ -47,5 +75,5 @@ release-chart: ## Push the packed chart to an OCI registry; REGISTRY=host/team
 	@set -e; helm=$$($(TOOL) HELM); $$helm push $(DIST)/netaware-$(VERSION).tgz "oci://$(REGISTRY)/charts"
 
 .PHONY: kind
-kind: ## Install, place, upgrade, uninstall on kind; KUBERNETES=1.33
-	@.ci/kind $(KUBERNETES)
+kind: ## Install, place, upgrade, uninstall on kind; KUBERNETES=1.37
+	@.ci/kind $(KUBERNETES) $(VERSION)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -109,7 +110,7 @@ def rows(packages: dict[str, Any]) -> Iterator[str]:
 
 def document(packages: dict[str, Any], program: str) -> dict[str, Any]:
     """The SPDX document of one program."""
-    version = packages["netaware"]["version"]
+    version = importlib.metadata.version("netaware")
     names = closure(packages, program)
     seal = hashlib.sha256((ROOT / "uv.lock").read_bytes()).hexdigest()[:16]
     described = [_package(f"netaware-{program}", version, "Apache-2.0", "")]

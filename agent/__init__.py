@@ -2,5 +2,3 @@
 
 Nothing here needs the official Kubernetes client: an agent that runs ten thousand times must be small.
 """
-
-VERSION = "0.1.0"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
-from agent import VERSION
 from agent.capacity.kernel import LinkReader
 from agent.capacity.metadata import InstanceType
 from agent.capacity.node_bandwidth import Finding
@@ -28,6 +27,7 @@ from kubekit.events import EventRecorder
 from kubekit.health import MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.reflector import Reflector
+from kubekit.version import installed_version
 from kubekit.wire import NODES, PODS, Pod
 from netperf.contract import AGENT, AGENT_ANNOTATION, OWNER_ANNOTATION, SOURCE_ANNOTATION
 
@@ -51,7 +51,7 @@ async def run_agent(config: AgentConfig) -> None:
     count_tasks(registry)
     checks = Checks()
     view = NodeView()
-    async with Client(cluster, user_agent=f"{AGENT}/{VERSION}") as client:
+    async with Client(cluster, user_agent=f"{AGENT}/{installed_version()}") as client:
         server = Server(config.listen, checks=checks, registry=registry)
         node = Reflector(client, NODES, OwnNode, field_selector=f"metadata.name={config.node}")
         node.subscribe(view.take)
@@ -108,7 +108,7 @@ async def run_agent(config: AgentConfig) -> None:
 
             counting = TrafficManager(pods, config, lambda: view.node.zone if view.node is not None else "", registry)
             tasks |= counting.tasks()
-        log.info("agent starts", node=config.node, version=VERSION, server=cluster.server)
+        log.info("agent starts", node=config.node, version=installed_version(), server=cluster.server)
         async with server.running():
             await runtime.supervise(tasks)
 
@@ -125,7 +125,7 @@ async def clean_up(config: AgentConfig, *, stay: bool) -> None:
         ConfigError: the cluster's configuration cannot be used.
         KubekitError: the API server refused or did not answer.
     """
-    async with Client(load_cluster(config.credentials), user_agent=f"{AGENT}/{VERSION}") as client:
+    async with Client(load_cluster(config.credentials), user_agent=f"{AGENT}/{installed_version()}") as client:
         await _take_back(client, config)
     if stay:
         async with Server(config.listen, checks=Checks(), registry=CollectorRegistry()).running():

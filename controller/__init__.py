@@ -4,16 +4,3 @@ Every flow is read -> plan -> execute: rules are pure functions over snapshots o
 Rooms import one way, which the linter keeps: see docs/architecture.md. `manager` puts the rooms together; `config` is their
 configuration file.
 """
-
-from __future__ import annotations
-
-
-def own_version() -> str:
-    """Version of the package; ``unknown`` where it runs from a folder that was never installed."""
-    # Here and not above: every process of ours imports this module, and few ask.
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("netaware")
-    except PackageNotFoundError:
-        return "unknown"

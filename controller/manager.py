@@ -15,7 +15,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCollector, ProcessCollector
 
-from controller import own_version
 from controller.bootstrap import Bootstrap
 from controller.cluster.caches import Caches
 from controller.cluster.status_writing import Capabilities
@@ -36,6 +35,7 @@ from kubekit.health import LoopWatch, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.lease import Elector, Leadership
 from kubekit.runtime import keep_memory, supervise
+from kubekit.version import installed_version
 from kubekit.wire import Condition
 from netperf.contract import CONTROLLER
 
@@ -52,7 +52,7 @@ async def run_manager(cluster: ClusterConfig, config: ControllerConfiguration) -
     for collect in (ProcessCollector, PlatformCollector, GCCollector):
         collect(registry=registry)
     count_tasks(registry)
-    async with Client(cluster, user_agent=f"{CONTROLLER}/{own_version()}") as client:
+    async with Client(cluster, user_agent=f"{CONTROLLER}/{installed_version()}") as client:
         manager = Manager(client, config, registry)
         await manager.run()
 

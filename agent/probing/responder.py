@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from agent import VERSION
 from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import KubekitError
+from kubekit.version import installed_version
 from kubekit.waiting import Backoff
 from kubekit.wire import NODES
 from netperf.contract import AGENT_ANNOTATION, Announcement
@@ -59,8 +59,8 @@ class ProbeResponder:
         if self.problem:
             return None
         if self._netserver is not None:
-            return Announcement(self.address, self._settings.port, VERSION, "netperf")
-        return Announcement(self.address, self._settings.datagram_port, VERSION, "datagrams")
+            return Announcement(self.address, self._settings.port, installed_version(), "netperf")
+        return Announcement(self.address, self._settings.datagram_port, installed_version(), "datagrams")
 
     @property
     def rejected(self) -> int:

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from controller import own_version
 from controller.cli.command import Command
 from controller.cli.output import FORMATS
 from controller.cli.shells import SHELLS
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
+from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
 DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
@@ -71,7 +71,7 @@ def build_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"kubectl-netaware {own_version()}")
+    parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in commands:
         sub = subparsers.add_parser(

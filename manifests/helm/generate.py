@@ -1,19 +1,21 @@
-"""Writes the Helm chart in netaware/ from the kustomizations: what an overlay adds or changes becomes a value.
+"""Builds the Helm chart from the kustomizations: what an overlay adds becomes a value.
 
-    python manifests/helm/generate.py           writes it
-    python manifests/helm/generate.py --check   changes nothing and ends with 1 when a file is not current
+    python manifests/helm/generate.py --version 1.2.3 --to dist                                          writes dist/netaware
+    python manifests/helm/generate.py --version 1.2.3 --to dist --registry ghcr.io/team --digests DIR    with images of a registry
 
-The kustomizations are the source; values.yaml, NOTES.txt and _helpers.tpl are written by hand. With its defaults the chart gives
-the objects of overlays/default, and with the values of OVERLAYS those of the others, which tests hold with Helm itself.
+The kustomizations are the source; values, their schema, NOTES.txt and _helpers.tpl in netaware/ are written by hand. With its
+defaults the chart gives the objects of overlays/default, and with other values those of the other overlays, which tests compare.
+DIR/<program>.json, as `docker buildx build --metadata-file` writes it, names the digest of an image.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,25 +27,34 @@ from lab.build import find_or_build
 
 HERE = Path(__file__).resolve().parent
 MANIFESTS = HERE.parent
-CHART = HERE / "netaware"
 NAMESPACE = "netaware-system"
-MINORS = range(30, 37)
-HEAD = "{{- /* Written by ../../generate.py from the kustomizations. Change those, then run it again. */ -}}\n"
-# Overlay or component -> when its objects are there. The first that has an object decides.
-SCHEDULES = "scheduler.enabled"
+MINORS = range(34, 38)
+GATES = '(ne .Values.placement "none")'
+BUNDLED = '(eq .Values.placement "extender")'
+MUTATES = '(include "netaware.hasMutatingPolicies" .)'
+# Overlay or component, the template that its objects go to (by program where empty), and when they are there. The first that has an
+# object decides.
 SOURCES = (
-    ("overlays/observe-only", ""),
-    ("overlays/default", SCHEDULES),
-    ("overlays/enforce", "bandwidth.enforce"),
-    ("overlays/descheduler", "descheduler.enabled"),
-    ("overlays/prometheus-operator", "prometheusOperator.enabled"),
-    ("components/replace-pending", "replacePending.enabled"),
-    ("components/measured-weights", "traffic.keepWeights"),
-    ("components/heat-taint", "heatTaint.enabled"),
-    ("components/page-auth", "pageAuth.enabled"),
-    ("components/webhook", SCHEDULES),
+    ("overlays/observe-only", "", ""),
+    (
+        "components/replace-pending",
+        "replace-pending",
+        '(or .Values.replacePending.enabled (eq .Values.placement "affinity"))',
+    ),
+    ("overlays/any-scheduler", "", GATES),
+    ("overlays/default", "", BUNDLED),
+    ("overlays/enforce", "bandwidth", ".Values.bandwidth.enforce"),
+    ("overlays/descheduler", "descheduler", ".Values.descheduler.enabled"),
+    ("overlays/prometheus-operator", "prometheus-operator", ".Values.prometheusOperator.enabled"),
+    ("components/measured-weights", "traffic", ".Values.traffic.keepWeights"),
+    ("components/heat-taint", "heat-taint", ".Values.heatTaint.enabled"),
+    ("components/page-auth", "page-auth", ".Values.pageAuth.enabled"),
+    ("components/webhook", "webhook", f"(not {MUTATES}) {GATES}"),
+    ("components/webhook-cert-manager", "webhook", f"(not {MUTATES}) {GATES} .Values.webhook.certManager"),
+    ("grafana", "dashboards", ".Values.dashboards.enabled"),
 )
 PROGRAMS = ("agent", "controller", "scheduler", "webhook")
+RIGHTS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 
 Doc = dict[str, Any]
 IMAGES = {
@@ -56,45 +67,40 @@ IMAGES = {
 
 
 def kustomize(folder: Path) -> list[Doc]:
-    """The objects of a kustomization; a component is built on top of the default overlay."""
-    command = [str(find_or_build()["kubectl"]), "kustomize"]
-    done = subprocess.run([*command, str(folder)], check=True, capture_output=True, text=True)
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    """The objects of a kustomization."""
+    command = [str(find_or_build()["kubectl"]), "kustomize", str(folder)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [document for document in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if document]
+
+
+def resources(component: Path) -> list[Doc]:
+    """The objects that a component adds."""
+    names = yaml.safe_load((component / "kustomization.yaml").read_text())["resources"]
+    return [d for name in names for d in yaml.safe_load_all((component / name).read_text()) if d]
 
 
 def collect() -> dict[str, list[tuple[str, Doc]]]:
-    """File of the chart -> its objects, each with the value that it depends on; empty for always."""
+    """Template -> its objects, each with the condition that it depends on; empty for always."""
     found: dict[str, list[tuple[str, Doc]]] = defaultdict(list)
     seen: set[tuple[str, str]] = set()
-    for source, condition in SOURCES:
+    for source, template_name, condition in SOURCES:
         folder = MANIFESTS / source
-        documents = (
-            kustomize(folder)
-            if source.startswith("overlays")
-            else [
-                document
-                for path in sorted(folder.glob("*.yaml"))
-                if path.name != "kustomization.yaml"
-                for document in yaml.safe_load_all(path.read_text())
-            ]
-        )
-        for document in documents:
+        for document in resources(folder) if source.startswith("components") else kustomize(folder):
             key = (document["kind"], re.sub(r"-config-[a-z0-9]{10}$", "-config", document["metadata"]["name"]))
             # Helm needs the namespace before it knows the chart.
-            if key in seen or document["kind"] == "Namespace":
-                continue
-            seen.add(key)
-            found[file_of(document, condition)].append((condition, document))
+            if key not in seen and document["kind"] != "Namespace":
+                seen.add(key)
+                found[template_of(document, template_name)].append((condition, document))
     return found
 
 
-def file_of(document: Doc, condition: str) -> str:
+def template_of(document: Doc, template_name: str) -> str:
     """Which template an object goes to."""
     kind, name = document["kind"], document["metadata"]["name"]
     if kind == "CustomResourceDefinition":
         return "crds"
-    if condition not in {"", SCHEDULES}:
-        return re.sub("[A-Z]", lambda m: f"-{m[0].lower()}", condition.partition(".")[0])
+    if template_name:
+        return template_name
     if kind.startswith("Mutating"):
         return "gates"
     if kind.startswith("Validating"):
@@ -105,82 +111,100 @@ def file_of(document: Doc, condition: str) -> str:
 
 def template(name: str, objects: list[tuple[str, Doc]]) -> str:
     """One file of templates."""
-    parts = [HEAD]
+    parts = []
     for condition, document in objects:
-        conditions = [f".Values.{condition}"] if condition else []
-        if document["kind"].startswith("Mutating"):
-            conditions.append('(include "netaware.hasMutatingPolicies" .)')
-        if name == "webhook":
-            conditions.append('(not (include "netaware.hasMutatingPolicies" .))')
+        conditions = [condition] if condition else []
+        if document["kind"].startswith("Mutating") and name != "webhook":
+            conditions.append(MUTATES)
+        if document["kind"] in RIGHTS:
+            conditions.append(".Values.rbac.create")
+        if document["kind"] == "ServiceAccount":
+            conditions.append(".Values.serviceAccount.create")
         if name == "crds":
             conditions.append(".Values.crds.enabled")
         text = "---\n" + render(parametrise(document))
-        test = f"and {' '.join(conditions)}" if len(conditions) > 1 else "".join(conditions)
+        test = f"and {' '.join(conditions)}"
         parts.append(f"{{{{- if {test} }}}}\n{text}{{{{- end }}}}\n" if conditions else text)
     return "".join(parts)
 
 
 def parametrise(document: Doc) -> Doc:
     """Put placeholders where values go."""
-    found: Doc = json.loads(json.dumps(document).replace(f'"{NAMESPACE}"', '"@@.Release.Namespace@@"'))
+    found: Doc = json.loads(json.dumps(document).replace(NAMESPACE, "@@.Release.Namespace@@"))
     kind, metadata = found["kind"], found["metadata"]
     if kind == "CustomResourceDefinition":
         metadata.setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
-    if kind == "ConfigMap":
+    if kind == "ConfigMap" and "-config" in metadata["name"]:
         program = metadata["name"].split("-")[1]
         metadata["name"] = f'@@include "netaware.{program}ConfigName" .@@'
         found["data"] = dict.fromkeys(found["data"], f'@@include "netaware.{program}Config" . | toJson@@')
-    spec = found.get("spec", {}).get("template", {}).get("spec") if kind in {"Deployment", "DaemonSet"} else None
-    if spec is not None:
-        _pods(metadata["name"].removeprefix("netaware-"), found, spec)
+    if kind in {"Deployment", "DaemonSet"}:
+        _pods(metadata["name"].removeprefix("netaware-"), found["spec"])
     return found
 
 
-def _pods(program: str, found: Doc, spec: Doc) -> None:
+def _pods(program: str, workload: Doc) -> None:
     # A name with a dash is no field of a template.
     program = re.sub("-([a-z])", lambda m: m[1].upper(), program)
-    if "replicas" in found["spec"]:
-        found["spec"]["replicas"] = f"@@.Values.{program}.replicas@@"
+    values = f".Values.{program}"
+    if "replicas" in workload:
+        workload["replicas"] = f"@@{values}.replicas@@"
+    metadata, spec = workload["template"]["metadata"], workload["template"]["spec"]
+    annotations = metadata.get("annotations")
+    metadata["annotations"] = (
+        annotations | {f"@@more {values}.podAnnotations@@": None}
+        if annotations
+        else f"@@with {values}.podAnnotations@@"
+    )
     spec["imagePullSecrets"] = "@@with .Values.imagePullSecrets@@"
+    spec["affinity"] = f"@@with {values}.affinity@@"
+    spec["priorityClassName"] = f"@@{values}.priorityClassName@@"
     for field in ("nodeSelector", "tolerations"):
-        spec[field] = f"@@block .Values.{program}.{field}@@"
+        spec[field] = f"@@block {values}.{field}@@"
     for volume in spec["volumes"]:
         name = volume.get("configMap", {}).get("name", "")
         if name:
             volume["configMap"]["name"] = f'@@include "netaware.{name.split("-")[1]}ConfigName" .@@'
+    spec["volumes"].append(f"@@more {values}.extraVolumes@@")
     for container in spec["containers"]:
         which = IMAGES.get(container["name"], container["name"])
         container["image"] = f'@@include "netaware.image" (list . "{which}")@@'
-        container["imagePullPolicy"] = "@@.Values.imagePullPolicy@@"
-        section = f"{program}.extender" if container["name"] == "extender" else program
-        container["resources"] = f"@@block .Values.{section}.resources@@"
-        if which == "kubeScheduler":
-            for probe, path in (("livenessProbe", "livez"), ("readinessProbe", "readyz")):
-                container[probe]["httpGet"]["path"] = f'@@include "netaware.schedulerProbe" (list . "{path}")@@'
-    if program == "agent":
-        arguments = spec["containers"][0]["args"]
-        arguments.append("@@if .Values.bandwidth.enforce: --bandwidth=enforce@@")
-        arguments.append("@@if .Values.traffic.conntrack: --traffic=conntrack@@")
-    if program == "controller":
-        spec["containers"][0]["args"].append("@@if .Values.pageAuth.enabled: --page-auth=token@@")
+        container["imagePullPolicy"] = f"@@.Values.images.{which}.pullPolicy@@"
+        section = f"{values}.extender" if container["name"] == "extender" else values
+        container["resources"] = f"@@block {section}.resources@@"
+        container.setdefault("args" if "args" in container else "command", []).append(f"@@more {section}.extraArgs@@")
+        container["volumeMounts"].append(f"@@more {values}.extraVolumeMounts@@")
+    flags = {
+        "agent": {
+            ".Values.bandwidth.enforce": "--bandwidth=enforce",
+            ".Values.traffic.conntrack": "--traffic=conntrack",
+        },
+        "controller": {".Values.pageAuth.enabled": "--page-auth=token"},
+    }
+    for value, flag in flags.get(program, {}).items():
+        spec["containers"][0]["args"].insert(-1, f"@@if {value}: {flag}@@")
 
 
 def render(document: Doc) -> str:
     """YAML with the placeholders replaced by template actions, and braces that are none of ours kept from Helm."""
-    text = yaml.safe_dump(document, sort_keys=False, width=10_000, allow_unicode=True)
+    text = yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False, width=10_000, allow_unicode=True)
     text = text.replace("{{", '{{ "{{" }}')
     lines = []
     for line in text.splitlines():
+        # An entry of a list may be a mapping, whose first key stands behind the dash.
         indent = len(line) - len(line.lstrip(" -"))
         key = line.partition(":")[0]
-        if match := re.search(r"@@block (.*)@@", line):
+        if match := re.search(r"^( *)(?:- )?'?@@more (.*?)@@'?", line):
+            line = f"{{{{- with {match[2]} }}}}{{{{- toYaml . | nindent {len(match[1])} }}}}{{{{- end }}}}"
+        elif match := re.search(r"@@block (.*)@@", line):
             line = f"{key}: {{{{- toYaml {match[1]} | nindent {indent + 2} }}}}"
         elif match := re.search(r"@@with (.*)@@", line):
             line = f"{{{{- with {match[1]} }}}}\n{key}: {{{{- toYaml . | nindent {indent + 2} }}}}\n{{{{- end }}}}"
         elif match := re.search(r"^( *- )'?@@if (.*?): (.*)@@'?", line):
             line = f"{{{{- if {match[2]} }}}}\n{match[1]}{match[3]}\n{{{{- end }}}}"
         else:
-            line = re.sub(r"'?@@(.*?)@@'?", lambda m: f"{{{{ {m[1]} }}}}", line)
+            unquoted = re.sub(r"'(@@[^']*)'$", r"\1", line)
+            line = re.sub(r"@@(.*?)@@", lambda m: f"{{{{ {m[1]} }}}}", unquoted)
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -194,53 +218,63 @@ def scheduler_versions() -> Mapping[str, str]:
     return found
 
 
-def files() -> dict[Path, str]:
-    """Every generated file of the chart."""
-    version = tomllib.loads((MANIFESTS.parent / "pyproject.toml").read_text())["project"]["version"]
-    chart = {
+def values(registry: str, digests: Path | None) -> str:
+    """values.yaml, with the images of a registry, by digest where it is known."""
+    text = (HERE / "netaware" / "values.yaml").read_text()
+    for program in ("agent", "controller"):
+        name = f"netaware-{program}"
+        metadata = digests / f"{program}.json" if digests else None
+        digest = json.loads(metadata.read_text())["containerimage.digest"] if metadata and metadata.exists() else ""
+        before = f'{program}: {{repository: {name}, tag: "", digest: "",'
+        if text.count(before) != 1:
+            raise ValueError(f"values.yaml has no line {before}")
+        repository = f"{registry}/{name}" if registry else name
+        text = text.replace(before, f'{program}: {{repository: {repository}, tag: "", digest: "{digest}",')
+    return text
+
+
+def build(version: str, to: Path, registry: str = "", digests: Path | None = None) -> Path:
+    """Write the chart below a folder; returns its own folder."""
+    chart = to / "netaware"
+    shutil.rmtree(chart, ignore_errors=True)
+    shutil.copytree(HERE / "netaware", chart)
+    description = "Network-aware scheduling: measures latency between zones, prices it, and places pods that talk near each other."
+    about = {
         "apiVersion": "v2",
         "name": "netaware",
-        "description": "Network-aware scheduling: measures latency between zones, prices it, and places pods that talk near each other.",
+        "description": description,
         "type": "application",
         "version": version,
         "appVersion": version,
-        "kubeVersion": ">=1.30.0-0",
+        "kubeVersion": f">=1.{MINORS[0]}.0-0",
         "keywords": ["scheduler", "latency", "bandwidth", "topology"],
         "annotations": {"artifacthub.io/license": "Apache-2.0"},
     }
-    found = {CHART / "Chart.yaml": yaml.safe_dump(chart, sort_keys=False, width=10_000)}
+    (chart / "Chart.yaml").write_text(yaml.safe_dump(about, sort_keys=False, width=10_000))
+    (chart / "values.yaml").write_text(values(registry, digests))
     for name, objects in collect().items():
-        found[CHART / "templates" / f"{name}.yaml"] = template(name, objects)
+        (chart / "templates" / f"{name}.yaml").write_text(template(name, objects))
+    (chart / "files").mkdir()
     for name, source in (
+        ("agent.yaml", "base/agent/config.yaml"),
         ("controller.yaml", "base/controller/config.yaml"),
         ("descheduler.yaml", "components/descheduler/config.yaml"),
         ("kube-scheduler.yaml", "scheduler/kube-scheduler.yaml"),
     ):
-        found[CHART / "files" / name] = (MANIFESTS / source).read_text()
-    found[CHART / "files" / "kube-scheduler-versions.yaml"] = yaml.safe_dump(dict(scheduler_versions()))
-    return found
+        shutil.copy(MANIFESTS / source, chart / "files" / name)
+    (chart / "files" / "kube-scheduler-versions.yaml").write_text(yaml.safe_dump(dict(scheduler_versions())))
+    return chart
 
 
 def main() -> int:
-    """Write the files, or with ``--check`` compare."""
-    wanted = files()
-    written = {*CHART.glob("files/*"), *CHART.glob("templates/*.yaml"), CHART / "Chart.yaml"} & {
-        path for path in CHART.rglob("*") if path.is_file()
-    }
-    stale = sorted(
-        {path for path, text in wanted.items() if not path.exists() or path.read_text() != text}
-        | (written - wanted.keys())
-    )
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path.relative_to(HERE)} is not current: run {Path(__file__).name}", file=sys.stderr)
-        return 1 if stale else 0
-    for path in stale:
-        if path in wanted:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted[path])
-        else:
-            path.unlink()
+    """Build the chart."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", required=True, help="of the chart and of its images")
+    parser.add_argument("--registry", default="", metavar="HOST/TEAM")
+    parser.add_argument("--digests", type=Path, metavar="DIR")
+    parser.add_argument("--to", type=Path, default=Path("dist"), metavar="DIR")
+    arguments = parser.parse_args()
+    build(arguments.version, arguments.to, arguments.registry, arguments.digests)
     return 0
 
 

@@ -17,6 +17,7 @@ from lab.realnode.cluster import APP_IMAGE, SCHEDULER_IMAGE
 from lab.realnode.images import ImageStore
 from lab.realnode.programs import NodePrograms
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
+from tests.integration.manifests.kubectl import on_top_of
 from tests.support.documents import blocks
 from tests.support.tools.builds import find_or_fetch_operator_definitions
 
@@ -79,9 +80,9 @@ def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms) -> Cl
     images = {recipe.name: find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
     lab = lab_command.json("up", "--name", "e2e-shipped", "--topology", str(file))
     store = ImageStore(Path(lab["state_dir"]) / "registry")
-    # The scheduler of the lab's own version stands in for the one that the overlay for Kubernetes 1.30 names.
+    # The scheduler of the lab's own version stands in for the one that the component of an older minor names.
     scheduler = Path(lab["kubectl"]).with_name("kube-scheduler")
-    store.add_program(f"{SCHEDULER_IMAGE}:v1.30.14", scheduler)
+    store.add_program(f"{SCHEDULER_IMAGE}:v1.35.4", scheduler)
     for name, layout in images.items():
         for tag in (version(), NEXT_VERSION):
             store.add_layout(f"{name}:{tag}", layout)
@@ -91,17 +92,6 @@ def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms) -> Cl
         "DNS and metrics",
     )
     return one
-
-
-def with_next_version(overlay: str, folder: Path) -> Path:
-    """An overlay of an operator's own: the shipped one with other image names, as docs/install.md has it."""
-    folder.mkdir()
-    tags = "".join(f"  - {{name: {name}, newTag: {NEXT_VERSION}}}\n" for name in (AGENT.name, CONTROLLER.name))
-    relative = Path("../" * len(folder.parts[1:])) / (MANIFESTS / "overlays" / overlay).relative_to("/")
-    (folder / "kustomization.yaml").write_text(
-        f"apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [{relative}]\nimages:\n{tags}"
-    )
-    return folder
 
 
 def agent_images(cluster: Cluster) -> set[str]:
@@ -120,25 +110,20 @@ def test_overlays_come_up_measure_price_place_and_leave_nodes_as_they_were(clust
     certificate = webhook_certificate()
     cluster.run("apply", "--server-side", "-f", str(MANIFESTS / "base" / "common" / "namespace.yaml"))
     cluster.run("apply", "--server-side", "-f", "-", text=certificate)
-    for overlay in (
-        "observe-only",
-        "upstream-scheduler",
-        "kubernetes-1.30",
-        "default",
-        "prometheus-operator",
-        "descheduler",
-    ):
+    cluster.apply(MANIFESTS / "overlays" / "observe-only")
+    cluster.apply(on_top_of("default", "kubernetes-1.35", folder=tmp_path))
+    gates_by_webhook(cluster)
+    cluster.run("delete", "-f", "-", text=certificate)
+    for overlay in ("any-scheduler", "default", "prometheus-operator", "descheduler"):
         cluster.apply(MANIFESTS / "overlays" / overlay)
-        if overlay == "kubernetes-1.30":
-            gates_by_webhook(cluster)
-            cluster.run("delete", "-f", "-", text=certificate)
         assert bool(monitors(cluster)) == (overlay == "prometheus-operator")
     tools_work(cluster)
     measures_and_prices(cluster)
     places(cluster)
-    cluster.apply(with_next_version("enforce", tmp_path / "mine"))
+    images = [{"name": recipe.name, "newTag": NEXT_VERSION} for recipe in (AGENT, CONTROLLER)]
+    cluster.apply(on_top_of("enforce", folder=tmp_path, images=images))
     assert agent_images(cluster) == {f"{AGENT.name}:{NEXT_VERSION}"}
-    uninstall_as_documented(cluster, tmp_path / "mine")
+    uninstall_as_documented(cluster)
     for node in cluster.lab["nodes"]:
         cluster.run("annotate", "node", node["name"], "netaware.io/bandwidth-capacity-")
     # The kubelet takes what is not in capacity any more out of allocatable with its next report.
@@ -232,18 +217,18 @@ def places(cluster: Cluster) -> None:
     cluster.run("delete", "namespace", "shop", "--wait=true")
 
 
-def uninstall_as_documented(cluster: Cluster, installed: Path) -> None:
+def uninstall_as_documented(cluster: Cluster) -> None:
     """The lines of docs/install.md as they stand there, while a pod waits for a group that never comes."""
     cluster.run("create", "namespace", "waiting")
     cluster.run("apply", "-n", "waiting", "-f", "-", text="\n---\n".join((GROUP, json.dumps(deployment("web")))))
     wait_until(lambda: gates(cluster) == ["netaware.io/topological-order"], "a pod at its gate")
     script = blocks("install", "Uninstall")[0]
-    before, _, _ = script.partition("kubectl delete -k")
+    before, _, _ = script.partition("kubectl delete namespace")
     shell(cluster, before)
     columns = "custom-columns=OWNER:.metadata.annotations.netaware\\.io/bandwidth-owner"
     assert set(cluster.run("get", "nodes", "-o", columns).split()) == {"OWNER", "<none>"}
     wait_until(lambda: gates(cluster) == [], "the gate to be open")
-    shell(cluster, script[len(before) :].replace("manifests/overlays/default", str(installed)))
+    shell(cluster, script[len(before) :])
     cluster.run("delete", "namespace", "waiting", "--wait=false")
 
 

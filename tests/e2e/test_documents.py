@@ -54,10 +54,10 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
             reader = Reader(Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig), tmp_path)
             await reader.until("kubectl netaware status", "12 of 12")
 
-            (certificate,) = blocks("install", "On a real cluster")
+            (certificate,) = blocks("install", "Kubernetes 1.34 and 1.35")
             assert "webhook" in await reader.does(certificate)
 
-            _, example = blocks("install", "On kind, in five lines")
+            _, example = blocks("install", "On kind")
             fetched, _, used = example.partition("\n")
             assert fetched.startswith("uv tool install"), "the plugin is here already"
             assert "frontend" in await reader.does(used)
@@ -85,5 +85,5 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
             assert "kind: AppGroup" in (tmp_path / "before.yaml").read_text()
             assert "netperf" in (tmp_path / "configuration.yaml").read_text()
 
-            (changed,) = blocks("install", "Upgrade, and change of overlay")
+            (changed,) = blocks("upgrade", "With kubectl")
             assert "serverside-applied" in await reader.does(changed)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+import yaml
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig, load_cluster
@@ -98,6 +100,24 @@ def token_for(plane: ControlPlane, admin: Client) -> TokenFor:
         return dataclasses.replace(
             load_cluster(credentials_of(plane.kubeconfig)), token=lambda: token, tls=_ca_only(plane)
         )
+
+    return make
+
+
+KubeconfigFor = Callable[[str, str, Path], Awaitable[Path]]
+
+
+@pytest.fixture
+def kubeconfig_for(plane: ControlPlane) -> KubeconfigFor:
+    """``await kubeconfig_for(namespace, service_account, folder)``: a kubeconfig with a token of that account."""
+
+    async def make(namespace: str, account: str, folder: Path) -> Path:
+        kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+        token = await kubectl("-n", namespace, "create", "token", account)
+        config = yaml.safe_load(plane.kubeconfig.read_text())
+        config["users"] = [{**user, "user": {"token": token}} for user in config["users"]]
+        (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+        return folder / "kubeconfig"
 
     return make
 

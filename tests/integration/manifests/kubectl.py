@@ -63,6 +63,21 @@ class Kubectl:
         return [document for document in yaml.load_all(_BUILT[folder], Loader=yaml.CSafeLoader) if document]
 
 
+def on_top_of(overlay: str, *components: str, folder: Path, **more: Any) -> Path:
+    """A kustomization below a folder: a shipped overlay, components, and whatever else."""
+    mine = folder / "-".join((overlay, *components, *more))
+    mine.mkdir()
+    up = Path(*[".."] * len(mine.resolve().parts[1:])) / MANIFESTS.relative_to("/")
+    body = {
+        "kind": "Kustomization",
+        "resources": [str(up / "overlays" / overlay)],
+        "components": [str(up / "components" / name) for name in components],
+        **more,
+    }
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(body))
+    return mine
+
+
 def pod_templates(documents: Documents) -> Mapping[str, dict[str, Any]]:
     """Pod templates by ``kind/name``."""
     return {

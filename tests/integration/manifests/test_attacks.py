@@ -52,6 +52,16 @@ def object_of(kind: str, name: str, **more: Any) -> Json:
     return {"apiVersion": more.pop("api", "v1"), "kind": kind, "metadata": {"name": name}, **more}
 
 
+CLAIM_SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
+EXTENDED = {"resource.kubernetes.io/extended-resource-claim": "true"}
+
+
+def claim(name: str, **annotations: str) -> Json:
+    return object_of("ResourceClaim", name, api="resource.k8s.io/v1", spec=CLAIM_SPEC) | {
+        "metadata": {"name": name, "annotations": annotations}
+    }
+
+
 TOPOLOGY = object_of(
     "NetworkTopology",
     "nt",
@@ -69,6 +79,12 @@ VICTIMS: tuple[tuple[str, Json], ...] = (
     ),
     (f"api/v1/namespaces/{NAMESPACE}/secrets", object_of("Secret", "netaware-probe")),
     ("apis/networktopology.diktyo.x-k8s.io/v1alpha1/namespaces/asked/networktopologies", TOPOLOGY),
+    ("apis/resource.k8s.io/v1/namespaces/stranger/resourceclaims", claim("victim")),
+    ("apis/resource.k8s.io/v1/namespaces/stranger/resourceclaims", claim("extended", **EXTENDED)),
+    (
+        "apis/coordination.k8s.io/v1/namespaces/kube-system/leases",
+        object_of("Lease", "kube-scheduler", api="coordination.k8s.io/v1"),
+    ),
     (
         "api/v1/persistentvolumes",
         object_of(
@@ -174,6 +190,7 @@ def places(found: Iterable[str]) -> str:
     return "the cluster" if missing == set(PLACES) else "every namespace" if not missing else ", ".join(sorted(found))
 
 
+@pytest.mark.slow
 async def test_every_verb_on_every_kind_gives_what_the_documentation_says(
     stolen: dict[str, Client], admin: Client
 ) -> None:
@@ -226,6 +243,7 @@ FIELDS: tuple[tuple[str, str, tuple[str, ...], dict[str, str], set[str]], ...] =
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "path", "subresources", "types", "free"), FIELDS)
 async def test_no_field_changes_but_those_that_are_named(
     stolen: dict[str, Client],
@@ -265,6 +283,8 @@ EVIL_SECRET = object_of(
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 CONFIGMAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+SYSTEM_LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/stranger/resourceclaims"
 NT = "/apis/networktopology.diktyo.x-k8s.io/v1alpha1/namespaces/asked/networktopologies/nt"
 WEIGHT = {"name": "NetperfCosts", "topologyList": []}
 CONDITION = {"type": "Ready", "status": "False", "reason": "Attack", "message": ""}
@@ -334,6 +354,23 @@ NAMED: tuple[tuple[str, str, Any, str, str, bool], ...] = (
     ("scheduler", f"{STRANGER}/status", {"status": {"phase": "Failed"}}, "PATCH", STRATEGIC_PATCH, False),
     ("scheduler", SYSTEM, None, "DELETE", "", False),
     ("scheduler", STRANGER, None, "DELETE", "", True),
+    ("scheduler", SYSTEM_LEASES, object_of("Lease", "new", api="coordination.k8s.io/v1"), "POST", "", False),
+    ("scheduler", f"{SYSTEM_LEASES}/kube-scheduler", {"spec": {"holderIdentity": "me"}}, "PATCH", "", False),
+    ("scheduler", LEASES, object_of("Lease", "any", api="coordination.k8s.io/v1"), "POST", "", False),
+    ("scheduler", LEASES, object_of("Lease", "netaware-scheduler", api="coordination.k8s.io/v1"), "POST", "", True),
+    ("scheduler", f"{CLAIMS}/victim", None, "DELETE", "", False),
+    ("scheduler", f"{CLAIMS}/victim", {"metadata": {"labels": {"a": "b"}}}, "PATCH", "", False),
+    (
+        "scheduler",
+        f"{CLAIMS}/victim",
+        {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}},
+        "PATCH",
+        "",
+        True,
+    ),
+    ("scheduler", CLAIMS, claim("new"), "POST", "", False),
+    ("scheduler", CLAIMS, claim("new", **EXTENDED), "POST", "", True),
+    ("scheduler", f"{CLAIMS}/extended", None, "DELETE", "", True),
     ("scheduler", "/api/v1/persistentvolumes/victim", {"spec": {"hostPath": {"path": "/etc"}}}, "PATCH", "", False),
     ("agent", RESULTS, {"immutable": True}, "PATCH", "", False),
     ("agent", RESULTS, {"metadata": {"labels": {"netaware.io/plan": "true"}}}, "PATCH", "", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import AsyncIterator
@@ -13,7 +14,9 @@ import pytest_asyncio
 import yaml
 
 from controller.cluster.graph import build_graph
-from controller.cluster.resources import AppGroup
+from controller.cluster.resources import APPGROUPS, AppGroup
+from kubekit.client import Client
+from kubekit.errors import ApiError
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, Kubectl, KubectlError, established
@@ -36,14 +39,10 @@ async def installed(plane: ControlPlane) -> AsyncIterator[None]:
     await kubectl("delete", "--wait=true", "--timeout=60s", "-k", str(DEFAULT))
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-async def test_overlay_applies_with_a_server_side_dry_run(kubectl: Kubectl, overlay: str) -> None:
-    said = await kubectl("apply", "--server-side", "--dry-run=server", "-k", str(MANIFESTS / "overlays" / overlay))
-    assert "daemonset.apps/netaware-agent serverside-applied" in said
-    assert "deployment.apps/netaware-controller serverside-applied" in said
-
-
-async def test_applying_again_changes_nothing(kubectl: Kubectl) -> None:
+async def test_overlays_apply_on_top_and_applying_again_changes_nothing(kubectl: Kubectl) -> None:
+    for overlay in OVERLAYS:
+        said = await kubectl("apply", "--server-side", "--dry-run=server", "-k", str(MANIFESTS / "overlays" / overlay))
+        assert "daemonset.apps/netaware-agent serverside-applied" in said, overlay
     before = await _versions(kubectl)
     await kubectl("apply", "--server-side", "-k", str(DEFAULT))
     assert await _versions(kubectl) == before
@@ -57,13 +56,41 @@ async def _versions(kubectl: Kubectl) -> dict[str, str]:
     return dict(line.split("=") for line in text.split())
 
 
-@pytest.mark.parametrize("example", ["online-boutique", "redis-cluster", "cloud2edge", "networktopology.yaml"])
-async def test_example_applies_after_the_installation(kubectl: Kubectl, example: str) -> None:
-    path = MANIFESTS / "examples" / example
-    flag = "-k" if path.is_dir() else "-f"
-    namespace = [] if example == "networktopology.yaml" else ["-n", "default"]
-    said = await kubectl("apply", "--server-side", "--dry-run=server", *namespace, flag, str(path))
-    assert "serverside-applied (server dry run)" in said
+async def test_examples_apply_after_the_installation(kubectl: Kubectl) -> None:
+    folder = MANIFESTS / "examples"
+    examples = (
+        ("online-boutique", "-k"),
+        ("redis-cluster", "-k"),
+        ("cloud2edge", "-k"),
+        ("networktopology.yaml", "-f"),
+    )
+    for example, flag in examples:
+        namespace = [] if flag == "-f" else ["-n", "default"]
+        said = await kubectl("apply", "--server-side", "--dry-run=server", *namespace, flag, str(folder / example))
+        assert "serverside-applied (server dry run)" in said, example
+
+
+HOSTILE = ("x $(id>/tmp/pwned)", "`id`", "a;b", "a\nb", "\x1b[31mred", "-n", "a b", "a'b", 'a"b')
+
+
+async def test_definitions_refuse_names_that_could_be_commands(admin: Client) -> None:
+    """Every name that a tenant may write ends in commands that people paste."""
+    web = {"kind": "Deployment", "name": "web", "selector": "web", "apiVersion": "apps/v1", "namespace": "shop"}
+    database = {**web, "name": "db", "selector": "db"}
+    wrong = []
+    for field, text, place in itertools.product(web, HOSTILE, ("workload", "dependency")):
+        caller, callee = ({**web, field: text}, database) if place == "workload" else (web, {**database, field: text})
+        workloads = [{"workload": caller, "dependencies": [{"workload": callee}]}, {"workload": database}]
+        spec = {"numMembers": 2, "topologySortingAlgorithm": "KahnSort", "workloads": workloads}
+        group = {"apiVersion": APPGROUPS.api_version, "kind": "AppGroup", "metadata": {"name": "x"}, "spec": spec}
+        try:
+            await admin.request("POST", f"{APPGROUPS.path('default')}?dryRun=All", body=group)
+            said = "accepted"
+        except ApiError as error:
+            said = error.message
+        if f"{field}: Invalid value" not in said:
+            wrong.append((place, field, text, said))
+    assert wrong == []
 
 
 async def test_the_first_appgroup_applies_as_its_page_says(kubectl: Kubectl, tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-"""Every kustomization builds, validates strictly against old and new schemas, and keeps what the manifests promise."""
+"""Every kustomization builds, validates strictly against supported schemas, and keeps what the manifests promise."""
 
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import yaml
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import NAMESPACES, PODS, Object
-from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, pod_templates
+from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl, on_top_of, pod_templates
 
 OVERLAYS = sorted(path.name for path in (MANIFESTS / "overlays").iterdir())
 EXAMPLES = sorted(path for path in (MANIFESTS / "examples").rglob("*.yaml") if path.name != "kustomization.yaml")
@@ -27,145 +25,96 @@ FOREIGN_GROUPS = (
     "networktopology.diktyo.x-k8s.io",
     "monitoring.coreos.com",
 )
-# Overlays for clusters that have no MutatingAdmissionPolicy.
-OLD = ("kubernetes-1.30", "observe-only", "upstream-scheduler")
+RBAC = ("Role", "ClusterRole")
 
 
-@pytest.fixture(params=OVERLAYS)
-def overlay(request: pytest.FixtureRequest) -> Path:
-    return MANIFESTS / "overlays" / str(request.param)
+async def overlays(kustomize: Kubectl) -> dict[str, Documents]:
+    return {name: await kustomize.build(MANIFESTS / "overlays" / name) for name in OVERLAYS}
 
 
-def validate(documents: Documents, version: str) -> None:
+def arguments(documents: Documents, workload: str) -> list[str]:
+    container = pod_templates(documents)[workload]["spec"]["containers"][0]
+    return [str(argument) for argument in container["args"]]
+
+
+def refusals(documents: Documents, version: str) -> list[str]:
+    found = []
     for document in documents:
-        if document["apiVersion"].partition("/")[0] in FOREIGN_GROUPS:
-            continue
-        try:
-            kubernetes_validate.validate(document, version, strict=True)
-        except kubernetes_validate.ValidationError as error:
-            where = ".".join(str(part) for part in error.path)
-            pytest.fail(f"{document['kind']} {document['metadata']['name']}: {where}: {error.message}")
-
-
-def newest() -> str:
-    return str(kubernetes_validate.latest_version())
-
-
-async def distinct(kustomize: Kubectl, overlays: Sequence[str]) -> Documents:
-    """The objects of these overlays, each once: validating is slow and most overlays share most objects."""
-    found: Documents = []
-    for name in overlays:
-        documents = await kustomize.build(MANIFESTS / "overlays" / name)
-        assert len(documents) > 15
-        found += [document for document in documents if document not in found]
+        if document["apiVersion"].partition("/")[0] not in FOREIGN_GROUPS:
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                where = ".".join(str(part) for part in error.path)
+                found.append(f"{document['kind']} {document['metadata']['name']}: {where}: {error.message}")
     return found
 
 
-@pytest.mark.parametrize("version", ["1.36", newest()])
-async def test_overlays_validate_strictly(kustomize: Kubectl, version: str) -> None:
-    validate(await distinct(kustomize, OVERLAYS), version)
+async def test_overlays_and_examples_validate_strictly(kustomize: Kubectl, tmp_path: Path) -> None:
+    distinct: Documents = []
+    for documents in (await overlays(kustomize)).values():
+        assert len(documents) > 15
+        distinct += [document for document in documents if document not in distinct]
+    for path in EXAMPLES:
+        distinct += [document for document in yaml.safe_load_all(path.read_text()) if document]
+    assert refusals(distinct, str(kubernetes_validate.latest_version())) == []
+    older = await kustomize.build(on_top_of("enforce", "kubernetes-1.34", folder=tmp_path))
+    assert not [document["kind"] for document in older if document["kind"].startswith("Mutating")]
+    assert refusals(older, "1.34") == []
 
 
-async def test_overlays_for_old_clusters_validate_strictly_against_1_30(kustomize: Kubectl) -> None:
-    documents = await distinct(kustomize, OLD)
-    assert not [document["kind"] for document in documents if document["kind"].startswith("Mutating")]
-    validate(documents, "1.30")
+async def test_objects_are_defined_once_labelled_in_our_namespace_and_run_our_images(kustomize: Kubectl) -> None:
+    for overlay, documents in (await overlays(kustomize)).items():
+        names = Counter((d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents)
+        assert [name for name, count in names.items() if count > 1] == [], overlay
+        assert {namespace for _, namespace, _ in names} == {"", NAMESPACE}, overlay
+        part_of = [
+            {**d["metadata"], **d.get("spec", {}).get("template", {}).get("metadata", {})}.get("labels", {})
+            for d in documents
+        ]
+        unlabelled = [
+            d["metadata"]["name"]
+            for d, labels in zip(documents, part_of, strict=True)
+            if labels.get("app.kubernetes.io/part-of") != "netaware"
+        ]
+        assert unlabelled == [], overlay
+        templates = pod_templates(documents).values()
+        images = {c["image"] for template in templates for c in template["spec"]["containers"]}
+        ours = {"netaware-agent:0.0.0", "netaware-controller:0.0.0"}
+        assert ours == {image for image in images if not image.startswith("registry.k8s.io/kube-scheduler:v1.")}, (
+            overlay
+        )
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(MANIFESTS)))
-def test_example_validates_strictly(path: Path) -> None:
-    documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
-    assert documents
-    for version in ("1.30", "1.36", newest()):
-        validate(documents, version)
-
-
-async def test_nothing_is_defined_twice(kustomize: Kubectl, overlay: Path) -> None:
-    documents = await kustomize.build(overlay)
-    names = Counter((d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]) for d in documents)
-    assert [name for name, count in names.items() if count > 1] == []
-    by_hand: Counter[str] = Counter()
-    for path in MANIFESTS.rglob("*.yaml"):
-        if path.name == "kustomization.yaml" or {"examples", "helm"} & set(path.parts):
-            continue
-        for document in yaml.safe_load_all(path.read_text()):
-            if document and "metadata" in document:
-                metadata = document["metadata"]
-                by_hand[f"{document['kind']}/{metadata.get('namespace', '')}/{metadata['name']}"] += 1
-    assert [name for name, count in by_hand.items() if count > 1] == []
-
-
-async def test_everything_is_labelled_as_part_of_netaware(kustomize: Kubectl, overlay: Path) -> None:
-    documents = await kustomize.build(overlay)
-    bare = [
-        f"{d['kind']}/{d['metadata']['name']}"
-        for d in documents
-        if d["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "netaware"
-    ]
-    assert bare == []
-    for name, template in pod_templates(documents).items():
-        assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "netaware", name
-
-
-async def test_images_carry_the_version_of_the_project(kustomize: Kubectl, overlay: Path) -> None:
-    version = tomllib.loads((MANIFESTS.parent / "pyproject.toml").read_text())["project"]["version"]
-    images = {
-        container["image"]
-        for template in pod_templates(await kustomize.build(overlay)).values()
-        for container in template["spec"]["containers"]
-    }
-    ours = {image for image in images if image.startswith("netaware-")}
-    assert ours == {f"netaware-agent:{version}", f"netaware-controller:{version}"}
-    assert all(":" in image and not image.endswith(":latest") for image in images)
-
-
-async def test_selectors_find_the_pods_they_mean(kustomize: Kubectl, overlay: Path) -> None:
-    documents = await kustomize.build(overlay)
-    labels = {
-        template["metadata"]["labels"]["app.kubernetes.io/name"]: template
-        for template in pod_templates(documents).values()
-    }
-    for document in documents:
-        spec = document.get("spec", {})
-        selector = {
-            "Service": spec.get("selector"),
-            "PodDisruptionBudget": spec.get("selector", {}).get("matchLabels"),
-            "NetworkPolicy": spec.get("podSelector", {}).get("matchLabels"),
-            "PodMonitor": spec.get("selector", {}).get("matchLabels"),
-        }.get(document["kind"])
-        if selector is None:
-            continue
-        template = labels[selector["app.kubernetes.io/name"]]
-        assert selector.items() <= template["metadata"]["labels"].items()
-        ports = {port["name"] for container in template["spec"]["containers"] for port in container.get("ports", ())}
-        for port in spec.get("ports", ()):
-            assert port.get("targetPort") in ports
+async def test_selectors_find_the_pods_they_mean(kustomize: Kubectl) -> None:
+    for documents in (await overlays(kustomize)).values():
+        templates = pod_templates(documents).values()
+        labels = {template["metadata"]["labels"]["app.kubernetes.io/name"]: template for template in templates}
+        for document in documents:
+            spec = document.get("spec", {})
+            selector = {
+                "Service": spec.get("selector"),
+                "PodDisruptionBudget": spec.get("selector", {}).get("matchLabels"),
+                "NetworkPolicy": spec.get("podSelector", {}).get("matchLabels"),
+                "PodMonitor": spec.get("selector", {}).get("matchLabels"),
+            }.get(document["kind"])
+            if selector:
+                template = labels[selector["app.kubernetes.io/name"]]
+                assert selector.items() <= template["metadata"]["labels"].items()
+                ports = {p["name"] for c in template["spec"]["containers"] for p in c.get("ports", ())}
+                assert {port.get("targetPort") for port in spec.get("ports", ())} <= ports
 
 
 async def test_pods_keep_to_their_level_of_pod_security(kustomize: Kubectl, admin: Client) -> None:
     """The API server's own Pod Security admission judges: the controller and the scheduler are "restricted"."""
-    levels = {"DaemonSet/netaware-agent": "privileged"}
-    templates = pod_templates(await kustomize.build(MANIFESTS / "overlays" / "descheduler"))
-    assert set(templates) == {
-        "DaemonSet/netaware-agent",
-        "Deployment/netaware-controller",
-        "Deployment/netaware-gate-opener",
-        "Deployment/netaware-scheduler",
-    }
-    for name, template in templates.items():
-        for level in ("restricted", "baseline", "privileged"):
-            refusal = await _admit(admin, template, level)
-            wanted = levels.get(name, "restricted")
-            if level == wanted or level == "privileged":
-                assert refusal == "", f"{name} as {level}"
-            elif wanted == "privileged":
-                assert "violates PodSecurity" in refusal, f"{name} needs no privileges: lower its level"
-
-
-@pytest.mark.parametrize("example", ["online-boutique", "redis-cluster"])
-async def test_example_pods_are_restricted(kustomize: Kubectl, admin: Client, example: str) -> None:
-    for name, template in pod_templates(await kustomize.build(MANIFESTS / "examples" / example)).items():
-        assert await _admit(admin, template, "restricted") == "", name
+    templates = dict(pod_templates(await kustomize.build(MANIFESTS / "overlays" / "descheduler")))
+    assert len(templates) == 4
+    agent = templates.pop("DaemonSet/netaware-agent")
+    assert "violates PodSecurity" in await _admit(admin, agent, "baseline")
+    assert await _admit(admin, agent, "privileged") == ""
+    for example in ("online-boutique", "redis-cluster"):
+        templates |= pod_templates(await kustomize.build(MANIFESTS / "examples" / example))
+    refused = {name: await _admit(admin, template, "restricted") for name, template in templates.items()}
+    assert {name: text for name, text in refused.items() if text} == {}
 
 
 async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
@@ -192,145 +141,100 @@ async def _admit(admin: Client, template: dict[str, Any], level: str) -> str:
 
 
 async def test_privileges_are_those_that_are_explained(kustomize: Kubectl) -> None:
-    templates = pod_templates(await kustomize.build(MANIFESTS / "overlays" / "default"))
-    for name, template in templates.items():
-        spec = template["spec"]
+    for name, template in pod_templates(await kustomize.build(MANIFESTS / "overlays" / "default")).items():
+        spec, is_agent = template["spec"], name == "DaemonSet/netaware-agent"
         for container in spec["containers"]:
             context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False
-            assert context["readOnlyRootFilesystem"] is True
-            assert context["capabilities"]["drop"] == ["ALL"]
-            added = context["capabilities"].get("add", [])
-            assert added == (["NET_ADMIN", "SETGID", "SETUID"] if name == "DaemonSet/netaware-agent" else [])
-            assert "memory" in container["resources"]["limits"]
-            assert "cpu" not in container["resources"]["limits"], "a throttled prober measures its own throttling"
-        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-        assert spec.get("hostNetwork", False) is (name == "DaemonSet/netaware-agent")
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["readOnlyRootFilesystem"] is True, name
+            added = {"add": ["NET_ADMIN", "SETGID", "SETUID"]} if is_agent else {}
+            assert context["capabilities"] == {"drop": ["ALL"], **added}, name
+            assert set(container["resources"]["limits"]) == {"memory"}, "a throttled prober measures its throttling"
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", name
+        assert spec.get("hostNetwork", False) is is_agent
+        assert spec["priorityClassName"].startswith("system-"), "a class of our own would be open to every tenant"
+        if is_agent:
+            ports = {(port["containerPort"], port["protocol"]) for c in spec["containers"] for port in c["ports"]}
+            assert ports == {(9850, "TCP"), (12865, "TCP"), (12866, "TCP"), (12867, "UDP")}
 
 
-async def test_no_role_grants_wildcards_or_reads_secrets(kustomize: Kubectl, overlay: Path) -> None:
-    for document in await kustomize.build(overlay):
-        if document["kind"] not in {"Role", "ClusterRole"}:
-            continue
-        for rule in document["rules"]:
-            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            if "secrets" in rule["resources"]:
-                assert rule["verbs"] == ["create"], "the passphrase is mounted by the kubelet, never read"
+async def test_network_policies_open_metrics_to_prometheus_alone(kustomize: Kubectl) -> None:
+    for documents in (await overlays(kustomize)).values():
+        for policy in (d["spec"] for d in documents if d["kind"] == "NetworkPolicy"):
+            senders = [rule["from"] for rule in policy["ingress"]]
+            assert senders == [[{"namespaceSelector": {"matchLabels": {"metrics": "enabled"}}}]]
 
 
-async def test_observe_only_can_neither_place_nor_evict_nor_enforce(kustomize: Kubectl) -> None:
-    documents = await kustomize.build(MANIFESTS / "overlays" / "observe-only")
-    kinds = {f"{d['kind']}/{d['metadata']['name']}" for d in documents}
-    assert "Deployment/netaware-scheduler" not in kinds
-    assert not [kind for kind in kinds if kind.startswith("Mutating")]
-    rules = [rule for d in documents if d["kind"] in {"Role", "ClusterRole"} for rule in d["rules"]]
-    assert not [rule for rule in rules if "pods/eviction" in rule["resources"]]
-    arguments = pod_templates(documents)["DaemonSet/netaware-agent"]["spec"]["containers"][0]["args"]
-    assert not [argument for argument in arguments if argument.startswith("--bandwidth")]
-
-
-async def test_enforce_differs_from_the_default_by_its_purpose_only(kustomize: Kubectl) -> None:
-    default, enforce = [await kustomize.build(MANIFESTS / "overlays" / name) for name in ("default", "enforce")]
-    extra = pod_templates(enforce)["DaemonSet/netaware-agent"]["spec"]["containers"][0]["args"]
-    plain = pod_templates(default)["DaemonSet/netaware-agent"]["spec"]["containers"][0]["args"]
-    assert extra == [*plain, "--bandwidth=enforce"]
-    added = {d["kind"] for d in enforce} - {d["kind"] for d in default}
-    assert added <= {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
-
-
-async def test_components_of_traffic_add_one_flag_and_one_right(kustomize: Kubectl, tmp_path: Path) -> None:
-    up = Path(*[".."] * len(tmp_path.resolve().parts[1:]))
-    parts = [str(up / (MANIFESTS / "components" / name).relative_to("/")) for name in ("traffic", "measured-weights")]
-    overlay = str(up / (MANIFESTS / "overlays" / "default").relative_to("/"))
-    body = {"kind": "Kustomization", "resources": [overlay], "components": parts}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(body))
-    default, more = await kustomize.build(MANIFESTS / "overlays" / "default"), await kustomize.build(tmp_path)
-    plain, extra = (
-        pod_templates(documents)["DaemonSet/netaware-agent"]["spec"]["containers"][0]["args"]
-        for documents in (default, more)
-    )
-    assert extra == [*plain, "--traffic=conntrack"]
-    added = [d for d in more if d["metadata"]["name"] not in {one["metadata"]["name"] for one in default}]
-    assert {d["kind"] for d in added} == {"ClusterRole", "ClusterRoleBinding"}
-    (role,) = (d for d in added if d["kind"] == "ClusterRole")
-    wanted = {"apiGroups": ["appgroup.diktyo.x-k8s.io"], "resources": ["appgroups"], "verbs": ["patch"]}
-    assert role["rules"] == [wanted]
-
-
-async def test_namespace_of_every_object_is_ours(kustomize: Kubectl, overlay: Path) -> None:
-    elsewhere = {
-        f"{d['kind']}/{d['metadata']['namespace']}"
-        for d in await kustomize.build(overlay)
-        if d["metadata"].get("namespace", NAMESPACE) != NAMESPACE
+async def test_roles_grant_no_wildcards_and_what_an_overlay_does_not_do_its_tokens_cannot(kustomize: Kubectl) -> None:
+    places, evicts = {"patch pods"}, {"create pods/eviction"}
+    expected = dict.fromkeys(OVERLAYS, places) | {
+        "any-scheduler": places | evicts,
+        "descheduler": places | evicts | {"patch nodes/status"},
+        "observe-only": set(),
     }
-    assert elsewhere == set()
-
-
-async def test_any_namespace_is_one_line_of_a_kustomization(kustomize: Kubectl, overlay: Path, tmp_path: Path) -> None:
-    """``namespace:`` moves every object and every subject; policies tell our accounts by name and know their namespace."""
-    up = Path(*[".."] * len(tmp_path.resolve().parts[1:]))
-    body = {"kind": "Kustomization", "namespace": "elsewhere", "resources": [str(up / overlay.relative_to("/"))]}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(body))
-    documents = await kustomize.build(tmp_path)
-    namespaces = {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]}
-    assert namespaces == {"elsewhere"}
-    assert [d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"] == ["elsewhere"]
-    for document in documents:
-        # kube-scheduler's file names the namespace of its Lease, and a flag of the Deployment goes before it; the
-        # descheduler's excludes ours, and the policy for evictions does so wherever we are.
-        if document["kind"] != "ConfigMap":
-            assert NAMESPACE not in yaml.safe_dump(document), document["metadata"]["name"]
-
-
-async def test_rights_to_write_pods_and_nodes_come_from_components(kustomize: Kubectl) -> None:
-    """What an overlay does not do its tokens cannot do."""
-    given: dict[str, set[str]] = {}
-    for name in OVERLAYS:
-        roles = [
-            d for d in await kustomize.build(MANIFESTS / "overlays" / name) if d["kind"] in {"Role", "ClusterRole"}
-        ]
-        given[name] = {
+    given = {}
+    for overlay, documents in (await overlays(kustomize)).items():
+        rules = [(d["metadata"]["name"], rule) for d in documents if d["kind"] in RBAC for rule in d["rules"]]
+        for name, rule in rules:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]], name
+            if "secrets" in rule["resources"]:
+                assert rule["verbs"] == ["create"], "the kubelet mounts the passphrase; nobody reads it"
+        given[overlay] = {
             f"{verb} {resource}"
-            for role in roles
-            if role["metadata"]["name"] not in {"netaware-agent", "netaware-scheduler"}
-            for rule in role["rules"]
+            for name, rule in rules
+            if name != "netaware-agent"
             for resource in rule["resources"]
             for verb in rule["verbs"]
             if resource.startswith(("pods", "nodes")) and verb not in {"get", "list", "watch"}
         }
-    places = {"patch pods"}
-    assert given.pop("descheduler") == places | {"create pods/eviction", "patch nodes/status"}
-    assert given.pop("observe-only") == given.pop("upstream-scheduler") == set()
-    assert set(map(frozenset, given.values())) == {frozenset(places)}
+    assert given == expected
 
 
-def test_deschedulers_configuration_is_the_bases_and_one_section_more() -> None:
-    base = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
-    extended = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
-    assert extended.pop("descheduler")["dryRun"] is True
-    assert extended == base
-
-
-async def test_descheduler_overlay_hands_its_configuration_to_the_controller(kustomize: Kubectl) -> None:
-    documents = await kustomize.build(MANIFESTS / "overlays" / "descheduler")
-    config = next(d for d in documents if d["metadata"]["name"].startswith("netaware-controller-config"))
-    assert yaml.safe_load(config["data"]["config.yaml"])["descheduler"]["enabled"] is True
-    volumes = pod_templates(documents)["Deployment/netaware-controller"]["spec"]["volumes"]
-    assert config["metadata"]["name"] in [volume.get("configMap", {}).get("name") for volume in volumes]
-
-
-async def test_prometheus_operator_overlay_watches_every_program(kustomize: Kubectl) -> None:
-    documents = await kustomize.build(MANIFESTS / "overlays" / "prometheus-operator")
-    monitored = {
-        d["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
-        for d in documents
-        if d["kind"] in {"PodMonitor", "ServiceMonitor"}
+async def test_overlays_differ_from_the_default_by_their_purpose_only(kustomize: Kubectl, tmp_path: Path) -> None:
+    built = await overlays(kustomize)
+    names = {overlay: {f"{d['kind']}/{d['metadata']['name']}" for d in built[overlay]} for overlay in OVERLAYS}
+    agent = {overlay: arguments(built[overlay], "DaemonSet/netaware-agent") for overlay in OVERLAYS}
+    default = agent.pop("default")
+    assert agent.pop("enforce") == [*default, "--bandwidth=enforce"]
+    assert [overlay for overlay, flags in agent.items() if flags != default] == []
+    assert {name.partition("/")[0] for name in names["enforce"] - names["default"]} == {
+        "MutatingAdmissionPolicy",
+        "MutatingAdmissionPolicyBinding",
     }
-    assert monitored == {"netaware-agent", "netaware-controller", "netaware-scheduler"}
-    assert [d["metadata"]["name"] for d in documents if d["kind"] == "PrometheusRule"] == ["netaware"]
+    assert not [name for name in names["observe-only"] if name.startswith("Mutating")]
+    for overlay in ("observe-only", "any-scheduler"):
+        assert not [name for name in names[overlay] if "scheduler" in name and not name.startswith("Validating")]
+    config = next(d for d in built["descheduler"] if d["metadata"]["name"].startswith("netaware-controller-config"))
+    extended = yaml.safe_load(config["data"]["config.yaml"])
+    section = extended.pop("descheduler")
+    assert (section["enabled"], section["dryRun"]) == (True, True)
+    assert extended == yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
+    monitors = [d for d in built["prometheus-operator"] if d["kind"] in {"PodMonitor", "ServiceMonitor"}]
+    watched = {monitor["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] for monitor in monitors}
+    assert watched == {"netaware-agent", "netaware-controller", "netaware-scheduler"}
+    more = await kustomize.build(on_top_of("default", "traffic", "measured-weights", folder=tmp_path))
+    assert arguments(more, "DaemonSet/netaware-agent") == [*default, "--traffic=conntrack"]
+    (role,) = (
+        d for d in more if d["kind"] == "ClusterRole" and f"ClusterRole/{d['metadata']['name']}" not in names["default"]
+    )
+    wanted = {"apiGroups": ["appgroup.diktyo.x-k8s.io"], "resources": ["appgroups"], "verbs": ["patch"]}
+    assert role["rules"] == [wanted]
 
 
-@pytest.mark.parametrize("folder", ["crds", "policies"])
-def test_no_manifest_is_forgotten(folder: str) -> None:
-    there = {path.name for path in (MANIFESTS / folder).glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["resources"]) == there
+async def test_any_namespace_is_one_line_of_a_kustomization(kustomize: Kubectl, tmp_path: Path) -> None:
+    """``namespace:`` moves every object and every subject; policies tell our accounts by name and know their namespace."""
+    for overlay in OVERLAYS:
+        documents = await kustomize.build(on_top_of(overlay, folder=tmp_path, namespace="elsewhere"))
+        assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
+        assert [d["metadata"]["name"] for d in documents if d["kind"] == "Namespace"] == ["elsewhere"]
+        # kube-scheduler's file names the namespace of its Lease, and a flag of the Deployment goes before it; the
+        # descheduler's excludes ours, and the policy for evictions does so wherever we are.
+        left = [d["metadata"]["name"] for d in documents if d["kind"] != "ConfigMap" and NAMESPACE in yaml.safe_dump(d)]
+        assert left == [], overlay
+
+
+def test_no_manifest_is_forgotten() -> None:
+    for folder in ("crds", "policies"):
+        there = {path.name for path in (MANIFESTS / folder).glob("*.yaml")} - {"kustomization.yaml"}
+        listed = yaml.safe_load((MANIFESTS / folder / "kustomization.yaml").read_text())["resources"]
+        assert set(listed) == there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ import yaml
 
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
 from kubekit.client import Client
-from kubekit.errors import ApiError
-from kubekit.wire import NAMESPACES, NODES, Node, Object
+from kubekit.wire import CONFIGMAPS, ConfigMap, Object
 from tests.integration.conftest import eventually
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, established
+from tests.support.documents import blocks
 
 DEFAULT = MANIFESTS / "overlays" / "default"
 
@@ -83,21 +84,50 @@ async def _topology(admin: Client, name: str) -> Any:
     return found["spec"], found["metadata"]["uid"]
 
 
-async def test_delete_leaves_only_what_the_documentation_names(kubectl: Kubectl, admin: Client) -> None:
-    """What agents wrote on nodes stays (docs/install.md says how to take it back first); all objects go."""
+def documented(page: str, heading: str) -> list[str]:
+    """The commands of a page's first block for a shell, continuation lines joined."""
+    return blocks(page, heading)[0].replace("\\\n", " ").splitlines()
+
+
+@pytest.mark.parametrize("overlay", ["enforce", "descheduler", "any-scheduler"])
+async def test_the_documented_uninstall_leaves_nothing_of_any_overlay(kubectl: Kubectl, overlay: str) -> None:
     assert await names(kubectl) == set()
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "left"}}
-    await admin.create(NODES, body, Node)
-    try:
-        await kubectl("apply", "--server-side", "-k", str(DEFAULT))
-        assert "daemonset.apps/netaware-agent" in await names(kubectl)
-        note = {"metadata": {"annotations": {"netaware.io/agent": "{}"}}}
-        await admin.patch(NODES, "left", note, Node)
-        await kubectl("delete", "--wait=true", "--timeout=60s", "-k", str(DEFAULT))
-        assert await names(kubectl) == set()
-        with pytest.raises(ApiError, match="not found"):
-            await admin.get(NAMESPACES, NAMESPACE, Object)
-        node = await admin.get(NODES, "left", Node)
-        assert node.metadata.annotation("netaware.io/agent") == "{}"
-    finally:
-        await admin.delete(NODES, "left")
+    await kubectl("apply", "--server-side", "-k", str(MANIFESTS / "overlays" / overlay))
+    assert "daemonset.apps/netaware-agent" in await names(kubectl)
+    # What programs do to nodes and pods before is tested on real nodes.
+    for line in (line for line in documented("install", "Uninstall") if line.startswith("kubectl delete")):
+        await kubectl(*shlex.split(line)[1:], "--timeout=60s")
+    assert await names(kubectl) == set()
+
+
+async def test_changing_the_overlay_as_documented_takes_back_rights(
+    kubectl: Kubectl, admin: Client, clean: None
+) -> None:
+    pruning = Kubectl(kubectl.binary, kubectl.kubeconfig, {"KUBECTL_APPLYSET": "true"})
+    namespace, line = documented("upgrade", "With kubectl")
+    controller = f"--as=system:serviceaccount:{NAMESPACE}:netaware-controller"
+
+    async def apply(overlay: str) -> str:
+        words = shlex.split(line.replace("manifests/overlays/default", str(MANIFESTS / "overlays" / overlay)))
+        return await pruning(*words[2:])
+
+    async def may_patch_nodes() -> bool:
+        question = ("auth", "can-i", "patch", "nodes", "--subresource=status", controller)
+        return "yes" in await kubectl(*question, ok_codes=(0, 1))
+
+    async def may_not() -> bool:
+        return not await may_patch_nodes()
+
+    await kubectl(*shlex.split(namespace.replace("manifests", str(MANIFESTS)))[1:])
+    await apply("descheduler")
+    await eventually(may_patch_nodes)
+    # What the programs made is no part of the overlay.
+    results = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "netperf-metrics"}}
+    await admin.create(CONFIGMAPS, results, Object, namespace=NAMESPACE)
+    pruned = [text for text in (await apply("default")).splitlines() if text.endswith("pruned")]
+    assert pruned
+    assert all("netaware-descheduler" in text or "controller-config" in text for text in pruned), pruned
+    await eventually(may_not)
+    await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
+    assert "pruned" not in await apply("default")
+    await kubectl("delete", "--ignore-not-found", "-k", str(MANIFESTS / "overlays" / "default"))

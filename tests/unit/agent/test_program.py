@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from agent import VERSION
 from agent.config import AgentConfig, BandwidthMode, TrafficMode
 from agent.program import run_agent
 from kubekit.waiting import until
 from kubekit.wire import Resource
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
-PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 ALL_PODS = Resource("", "v1", "pods", "Pod", namespaced=False)
 """Pods of every namespace, as the agent asks for those of its node."""
 
@@ -50,7 +47,3 @@ async def test_a_nodes_pods_are_watched_once_whoever_reads_them(
             agent.cancel()
             with suppress(asyncio.CancelledError):
                 await agent
-
-
-def test_an_agent_announces_the_version_of_the_distribution_that_it_is_in() -> None:
-    assert tomllib.loads(PROJECT.read_text())["project"]["version"] == VERSION

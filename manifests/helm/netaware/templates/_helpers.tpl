@@ -1,4 +1,4 @@
-{{- /* Minor version of the cluster's Kubernetes; some providers write "30+". */ -}}
+{{- /* Minor version of the cluster's Kubernetes; some providers write "34+". */ -}}
 {{- define "netaware.minor" -}}
 {{- regexFind "[0-9]+" .Capabilities.KubeVersion.Minor -}}
 {{- end -}}
@@ -22,19 +22,19 @@
 {{- if $image.digest -}}@{{ $image.digest }}{{- else -}}:{{ $tag | default $root.Chart.AppVersion }}{{- end -}}
 {{- end -}}
 
-{{- /* kube-scheduler has /livez and /readyz from 1.31 on. */ -}}
-{{- define "netaware.schedulerProbe" -}}
-{{- if le (include "netaware.minor" (index . 0) | int) 30 -}}/healthz{{- else -}}/{{ index . 1 }}{{- end -}}
+{{- /* A shipped file as it is, or with values laid over it: (list . "files/agent.yaml" .Values.agent.config). */ -}}
+{{- define "netaware.file" -}}
+{{- $shipped := (index . 0).Files.Get (index . 1) -}}
+{{- if index . 2 -}}{{- toYaml (mergeOverwrite (fromYaml $shipped) (index . 2)) -}}{{- else -}}{{- $shipped -}}{{- end -}}
 {{- end -}}
 
-{{- /* ControllerConfiguration: the shipped file as it is, or with controller.config laid over it. */ -}}
-{{- define "netaware.controllerConfig" -}}
-{{- $shipped := .Files.Get (ternary "files/descheduler.yaml" "files/controller.yaml" .Values.descheduler.enabled) -}}
-{{- if .Values.controller.config -}}
-{{- toYaml (mergeOverwrite (fromYaml $shipped) .Values.controller.config) -}}
-{{- else -}}
-{{- $shipped -}}
+{{- define "netaware.agentConfig" -}}
+{{- include "netaware.file" (list . "files/agent.yaml" .Values.agent.config) -}}
 {{- end -}}
+
+{{- define "netaware.controllerConfig" -}}
+{{- $file := ternary "files/descheduler.yaml" "files/controller.yaml" .Values.descheduler.enabled -}}
+{{- include "netaware.file" (list . $file .Values.controller.config) -}}
 {{- end -}}
 
 {{- define "netaware.schedulerConfig" -}}
@@ -47,6 +47,10 @@
 {{- $name := index . 0 -}}
 {{- $hex := dict "data" (dict (index . 1) (index . 2)) "kind" "ConfigMap" "name" "" | toJson | sha256sum | trunc 10 -}}
 {{- printf "%s-%s" $name ($hex | replace "0" "g" | replace "1" "h" | replace "3" "k" | replace "a" "m" | replace "e" "t") -}}
+{{- end -}}
+
+{{- define "netaware.agentConfigName" -}}
+{{- include "netaware.hashed" (list "netaware-agent-config" "config.yaml" (include "netaware.agentConfig" .)) -}}
 {{- end -}}
 
 {{- define "netaware.controllerConfigName" -}}
