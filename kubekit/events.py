@@ -116,9 +116,11 @@ class EventRecorder:
         known = self._written.get(key)
         if known is not None:
             known.count += 1
-            if event.at - known.written_at >= _SERIES_EVERY_S and await self._repeat(known, event):
+            if event.at - known.written_at < _SERIES_EVERY_S:
+                return
+            if await self._repeat(known, event):
                 known.written_at = event.at
-            return
+                return
         name = f"{event.about.name[:200]}.{time.time_ns():x}"
         namespace = event.about.namespace or "default"
         await self._client.create(EVENTS, self._body(event, name, namespace), Object, namespace=namespace)
@@ -127,14 +129,14 @@ class EventRecorder:
             self._written.popitem(last=False)
 
     async def _repeat(self, known: _Written, event: _Pending) -> bool:
+        """Whether the event was still there to be raised."""
         series = {"count": known.count, "lastObservedTime": format_time(event.at, micro=True)}
         try:
             await self._client.patch(
                 EVENTS, known.name, {"series": series}, Object, kind=MERGE_PATCH, namespace=known.namespace
             )
         except ApiError as error:
-            if error.not_found:  # expired after an hour: the series starts anew
-                self._written.pop((event.about, event.reason, event.note), None)
+            if error.not_found:  # the server keeps events for an hour
                 return False
             raise
         return True

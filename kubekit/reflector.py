@@ -451,7 +451,7 @@ class Selected(_Held[T]):
         super().__init__()
         self._whole: Mirror[Any] = whole
         self._select: Callable[[Any], T | None] = select
-        whole.subscribe(self._take)
+        follow(whole, self._take)
 
     @property
     def synced(self) -> asyncio.Event:

@@ -269,8 +269,8 @@ CUSTOM_RESOURCE_DEFINITIONS = Resource(
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Namespace and name of `ObjectMeta.key`."""
-    namespace, _, name = key.partition("/")
+    """Namespace, empty for objects without one, and name of `ObjectMeta.key`."""
+    namespace, _, name = key.rpartition("/")
     return namespace, name
 
 

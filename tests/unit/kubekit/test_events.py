@@ -22,7 +22,7 @@ class SimulatedApiServer:
     def __init__(self) -> None:
         self.created: list[dict[str, Any]] = []
         self.patched: list[dict[str, Any]] = []
-        self.refuse = False
+        self.refuse = self.expired = False
         self.server = Server("127.0.0.1:0", registry=CollectorRegistry())
         base = "/apis/events.k8s.io/v1/namespaces/shop/events"
         self.server.app.router.add_post(base, self._create)
@@ -35,6 +35,8 @@ class SimulatedApiServer:
         return web.json_response(self.created[-1], status=201)
 
     async def _patch(self, request: web.Request) -> web.Response:
+        if self.expired:
+            return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
         self.patched.append(await request.json())
         return web.json_response({"metadata": {"name": request.match_info["name"]}})
 
@@ -68,6 +70,19 @@ async def test_an_event_and_its_repetition() -> None:
     assert (event["type"], event["reason"], event["note"]) == ("Warning", "LimitNotEnforced", "no TBF on veth1")
     assert len(api.created) == 1
     assert [p["series"]["count"] for p in api.patched] == [3]
+
+
+async def test_an_event_that_the_server_has_expired_is_created_anew_at_once() -> None:
+    api, now, registry = SimulatedApiServer(), [1000.0], CollectorRegistry()
+    async with api.server.running() as address, Client(ClusterConfig(f"http://{address}")) as client:
+        recorder = EventRecorder(client, component="netaware", instance="n1", registry=registry, clock=lambda: now[0])
+        task = asyncio.create_task(recorder.run())
+        api.expired = True
+        for count in (1, 2, 3):
+            recorder.warning(POD, "LimitNotEnforced", "no TBF on veth1")
+            await settle(lambda count=count: len(api.created) == count)
+            now[0] += 7200
+        task.cancel()
 
 
 async def test_refused_events_are_counted_and_the_next_is_sent() -> None:

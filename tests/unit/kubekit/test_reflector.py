@@ -247,6 +247,8 @@ async def test_a_transformed_mirror_holds_what_was_made_of_objects_and_tells_onl
             await until(lambda: "kept" not in lengths.items)
             assert changes == [("kept", None, "1"), ("unread", None, "x"), ("kept", "1", None)]
             assert (dict(part.items), part.synced.is_set()) == ({}, True)
+            late: Selected[str] = Selected(lengths, lambda value: value)
+            assert (dict(late.items), late.synced.is_set()) == ({"unread": "x"}, True)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
