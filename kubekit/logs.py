@@ -12,6 +12,8 @@ import sys
 import time
 from typing import IO
 
+from kubekit.text import escape_controls, printable
+
 _RESERVED = ("\\", '"', "=", " ", "\n", "\t")
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -103,13 +105,13 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return escape_controls(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {k}={_quoted(v)}" for k, v in _fields_of(record).items())
-        head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {record.getMessage()}{fields}"
+        head = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.name}: {printable(record.getMessage())}{fields}"
         return head + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
@@ -119,4 +121,5 @@ def _timestamp(unix_s: float) -> str:
 
 def _quoted(value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in _RESERVED) else text
+    quoted = not text or not text.isprintable() or any(c in text for c in _RESERVED)
+    return escape_controls(json.dumps(text, ensure_ascii=False)) if quoted else text

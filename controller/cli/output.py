@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import yaml
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 
 from controller.cli.command import Row
+from kubekit.text import escape_controls, mask_controls
 
 if TYPE_CHECKING:
     from io import TextIOBase
@@ -42,9 +44,11 @@ class Screen:
     def print_table(self, content: RenderableType) -> None:
         """For a person; replaces the last answer while watching on a terminal."""
         if isinstance(content, str):
-            # Text for another program, such as YAML: as it is.
-            sys.stdout.write(content)
-        elif self._live is not None:
+            # Text for another program, such as YAML, in which there are none.
+            sys.stdout.write(mask_controls(content))
+            return
+        content = _Masked(content)
+        if self._live is not None:
             self._live.update(content, refresh=True)
         elif self._console.is_terminal:
             self._console.print(content, highlight=False)
@@ -59,26 +63,28 @@ class Screen:
         plain = msgspec.to_builtins(answer)
         if format_ == "yaml":
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
-            sys.stdout.write(f"---\n{text}" if lines else text)
+            sys.stdout.write(mask_controls(f"---\n{text}" if lines else text))
         else:
             data = msgspec.json.encode(plain)
-            sys.stdout.write((data if lines else msgspec.json.format(data, indent=2)).decode() + "\n")
+            sys.stdout.write(escape_controls((data if lines else msgspec.json.format(data, indent=2)).decode()) + "\n")
         sys.stdout.flush()
 
     def print_csv(self, header: Sequence[str], rows: Iterable[Row]) -> None:
         """RFC 4180 with a header; an unknown value is empty."""
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(header)
-        writer.writerows(["" if value is None else value for value in row] for row in rows)
+        for row in rows:
+            cells = ("" if value is None else value for value in row)
+            writer.writerow([mask_controls(cell) if isinstance(cell, str) else cell for cell in cells])
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
         """What is missing from the answer, on standard error."""
-        self._errors.print(f"note: {_shown(text)}", style="dim", highlight=False, markup=False)
+        self._errors.print(f"note: {mask_controls(text)}", style="dim", highlight=False, markup=False)
 
     def say(self, text: str) -> None:
         """A line on standard error."""
-        self._errors.print(_shown(text), highlight=False, markup=False)
+        self._errors.print(mask_controls(text), highlight=False, markup=False)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,9 +100,15 @@ class Screen:
                 self._live = None
 
 
-def _shown(text: str) -> str:
-    """Text without control characters: names in it may be anybody's, and a terminal obeys what it prints."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+class _Masked:
+    """Something to print without the control characters of what it holds: names in it may be anybody's, and a terminal obeys."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self._content, options):
+            yield segment if segment.control else Segment(mask_controls(segment.text), segment.style)
 
 
 def open_screen(options: argparse.Namespace, stream: TextIOBase | None = None) -> Screen:

@@ -31,6 +31,7 @@ from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Drift, Placing, Proposal, Wish, drift_of, propose
 from kubekit.errors import ConfigError
+from kubekit.text import command
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
@@ -227,8 +228,7 @@ def _manifests(proposals: Sequence[Proposal]) -> str:
     text = yaml.safe_dump_all([p.manifest for p in proposals], sort_keys=False, allow_unicode=True, width=120)
     for proposal in proposals:
         for kind, name, patch in proposal.patches:
-            words = msgspec.json.encode(patch).decode()
-            text += f"# kubectl patch -n {proposal.namespace} {kind.lower()} {name} -p '{words}'\n"
+            text += f"# {command('kubectl patch -n {} {} {} -p {}', proposal.namespace, kind.lower(), name, patch)}\n"
     return text
 
 

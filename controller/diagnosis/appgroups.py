@@ -11,8 +11,9 @@ from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.reading import seconds
 from controller.groups.order import ALGORITHMS, order
-from controller.groups.status import ADMITTED, COMPLETE, COSTS_MET
+from controller.groups.status import ADMITTED, COMPLETE, COSTS_MET, consent_command
 from kubekit.conditions import find
+from kubekit.text import command
 from kubekit.wire import Condition
 
 PATIENCE_S = 300.0
@@ -57,15 +58,15 @@ def _spec(group: AppGroup) -> Iterator[Finding]:
 
 
 def _edit(group: AppGroup) -> str:
-    return f"kubectl -n {group.metadata.namespace} edit appgroup {group.metadata.name}"
+    return command("kubectl -n {} edit appgroup {}", group.metadata.namespace, group.metadata.name)
 
 
 def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[Finding]:
     meta, wanted = group.metadata, group.spec.num_members
     if count > wanted > 0:
         what = f"AppGroup {meta.key} has {count} pods, and numMembers says {wanted}"
-        patch = f'--type=merge -p \'{{"spec":{{"numMembers":{count}}}}}\''
-        raise_it = f"kubectl -n {meta.namespace} patch appgroup {meta.name} {patch}"
+        patch = {"spec": {"numMembers": count}}
+        raise_it = command("kubectl -n {} patch appgroup {} --type=merge -p {}", meta.namespace, meta.name, patch)
         yield Finding("members-exceeded", "info", what, hurts=(meta.key,), do=(raise_it,))
     found = find(group.status.conditions, COMPLETE)
     since = seconds(found.last_transition_time) if found is not None and found.status == "False" else None
@@ -74,11 +75,19 @@ def _members(group: AppGroup, count: int, waiting: int, now: float) -> Iterator[
     what = f"AppGroup {meta.key}: {wanted - count} of {wanted} pods were never made"
     because = ("a Deployment that is missing or scaled down, a ResourceQuota, or a webhook that refuses them",)
     do = (
-        f"kubectl -n {meta.namespace} get events --field-selector reason=FailedCreate",
-        f"kubectl -n {meta.namespace} get deployments,statefulsets,resourcequotas",
+        command("kubectl -n {} get events --field-selector reason=FailedCreate", meta.namespace),
+        command("kubectl -n {} get deployments,statefulsets,resourcequotas", meta.namespace),
         "raise the quota, scale the Deployment, or correct what refuses them",
     )
     yield Finding("members-missing", "warning", what, because, since, (meta.key,), do)
+
+
+def _consents(group: AppGroup, refused: Condition) -> tuple[str, ...]:
+    """What lets the group into those namespaces of its spec that its condition names."""
+    home, said = group.metadata.namespace, set(refused.message.replace(",", " ").split())
+    named = {item.workload.namespace for item in group.spec.workloads or ()} - {"", home}
+    found = tuple(consent_command(namespace, home) for namespace in sorted(named & said))
+    return found or (command("kubectl -n {} describe appgroup {}", home, group.metadata.name),)
 
 
 def _said(group: AppGroup, places: Collection[str]) -> Iterator[Finding]:
@@ -91,13 +100,11 @@ def _said(group: AppGroup, places: Collection[str]) -> Iterator[Finding]:
 
     refused = find(group.status.conditions, ADMITTED)
     if refused is not None and refused.status == "False":
-        describe = f"kubectl -n {meta.namespace} describe appgroup {meta.name}"
-        _, _, command = refused.message.partition("for example: ")
-        yield finding(refused, "no-consent", "other namespaces keep their pods from it", (command or describe,))
+        yield finding(refused, "no-consent", "other namespaces keep their pods from it", _consents(group, refused))
     costs = find(group.status.conditions, COSTS_MET)
     if costs is not None and costs.status == "False" and not any(place in costs.message for place in places):
         do = (
-            f"kubectl netaware graph {meta.name} -n {meta.namespace}",
+            command("kubectl netaware graph {} -n {}", meta.name, meta.namespace),
             f"let the overlay descheduler move its pods, or raise maxNetworkCost: {_edit(group)}",
         )
         yield finding(

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from kubekit.text import printable
+
 Severity = Literal["critical", "warning", "info"]
 _CENTRAL = frozenset({"controller-down", "no-leader", "scheduler-down", "extender-down"})
 STOPS_ALL = _CENTRAL | {"not-installed", "agents-gone", "no-plan", "no-topology"}
@@ -40,11 +42,6 @@ class Finding(msgspec.Struct, frozen=True):
     alert: str = ""
 
 
-def printable(text: str) -> str:
-    """In one line, without control characters: parts of it are anybody's words, and a terminal would obey them."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
-
-
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Worst first; of equals our own central programs, since without them nothing else mends, then those that hurt most."""
     return tuple(
@@ -56,5 +53,5 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _plain(finding: Finding) -> Finding:
-    because, do = (tuple(map(printable, texts)) for texts in (finding.because, finding.do))
-    return msgspec.structs.replace(finding, what=printable(finding.what), because=because, do=do)
+    because, do, hurts = (tuple(map(printable, texts)) for texts in (finding.because, finding.do, finding.hurts))
+    return msgspec.structs.replace(finding, what=printable(finding.what), because=because, do=do, hurts=hurts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -10,6 +9,7 @@ from collections.abc import Collection, Iterator
 from controller.diagnosis.facts import AgentFact, Facts
 from controller.diagnosis.findings import MOST_HURT, Finding, Severity
 from controller.diagnosis.reading import seconds
+from kubekit.text import command
 from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
@@ -32,7 +32,7 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "BadCostPolicy": (
         "warning",
         "its costPolicy makes no sense",
-        (_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p '{defaults}'"),
+        (_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {defaults}"),
         "",
     ),
     "ResultsMissing": ("warning", "a ConfigMap of results is missing", (_TOPOLOGY,), "NetawareMeasurementsStale"),
@@ -115,7 +115,7 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
     versions = sorted({agent.version for agent in facts.agents if agent.state == "up" and agent.version})
     if len(versions) > 1:
         what = f"agents of {len(versions)} versions run: {', '.join(versions)}"
-        do = (f"kubectl -n {facts.home} rollout status daemonset/{AGENT}", _all_agents_anew(facts))
+        do = (command(f"kubectl -n {{}} rollout status daemonset/{AGENT}", facts.home), _all_agents_anew(facts))
         yield Finding("versions-mixed", "info", what, do=do)
 
 
@@ -130,18 +130,16 @@ def _why_silent(agent: AgentFact, facts: Facts) -> str:
 
 
 def _new_agents(facts: Facts, nodes: list[str]) -> tuple[str, ...]:
-    of_node = f"get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={nodes[0]}"
-    look = (
-        f"kubectl -n {facts.home} {of_node} -o wide",
-        f"kubectl -n {facts.home} logs --tail=50 $(kubectl -n {facts.home} {of_node} -o name)",
-    )
+    of_node = f"kubectl -n {{home}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
+    lines = (f"{of_node} -o wide", f"kubectl -n {{home}} logs --tail=50 $({of_node} -o name)")
+    look = tuple(command(line, home=facts.home, node=nodes[0]) for line in lines)
     if len(nodes) > _FEW:
         return *look, _all_agents_anew(facts)
-    return *look, *(_NEW_AGENT.format(home=facts.home, node=node) for node in nodes)
+    return *look, *(command(_NEW_AGENT, home=facts.home, node=node) for node in nodes)
 
 
 def _all_agents_anew(facts: Facts) -> str:
-    return f"kubectl -n {facts.home} rollout restart daemonset/{AGENT}"
+    return command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.home)
 
 
 def _no_agents(facts: Facts, by_zone: dict[str, list[tuple[str, str]]]) -> Finding:
@@ -149,8 +147,8 @@ def _no_agents(facts: Facts, by_zone: dict[str, list[tuple[str, str]]]) -> Findi
     because = tuple(f"{node}: {why}" for node, why in nodes[:3])
     what = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
     do = (
-        f"kubectl -n {facts.home} describe daemonset {AGENT}",
-        f"kubectl -n {facts.home} get pods -l {AGENT_POD_SELECTOR} -o wide",
+        command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.home),
+        command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.home),
         _all_agents_anew(facts),
     )
     zones = tuple(sorted(by_zone))
@@ -166,7 +164,7 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
     """
     if not facts.has_topology:
         what = "there is no NetworkTopology, so no costs can be written"
-        restart = f"kubectl -n {facts.home} rollout restart deployment/{CONTROLLER}"
+        restart = command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home)
         because = ("the leader makes nt-default when it starts, where bootstrap.networkTopology names it",)
         yield Finding("no-topology", "critical", what, because, do=(restart,), alert="NetawareCostsMissing")
         return
@@ -175,7 +173,7 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
         what = f"zones {one} and {other} cannot reach each other"
         because = ("probes between them fail from more than one node",)
         do = (
-            f"kubectl netaware latency {one} {other}",
+            command("kubectl netaware latency {} {}", one, other),
             f"{_PORTS} between their nodes, or correct the path",
         )
         alert = "NetawareZonePairUnreachable"
@@ -184,7 +182,7 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
     if facts.interval_s is None and len(working) > 1:
         what = "nobody is told what to measure: there is no probe plan"
         look = (
-            f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50 | grep -i plan",
+            command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.home),
             "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY",
         )
         yield Finding(
@@ -206,11 +204,11 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
         yield Finding("pairs-unmeasured", "warning", what, (), None, names[:MOST_HURT], see, alert)
 
 
-def _defaults(message: str) -> str:
+def _defaults(message: str) -> dict[str, object]:
     """A merge patch that gives up the field of costPolicy that a message names, or all of them where it names none."""
     named = _POLICY_FIELD.search(message)
     fields = dict.fromkeys(_AGREE.get(named[1], (named[1],))) if named else None
-    return json.dumps({"spec": {"costPolicy": fields}}, separators=(",", ":"))
+    return {"spec": {"costPolicy": fields}}
 
 
 def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
@@ -228,7 +226,7 @@ def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
             # The message names them; where it does not, as a stranger's may, somebody has to choose.
             named = [word for word in _WORDS.findall(found.message) if word in facts.nodes] or ["NODE"]
             words_of = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(found.message)}
-            lines = tuple(line.format(node=named[0], nodes=" ".join(named), **words_of) for line in do)
+            lines = tuple(command(line, node=named[0], nodes=named, **words_of) for line in do)
             yield Finding(
                 f"topology-{found.reason}",
                 severity,

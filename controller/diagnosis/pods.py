@@ -12,11 +12,12 @@ from controller.cluster.eligibility import is_choosy
 from controller.cluster.pods import GATE, serves
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact
-from controller.diagnosis.findings import MOST_HURT, Finding, printable
+from controller.diagnosis.findings import MOST_HURT, Finding
 from controller.diagnosis.reading import seconds
 from controller.diagnosis.unschedulable import ROLLED_OUT, Surveys, obstacle_of, said_of, spot
 from controller.groups.status import ADMITTED
 from kubekit.conditions import find
+from kubekit.text import command, printable
 from kubekit.wire import FINISHED, split_key
 from netperf.contract import SCHEDULER
 
@@ -36,7 +37,7 @@ SOON_S, PATIENCE_S, LONG_S = 20.0, 60.0, 600.0
 """What a scheduler's answer takes at most while all is well, and behind a gate; what no configuration of gates means to take."""
 _ALONE = "placed as if it were of no AppGroup"
 _TAKEN_FOR_STRANGERS = "placed as pods of no AppGroup: what they call, and who calls them, counts for nothing"
-_OPEN = '[{"op": "remove", "path": "/spec/schedulingGates"}]'
+_OPEN = [{"op": "remove", "path": "/spec/schedulingGates"}]
 
 
 class PodVerdict(msgspec.Struct, frozen=True):
@@ -64,7 +65,7 @@ def judge_pod(pod: PodFact, facts: Facts, *, leads: bool = True) -> PodVerdict:
         facts: of the same moment.
         leads: whether some controller leads, as `diagnose` finds it.
     """
-    describe = f"kubectl -n {pod.namespace} describe pod {pod.name}"
+    describe = command("kubectl -n {} describe pod {}", pod.namespace, pod.name)
     if not pod.waits:
         return _settled(pod, facts, describe)
     if pod.gates:
@@ -135,7 +136,7 @@ def _by_key(facts: Facts) -> dict[str, AppGroup]:
 
 def _on_group(verb: str, key: str) -> str:
     namespace, name = split_key(key)
-    return f"kubectl -n {namespace} {verb} appgroup {name}"
+    return command("kubectl -n {} {} appgroup {}", namespace, verb, name)
 
 
 def unknown_workload(pod: PodFact, groups: Mapping[str, AppGroup]) -> str:
@@ -162,7 +163,7 @@ def _fix_label(pod: PodFact) -> tuple[str, ...]:
     correct = f"correct the labels {APPGROUP_LABEL} and {WORKLOAD_LABEL} in its template"
     if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
         return look, correct
-    return look, f"{correct}: kubectl -n {pod.namespace} edit {pod.owner[0].lower()} {pod.owner[1]}"
+    return look, f"{correct}: {command('kubectl -n {} edit {} {}', pod.namespace, pod.owner[0].lower(), pod.owner[1])}"
 
 
 def held_by(pod: PodFact, surveys: Surveys) -> tuple[str, ...]:
@@ -272,7 +273,7 @@ def _at_foreign_gates(facts: Facts) -> Iterator[Finding]:
             by_gates[foreign].append(pod)
     for gates, pods in sorted(by_gates.items()):
         what = f"{_counted(pods)}: waiting at {', '.join(gates)}, which somebody else opens"
-        do = (f"kubectl -n {pods[0].namespace} describe pod {pods[0].name}", "ask whoever sets this gate")
+        do = (command("kubectl -n {} describe pod {}", pods[0].namespace, pods[0].name), "ask whoever sets this gate")
         yield Finding("foreign-gate", "warning", what, (), _oldest(pods), _names(pods), do)
 
 
@@ -312,8 +313,8 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
         do: tuple[str, ...] = (f"{_take_ours(facts)}, if {name} is none that you run",)
         if name in facts.our_schedulers:
             do = (
-                f"kubectl -n {facts.home} logs deployment/{SCHEDULER} --all-containers --tail=50",
-                f"kubectl -n {facts.home} rollout restart deployment/{SCHEDULER}",
+                command(f"kubectl -n {{}} logs deployment/{SCHEDULER} --all-containers --tail=50", facts.home),
+                command(f"kubectl -n {{}} rollout restart deployment/{SCHEDULER}", facts.home),
             )
         alert = "NetawareSchedulerDown" if name in facts.our_schedulers else ""
         yield Finding("nobody-schedules", "warning", what, (), _oldest(pods), _names(pods), do, alert)
@@ -339,11 +340,11 @@ def _gated_too_long(facts: Facts, blamed: set[str]) -> Iterator[Finding]:
         if pod.waits and pod.gates == (GATE,) and old and pod.key not in blamed and not unknown_workload(pod, groups):
             by_group[pod.namespace, pod.group_key].append(pod)
     for (namespace, key), pods in sorted(by_group.items()):
-        names = " ".join(pod.name for pod in pods[:MOST_HURT])
+        names = [pod.name for pod in pods[:MOST_HURT]]
         do = (
             _on_group("describe", key),
-            f"kubectl netaware explain pod {pods[0].name} -n {namespace}",
-            f"kubectl -n {namespace} patch pods {names} --type=json -p '{_OPEN}'",
+            command("kubectl netaware explain pod {} -n {}", pods[0].name, namespace),
+            command("kubectl -n {} patch pods {} --type=json -p {}", namespace, names, _OPEN),
         )
         what = f"{len(pods)} pods of AppGroup {key} have waited at their gate for more than {LONG_S / 60:.0f} min"
         yield Finding(

@@ -8,6 +8,7 @@ from controller.cluster.pods import GATE, GroupPodSpec
 from controller.diagnosis.facts import Facts, LeaseFact, Program, ProgramPod
 from controller.diagnosis.findings import MOST_HURT, Finding
 from controller.diagnosis.unschedulable import Surveys, obstacle_in
+from kubekit.text import command
 from netperf.contract import CONTROLLER, SCHEDULER
 
 LEASE_SLACK_S = 5.0
@@ -48,7 +49,7 @@ def find_programs(facts: Facts) -> Iterator[Finding]:
         what = "the controller says that it does not see the cluster as it is"
         do = (
             "kubectl get --raw='/readyz?verbose'",
-            f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50",
+            command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
             _grant_or_open(around.complaints),
         )
         yield Finding("controller-blind", "warning", what, around.complaints[:3], do=do)
@@ -62,8 +63,8 @@ def _no_leader(facts: Facts, age_s: float, hurts: tuple[str, ...]) -> Finding:
     else:
         because = f"the Lease {CONTROLLER} was last renewed {age_s:.0f} s ago by {holder or 'nobody'}"
     do = (
-        f"kubectl -n {facts.home} logs deployment/{CONTROLLER} --tail=50",
-        f"kubectl -n {facts.home} rollout restart deployment/{CONTROLLER}",
+        command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
+        command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
     )
     what = f"no controller leads: {_EFFECTS['controller']}"
     since = facts.now - age_s
@@ -99,11 +100,11 @@ def _program_down(
         # Beside one that says what is wrong, another that is only being made says nothing.
         worst = min(pods, key=lambda pod: pod.why in _BEING_MADE)
         templates = sorted({pod.template for pod in pods if pod.template and pod.why and pod.why not in _BEING_MADE})
-        do = (f"kubectl -n {facts.home} describe pod {worst.name}", *_ends(facts, worst, name, templates))
+        do = (command("kubectl -n {} describe pod {}", facts.home, worst.name), *_ends(facts, worst, name, templates))
     else:
         do = (
-            f"kubectl -n {facts.home} describe deployment/{name}",
-            f"kubectl -n {facts.home} scale deployment/{name} --replicas=2",
+            command("kubectl -n {} describe deployment/{}", facts.home, name),
+            command("kubectl -n {} scale deployment/{} --replicas=2", facts.home, name),
         )
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
     what = f"no {program} is ready: {_EFFECTS[program]}"
@@ -121,15 +122,18 @@ def _ends(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) ->
     """
     if not pod.node:
         return obstacle_in(pod.why, pod.name, facts.home, "", Surveys(facts.nodes).of(GroupPodSpec())).do
-    logs = f"kubectl -n {facts.home} logs {pod.name} --all-containers --tail=50"
+    logs = command("kubectl -n {} logs {} --all-containers --tail=50", facts.home, pod.name)
     if not pod.why:
-        return logs, f"kubectl -n {facts.home} rollout restart deployment/{name}"
+        return logs, command("kubectl -n {} rollout restart deployment/{}", facts.home, name)
     if pod.why in _BEING_MADE:
-        wait = f"kubectl -n {facts.home} rollout status deployment/{name} --timeout=60s"
+        wait = command("kubectl -n {} rollout status deployment/{} --timeout=60s", facts.home, name)
         return wait, "correct what its events name, where it does not start"
-    undo = f"kubectl -n {facts.home} rollout undo deployment/{name}"
+    undo = command("kubectl -n {} rollout undo deployment/{}", facts.home, name)
     if templates:
-        undo += f" --to-revision=$({_LATEST_REVISION.format(home=facts.home, name=name, not_in=','.join(templates))})"
+        # Several hashes are one argument of the selector.
+        revisions = command("{}", templates).replace(" ", ",")
+        latest = command(_LATEST_REVISION, home=facts.home, name=name, not_in="NOT_IN").replace("NOT_IN", revisions)
+        undo += f" --to-revision=$({latest})"
     correct = "correct your overlay and apply it, where no earlier version ran"
     return (undo, correct) if "Image" in pod.why else (logs, undo, correct)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,6 +12,7 @@ import msgspec
 from controller.cluster.eligibility import UNSCHEDULABLE, first_unborne, may_run_on
 from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
+from kubekit.text import command
 from kubekit.wire import Taint, split_key
 from netperf.contract import CAPACITY_ANNOTATION
 
@@ -219,7 +218,7 @@ def _past(taint: Taint, pod: PodFact) -> tuple[str, ...]:
     kept = [msgspec.to_builtins(t) for t in pod.spec.tolerations or () if not t.key.startswith(_BY_KUBERNETES)]
     body = [{"op": "add", "path": "/spec/template/spec/tolerations", "value": [*kept, wanted]}]
     kind, name = pod.owner
-    return (f"kubectl -n {pod.namespace} patch {kind.lower()} {name} --type=json -p {shlex.quote(json.dumps(body))}",)
+    return (command("kubectl -n {} patch {} {} --type=json -p {}", pod.namespace, kind.lower(), name, body),)
 
 
 @lru_cache(maxsize=1024)
@@ -243,6 +242,6 @@ def obstacle_in(said: str, pod: str, namespace: str, group: str, ground: Ground)
     """The obstacle by the scheduler's words; ``group`` is the key of the pod's AppGroup, empty for none."""
     home, name = split_key(group)
     found = spot(said)
-    named = " ".join(ground.cordoned[:NAMED_NODES]) or "NODE"
+    named = ground.cordoned[:NAMED_NODES] or "NODE"
     words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": named}
-    return msgspec.structs.replace(found, do=tuple(line.format(**words) for line in found.do))
+    return msgspec.structs.replace(found, do=tuple(command(line, **words) for line in found.do))

@@ -24,6 +24,7 @@ from controller.cluster.resources import (
 from controller.cluster.services import Routing, ServiceIndex
 from controller.groups.order import ALGORITHMS, FALLBACK, Order, order
 from kubekit.conditions import condition, find, merge
+from kubekit.text import command
 from kubekit.wire import Condition, format_time, parse_time
 
 ORDERED, COMPLETE, COSTS_MET, SPEC_VALID = "Ordered", "Complete", "CostsMet", "SpecValid"
@@ -182,6 +183,11 @@ def plan_status(group: AppGroup, facts: GroupFacts, now: float, *, more: Sequenc
     )
 
 
+def consent_command(namespace: str, home: str) -> str:
+    """What a namespace's owner pastes so that groups of ``home`` may have its pods."""
+    return command(f"kubectl label namespace {{}} {CONSENT_LABEL}={{}}", namespace, home)
+
+
 def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
     """Whether the namespaces that a group's workloads name let it have their pods; None where it names no other.
 
@@ -192,10 +198,9 @@ def admitted(group: AppGroup, refused_by: Sequence[str]) -> Condition | None:
     home, generation = group.metadata.namespace, group.metadata.generation
     named = {w.workload.namespace for w in group.spec.workloads or ()} - {"", home}
     if refused_by:
-        one = refused_by[0]
         message = (
             f"pods of {', '.join(refused_by[:SHOWN])} are not the group's: these namespaces do not let groups of {home} "
-            f"in; whoever owns them may say so, for example: kubectl label namespace {one} {CONSENT_LABEL}={home}"
+            f"in; whoever owns them may say so, for example: {consent_command(refused_by[0], home)}"
         )
         return condition(ADMITTED, holds=False, reason="NoConsent", message=message, generation=generation)
     if not named and find(group.status.conditions, ADMITTED) is None:

@@ -393,7 +393,11 @@ SITUATIONS: tuple[Situation, ...] = (
                             "NoConsent",
                             "pods of other are not the group's; for example: kubectl label namespace other netaware.io/groups-from=web",
                         )
-                    ]
+                    ],
+                    workloads=[
+                        {"workload": {"name": "front", "selector": "front", "namespace": "other"}},
+                        {"workload": {"name": "cart", "selector": "cart"}},
+                    ],
                 ),
             )
         ),
@@ -501,7 +505,7 @@ SITUATIONS: tuple[Situation, ...] = (
         ),
         "no-node-taint",
         "tolerates the taints of none of 4 nodes",
-        '"op": "add", "path": "/spec/template/spec/tolerations"',
+        '"op":"add","path":"/spec/template/spec/tolerations"',
         "a pool for GPUs alone",
     ),
     Situation(

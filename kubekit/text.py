@@ -1,0 +1,46 @@
+"""Texts that hold anybody's words: command lines to paste, and what a terminal shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?")
+UNSAFE_NAME = "NAME"
+"""Stands in a command line for what is no name; words in capitals are for the reader to fill in."""
+
+
+def command(template: str, *values: object, **named: object) -> str:
+    """A command line to paste: ``template`` is ours, what is put into it may be anybody's.
+
+    What is put in are texts that are names of Kubernetes objects, or else become `UNSAFE_NAME`; sequences of such; mappings and
+    sequences of mappings, which become one quoted word of JSON.
+    """
+    return template.format(*map(_word, values), **{key: _word(value) for key, value in named.items()})
+
+
+def _word(value: object) -> str:
+    if isinstance(value, str):
+        return value if _NAME.fullmatch(value) else UNSAFE_NAME
+    if isinstance(value, Mapping) or (isinstance(value, Sequence) and any(isinstance(v, Mapping) for v in value)):
+        return shlex.quote(json.dumps(value, separators=(",", ":")))
+    if isinstance(value, Sequence):
+        return " ".join(_word(item) for item in value)
+    return str(int(value)) if isinstance(value, int) else UNSAFE_NAME
+
+
+def printable(text: str) -> str:
+    """In one line, without control characters: a terminal would obey them."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def mask_controls(text: str) -> str:
+    """The same in as many lines as it has."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def escape_controls(data: str) -> str:
+    """JSON whose control and format characters are escaped, those included that JSON allows."""
+    return data if data.isascii() else "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in data)
