@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
-from netperf.belief import Belief, Link, NodePairReading, link_of, weigh_readings
+from netperf.consensus import Consensus, Link, NodePairReading, find_consensus, link_of
 from netperf.histogram import rank_of
 from netperf.latencies import Latencies, ZonePair, two_figures
+from netperf.levels import window_runs
 from netperf.memory import (
     INFERRED_ERROR,
     CostState,
@@ -24,7 +25,6 @@ from netperf.memory import (
     Stream,
     best_stream,
     preference,
-    priced_us,
     worth_us,
 )
 from netperf.policy import GREATEST_COST, LEAST_ZONE_COST, CostPolicy
@@ -37,6 +37,8 @@ DEAD_RUNS = 2
 DEAD_RUNS_ALONE = 3
 """The same where there is but one pair of nodes to ask."""
 STALE_ERROR, LEAST_ERROR_US = 0.1, 5.0
+LASTING = 1.5
+"""Rounds for which readings must contradict each other before anybody is named."""
 
 
 class ZoneCost(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -63,14 +65,14 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs by directed pair of zones and of regions; ``absent`` pairs have none, and must not be written as 0.
 
     Attributes:
-        odd_us: see `Belief`.
-        disputed: links on which one reading stands against one.
+        outliers_us: see `Consensus`; nodes that have been so for longer than a round.
+        disputed: links on which one reporter has stood against one for longer than a round.
     """
 
     zones: dict[ZonePair, ZoneCost]
     regions: dict[ZonePair, int]
     absent: tuple[ZonePair, ...]
-    odd_us: dict[str, float] = {}
+    outliers_us: dict[str, float] = {}
     disputed: frozenset[Link] = frozenset()
 
     def count(self, basis: Basis) -> int:
@@ -97,6 +99,7 @@ class _Known(msgspec.Struct, frozen=True):
     seen_s: float
     error_us: float = 0.0
     readings: int = 0
+    settled: bool = False
 
 
 def price(
@@ -117,13 +120,11 @@ def price(
     pairs = [(a, b) for a in names for b in names if a != b]
     fresh = {p: _fresh(state[p], policy, now_s, stale_s) for p in pairs if p in state}
     dead = {link for link in {link_of(*p) for p in pairs} if _is_dead(link, state, fresh)}
-    verdict = _weigh(fresh, state, dead, policy)
+    verdict = _weigh(fresh, state, dead)
     good = {p: found for p in pairs if (found := _measured(p, fresh, verdict, policy)) is not None}
     alive = [p for p in pairs if link_of(*p) not in dead]
     known = {
-        p: found
-        for p in alive
-        if (found := good.get(p) or _last_good(p, state, policy, fresh, now_s - expire_s)) is not None
+        p: found for p in alive if (found := good.get(p) or _last_good(p, state, fresh, now_s - expire_s)) is not None
     }
     if policy.infer and len(known) < len(alive):
         inferred = infer_us(names, {pair: entry.latency_us for pair, entry in known.items()})
@@ -132,7 +133,7 @@ def price(
             for pair, us in inferred.items()
             if link_of(*pair) not in dead
         }
-    weak = {p: _last_good(p, state, policy, fresh, now_s - expire_s, weak=True) for p in alive if p not in known}
+    weak = {p: _last_good(p, state, fresh, now_s - expire_s, weak=True) for p in alive if p not in known}
     known |= {p: found for p, found in weak.items() if found is not None}
     table: dict[ZonePair, ZoneCost] = {}
     after: CostState = {}
@@ -140,8 +141,9 @@ def price(
         old = state.get(pair, PairState())
         is_dead = link_of(*pair) in dead
         entry, own = known.get(pair), good.get(pair)
-        # The noise of what was measured is no reason to keep what was guessed.
-        in_force = None if old.guessed and own is not None else old.cost
+        # The noise of what was measured is no reason to keep what was guessed, or what the first runs said.
+        settled = own is not None and own.settled
+        in_force = None if (old.guessed and own is not None) or (settled and not old.settled) else old.cost
         cost = None if entry is None else held_cost(in_force, entry.latency_us, entry.deviation_us, policy)
         if is_dead:
             age_s = max(0.0, now_s - old.last_good_s) if old.last_good_us is not None else 0.0
@@ -159,6 +161,7 @@ def price(
             )
         after[pair] = msgspec.structs.replace(
             old,
+            streams=_mark_aside(old.streams, verdict, now_s),
             cost=old.cost if is_dead else cost,
             last_good_us=old.last_good_us if own is None else own.latency_us,
             last_good_s=old.last_good_s if own is None else own.seen_s,
@@ -166,16 +169,25 @@ def price(
             unreachable=is_dead,
             disputed=link_of(*pair) in verdict.disputed,
             weak=old.weak and own is None,
+            settled=old.settled or settled,
             guessed=entry is not None and (entry.basis == "inferred" or (old.guessed and own is None)),
         )
     absent = tuple(pair for pair in pairs if pair not in table)
+    # Nodes write at their own moments: those that have not seen a change yet contradict those that have.
+    aside = {
+        pair: [
+            s for s in entry.streams if s.aside_since_s is not None and now_s - s.aside_since_s > LASTING * interval_s
+        ]
+        for pair, entry in after.items()
+    }
+    lasting = {node for found in aside.values() for s in found for node in (s.origin.node, s.destination.node)}
     return (
         ZoneCosts(
             zones=table,
             regions=region_costs(table, zones, policy),
             absent=absent,
-            odd_us=verdict.odd_us,
-            disputed=verdict.disputed,
+            outliers_us={node: us for node, us in verdict.outliers_us.items() if node in lasting},
+            disputed=verdict.disputed & {link_of(*pair) for pair, found in aside.items() if found},
         ),
         after,
     )
@@ -216,29 +228,32 @@ def _is_dead(link: Link, state: CostState, fresh: Mapping[ZonePair, tuple[Stream
     return all(not f.alive and f.in_a_row >= runs for f in failures)
 
 
-def _weigh(
-    fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead: set[Link], policy: CostPolicy
-) -> Belief:
+def _weigh(fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead: set[Link]) -> Consensus:
     by_link: dict[Link, list[Stream]] = defaultdict(list)
     for pair, streams in fresh.items():
         by_link[link_of(*pair)] += [s for s in streams if s.prober != "external"]
-    readings: list[NodePairReading] = []
-    for link, found in by_link.items():
-        if link in dead or not found:
-            continue
-        # Echo runs read some tens of microseconds more: they are not mixed with what is better.
-        best = min(preference(s) // 2 for s in found)
-        readings += [
-            NodePairReading(s.origin.node, s.destination.node, link, priced_us(s, policy))
-            for s in found
-            if preference(s) // 2 == best
-        ]
-    believed = {link: us for link in by_link if (us := worth_us(state.get(link, PairState()), state.get(link[::-1])))}
-    return weigh_readings(readings, believed, {link for link in by_link if state.get(link, PairState()).disputed})
+    readings = [
+        NodePairReading(s.origin.node, s.destination.node, link, s.level.estimate_us)
+        for link, found in by_link.items()
+        if link not in dead
+        for s in found
+    ]
+    agreed_us = {link: us for link in by_link if (us := worth_us(state.get(link, PairState()), state.get(link[::-1])))}
+    return find_consensus(readings, agreed_us, {link for link in by_link if state.get(link, PairState()).disputed})
+
+
+def _mark_aside(streams: Iterable[Stream], verdict: Consensus, now_s: float) -> tuple[Stream, ...]:
+    """The streams, with since when their readings do not count."""
+    marked: list[Stream] = []
+    for stream in streams:
+        aside = (stream.origin.node, stream.destination.node) in verdict.set_aside
+        since_s = (now_s if stream.aside_since_s is None else stream.aside_since_s) if aside else None
+        marked.append(msgspec.structs.replace(stream, aside_since_s=since_s))
+    return tuple(marked)
 
 
 def _measured(
-    pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Belief, policy: CostPolicy
+    pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Consensus, policy: CostPolicy
 ) -> _Known | None:
     """What the believed readings of both directions agree on (a round trip has both in it), else numbers of others."""
     back = (pair[1], pair[0])
@@ -247,10 +262,10 @@ def _measured(
     both = (*fresh.get(pair, ()), *fresh.get(back, ()))
     if value_us is None:
         own = [s for s in fresh.get(pair, ()) if s.prober == "external"]
-        best = best_stream(own or [s for s in both if s.prober == "external"], policy)
+        best = best_stream(own or [s for s in both if s.prober == "external"])
         if best is None:
             return None
-        us = priced_us(best, policy)
+        us = best.level.estimate_us
         return _Known(us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1)
     measured = [s for s in both if s.prober != "external"]
     deviation_us = min((s.level.deviation_us for s in measured), default=0.0)
@@ -261,14 +276,19 @@ def _measured(
         error_us = max(error_us, INFERRED_ERROR * value_us)
     basis: Basis = "measured" if any(s.prober != "external" for s in fresh.get(pair, ())) else "mirrored"
     return _Known(
-        value_us, deviation_us, basis, max(s.sighting.first_seen_s for s in measured), error_us, len(measured)
+        latency_us=value_us,
+        deviation_us=deviation_us,
+        basis=basis,
+        seen_s=max(s.sighting.first_seen_s for s in measured),
+        error_us=error_us,
+        readings=len(measured),
+        settled=min(s.level.runs for s in measured) >= window_runs(policy),
     )
 
 
 def _last_good(
     pair: ZonePair,
     state: CostState,
-    policy: CostPolicy,
     fresh: Mapping[ZonePair, tuple[Stream, ...]],
     not_before_s: float,
     *,
@@ -288,7 +308,7 @@ def _last_good(
             known.append(_Known(us, 0.0, "stale", there.last_good_s, max(there.error_us, STALE_ERROR * us)))
         # A reader that just started may find samples that are old already.
         known += [
-            _Known(us := priced_us(s, policy), 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
+            _Known(us := s.level.estimate_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
             for s in there.streams
             if (s in fresh.get(direction, ())) == weak
         ]

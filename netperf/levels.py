@@ -64,6 +64,15 @@ def follow(level: Level | None, value_us: float, policy: CostPolicy, expected_us
     return msgspec.structs.replace(level, pending_us=value_us)
 
 
+def correct(level: Level, value_us: float, policy: CostPolicy) -> Level:
+    """The level with its newest run replaced: what is written again within a round is the same run."""
+    if is_far(value_us, level, policy):
+        return msgspec.structs.replace(level, pending_us=value_us)
+    if level.pending_us is not None or not level.recent_us:
+        return msgspec.structs.replace(level, pending_us=None)
+    return _level((*level.recent_us[:-1], value_us), level.runs)
+
+
 def is_far(value_us: float, level: Level, policy: CostPolicy) -> bool:
     """Whether a run is too far from the level to belong to it."""
     noise_us = DEVIATIONS * level.deviation_us if len(level.recent_us) > 2 else 0.0

@@ -8,24 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from netperf.latencies import Latencies, ZonePair
-from netperf.levels import Level, follow
+from netperf.levels import Level, correct, follow
 from netperf.policy import LEAST_ZONE_COST, CostPolicy
-from netperf.sample import Failure, Measurement, Place, ProberName, Sample, Sighting, Test, sight
+from netperf.sample import Failure, Place, ProberName, Sample, Sighting, Test, sight
 
 INFERRED_ERROR = 0.5
 """Share of an inferred latency that it may be off; the error bar is how it is told from a measured one after a restart."""
-
-_PREFERENCE: dict[tuple[ProberName, Test], int] = {
-    ("netperf", "TCP_RR"): 0,
-    ("datagrams", "TCP_RR"): 0,
-    ("netperf", "UDP_RR"): 1,
-    ("datagrams", "UDP_RR"): 1,
-    ("external", "TCP_RR"): 2,
-}
 
 
 class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -34,8 +27,8 @@ class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     Attributes:
         level: of the policy's percentile. Percentiles of several runs are not a percentile; as an estimate of where it lies
             their median is fair, as a claim about a longer run it is not.
-        spread_us: p99 - p50 of the newest run; 0 while unknown.
-        loss_ratio: of the newest run; 0 while unknown.
+        counted_s: when the newest run began to count, by our clock: what is written again within half a round replaces it.
+        aside_since_s: since when its reading does not count, because others contradict it; None while it counts.
     """
 
     origin: Place
@@ -43,9 +36,9 @@ class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     prober: ProberName
     test: Test
     level: Level
-    spread_us: float = 0.0
-    loss_ratio: float = 0.0
     sighting: Sighting
+    counted_s: float = 0.0
+    aside_since_s: float | None = None
 
 
 class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -55,12 +48,13 @@ class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         streams: of its pairs of nodes.
         failures: of those that could not be measured last.
         cost: in force.
-        last_good_us: the last latency that rested on fresh measurements, penalties included, and when.
+        last_good_us: the last latency that rested on fresh measurements, and when.
         error_us: of that.
         unreachable: its path is known to be dead.
         weak: the last good value is only what was written last, and may have been inferred.
         guessed: the cost in force is that of a path over other zones; the first measurement replaces it, however near it is.
-        disputed: one reading stood against one.
+        settled: its cost was set by a level of as many runs as a level has.
+        disputed: one reporter stood against one.
     """
 
     streams: tuple[Stream, ...] = ()
@@ -72,6 +66,7 @@ class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     unreachable: bool = False
     weak: bool = False
     guessed: bool = False
+    settled: bool = False
     disputed: bool = False
 
 
@@ -103,6 +98,7 @@ def restore(
             unreachable=dead,
             weak=us is None or unsure,
             guessed=unsure,
+            settled=not unsure,
         )
     return state
 
@@ -137,6 +133,7 @@ def fold(
     wall_s: float,
     *,
     failures: Iterable[Failure] = (),
+    interval_s: float = 60.0,
 ) -> CostState:
     """Take samples into the state. A sample that was seen before changes nothing; a doubtful one is left out.
 
@@ -147,6 +144,7 @@ def fold(
         now_s: our clock, always the same one.
         wall_s: wall clock, seconds since 1970; only used for samples met for the first time.
         failures: all failures there are now, that no newer sample has overtaken.
+        interval_s: length of a probing round; what one pair of nodes writes twice within half of it is one run.
     """
     by_pair: dict[ZonePair, list[Stream]] = defaultdict(list)
     for sample in samples:
@@ -154,7 +152,8 @@ def fold(
             continue
         pair = state.get(sample.zones, PairState())
         expected_us = worth_us(pair, state.get((sample.zones[1], sample.zones[0])))
-        stream = _fold_one(sample, _stream_of(sample, pair.streams), policy, expected_us, (now_s, wall_s))
+        clocks = _Clocks(now_s, wall_s, interval_s / 2)
+        stream = _update_stream(sample, _stream_of(sample, pair.streams), policy, expected_us, clocks)
         if stream is not None:
             by_pair[sample.zones].append(stream)
     failed: dict[ZonePair, list[Failure]] = defaultdict(list)
@@ -186,65 +185,52 @@ def _stream_of(sample: Sample, streams: Iterable[Stream]) -> Stream | None:
     )
 
 
-def _fold_one(
-    sample: Sample, before: Stream | None, policy: CostPolicy, expected_us: float | None, clocks: tuple[float, float]
+class _Clocks(NamedTuple):
+    now_s: float
+    wall_s: float
+    run_s: float
+
+
+def _update_stream(
+    sample: Sample, before: Stream | None, policy: CostPolicy, expected_us: float | None, clocks: _Clocks
 ) -> Stream | None:
-    priced, (now_s, wall_s) = sample.priced, clocks
-    value_us = priced.percentile_us(policy.percentile)
+    value_us = sample.percentile_us(policy.percentile)
     if value_us is None or not set(sample.doubts) <= set(policy.accept_doubts):
         return before
-    sighting = sight(before.sighting if before else None, sample, now_s, wall_s)
-    spread_us, loss_ratio = _spread_us(priced), priced.loss_ratio or 0.0
-    penalty_us = _penalty_us(spread_us, loss_ratio, policy)
-    if priced.prober == "external":
+    sighting = sight(before.sighting if before else None, sample, clocks.now_s, clocks.wall_s)
+    counted_s = clocks.now_s
+    if sample.priced.prober == "external":
         # No time in that format: a changed number is the only sign of a new run, and is taken as it is.
         if before is not None and value_us != before.level.estimate_us:
-            sighting = Sighting(0, 0.0, now_s)
+            sighting = Sighting(0, 0.0, clocks.now_s)
         level = Level(estimate_us=value_us, recent_us=(value_us,), runs=1)
-    elif before is not None and sighting == before.sighting:
+    elif before is None:
+        level = follow(None, value_us, policy, expected_us)
+    elif sighting == before.sighting:
         return before
+    elif clocks.now_s - before.counted_s < clocks.run_s:
+        level, counted_s = correct(before.level, value_us, policy), before.counted_s
     else:
-        level = follow(before.level if before else None, value_us, policy, _without(penalty_us, expected_us))
+        level = follow(before.level, value_us, policy, expected_us)
     return Stream(
         origin=sample.origin,
         destination=sample.destination,
-        prober=priced.prober,
+        prober=sample.priced.prober,
         test=sample.measurement.test,
         level=level,
-        spread_us=spread_us,
-        loss_ratio=loss_ratio,
         sighting=sighting,
+        counted_s=counted_s,
+        aside_since_s=before.aside_since_s if before else None,
     )
 
 
-def _spread_us(measurement: Measurement) -> float:
-    """Jitter as p99 - p50: all probers give it, and a single late packet does not make it, as it would a stddev."""
-    if measurement.p99_us is None or measurement.p50_us is None:
-        return 0.0
-    return max(0.0, measurement.p99_us - measurement.p50_us)
-
-
-def priced_us(stream: Stream, policy: CostPolicy) -> float:
-    """The level and its penalties, in microseconds."""
-    return stream.level.estimate_us + _penalty_us(stream.spread_us, stream.loss_ratio, policy)
-
-
-def _penalty_us(spread_us: float, loss_ratio: float, policy: CostPolicy) -> float:
-    return policy.jitter_weight * spread_us + policy.loss_penalty_us * 100 * loss_ratio
-
-
-def _without(penalty_us: float, worth_us: float | None) -> float | None:
-    """What the zones are worth has penalties in it, a run has none: with them, a new pair of nodes would pay them twice."""
-    return worth_us - penalty_us if worth_us is not None and worth_us > penalty_us else None
-
-
 def preference(stream: Stream) -> int:
-    """Lower is better: netperf and datagrams, then others' numbers."""
-    return _PREFERENCE.get((stream.prober, stream.test), 9)
+    """Lower is better: our own runs of TCP, then of UDP, then others' numbers."""
+    return 2 if stream.prober == "external" else int(stream.test == "UDP_RR")
 
 
-def best_stream(streams: Iterable[Stream], policy: CostPolicy) -> Stream | None:
-    """The stream to show for a pair: netperf and datagrams before others' numbers; of several the one in the middle."""
-    ranked = sorted(streams, key=lambda s: (preference(s), priced_us(s, policy), s.origin, s.destination))
+def best_stream(streams: Iterable[Stream]) -> Stream | None:
+    """The stream to show for a pair: of several that are preferred alike the one in the middle."""
+    ranked = sorted(streams, key=lambda s: (preference(s), s.level.estimate_us, s.origin, s.destination))
     best = [s for s in ranked if preference(s) == preference(ranked[0])]
     return best[(len(best) - 1) // 2] if best else None

@@ -34,8 +34,6 @@ class CostPolicy(Section, frozen=True):
         external_stale_after_s: the same as stale_after_s for numbers of other components, which carry no time and do
             not change when written again; None never ages them.
         infer: fill holes with the shortest path over measured pairs.
-        jitter_weight: adds this share of the distance from p50 to p99.
-        loss_penalty_us: adds this for each percent of loss.
         region_percentile: the cost between regions is this percentile (nearest rank) of the costs between their zones.
         unreachable_cost: cost of a pair whose path is known to be dead; the default is beyond every maxNetworkCost.
         accept_doubts: doubtful runs that count all the same. Loss is a property of the path, not of the measurement.
@@ -50,8 +48,6 @@ class CostPolicy(Section, frozen=True):
     expire_after_s: Annotated[float, Range(1, YEAR_S)] = 3600.0
     external_stale_after_s: Annotated[float, Range(1, YEAR_S)] | None = None
     infer: bool = True
-    jitter_weight: Annotated[float, Range(0, 100)] = 0.0
-    loss_penalty_us: Annotated[float, Range(0, 1_000_000)] = 0.0
     region_percentile: Percent = 50.0
     unreachable_cost: Annotated[int, Range(LEAST_ZONE_COST, 1_000_000)] = 10_001
     accept_doubts: tuple[Doubt, ...] = ("loss",)

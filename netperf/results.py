@@ -165,7 +165,7 @@ def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] =
         for percentile in upstream:
             name = upstream_key(sample.origin.node, sample.destination.node, percentile)
             if name is not None:
-                value = sample.priced.percentile_us(percentile)
+                value = sample.percentile_us(percentile)
                 data[name] = None if value is None else str(max(1, math.floor(value / 1000 + 0.5)))
     return data
 

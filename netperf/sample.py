@@ -27,6 +27,10 @@ LONGEST_US = 6e8
 
 # The fewest transactions from which a percentile can be told: nearest rank, 1 / (1 - q).
 SUPPORT: dict[Percentile, int] = {"p50": 2, "p90": 10, "p99": 100}
+QUANTILES: dict[Percentile, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+MIN_RTO_US = 200_000.0
+"""Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
+MAX_RETRANSMISSIONS = 10
 
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -90,11 +94,15 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         """The percentile in microseconds, or None where it is missing or the run was too short to know it.
 
         A p99 of 20 transactions is their maximum under another name, so each percentile asks for `SUPPORT`
-        transactions where their number is known.
+        transactions where their number is known. A lost datagram has no latency, but a call that loses a packet waits for
+        it to be sent again; so datagrams tell what a call over TCP would take.
         """
         if self.transactions is not None and self.transactions < SUPPORT[percentile]:
             return None
-        return {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}[percentile]
+        value_us = {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}[percentile]
+        if value_us is None or self.prober != "datagrams":
+            return value_us
+        return min(LONGEST_US, value_us + retransmission_us(QUANTILES[percentile], value_us, self.loss_ratio or 0.0))
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -122,6 +130,22 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     def priced(self) -> Measurement:
         """The measurement that prices."""
         return self.datagrams if self.prices == "datagrams" and self.datagrams is not None else self.measurement
+
+    def percentile_us(self, percentile: Percentile) -> float | None:
+        """What prices; netperf's own percentile where there were too few datagrams for it and netperf's run was not in doubt."""
+        value_us = self.priced.percentile_us(percentile)
+        if value_us is not None or set(judge(self.measurement, self.datagrams)) - {"loss"}:
+            return value_us
+        return self.measurement.percentile_us(percentile)
+
+    @property
+    def instruments_disagree(self) -> bool:
+        """Whether netperf and datagrams, neither in doubt, read different latencies of a path without loss."""
+        doubts = judge(self.measurement, self.datagrams)
+        if self.datagrams is None or doubts or judge(self.datagrams):
+            return False
+        enough = (self.datagrams.transactions or 0) >= FEWEST_DATAGRAMS and self.datagrams.p50_us is not None
+        return enough and choose_instrument(self.measurement, self.datagrams, doubts) == "measurement"
 
     @property
     def trusted(self) -> bool:
@@ -153,6 +177,25 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     taken_at: Amount = 0.0
 
 
+def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> float:
+    """What retransmissions add to a request and its response over TCP, at a quantile of such calls.
+
+    Args:
+        quantile: 0..1.
+        rtt_us: round trip without loss.
+        loss_ratio: of round trips; both directions are taken to lose alike.
+    """
+    kept = math.sqrt(1.0 - loss_ratio)
+    count, probability = 0, kept * kept
+    reached = probability
+    while reached < quantile and count < MAX_RETRANSMISSIONS:
+        # Losses before two packets arrived: a negative binomial distribution.
+        count += 1
+        probability *= (1.0 - kept) * (count + 1) / count
+        reached += probability
+    return (MIN_RTO_US + rtt_us) * 2.0 ** (count - 1) if count else 0.0
+
+
 FEWEST_DATAGRAMS = 20
 AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
 
@@ -161,12 +204,15 @@ def choose_instrument(measurement: Measurement, datagrams: Measurement | None, d
     """Which of two readings of the same path prices it.
 
     netperf is the instrument of record; but its histogram has steps of up to a tenth of the value, so the datagrams price where
-    they agree with it as closely as it can tell, and where it is itself in doubt. Where the two disagree netperf prices.
+    they agree with it as closely as it can tell, and where it is itself in doubt. Where the two disagree netperf prices, and
+    where packets are lost: it has waited for those.
     """
     if datagrams is None or (datagrams.transactions or 0) < FEWEST_DATAGRAMS or datagrams.p50_us is None:
         return "measurement"
     if measurement.prober != "netperf" or measurement.p50_us is None or set(doubts) - {"loss"}:
         return "datagrams"
+    if "loss" in doubts or (datagrams.loss_ratio or 0.0) > MOST_LOSS_RATIO:
+        return "measurement"
     slack_us = histogram_step_us(measurement.p50_us) + max(AGREEMENT_RATIO * measurement.p50_us, AGREEMENT_US)
     return "datagrams" if abs(datagrams.p50_us - measurement.p50_us) <= slack_us else "measurement"
 

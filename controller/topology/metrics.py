@@ -122,7 +122,7 @@ class TopologyMetrics(Collector):
             labels=["topology", "node"],
         )
         for key, view in self._shown():
-            for node, off_us in list(view.table.odd_us.items())[:SHOWN_ODD]:
+            for node, off_us in list(view.table.outliers_us.items())[:SHOWN_ODD]:
                 family.add_metric([key, node], off_us / 1e6)
         return family
 

@@ -125,7 +125,15 @@ def decide(
     if state is None:
         state = restore(written_costs(weight), policy, now_s, written)
         state = resume(earlier, state) if earlier is not None else state
-    state = fold(results.samples.values(), state, policy, now_s, wall_s, failures=results.failures.values())
+    state = fold(
+        results.samples.values(),
+        state,
+        policy,
+        now_s,
+        wall_s,
+        failures=results.failures.values(),
+        interval_s=snapshot.interval_s,
+    )
     table, state = price(state, zones, policy, now_s, interval_s=snapshot.interval_s)
     zone_declared, region_declared = bandwidth.declared_capacities(topology, NETPERF_COSTS)
     measured = bandwidth.measured_capacities(results.samples.values())
@@ -155,6 +163,7 @@ def decide(
             writers=_writers(results),
             quarantine=snapshot.quarantine,
             failing=_failing(results),
+            disagreeing=tuple(sorted({s.zones for s in results.samples.values() if s.instruments_disagree})),
             map=snapshot.map,
         ),
     )

@@ -36,6 +36,7 @@ class InputFaults(msgspec.Struct, frozen=True):
         writers: nodes whose keys were refused, by reason.
         quarantine: nodes that nobody can measure.
         failing: how pairs failed that could not be measured last.
+        disagreeing: pairs whose two instruments read different latencies of a path without loss.
         map: the cluster's shape, with unlabelled nodes and torn zones.
     """
 
@@ -46,6 +47,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     writers: Mapping[str, tuple[str, ...]] = {}
     quarantine: tuple[str, ...] = ()
     failing: Mapping[ZonePair, str] = {}
+    disagreeing: tuple[ZonePair, ...] = ()
     map: Map = Map({}, {})
 
 
@@ -163,11 +165,14 @@ def _odd_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condit
     unplanned = faults.writers.get("unplanned")
     if unplanned:
         found.append(("UnplannedResults", f"results of pairs that no plan names come from {_some(unplanned)}"))
-    if table.odd_us:
-        named = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.odd_us.items()]
+    if table.outliers_us:
+        named = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.outliers_us.items()]
         found.append(("NodesContradicted", f"set aside, because other nodes contradict them: {_some(named)}"))
+    if faults.disagreeing:
+        what = "netperf and datagrams read different latencies, and netperf's counts"
+        found.append(("InstrumentsDisagree", f"{what}: {_worst(faults.disagreeing)}"))
     if table.disputed:
-        found.append(("PairsDisputed", f"one reading stands against one: {_worst(sorted(table.disputed))}"))
+        found.append(("PairsDisputed", f"one reporter stands against one: {_worst(sorted(table.disputed))}"))
     if not found:
         message = "all readings agree"
         return condition(ODD_NODES, holds=False, reason="AllAgree", message=message, generation=generation)

@@ -26,7 +26,6 @@ from netperf.costs import ZoneCost
 from netperf.latencies import ZonePair
 from netperf.memory import CostState, best_stream
 from netperf.pairs import PlanOptions
-from netperf.policy import CostPolicy
 from netperf.sample import Sample
 
 DEFAULT_INTERVAL_S = PlanOptions().interval_s
@@ -177,7 +176,7 @@ def _pairs(
 ) -> tuple[PairView, ...]:
     """Every ordered pair of zones, in order; what its cost rests on is not written in the object but follows from samples."""
     old = set(tally(decision.table, decision.policy, round_s).stale)
-    chosen = _representatives(decision.results.samples.values(), decision.state, decision.policy)
+    chosen = _representatives(decision.results.samples.values(), decision.state)
     names = in_order(shape.zones)
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
@@ -198,9 +197,9 @@ def _basis(written: bool, weights: str | None, is_old: bool, priced: ZoneCost | 
     return "measured" if priced.basis == "stale" else priced.basis
 
 
-def _representatives(samples: Iterable[Sample], state: CostState, policy: CostPolicy) -> dict[ZonePair, Sample]:
+def _representatives(samples: Iterable[Sample], state: CostState) -> dict[ZonePair, Sample]:
     """The sample to show for each pair: that of the stream the cost comes from, else the newest there is."""
-    best = {pair: best_stream(entry.streams, policy) for pair, entry in state.items()}
+    best = {pair: best_stream(entry.streams) for pair, entry in state.items()}
     wanted = {
         pair: (stream.origin.node, stream.destination.node, stream.prober, stream.test)
         for pair, stream in best.items()

@@ -32,6 +32,8 @@ class SimulatedNetwork:
         seed: of everything random.
         spike_ratio: share of runs that read two to six times as much.
         noise: standard deviation of what a run reads, relative.
+        only: zones that have another number of nodes.
+        staggered: nodes write one after the other within the round, and costs are made in between.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class SimulatedNetwork:
         noise: float = 0.005,
         round_s: float = 60.0,
         options: PlanOptions | None = None,
+        only: Mapping[str, int] | None = None,
+        staggered: bool = False,
     ) -> None:
         self.rtt_us, self._rng = dict(rtt_us), random.Random(seed)
         self._spike_ratio, self._noise, self.round_s = spike_ratio, noise, round_s
@@ -51,9 +55,10 @@ class SimulatedNetwork:
         self.facts = [
             ProbeNode(name=f"{zone}-n{i}", address=f"10.{z}.0.{i + 1}", zone=zone, region=f"region-of-{zone}")
             for z, zone in enumerate(self.zones)
-            for i in range(nodes_per_zone)
+            for i in range((only or {}).get(zone, nodes_per_zone))
         ]
         self.places = {f.name: Place(f.name, f.zone, f.region) for f in self.facts}
+        self._staggered, self.told_disputed = staggered, False
         self.policy, self._options = CostPolicy(), options or PlanOptions(interval_s=round_s)
         self.offset_us: dict[str, float] = {}
         self.cut: set[frozenset[str]] = set()
@@ -61,6 +66,7 @@ class SimulatedNetwork:
         self.forge: dict[str, Forge] = {}
         self.extra_data: dict[str, str] = {}
         self.number = 0
+        self._later_s = 0.0
         self.state: CostState = {}
         self.table: ZoneCosts = ZoneCosts(zones={}, regions={}, absent=())
         self.latencies = Latencies()
@@ -85,16 +91,29 @@ class SimulatedNetwork:
             self.plans = plan_pairs(self.facts, self._options, self.plans, self.now_s).zones
             keys = planned_keys(self.plans.values())
             self._data = {key: value for key, value in self._data.items() if key in keys}
-            for plan in self.plans.values():
-                for probe in plan.probes:
-                    self._probe(probe)
-            self._decide(keys)
+            probes = [probe for plan in self.plans.values() for probe in plan.probes]
+            origins = sorted({probe.origin.node for probe in probes})
+            for i, node in enumerate(origins):
+                for probe in probes:
+                    if probe.origin.node == node:
+                        self._probe(probe)
+                if self._staggered or i == len(origins) - 1:
+                    self._decide(keys, self.now_s + i * self.round_s / len(origins) if self._staggered else self.now_s)
         return self.writes - before
+
+    def rewrite_within_the_round(self) -> None:
+        """All nodes write what they read once more, some seconds later."""
+        self._later_s += 5.0
+        for plan in self.plans.values():
+            for probe in plan.probes:
+                self._probe(probe, anew=True)
+        self._decide(planned_keys(self.plans.values()), self.now_s + self._later_s)
+        self._later_s = 0.0 if self._later_s > 20.0 else self._later_s
 
     def latency_us(self, a: str, b: str) -> int | None:
         return self.latencies.latency_us(a, b)
 
-    def _probe(self, probe: Probe) -> None:
+    def _probe(self, probe: Probe, *, anew: bool = False) -> None:
         origin, destination = probe.origin, probe.destination
         zones = frozenset((origin.zone, destination.zone))
         key = sample_key(origin.place, destination.place, "TCP_RR")
@@ -116,13 +135,20 @@ class SimulatedNetwork:
             destination=destination.place,
             measurement=measurement,
             sequence=self.number,
-            taken_at=self.now_s,
+            taken_at=self.now_s + self._later_s,
         )
         before, at_s, times = self._written.get(key, (sample, 0.0, 0))
         same = says_the_same(sample, before)
-        if key in self._data and same and times >= TOLD_TWICE and self.now_s - at_s < refresh_s(self.round_s):
+        if (
+            not anew
+            and key in self._data
+            and same
+            and times >= TOLD_TWICE
+            and self.now_s - at_s < refresh_s(self.round_s)
+        ):
             return
-        self._written[key] = sample, self.now_s, times + 1 if same else 1
+        if not anew:
+            self._written[key] = sample, self.now_s, times + 1 if same else 1
         self._data.pop(f"{key}.failed", None)
         self._data |= {k: v for k, v in encode_samples([sample]).items() if v is not None}
 
@@ -139,15 +165,24 @@ class SimulatedNetwork:
         )
         self._data |= {k: v for k, v in encode_failure(failure, "TCP_RR").items() if v is not None}
 
-    def _decide(self, keys: Mapping[str, Probe]) -> None:
+    def _decide(self, keys: Mapping[str, Probe], now_s: float) -> None:
         results = decode_results(self._data | self.extra_data, self.places, keys)
         self.refused = results.refused
         self.named |= {refusal.source for refusal in results.refusals if refusal.source}
         failures = results.failures.values()
-        self.state = fold(results.samples.values(), self.state, self.policy, self.now_s, self.now_s, failures=failures)
+        self.state = fold(
+            results.samples.values(),
+            self.state,
+            self.policy,
+            now_s,
+            now_s,
+            failures=failures,
+            interval_s=self.round_s,
+        )
         regions = {fact.zone: fact.region for fact in self.facts}
-        self.table, self.state = price(self.state, regions, self.policy, self.now_s, interval_s=self.round_s)
-        self.named |= set(self.table.odd_us)
+        self.table, self.state = price(self.state, regions, self.policy, now_s, interval_s=self.round_s)
+        self.named |= set(self.table.outliers_us)
+        self.told_disputed |= bool(self.table.disputed)
         held = hold_latencies(self.latencies, self.table.latencies())
         costs = {pair: entry.cost for pair, entry in self.table.zones.items()}
         if held is not self.latencies or costs != self.costs:

@@ -215,6 +215,7 @@ OTHERS: Mapping[str, Series] = {
         runs("z0", "z1", "too-few-samples"): "0x4 0+10x55",
     },
     "NetawareProbesDoubted": {of_pair("netaware_probe_sample_trusted", "z0", "z1"): "1x4 0x55"},
+    "NetawarePathLossy": {of_pair("netaware_probe_loss_ratio", "z0", "z1"): "0x4 0.1x55"},
     "NetawareLatencyRegression": {
         of_pair("netaware_probe_latency_seconds", "z0", "z1", ', quantile="0.5"'): "0.002x30 0.02x29"
     },

@@ -423,7 +423,7 @@ def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
 
 def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None:
     def told(offset_us: float) -> list[str]:
-        table = ZoneCosts(zones={}, regions={}, absent=(), odd_us={"n2": offset_us})
+        table = ZoneCosts(zones={}, regions={}, absent=(), outliers_us={"n2": offset_us})
         counts = status.tally(table, POLICY, 60.0)
         return [found.message for found in status.conditions_of(counts, table, status.InputFaults(), 1)]
 

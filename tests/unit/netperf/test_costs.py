@@ -213,15 +213,21 @@ def test_a_doubtful_run_changes_nothing_and_does_not_make_the_value_younger() ->
 
 
 def test_loss_is_priced_and_not_thrown_away() -> None:
-    policy = CostPolicy(loss_penalty_us=1000)
-    table, _ = step([run("a", "b", 5000, doubts=("loss",), loss_ratio=0.05)], policy=policy)
-    assert table.zones["a", "b"].cost == 10
+    table, _ = step([run("a", "b", 5000, doubts=("loss",), loss_ratio=0.05)])
+    assert table.zones["a", "b"].cost == 5
+    table, _ = step([run("a", "b", 5000, prober="datagrams", doubts=("loss",), loss_ratio=0.19)])
+    assert table.zones["a", "b"].cost == pytest.approx(210, abs=5)
 
 
-def test_jitter_is_priced_on_request() -> None:
-    sample = run("a", "b", 5000, p50_us=4000.0, p90_us=5000.0, p99_us=9000.0)
-    assert step([sample])[0].zones["a", "b"].cost == 5
-    assert step([sample], policy=CostPolicy(jitter_weight=0.5))[0].zones["a", "b"].cost == 8
+def test_a_percentile_that_few_datagrams_cannot_tell_is_netperfs() -> None:
+    paced = Measurement(prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60)
+    policy = CostPolicy(percentile="p99")
+    netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, prices="datagrams")
+    assert step([netperf], policy=policy)[0].zones["a", "b"].cost == 7
+    throttled = msgspec.structs.replace(
+        netperf, measurement=msgspec.structs.replace(netperf.measurement, duration_s=1.0, throttled_us=5e5)
+    )
+    assert ("a", "b") in step([throttled], policy=policy)[0].absent
 
 
 def test_a_run_too_short_for_the_percentile_does_not_count() -> None:
@@ -231,11 +237,12 @@ def test_a_run_too_short_for_the_percentile_does_not_count() -> None:
 
 @given(st.lists(st.floats(0.95, 1.05), min_size=1, max_size=40), st.sampled_from([500.0, 2400.0, 10_000.0, 80_000.0]))
 def test_a_quiet_network_never_moves_a_cost(noise: list[float], level_us: float) -> None:
-    table, state = step([run("a", "b", level_us)])
-    first = table.zones["a", "b"].cost
-    for sequence, factor in enumerate(noise, start=2):
+    """Once the first five runs have set it."""
+    seen, state = set[int](), None
+    for sequence, factor in enumerate([1.0, *noise], start=1):
         table, state = step([run("a", "b", level_us * factor, sequence)], state, now_s=60.0 * sequence)
-        assert table.zones["a", "b"].cost == first
+        seen |= {table.zones["a", "b"].cost} if sequence >= 5 else set()
+    assert len(seen) <= 1
 
 
 @given(st.dictionaries(st.sampled_from(["ab", "ac", "cd", "db"]), latencies, min_size=1))
@@ -330,26 +337,12 @@ def test_a_policy_is_read_over_the_defaults() -> None:
         ({"expireAfterS": 10}, "expireAfterS"),
         ({"regionPercentile": 101}, "regionPercentile"),
         ({"hystersis": 0.1}, "hystersis"),
-        ({"jitterWeight": float("nan")}, "jitterWeight"),
+        ({"unitUs": float("nan")}, "unitUs"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused_by_field(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_policy(fields)
-
-
-@pytest.mark.parametrize("policy", [CostPolicy(loss_penalty_us=1000.0), CostPolicy(jitter_weight=1.0)])
-def test_penalties_are_paid_once_also_after_a_restart_and_by_a_pair_of_nodes_that_is_new(policy: CostPolicy) -> None:
-    def lossy(sequence: int, node: str = "a1") -> Sample:
-        found = run("a", "b", 20_000.0, sequence, p99_us=30_000.0, loss_ratio=0.1)
-        return msgspec.structs.replace(found, origin=Place(node, "a", "r1"))
-
-    table, state = step([lossy(1)], policy=policy)
-    assert table.zones["a", "b"].cost == 30
-    state = restore({pair: entry.cost for pair, entry in table.zones.items()}, policy, 60.0, table.latencies())
-    for sequence, node in enumerate(["a1", "a1", "a2", "a2"], start=2):
-        table, state = step([lossy(sequence, node)], state, policy, 60.0 * sequence)
-        assert table.zones["a", "b"].latency_us == 30_000.0
 
 
 def test_a_long_path_that_costs_as_much_as_a_dead_one_is_not_dead_after_a_restart() -> None:
@@ -378,19 +371,20 @@ def test_readings_that_are_set_aside_are_no_last_good_value() -> None:
     _, state = step(says(20_000.0, 20_000.0, 1))
     _, state = step(says(1_000.0, 5_600.0, 2), state, now_s=60.0)
     for order in (1, -1):
-        table, _ = step(says(1_000.0, 5_600.0, 3)[::order], state, now_s=120.0)
+        _, state = step(says(1_000.0, 5_600.0, 3)[::order], state, now_s=120.0)
+        table, _ = step(says(1_000.0, 5_600.0, 4)[::order], state, now_s=240.0)
         entry = table.zones["a", "b"]
         assert (entry.cost, entry.latency_us, entry.basis) == (20, 20_000.0, "stale")
-        assert set(table.odd_us) == {"a1"}
+        assert set(table.outliers_us) == {"a1"}
 
 
 def test_a_dispute_is_over_once_readings_are_clearly_nearer_than_what_began_it() -> None:
     policy, state, told = CostPolicy(smoothing=1), None, []
-    for sequence, back_us in enumerate([11_200.0, 11_500.0, 11_200.0, 10_900.0, 10_400.0, 11_200.0], start=1):
+    for sequence, back_us in enumerate([11_200.0, 11_500.0, 11_500.0, 11_200.0, 10_900.0, 10_400.0, 11_200.0], start=1):
         samples = [run("a", "b", 10_000.0, sequence), run("b", "a", back_us, sequence)]
         table, state = step(samples, state, policy, 60.0 * sequence)
         told.append(bool(table.disputed))
-    assert told == [False, True, True, True, False, False]
+    assert told == [False, False, False, True, True, False, False], "the first rounds of it are the change itself"
 
 
 def test_the_middle_of_two_that_disagree_contradicts_no_honest_reading() -> None:
@@ -401,7 +395,8 @@ def test_the_middle_of_two_that_disagree_contradicts_no_honest_reading() -> None
         msgspec.structs.replace(run(a[0], b[0], us), origin=Place(a, a[0], ""), destination=Place(b, b[0], ""))
         for a, b, us in (*forged, *honest)
     ]
-    table, _ = step(samples)
-    assert set(table.odd_us) == {"a1"}
+    _, state = step(samples)
+    table, _ = step(samples, state, now_s=120.0)
+    assert set(table.outliers_us) == {"a1"}
     assert table.zones["a", "b"].latency_us == pytest.approx(21_000, rel=0.02)
     assert table.zones["c", "a"].latency_us == pytest.approx(21_850, rel=0.02)

@@ -85,7 +85,7 @@ def test_a_slow_node_is_named_and_does_not_colour_its_zone() -> None:
     network.offset_us[victim] = 8000.0
     network.rounds(6)
     assert network.named == {victim}
-    assert network.table.odd_us[victim] == pytest.approx(8000, rel=0.2)
+    assert network.table.outliers_us[victim] == pytest.approx(8000, rel=0.2)
     assert {p for p in before if abs(network.costs[p] - before[p]) > 1} == set()
 
 
@@ -135,3 +135,61 @@ def test_results_that_no_plan_names_are_refused_and_their_writer_is_named() -> N
     assert network.refused == {"unplanned": len(others)}
     assert network.named == {liar.node}
     assert network.costs == before
+
+
+def test_a_liar_that_writes_most_readings_of_a_link_is_disputed_and_moves_it_by_nothing() -> None:
+    """Its zone has no other node, so it is the reporter of two of three readings of each link."""
+    network = SimulatedNetwork(some_zones(3), 3, noise=0.002, only={A: 1})
+    network.rounds(8)
+    liar = f"{A}-n0"
+    wrote = [
+        p.origin.node
+        for plan in network.plans.values()
+        for p in plan.probes
+        if {A, B} == {p.origin.zone, p.destination.zone}
+    ]
+    assert len(wrote) == 3
+    before = {pair: network.latency_us(*pair) for pair in network.costs}
+    network.forge[liar] = lambda _probe, us: us / 15
+    network.rounds(10)
+    for pair, was in before.items():
+        assert network.latency_us(*pair) == pytest.approx(was, rel=0.1), pair
+    assert network.table.disputed or network.named == {liar}
+
+
+def test_what_one_writes_twice_within_a_round_is_one_run() -> None:
+    network = SimulatedNetwork(some_zones(3), 1, noise=0.0)
+    network.rounds(8)
+    before = network.latency_us(A, B)
+    changed(network, A, B, 0.2)
+    network.rounds(1)
+    for _ in range(3):
+        network.rewrite_within_the_round()
+    assert network.latency_us(A, B) == before
+    network.rounds(1)
+    assert network.latency_us(A, B) == pytest.approx(network.rtt_us[frozenset((A, B))], rel=0.03)
+
+
+@pytest.mark.parametrize("factor", [0.4, 3.0])
+def test_a_real_change_that_two_nodes_tell_one_after_the_other_is_no_dispute(factor: float) -> None:
+    """Each writes at its own moment of the round, and the controller prices in between."""
+    network = SimulatedNetwork(some_zones(4), 1, noise=0.001, staggered=True)
+    network.rounds(8)
+    changed(network, A, B, factor)
+    for _ in range(4):
+        network.rounds(1)
+        assert not network.told_disputed
+        assert not network.named
+    assert network.latency_us(A, B) == pytest.approx(network.rtt_us[frozenset((A, B))], rel=0.03)
+
+
+def test_the_first_level_that_has_settled_sets_the_cost() -> None:
+    network = SimulatedNetwork(some_zones(3), 1, noise=0.0)
+    network.rtt_us[frozenset((A, B))] = 95_000.0
+    network.rounds(1)
+    network.rtt_us[frozenset((A, B))] = 87_000.0
+    network.rounds(8)
+    assert network.costs[A, B] == 87
+    network.rtt_us[frozenset((A, B))] = 80_000.0
+    network.rounds(8)
+    assert network.costs[A, B] == 87, "from then on it is held within its hysteresis"

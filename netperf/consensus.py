@@ -1,9 +1,10 @@
-"""Several witnesses for each path: which value they agree on, and which node's word stands against the others'.
+"""Several readings of each path: which value they agree on, and which node's readings are outliers.
 
 A round trip is the path, something of the node that asks and something of the node that answers. A node that is slow, or that
 lies, shows in all of its pairs and nobody else does; so its readings are set aside and it is named, instead of colouring its
-zone. A round trip from the other end is the same round trip, hence a witness. Where there is but one reading against
-another, what was believed so far decides, then the triangle: zones that a third one sees far apart cannot be near.
+zone. A round trip from the other end is the same round trip, hence another reading. What one node reports of a link counts once,
+however many pairs of nodes it reports: in a zone of one node that node would else have the majority. Where there is but one reporter
+against another, what was agreed on so far decides, then the triangle: zones that a third one sees far apart cannot be near.
 """
 
 from __future__ import annotations
@@ -43,34 +44,36 @@ class NodePairReading(msgspec.Struct, frozen=True):
     value_us: float
 
 
-class Belief(msgspec.Struct, frozen=True):
-    """What is believed.
+class Consensus(msgspec.Struct, frozen=True):
+    """What readings agree on.
 
     Attributes:
-        values_us: by link, the median of the readings that are believed.
+        values_us: by link, the median over reporters of the readings that were not set aside.
         spread_us: by link, how far these lie apart: their median distance from it; None for a single reading.
-        disputed: links on which one reading stands against one, whichever was believed.
-        odd_us: nodes whose readings stand against the others', and by how much they differ from the rest, in the middle; below
+        disputed: links on which one reporter stands against one, whichever counted.
+        outliers_us: nodes whose readings stand against the others', and by how much they differ from the rest, in the middle; below
             0 for less than there is.
+        set_aside: origin and destination of the readings that do not count.
     """
 
     values_us: dict[Link, float]
     spread_us: dict[Link, float | None]
     disputed: frozenset[Link]
-    odd_us: dict[str, float]
+    outliers_us: dict[str, float]
+    set_aside: frozenset[tuple[str, str]]
 
 
-def weigh_readings(
-    readings: Iterable[NodePairReading], believed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
-) -> Belief:
-    """Find the values that most witnesses agree on, and who stands against them.
+def find_consensus(
+    readings: Iterable[NodePairReading], agreed_us: Mapping[Link, float], disputed_before: Collection[Link] = ()
+) -> Consensus:
+    """Find the values that most reporters agree on, and who stands against them.
 
     Args:
         readings: fresh ones, at most one per directed pair of nodes.
-        believed_us: what was believed so far, by link, as far as known.
+        agreed_us: what was agreed on so far, by link, as far as known.
         disputed_before: links that were disputed so far.
     """
-    # In an order of their own: what is believed must not hang on whose key comes first.
+    # In an order of their own: the outcome must not depend on whose key comes first.
     everything = sorted(readings, key=lambda r: (r.link, r.origin, r.destination))
     by_link: dict[Link, list[NodePairReading]] = defaultdict(list)
     for reading in everything:
@@ -83,10 +86,27 @@ def weigh_readings(
         for reading in suspect:
             by_link[reading.link].remove(reading)
             aside.add(reading)
-    disputed = _settle(by_link, aside, believed_us, disputed_before)
-    values_us = {link: statistics.median(r.value_us for r in found) for link, found in by_link.items() if found}
-    spread_us = {link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()}
-    return Belief(values_us, spread_us, disputed, _name(everything, aside, values_us))
+    disputed = _settle(by_link, aside, agreed_us, disputed_before)
+    values_us = {link: _middle_us(found) for link, found in by_link.items() if found}
+    return Consensus(
+        values_us=values_us,
+        spread_us={link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()},
+        disputed=disputed,
+        outliers_us=_name(everything, aside, values_us),
+        set_aside=frozenset((r.origin, r.destination) for r in aside),
+    )
+
+
+def _by_reporter(found: Iterable[NodePairReading]) -> dict[str, list[NodePairReading]]:
+    reporters: dict[str, list[NodePairReading]] = defaultdict(list)
+    for reading in found:
+        reporters[reading.origin].append(reading)
+    return reporters
+
+
+def _middle_us(found: Iterable[NodePairReading]) -> float:
+    """The median over reporters, each of which counts once."""
+    return statistics.median(statistics.median(r.value_us for r in own) for own in _by_reporter(found).values())
 
 
 def contradicts(value_us: float, others_us: float, *, share: float = 1.0) -> bool:
@@ -113,8 +133,17 @@ def _contradictions(
 
 
 def _others_us(reading: NodePairReading, found: Iterable[NodePairReading]) -> float | None:
-    """What the others of a link agree on, in the middle; None where the middle two do not agree: nobody read what lies between."""
-    values_us = sorted(r.value_us for r in found if r is not reading)
+    """What the other reporters of a link agree on, in the middle; None where the middle two do not agree, or where there is no other.
+
+    Of several readings of one reporter the nearest counts: what it reads of another node is no word against this one.
+    """
+    values_us = sorted(
+        min((r.value_us for r in own), key=lambda us: abs(us - reading.value_us))
+        for reporter, own in _by_reporter(found).items()
+        if reporter != reading.origin
+    )
+    if not values_us:
+        return None
     low_us, high_us = values_us[(len(values_us) - 1) // 2], values_us[len(values_us) // 2]
     return None if contradicts(low_us, high_us) else (low_us + high_us) / 2
 
@@ -127,7 +156,7 @@ def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[No
     ranked = sorted(against, key=lambda n: (-len(against[n]) / count[n], -len(against[n]), n))
     for node in ranked:
         bad = against[node]
-        if len(bad) < LEAST_CONTRADICTIONS or 2 * len(bad) <= count[node]:
+        if len(bad) < LEAST_CONTRADICTIONS or 2 * len(bad) <= count[node] or _one_against_one(bad, by_link):
             continue
         # Everybody who was measured with a bad node is contradicted as well, but in that one pair only.
         partners = {r.destination if r.origin == node else r.origin for r in bad}
@@ -137,9 +166,16 @@ def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[No
         if len(found) >= 3:
             middle_us = statistics.median(r.value_us for r in found)
             outvoted = [r for r in found if contradicts(r.value_us, middle_us)]
-            if outvoted and 2 * len(outvoted) < len(found):
+            majority = {r.origin for r in found if r not in outvoted}
+            if outvoted and 2 * len(outvoted) < len(found) and len(majority) > 1:
                 return outvoted
     return None
+
+
+def _one_against_one(bad: Iterable[NodePairReading], by_link: Mapping[Link, list[NodePairReading]]) -> bool:
+    """Whether only two reporters of one link contradict each other."""
+    links = {r.link for r in bad}
+    return len(links) == 1 and len(_by_reporter(by_link[min(links)])) == 2
 
 
 def _only_about(node: str, found: Iterable[NodePairReading]) -> bool:
@@ -178,39 +214,52 @@ def _weight(against: Mapping[str, list[NodePairReading]], count: Mapping[str, in
 def _settle(
     by_link: dict[Link, list[NodePairReading]],
     aside: set[NodePairReading],
-    believed_us: Mapping[Link, float],
+    agreed_us: Mapping[Link, float],
     disputed_before: Collection[Link],
 ) -> frozenset[Link]:
-    """Where one stands against one: believe what is nearer to what was believed, else the one that the triangle allows."""
-    disputed = {
+    """Where one reporter stands against one: keep what is nearer to what was agreed on, else what the triangle allows.
+
+    A reporter that stands alone is disputed where it contradicts what was agreed on, and the triangle or itself as well.
+    """
+    disputed: set[Link] = set()
+    for link, found in by_link.items():
+        middles_us = [_middle_us(own) for own in _by_reporter(found).values()]
+        share = SETTLED_SHARE if link in disputed_before else 1.0
+        if len(middles_us) == 2 and contradicts(*middles_us, share=share):
+            disputed.add(link)
+    settled_us = {link: _middle_us(found) for link, found in by_link.items() if found and link not in disputed}
+    alone = {
         link
-        for link, found in by_link.items()
-        if len(found) == 2
-        and contradicts(*(r.value_us for r in found), share=SETTLED_SHARE if link in disputed_before else 1.0)
+        for link, us in settled_us.items()
+        if len(_by_reporter(by_link[link])) == 1
+        and link in agreed_us
+        and contradicts(us, agreed_us[link])
+        and (us < triangle_least_us(link, settled_us) or _contradicts_itself(by_link[link]))
     }
-    settled_us = {
-        link: statistics.median(r.value_us for r in found)
-        for link, found in by_link.items()
-        if found and link not in disputed
-    }
-    for link in sorted(disputed):
+    for link in sorted(disputed | alone):
         found = by_link[link]
-        low, high = sorted(found, key=lambda r: r.value_us)
-        before_us = believed_us.get(link)
-        if before_us is not None:
-            loser = max(found, key=lambda r: abs(r.value_us - before_us) / max(r.value_us, before_us))
-        else:
-            # Nobody is faster than the path; a slow node at least does no harm.
-            loser = low if low.value_us < triangle_least_us(link, settled_us) else high if _alone(high, found) else low
-        found.remove(loser)
-        aside.add(loser)
-    return frozenset(disputed)
+        losers = found if link in alone else _loser(link, found, agreed_us.get(link), settled_us)
+        by_link[link] = [r for r in found if r not in losers]
+        aside.update(losers)
+    return frozenset(disputed | alone)
 
 
-def _alone(reading: NodePairReading, found: list[NodePairReading]) -> bool:
-    """Neither end of the reading is an end of the other: a slow node would explain it."""
-    (other,) = (r for r in found if r is not reading)
-    return not {reading.origin, reading.destination} & {other.origin, other.destination}
+def _contradicts_itself(own: Collection[NodePairReading]) -> bool:
+    return contradicts(min(r.value_us for r in own), max(r.value_us for r in own))
+
+
+def _loser(
+    link: Link, found: Iterable[NodePairReading], agreed_us: float | None, settled_us: Mapping[Link, float]
+) -> list[NodePairReading]:
+    """The readings of one of two reporters that do not count."""
+    low, high = sorted(_by_reporter(found).values(), key=_middle_us)
+    if agreed_us is not None:
+        return max((low, high), key=lambda own: abs(_middle_us(own) - agreed_us) / max(_middle_us(own), agreed_us))
+    if _middle_us(low) < triangle_least_us(link, settled_us):
+        return low
+    # Nobody is faster than the path; a node that both share may be slow, and at least does no harm.
+    ends = [{node for r in own for node in (r.origin, r.destination)} for own in (low, high)]
+    return low if ends[0] & ends[1] else high
 
 
 def triangle_least_us(link: Link, values_us: Mapping[Link, float]) -> float:
