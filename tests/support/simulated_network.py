@@ -1,6 +1,6 @@
 """A network that exists only as numbers: zones, nodes, paths, agents that read them round by round, and the controller's own rules.
 
-Plan, levels, belief, prices and hysteresis are the product's; latencies, spikes, cuts, liars and the clock are simulated. Agents
+Plan, levels, consensus, prices and hysteresis are the product's; latencies, spikes, cuts, liars and the clock are simulated. Agents
 hold back what says the same as what they wrote, as the real ones do.
 """
 
