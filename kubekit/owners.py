@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from kubekit.wire import ObjectMeta, OwnerReference
 
 HASH_LABEL = "pod-template-hash"
 """A ReplicaSet that a Deployment made is named after it and the template's hash, which the pod carries as a label."""
+_REVISION_LABEL = "controller-revision-hash"
+"""The same of a StatefulSet."""
 _NAME, _KIND = re.compile(r"[a-z0-9]([-a-z0-9.:]*[a-z0-9])?"), re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
@@ -28,3 +31,21 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
     if owner.kind == "ReplicaSet" and len(suffix) > 1 and owner.name.endswith(suffix):
         return "Deployment", owner.name.removesuffix(suffix)
     return owner.kind, owner.name
+
+
+def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
+    """Keys of the pods that a rollout is about to replace: those of another template than their workload's youngest pod."""
+    by_owner: dict[tuple[str, str, str], list[ObjectMeta]] = {}
+    for pod in pods:
+        owner = owner_of(pod)
+        if owner is not None and _revision_of(pod):
+            by_owner.setdefault((pod.namespace, *owner), []).append(pod)
+    found: set[str] = set()
+    for siblings in by_owner.values():
+        newest = _revision_of(max(siblings, key=lambda pod: pod.creation_timestamp or ""))
+        found |= {pod.key for pod in siblings if _revision_of(pod) != newest}
+    return found
+
+
+def _revision_of(pod: ObjectMeta) -> str:
+    return pod.label(HASH_LABEL) or pod.label(_REVISION_LABEL)

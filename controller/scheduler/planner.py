@@ -42,6 +42,7 @@ from controller.scheduler.problem_builder import (
 )
 from controller.scheduler.survival import pays, price_us
 from controller.traffic.prices import PriceTable
+from kubekit.owners import outdated
 
 EFFORT = Effort(steps_per_replica=600, most_steps=1_500_000, room_turns=4000)
 """Of one plan: it may have to be made again a moment later. 5,000 replicas on 10,000 hosts take about a second."""
@@ -183,6 +184,7 @@ class _Reading:
         """Sort pods into what stays and what is to be placed."""
         slots: list[_Slot] = []
         live: Counter[int] = Counter()
+        self._outdated = outdated(pod.metadata for pod in self.snapshot.pods if not pod.over)
         for pod in sorted(self.snapshot.pods, key=lambda p: p.metadata.key):
             position = self._position.get(pod.workload)
             if position is None or pod.over:
@@ -216,7 +218,7 @@ class _Reading:
             if target is None or target.node not in self.snapshot.hosts:
                 return False
             self.kept[key], node, counted = target, target.node, False
-        self._standing.append(Standing(node, position, pod))
+        self._standing.append(Standing(node, position, pod, leaving=key in self._outdated))
         if not counted:
             add(self._taken[node], asks_of(pod.spec, pod.status))
         return True

@@ -31,6 +31,8 @@ _ARRAYS = (
     ("class_of", np.int32),
     ("total", np.int64),
     ("survives", np.uint8),
+    ("survivors", np.int64),
+    ("leaving", np.int64),
     ("host_wish", np.float64),
     ("zone_wish", np.float64),
     ("fixed_start", np.int64),
@@ -180,6 +182,10 @@ def _replica_arrays(problem: Problem) -> list[object]:
     asking = problem.asks > 0
     classes, resources = np.nonzero(asking)
     survives = np.zeros(problem.workloads, np.bool_) if problem.survives is None else problem.survives
+    leaving = (
+        np.zeros((problem.workloads, len(problem.zoned)), np.int64) if problem.leaving is None else problem.leaving
+    )
+    survivors = problem.totals - leaving.sum(axis=1)
     return [
         problem.workload_of,
         problem.row_of,
@@ -189,7 +195,9 @@ def _replica_arrays(problem: Problem) -> list[object]:
         problem.asks[classes, resources],
         problem.class_of,
         problem.totals,
-        survives & (problem.totals > 1),
+        survives & (survivors > 1),
+        survivors,
+        leaving,
         *_wishes(problem),
         _starts([len(hosts) for hosts in problem.fixed]),
         [host for hosts in problem.fixed for host in hosts],

@@ -772,3 +772,38 @@ def test_nodes_without_a_zone_are_not_near_each_other_in_a_cluster_that_has_zone
     found = plan_group(snapshot(case, [*two, *zoned], **wishes))
     assert set(zones_of(found).values()) == {"z0", "z1"}
     assert plan_group(snapshot(case, two, **wishes, measured=False)).latency_us == 100.0
+
+
+def of_revision(pod: GroupPod, revision: str, minute: int, node: str = "") -> GroupPod:
+    """A pod of a Deployment's ReplicaSet, or of a StatefulSet, made in this minute."""
+    kind, owner, label = "ReplicaSet", f"{pod.workload}-{revision}", "pod-template-hash"
+    if pod.workload == "w2":
+        kind, owner, label = "StatefulSet", pod.workload, "controller-revision-hash"
+    body = msgspec.to_builtins(pod)
+    body["metadata"]["labels"][label] = revision
+    body["metadata"]["creationTimestamp"] = f"2026-01-01T00:{minute:02d}:00Z"
+    body["metadata"]["ownerReferences"] = [{"kind": kind, "name": owner, "uid": owner, "controller": True}]
+    body["spec"]["nodeName"] = node
+    return msgspec.convert(body, GroupPod)
+
+
+@pytest.mark.parametrize("workload", ["w1", "w2"])
+@pytest.mark.parametrize("rolls_back", [False, True])
+def test_what_a_rollout_is_about_to_replace_survives_no_zone(workload: str, *, rolls_back: bool) -> None:
+    """The caller is in z0, so is one new replica; the old one in z1 is there for calls, and gone in a moment."""
+    nodes = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
+    base = snapshot(line((0, 0, 0)), nodes, objective="time", spread="zone")
+    calls = {"w1": "w0", "w2": "w1"}[workload]
+    caller = msgspec.structs.replace(groups.waiting_pod("caller", calls), spec=GroupPodSpec(node_name="a"))
+    old, new = ("b", "a") if rolls_back else ("a", "b")
+    pods = [
+        caller,
+        of_revision(groups.waiting_pod("x", workload), new, 5, node="a"),
+        of_revision(groups.waiting_pod("y", workload), old, 1, node="b"),
+        of_revision(groups.waiting_pod("z", workload), new, 6),
+    ]
+    plan = plan_group(msgspec.structs.replace(base, pods=pods))
+    assert zones_of(plan)["z"] != "z0"
+    # Without a rollout the same replica survives.
+    still = [*pods[:2], of_revision(groups.waiting_pod("y", workload), new, 1, node="b"), pods[3]]
+    assert zones_of(plan_group(msgspec.structs.replace(base, pods=still)))["z"] == "z0"
