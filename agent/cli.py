@@ -19,6 +19,7 @@ from agent.bandwidth.snapshot import take_snapshot
 from agent.bandwidth.state import BandwidthPlan, LimitStatus
 from agent.capacity.kernel import LinkReader
 from agent.capacity.links import Link, LinkSnapshot
+from agent.capacity.metadata import find_type
 from agent.capacity.node_bandwidth import NodeBandwidth, choose_bandwidth
 from agent.capacity.rules import find_capacity, pick_uplinks
 from agent.config import AgentConfig
@@ -40,7 +41,7 @@ async def show_capacity(config: AgentConfig, *, as_json: bool) -> None:
     """
     node, problem = await _read_node(config)
     snapshot = await LinkReader(config.sys, config.proc).read()
-    offer = choose_bandwidth(node, config, find_capacity(snapshot), None)
+    offer = choose_bandwidth(node, config, find_capacity(snapshot), None, await find_type(snapshot.machine, node))
     if as_json:
         _print_json(_capacity_document(snapshot, offer, node, problem))
     else:
@@ -80,10 +81,15 @@ async def _read_node(config: AgentConfig) -> tuple[OwnNode | None, str]:
         return None, str(error)
 
 
+def _uplinks(snapshot: LinkSnapshot) -> tuple[list[int], list[int]]:
+    by_family, standby = pick_uplinks(snapshot)
+    return list(dict.fromkeys(index for indexes in by_family.values() for index in indexes)), standby
+
+
 def _capacity_document(
     snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode | None, problem: str
 ) -> dict[str, Any]:
-    uplinks, standby = pick_uplinks(snapshot)
+    uplinks, standby = _uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
     return {
         "node": node.metadata.name if node is not None else None,
@@ -102,7 +108,7 @@ def _capacity_document(
 
 
 def _capacity_text(snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode | None, problem: str) -> str:
-    uplinks, standby = pick_uplinks(snapshot)
+    uplinks, standby = _uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
     rows = [("DEVICE", "KIND", "DRIVER", "STATE", "ETHTOOL", "SYSFS", "ON", "ROLE")]
     for link in snapshot.links:

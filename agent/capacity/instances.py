@@ -2,7 +2,7 @@
 
 Burstable types have their baseline in it: what is there all the time is what reservations may count on. Google's bandwidth goes
 by series and number of processors, so ``n2-*-8`` stands for ``n2-standard-8`` and its likes, with or without local disks;
-custom types are none of them.
+custom types are none of them. Of Amazon's types with several network cards the table has what one card carries, which is what a pod uses.
 """
 
 from __future__ import annotations

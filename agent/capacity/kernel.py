@@ -7,17 +7,16 @@ the kind are read.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import struct
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
 from pyroute2 import AsyncNlEthtool
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETROUTE
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETROUTE
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
@@ -26,43 +25,35 @@ from agent.capacity.sysfs import NetDirectory, psutil_speeds, read_machine
 from agent.rtnetlink import (
     DEADLINE_S,
     IFINFO,
+    TC,
     Spans,
     attributes,
     dump,
-    each_attribute,
     nested,
     read_number,
     read_text,
     read_u32,
     rtnetlink,
+    tc_request,
 )
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
-_IFNAME, _LINK, _MASTER, _LINKINFO, _VFINFO_LIST, _CARRIER, _LINK_NETNSID = 3, 5, 10, 18, 22, 33, 37
+_IFNAME, _LINK, _MASTER, _LINKINFO, _CARRIER, _LINK_NETNSID = 3, 5, 10, 18, 33, 37
 _INFO_KIND, _INFO_DATA, _INFO_PORT_KIND, _INFO_PORT_DATA = 1, 2, 4, 5
 _BOND_MODE, _BOND_ACTIVE, _BOND_AD_INFO, _AD_AGGREGATOR = 1, 2, 23, 1
 _BOND_PORT_AGGREGATOR, _BRIDGE_PORT_STATE = 6, 1
-_VF_RATE = 6
-_RATE = struct.Struct("=IxxxxI")
-"""struct ifla_vf_rate: function, least and greatest rate of what it sends."""
-_RTA_DST, _RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 1, 4, 6, 9, 15
+_RTA_OIF, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_TABLE = 4, 6, 9, 15
+_ROOT, _TC_KIND, _TC_OPTIONS = 0xFFFFFFFF, 1, 2
+_TBF_PARMS, _TBF_RATE64 = 1, 4
+_TBF = struct.Struct("=8xI")
+"""The begin of struct tc_tbf_qopt: tc_ratespec, whose rate comes last."""
 _NEXT_HOP = struct.Struct("=HBBi")
 _UNICAST, _MAIN_TABLE = 1, 254
 _FAMILIES = {2: 4, 10: 6}
-_WITH_FUNCTIONS = 1
 _OF_PODS = frozenset({"veth", "ifb"})
 ROUTES_S = 600.0
 """Routes are read so often at least; a change of a default route is told at once."""
 _SPEED_UNKNOWN = 0xFFFFFFFF
-_GRE, _IP_TUNNEL = (1, (7,)), (1, (3,))
-_TUNNELS: dict[str, tuple[int, tuple[int, ...]]] = {
-    "vxlan": (3, (2, 16)),
-    "geneve": (0, (2, 7)),
-    **dict.fromkeys(("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan"), _GRE),
-    **dict.fromkeys(("ipip", "sit", "ip6tnl"), _IP_TUNNEL),
-    **dict.fromkeys(("vti", "vti6", "xfrm"), (1, ())),
-}
-"""By kind: which attribute has the device below (0 is none), and which the other end's address (linux/if_tunnel.h)."""
 
 
 class _Ethtool(AsyncNlEthtool):  # type: ignore[misc]
@@ -96,24 +87,38 @@ class LinkReader:
         """
         directory = NetDirectory(self._sys)
         async with rtnetlink("cannot read links") as netlink:
-            links = await dump(netlink, _links_request, RTM_GETLINK, partial(parse_link, directory=directory))
+            links = await dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
+            roots = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_root))
             routes, now_s = self._routes, time.monotonic()
             if routes is None or now_s - self._read_at_s >= ROUTES_S:
                 # Set before reading: a change meanwhile is read next time.
                 self._routes, self._read_at_s = (), now_s
-                # Where a tunnel's packets leave is told by the routes to its other end; no one else needs them.
-                parse = parse_routes if any(link.remote for link in links) else parse_default_routes
-                routes = tuple(route for hops in await dump(netlink, rtmsg, RTM_GETROUTE, parse) for route in hops)
+                dumped = await dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
+                routes = tuple(route for hops in dumped for route in hops)
                 if self._routes is not None:
                     self._routes = routes
-        links = await _with_speeds(links, directory)
+        links = await _with_speeds([_with_root(link, roots) for link in links], directory)
         return LinkSnapshot(links=tuple(links), routes=routes, machine=read_machine(self._sys, self._proc))
 
 
-def _links_request() -> ifinfmsg:
-    request = ifinfmsg()
-    request["attrs"].append(["IFLA_EXT_MASK", _WITH_FUNCTIONS])
-    return request
+def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
+    if link.kind in _OF_PODS or link.index not in roots:
+        return link
+    kind, mbps = roots[link.index]
+    return msgspec.structs.replace(link, root=kind, root_mbps=mbps)
+
+
+def parse_root(data: bytes, begin: int, end: int) -> tuple[int, tuple[str, int | None]] | None:
+    """RTM_NEWQDISC: device, and kind and rate of its root, the rate of token buckets only; None of others than roots."""
+    _, index, _, parent, _ = TC.unpack_from(data, begin)
+    if parent != _ROOT:
+        return None
+    spans = attributes(data, begin + TC.size, end)
+    kind, options = read_text(data, spans, _TC_KIND), nested(data, spans, _TC_OPTIONS)
+    if kind != "tbf" or _TBF_PARMS not in options:
+        return index, (kind, None)
+    rate = read_number(data, options, _TBF_RATE64) or _TBF.unpack_from(data, options[_TBF_PARMS][0])[0]
+    return index, (kind, rate * 8 // 1_000_000)
 
 
 def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Link:
@@ -135,11 +140,9 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
         return link
     options, port = nested(data, info, _INFO_DATA), nested(data, info, _INFO_PORT_DATA)
     port_kind = read_text(data, info, _INFO_PORT_KIND)
-    below, others = _TUNNELS.get(kind, (0, ()))
     bond, physical = kind == "bond", directory.is_physical(name)
     return msgspec.structs.replace(
         link,
-        parent=link.parent or read_u32(data, options, below),
         physical=physical,
         driver=directory.driver(name) if physical else "",
         loopback=bool(flags & IFF_LOOPBACK),
@@ -147,10 +150,7 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
         active_slave=read_u32(data, options, _BOND_ACTIVE) if bond else None,
         aggregator=_aggregator(data, options if bond else {}, port if port_kind == "bond" else {}),
         port_state=read_number(data, port, _BRIDGE_PORT_STATE) if port_kind == "bridge" else None,
-        remote=next((text for one in others if (text := _address(data, options, one))), ""),
-        physical_function=directory.physical_function(name) if physical else "",
-        vf_number=directory.vf_number(name) if physical else None,
-        vf_rates_mbps=_vf_rates(data, spans),
+        virtual_function=physical and directory.is_virtual_function(name),
     )
 
 
@@ -160,44 +160,18 @@ def _aggregator(data: bytes, bond: Spans, port: Spans) -> int | None:
     return active or read_number(data, port, _BOND_PORT_AGGREGATOR)
 
 
-def _address(data: bytes, spans: Spans, kind: int) -> str:
-    """An address of either family; empty without one, and for the one that stands for any."""
-    packed = data[slice(*spans[kind])] if kind in spans else b""
-    return str(ipaddress.ip_address(packed)) if any(packed) and len(packed) in {4, 16} else ""
-
-
-def _vf_rates(data: bytes, spans: Spans) -> dict[int, int]:
-    """Limits of virtual functions in Mbit/s, by number (IFLA_VFINFO_LIST)."""
-    if _VFINFO_LIST not in spans:
-        return {}
-    rates: dict[int, int] = {}
-    for _, span in each_attribute(data, *spans[_VFINFO_LIST]):
-        rate = attributes(data, *span).get(_VF_RATE)
-        if rate is not None and rate[1] - rate[0] >= _RATE.size:
-            function, most = _RATE.unpack_from(data, rate[0])
-            rates[function] = most
-    return rates
-
-
-def parse_default_routes(data: bytes, begin: int, end: int) -> list[Route] | None:
-    """As `parse_routes`, of default routes alone; the length of the destination is the second byte of struct rtmsg."""
-    return None if data[begin + 1] else parse_routes(data, begin, end)
-
-
-def parse_routes(data: bytes, begin: int, end: int) -> list[Route] | None:
-    """RTM_NEWROUTE: struct rtmsg and RTA_* attributes. One route per next hop; only unicast ones of the main table."""
+def parse_default_route(data: bytes, begin: int, end: int) -> list[Route] | None:
+    """RTM_NEWROUTE: struct rtmsg and RTA_* attributes. One route per next hop; only unicast default ones of the main table."""
     family, length, _, _, table, _, _, kind, _ = _ROUTE.unpack_from(data, begin)
-    spans = attributes(data, begin + _ROUTE.size, end)
-    table = read_u32(data, spans, _RTA_TABLE) or table
-    if kind != _UNICAST or table != _MAIN_TABLE or family not in _FAMILIES:
+    if length or kind != _UNICAST or family not in _FAMILIES:
         return None
-    where = ""
-    if length and _RTA_DST in spans:
-        where = f"{ipaddress.ip_address(data[slice(*spans[_RTA_DST])])}/{length}"
+    spans = attributes(data, begin + _ROUTE.size, end)
+    if (read_u32(data, spans, _RTA_TABLE) or table) != _MAIN_TABLE:
+        return None
     device = read_u32(data, spans, _RTA_OIF)
     hops = [device] if device is not None else _next_hops(data, spans.get(_RTA_MULTIPATH))
     metric = read_u32(data, spans, _RTA_PRIORITY) or 0
-    return [Route(device=hop, destination=where, metric=metric, family=_FAMILIES[family]) for hop in hops]
+    return [Route(device=hop, metric=metric, family=_FAMILIES[family], multipath=len(hops) > 1) for hop in hops]
 
 
 def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:

@@ -10,6 +10,7 @@ import msgspec
 BOND_ACTIVE_BACKUP = 1
 BOND_BROADCAST = 3
 BOND_LACP = 4
+BOND_TLB = 5
 BOND_MODES = ("balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb", "balance-alb")
 BRIDGE_FORWARDING = 3
 
@@ -31,11 +32,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         active_slave: of an active-backup bond.
         aggregator: of an 802.3ad bond the number of its active aggregator, of a port of it that of its own.
         port_state: of a bridge port (IFLA_BRPORT_STATE, 3 forwards).
-        remote: other end of a point-to-point tunnel, an address, or empty.
-        physical_function: name of the device whose virtual function this is; empty when it is none, ``?`` when the
-            physical function cannot be seen from here, as in a virtual machine.
-        vf_rates_mbps: of a physical function: limit by virtual function's number (0 is no limit).
-        vf_number: which of the virtual functions it is.
+        virtual_function: it is one of an SR-IOV device.
+        root: kind of the queueing discipline at its root; ``root_mbps`` the rate of a token bucket there, Mbit/s.
         ethtool_mbps: SPEED of ethtool's link modes, -1 for unknown, None where ethtool gave an error.
         sysfs_mbps: the file ``speed``, None where reading it gave an error.
         psutil_mbps: psutil's speed, 0 for unknown; read only where both others are missing.
@@ -55,22 +53,21 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     active_slave: int | None = None
     aggregator: int | None = None
     port_state: int | None = None
-    remote: str = ""
-    physical_function: str = ""
-    vf_rates_mbps: dict[int, int] = {}
-    vf_number: int | None = None
+    virtual_function: bool = False
+    root: str = ""
+    root_mbps: int | None = None
     ethtool_mbps: int | None = None
     sysfs_mbps: int | None = None
     psutil_mbps: int | None = None
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A unicast route of the main table; the empty destination is the default route."""
+    """A hop of a default route of the main table; ``multipath`` where the route has several."""
 
     device: int
-    destination: str = ""
     metric: int = 0
     family: int = 4
+    multipath: bool = False
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

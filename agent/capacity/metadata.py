@@ -16,7 +16,7 @@ import aiohttp
 from agent.capacity.links import Machine
 from agent.capacity.node_bandwidth import INSTANCE_TYPE_LABEL
 from agent.capacity.rules import is_azure
-from agent.node import NodeView
+from agent.node import NodeView, OwnNode
 from kubekit import logs
 
 log = logs.get("agent.metadata")
@@ -27,6 +27,7 @@ TIMEOUT_S = 2.0
 RETRY_S = 600.0
 _TOKEN_TTL, _TOKEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
 _GOOGLE = {"Metadata-Flavor": "Google"}
+_AMAZON_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _TYPE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST_BYTES = 4096
 
@@ -42,8 +43,19 @@ def cloud_of(machine: Machine) -> Cloud | None:
     return "azure" if is_azure(machine) else None
 
 
+async def find_type(machine: Machine, node: OwnNode | None, service: str = SERVICE) -> str:
+    """The type of this instance, once: empty where the node's label says it, or nobody does."""
+    cloud = cloud_of(machine)
+    if cloud is None or (node is not None and node.metadata.label(INSTANCE_TYPE_LABEL)):
+        return ""
+    # Amazon's firmware names the type, and nothing on the network can answer in its place.
+    if cloud == "amazon" and _AMAZON_TYPE.fullmatch(machine.product):
+        return machine.product
+    return await ask(cloud, service)
+
+
 class InstanceType:
-    """The type as the metadata service says.
+    """The type as firmware or the metadata service says.
 
     Args:
         machine: what firmware says about this machine.
@@ -56,15 +68,16 @@ class InstanceType:
 
     def __init__(self, machine: Machine, view: NodeView, service: str = SERVICE) -> None:
         self.value = ""
-        self._cloud, self._view, self._service = cloud_of(machine), view, service
+        self._machine, self._view, self._service = machine, view, service
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Ask until there is an answer, for which ``changed`` is called, or a label; then do nothing until cancelled."""
         node = await self._view.known()
-        while self._cloud is not None and not self.value and not node.metadata.label(INSTANCE_TYPE_LABEL):
-            self.value = await ask(self._cloud, self._service)
+        cloud = cloud_of(self._machine)
+        while cloud is not None and not self.value and not node.metadata.label(INSTANCE_TYPE_LABEL):
+            self.value = await find_type(self._machine, node, self._service)
             if self.value:
-                log.info("instance type from the metadata service", type=self.value, cloud=self._cloud)
+                log.info("instance type", type=self.value, cloud=cloud)
                 changed()
             else:
                 await asyncio.sleep(RETRY_S)

@@ -69,9 +69,13 @@ def choose_bandwidth(
         instance_type: what the cloud's metadata service says, for nodes without the label.
     """
     warnings: list[str] = []
+    label = node.metadata.label(INSTANCE_TYPE_LABEL) if node is not None else ""
+    instance_type = label or instance_type
     gross_bps, source, explanation = _configured(node, config, warnings, instance_type) or _found(
         hardware, measured_bps
     )
+    if source == "unknown" and instance_type:
+        explanation = f"instance type {instance_type} is not in the table; {explanation}"
     rate_bps = None if gross_bps is None else after_reserve(gross_bps, config.reserve)
     if rate_bps is not None and gross_bps is not None and rate_bps != gross_bps:
         explanation += f"; {gross_bps - rate_bps} bit/s of {gross_bps} are reserved"
@@ -110,7 +114,6 @@ def _configured(
     for rule in config.capacity_rules:
         if rule.selector.matches(node.metadata.labels):
             return rule.rate_bps, "node-label", f"configured for nodes with {rule.text}"
-    instance_type = node.metadata.label(INSTANCE_TYPE_LABEL) or instance_type
     if instance_type in config.capacity_by_type:
         return config.capacity_by_type[instance_type], "instance-type", f"configured for {instance_type}"
     listed = find_instance(instance_type) if instance_type else None

@@ -55,7 +55,15 @@ def owner_of(node: OwnNode) -> str:
     return node.metadata.annotation(OWNER_ANNOTATION)
 
 
-def plan_writes(node: OwnNode, offer: NodeBandwidth, allocatable: AllocatableMode, now_s: float) -> Writes:
+def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
+    """A published capacity that is not ours; empty for none, and for the 0 that a kubelet leaves behind."""
+    found = _amounts(node, "capacity").get(BANDWIDTH, "0")
+    return "" if found == "0" or (rate_bps is not None and _same_quantity(found, rate_bps)) else found
+
+
+def plan_writes(
+    node: OwnNode, offer: NodeBandwidth, allocatable: AllocatableMode, now_s: float, *, disputed: str = ""
+) -> Writes:
     """Compare what the node says with the offer.
 
     A capacity that is no longer known stays as it was published, because taking it away would evict nobody and starve
@@ -66,10 +74,17 @@ def plan_writes(node: OwnNode, offer: NodeBandwidth, allocatable: AllocatableMod
         offer: what we know.
         allocatable: see `AgentConfig`.
         now_s: seconds since the epoch, for the condition.
+        disputed: that somebody else writes the resource again and again, in words.
     """
-    owner = owner_of(node)
+    owner, foreign = owner_of(node), foreign_value(node, offer.rate_bps)
     if owner not in {"", AGENT}:
-        return Writes(condition=_condition_patch(node, _disputed(owner), now_s))
+        return Writes(condition=_condition_patch(node, _owned_by_other(f"names {owner}; remove it"), now_s))
+    if not owner and foreign:
+        found = f"is missing and {BANDWIDTH} is {foreign} already; set it to {AGENT}"
+        return Writes(condition=_condition_patch(node, _owned_by_other(found), now_s))
+    if disputed:
+        held = conditions.condition(CONDITION, holds=False, reason="Disputed", message=disputed)
+        return Writes(condition=_condition_patch(node, held, now_s))
     with_allocatable = allocatable == "always" or (allocatable == "auto" and not has_kubelet(node))
     if offer.rate_bps is None:
         stale = tuple(
@@ -135,8 +150,8 @@ def _state(offer: NodeBandwidth) -> Condition:
     return conditions.condition(CONDITION, holds=True, reason=reason, message=offer.explanation)
 
 
-def _disputed(owner: str) -> Condition:
-    message = f"annotation {OWNER_ANNOTATION} names {owner}; remove it to let {AGENT} publish"
+def _owned_by_other(found: str) -> Condition:
+    message = f"annotation {OWNER_ANNOTATION} {found} to let {AGENT} publish"
     return conditions.condition(CONDITION, holds=False, reason="OwnedByOther", message=message)
 
 

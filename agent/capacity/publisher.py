@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from agent.capacity.node_bandwidth import Finding, NodeBandwidth, choose_bandwidth, remember_peak
-from agent.capacity.publication import Writes, plan_writes
+from agent.capacity.publication import Writes, foreign_value, owner_of, plan_writes
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.node import NodeView, OwnNode
@@ -23,6 +23,7 @@ from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
 from kubekit.errors import KubekitError
 from kubekit.waiting import Backoff, comes
 from kubekit.wire import NODES, Resource
+from netperf.contract import AGENT
 
 log = logs.get("agent.capacity")
 
@@ -35,6 +36,45 @@ SETTLE_S = 0.5
 LEAST_PAUSE_S = 1.0
 STALE_S = 2.0
 """How long to wait for the watch to show our own write, before planning from the old state again."""
+
+
+DISPUTED_AFTER = 3
+"""How often a value of ours is replaced within `HELD_S` before it counts as disputed."""
+HELD_S = 600.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0
+
+
+class Disputes:
+    """Another writer's values where ours had been, and how long to leave them.
+
+    Attributes:
+        written_bps: what we wrote last; None before.
+    """
+
+    def __init__(self) -> None:
+        self.written_bps: int | None = None
+        self._replaced_s: list[float] = []
+        self._wait_until_s = 0.0
+
+    def check(self, node: OwnNode, offer: NodeBandwidth, now_s: float) -> str:
+        """Why not to write now, in words; empty when writing is right."""
+        if now_s < self._wait_until_s:
+            return self._words
+        self._replaced_s = [at_s for at_s in self._replaced_s if now_s - at_s < HELD_S]
+        foreign = foreign_value(node, self.written_bps)
+        if self.written_bps != offer.rate_bps or owner_of(node) != AGENT or not foreign:
+            return ""
+        self.written_bps = None  # counted once
+        self._replaced_s.append(now_s)
+        beyond = len(self._replaced_s) - DISPUTED_AFTER
+        if beyond < 0:
+            return ""
+        self._wait_until_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(beyond, 10))
+        return self._words
+
+    @property
+    def _words(self) -> str:
+        return f"somebody else replaced the published value {len(self._replaced_s)} times within ten minutes"
 
 
 class NodePatcher(Protocol):
@@ -82,6 +122,12 @@ class Publisher:
         self.offer: NodeBandwidth | None = None
         self._writes = Counter(
             "netaware_node_bandwidth_writes", "Writes to the own node, by outcome.", ["outcome"], registry=registry
+        )
+        self._disputes = Disputes()
+        self._disputed = Gauge(
+            "netaware_node_bandwidth_disputed",
+            "1 while another writer replaces the published capacity again and again, and the agent waits.",
+            registry=registry,
         )
         view.subscribe(self._wake.set)
 
@@ -143,10 +189,14 @@ class Publisher:
         if node.metadata.resource_version == self._planned_from:
             self._planned_from = ""  # the watch lags behind our write; if it still does next time, we write again
             return False
-        writes = plan_writes(node, offer, self._config.allocatable, time.time())
+        disputed = self._disputes.check(node, offer, asyncio.get_running_loop().time())
+        self._disputed.set(bool(disputed))
+        writes = plan_writes(node, offer, self._config.allocatable, time.time(), disputed=disputed)
         if not writes:
             return False
         await self._execute(node.metadata.name, writes)
+        if writes.status and offer.rate_bps is not None:
+            self._disputes.written_bps = offer.rate_bps
         self._planned_from = node.metadata.resource_version
         return True
 

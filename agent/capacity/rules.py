@@ -7,8 +7,6 @@ docs/contracts).
 
 from __future__ import annotations
 
-import ipaddress
-
 import msgspec
 
 from agent.capacity.links import (
@@ -16,20 +14,19 @@ from agent.capacity.links import (
     BOND_BROADCAST,
     BOND_LACP,
     BOND_MODES,
+    BOND_TLB,
     BRIDGE_FORWARDING,
     Link,
     LinkSnapshot,
     Machine,
-    Route,
 )
 from agent.capacity.node_bandwidth import Finding
 
 _ON_PARENT = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
-_TUNNELS = frozenset(
-    {"vxlan", "geneve", "gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan", "ipip", "sit", "ip6tnl"}
-    | {"wireguard", "vti", "vti6", "xfrm", "amt", "bareudp"}
-)
-_SWITCH_INSIDES = frozenset({"veth", "tun", "tap", "dummy", "ifb", "openvswitch"} | _TUNNELS)
+_LEADS_OUT = _ON_PARENT | {"", "bond"}
+"""Kinds of a bridge's ports that lead out of the machine."""
+_SHAPERS = frozenset({"htb", "hfsc", "cake", "cbq", "tbf"})
+"""Queueing disciplines that limit what a device sends."""
 _FICTIONS = {
     "veth": "a veth pair says 10 Gbit/s and has no speed of its own",
     "tun": "a TUN or TAP device has no speed of its own",
@@ -60,77 +57,93 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 def find_capacity(snapshot: LinkSnapshot) -> Finding:
-    """The capacity of a node's uplinks.
+    """The capacity of a node's uplinks: per direction, of the path that pods use.
 
-    Several default routes of the same metric are used together, so their devices add up; those of a greater metric wait
-    for a failure and do not count, nor do those that are down while others are up. A device that is reached twice, as two
-    VLANs of one bond, counts once.
+    The devices of one multipath route add up. Where the families use different devices the smaller capacity counts, since a pod
+    may use either.
     """
     links = snapshot.by_index()
     uplinks, standby = pick_uplinks(snapshot)
-    if not uplinks:
+    if not any(uplinks.values()):
         return Finding(None, "there is no default route")
-    total_mbps = 0
-    counted: set[str] = set()
-    parts: list[str] = []
-    down = [index for index in uplinks if index in links and not links[index].up]
-    if len(down) < len(uplinks):
-        uplinks = [index for index in uplinks if index not in down]
-    else:
-        down = []
     try:
-        for index in uplinks:
-            if index not in links:
-                raise _Unknown(f"the default route's device {index} is not there")
-            found = _resolve(links[index], snapshot, links, ())
-            if found.physical <= counted:
-                parts.append(f"{links[index].name} (counted already)")
-                continue
-            if found.physical & counted:
-                raise _Unknown(f"{links[index].name} shares some of its devices with another uplink")
-            counted |= found.physical
-            total_mbps += found.mbps
-            parts.append(found.how)
+        found = {family: _sum_of(indexes, snapshot, links) for family, indexes in uplinks.items() if indexes}
     except _Unknown as reason:
-        return Finding(None, str(reason), _physical_names(uplinks, links))
-    how = " + ".join(parts)
-    for state, indexes in (("standby", standby), ("down", down)):
-        if indexes:
-            how += f"; {state}: " + ", ".join(links[i].name if i in links else str(i) for i in indexes)
-    return Finding(total_mbps * 1_000_000, how, tuple(sorted(counted)))
+        every = [index for indexes in uplinks.values() for index in indexes]
+        return Finding(None, str(reason), _physical_names(every, links))
+    total = min(found.values(), key=lambda one: one.mbps)
+    how = total.how
+    for family, other in found.items():
+        if other.physical != total.physical:
+            how += f"; by IPv{family} {other.how}"
+    if standby:
+        how += "; standby: " + ", ".join(links[i].name if i in links else str(i) for i in standby)
+    return Finding(total.mbps * 1_000_000, how, tuple(sorted(total.physical)))
 
 
-def pick_uplinks(snapshot: LinkSnapshot) -> tuple[list[int], list[int]]:
-    """Devices of the default routes in use, and of those that wait, each in the order of the table."""
-    used: list[int] = []
+def _sum_of(uplinks: list[int], snapshot: LinkSnapshot, links: dict[int, Link]) -> _Found:
+    """What the devices of one route carry together; a device that is reached twice, as two VLANs of one bond, counts once."""
+    mbps, physical, parts = 0, frozenset[str](), list[str]()
+    for index in uplinks:
+        if index not in links:
+            raise _Unknown(f"the default route's device {index} is not there")
+        found = _resolve(links[index], snapshot, links, ())
+        if found.physical <= physical:
+            parts.append(f"{links[index].name} (counted already)")
+            continue
+        if found.physical & physical:
+            raise _Unknown(f"{links[index].name} shares some of its devices with another uplink")
+        mbps, physical = mbps + found.mbps, physical | found.physical
+        parts.append(found.how)
+    return _Found(mbps, " + ".join(parts), physical)
+
+
+def pick_uplinks(snapshot: LinkSnapshot) -> tuple[dict[int, list[int]], list[int]]:
+    """By family the devices of the default route in use, and all devices that wait, each in the order of the table.
+
+    Of several default routes of the least metric the kernel uses the first whose device is up; all hops of a multipath one.
+    """
+    up = {link.index for link in snapshot.links if link.up}
+    used: dict[int, list[int]] = {}
     waiting: list[int] = []
     for family in (4, 6):
-        defaults = [route for route in snapshot.routes if not route.destination and route.family == family]
-        best = min((route.metric for route in defaults), default=0)
-        for route in defaults:
-            (used if route.metric == best else waiting).append(route.device)
-    # A device that is in use for one family is in use.
-    return list(dict.fromkeys(used)), [i for i in dict.fromkeys(waiting) if i not in used]
+        defaults = sorted((r for r in snapshot.routes if r.family == family), key=lambda r: r.metric)
+        live = [route for route in defaults if route.device in up] or defaults
+        first = live[0] if live else None
+        used[family] = list(
+            dict.fromkeys(
+                r.device
+                for r in live
+                if first is not None and (r is first or (first.multipath and r.multipath and r.metric == first.metric))
+            )
+        )
+        waiting += [route.device for route in defaults]
+    in_use = {index for indexes in used.values() for index in indexes}
+    return used, [index for index in dict.fromkeys(waiting) if index not in in_use]
 
 
 def _resolve(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
+    found = _resolve_unshaped(link, snapshot, links, seen)
+    if link.root not in _SHAPERS:
+        return found
+    if link.root_mbps is None:
+        raise _Unknown(f"{link.name}: its queueing discipline {link.root} may limit it; set --capacity")
+    if link.root_mbps >= found.mbps:
+        return found
+    return msgspec.structs.replace(found, mbps=link.root_mbps, how=f"{found.how}, limited by {link.root}")
+
+
+def _resolve_unshaped(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
     if link.index in seen or len(seen) >= _DEEPEST:
         raise _Unknown(f"{link.name}: its lower devices form a loop")
     seen = (*seen, link.index)
-    if link.kind in {"bond", "team"}:
+    if link.kind == "bond":
         return _bundle(link, snapshot, links, seen)
     if link.kind in _ON_PARENT:
         return _above(link, _parent(link, links), snapshot, links, seen)
     if link.kind == "bridge":
-        ports = [port for port in links.values() if port.master == link.index]
-        return _through_switch(link, ports, snapshot, links, seen)
-    if link.kind == "openvswitch":
-        datapaths = {other.index for other in links.values() if other.kind == "openvswitch"}
-        ports = [port for port in links.values() if port.master in datapaths]
-        return _through_switch(link, ports, snapshot, links, seen)
-    if link.kind in _TUNNELS:
-        return _above(link, _underlay(link, snapshot, links), snapshot, links, seen)
-    return _hardware(link, snapshot, links)
+        return _through_bridge(link, snapshot, links, seen)
+    return _hardware(link, snapshot)
 
 
 def _above(link: Link, lower: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
@@ -165,20 +178,17 @@ def _bundle(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tu
     found = [_resolve(slave, snapshot, links, seen) for slave in live]
     physical = frozenset[str]().union(*(one.physical for one in found))
     speeds = [one.mbps for one in found]
-    # How a team spreads its traffic is known to its daemon only.
-    smallest = mode == BOND_BROADCAST or link.kind == "team"
+    # balance-tlb sends on all slaves and receives on one.
+    smallest = mode in {BOND_BROADCAST, BOND_TLB}
     how = f"{link.name} ({name}: {', '.join(one.how for one in found)})"
     return _Found(min(speeds) if smallest else sum(speeds), how, physical)
 
 
-def _through_switch(
-    link: Link, ports: list[Link], snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]
-) -> _Found:
-    """A bridge or Open vSwitch: the ports that lead out. Of several the slowest, since the path is not ours to know."""
+def _through_bridge(link: Link, snapshot: LinkSnapshot, links: dict[int, Link], seen: tuple[int, ...]) -> _Found:
+    """The ports that lead out. Of several the slowest, since the path is not ours to know."""
+    ports = [port for port in links.values() if port.master == link.index]
     outward = [
-        port
-        for port in ports
-        if port.up and port.kind not in _SWITCH_INSIDES and port.port_state in {None, BRIDGE_FORWARDING}
+        port for port in ports if port.up and port.kind in _LEADS_OUT and port.port_state in {None, BRIDGE_FORWARDING}
     ]
     if not outward:
         raise _Unknown(f"{link.name}: none of its {len(ports)} ports leads out of this machine")
@@ -189,39 +199,14 @@ def _through_switch(
     return _Found(slowest.mbps, f"{link.name} on {slowest.how}{of_several}", physical)
 
 
-def _underlay(link: Link, snapshot: LinkSnapshot, links: dict[int, Link]) -> Link:
-    """The device that a tunnel's packets leave by."""
-    if link.parent is not None and link.parent not in {0, link.index} and not link.parent_elsewhere:
-        return _parent(link, links)
-    candidates = [route for route in snapshot.routes if route.device != link.index and route.device in links]
-    if link.remote:
-        routed = [route for route in candidates if _covers(route, link.remote)]
-        if routed:
-            best = max(routed, key=lambda route: (_prefix_length(route), -route.metric))
-            return links[best.device]
-    devices = {route.device for route in candidates if not route.destination}
-    if not devices:
-        devices = {other.index for other in links.values() if other.physical and other.up}
-    if len(devices) != 1:
-        raise _Unknown(f"{link.name}: which of {len(devices)} devices the tunnel uses cannot be told")
-    return links[devices.pop()]
-
-
-def _covers(route: Route, address: str) -> bool:
-    if not route.destination:
-        return route.family == ipaddress.ip_address(address).version
-    network = ipaddress.ip_network(route.destination, strict=False)
-    return ipaddress.ip_address(address) in network
-
-
-def _prefix_length(route: Route) -> int:
-    return ipaddress.ip_network(route.destination, strict=False).prefixlen if route.destination else 0
-
-
-def _hardware(link: Link, snapshot: LinkSnapshot, links: dict[int, Link]) -> _Found:
+def _hardware(link: Link, snapshot: LinkSnapshot) -> _Found:
     """The speed of a device with nothing below it, unless it is a fiction."""
     if link.loopback:
         raise _Unknown(f"{link.name} is the loopback")
+    if link.kind and link.kind not in _FICTIONS:
+        raise _Unknown(f"{link.name}: what a device of kind {link.kind} carries is not known; set --capacity")
+    if link.virtual_function:
+        raise _Unknown(f"{link.name} is a virtual function, which shares its port; set --capacity")
     fiction = _FICTIONS.get(link.kind) or _FICTIONAL_DRIVERS.get(link.driver)
     if fiction is None and is_azure(snapshot.machine):
         fiction = "Azure's ports are faster than what the instance may use"
@@ -235,22 +220,7 @@ def _hardware(link: Link, snapshot: LinkSnapshot, links: dict[int, Link]) -> _Fo
     if mbps is None:
         driver = f" ({link.driver})" if link.driver else ""
         raise _Unknown(f"{link.name}{driver}: {source}")
-    how = f"{link.name} {_shown(mbps)} by {source}"
-    if link.physical_function:
-        return _virtual_function(link, mbps, how, links)
-    return _Found(mbps, how, frozenset({link.name}))
-
-
-def _virtual_function(link: Link, mbps: int, how: str, links: dict[int, Link]) -> _Found:
-    """An SR-IOV function reports its port's speed; the physical function knows whether it is limited to less."""
-    owner = next((other for other in links.values() if other.name == link.physical_function), None)
-    if owner is None:
-        return _Found(mbps, f"{how} (virtual function, shares its port)", frozenset({link.name}))
-    port_mbps, _ = read_speed(owner)
-    limit_mbps = owner.vf_rates_mbps.get(link.vf_number, 0) if link.vf_number is not None else 0
-    least = min(speed for speed in (mbps, port_mbps, limit_mbps) if speed)
-    limited = f", limited to {_shown(limit_mbps)}" if limit_mbps and limit_mbps == least else ""
-    return _Found(least, f"{how} (virtual function of {owner.name}{limited})", frozenset({link.name}))
+    return _Found(mbps, f"{link.name} {_shown(mbps)} by {source}", frozenset({link.name}))
 
 
 def read_speed(link: Link) -> tuple[int | None, str]:
@@ -287,7 +257,7 @@ def _physical_names(uplinks: list[int], links: dict[int, Link]) -> tuple[str, ..
         if link.index in seen:
             continue
         seen.add(link.index)
-        lowers = [other for other in links.values() if other.master == link.index and other.kind not in _SWITCH_INSIDES]
+        lowers = [other for other in links.values() if other.master == link.index and other.kind in _LEADS_OUT]
         parent = links.get(link.parent) if link.parent is not None and not link.parent_elsewhere else None
         if link.kind in _ON_PARENT and parent is not None:
             lowers.append(parent)

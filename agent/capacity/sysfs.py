@@ -35,28 +35,9 @@ class NetDirectory:
         except OSError:
             return ""
 
-    def physical_function(self, name: str) -> str:
-        """Device name of the physical function; ``?`` when there is one but not in sight; empty when it is none."""
-        link = self._root / name / "device" / "physfn"
-        if not link.exists():
-            return ""
-        try:
-            names = sorted(entry.name for entry in (link / "net").iterdir())
-        except OSError:
-            return "?"
-        return names[0] if names else "?"
-
-    def vf_number(self, name: str) -> int | None:
-        """Which virtual function of its physical function a device is."""
-        device = self._root / name / "device"
-        try:
-            own = device.resolve()
-            for entry in (device / "physfn").iterdir():
-                if entry.name.startswith("virtfn") and entry.resolve() == own:
-                    return int(entry.name.removeprefix("virtfn"))
-        except (OSError, ValueError):
-            return None
-        return None
+    def is_virtual_function(self, name: str) -> bool:
+        """Whether it is a virtual function of an SR-IOV device."""
+        return (self._root / name / "device" / "physfn").exists()
 
     def counters(self, name: str) -> tuple[int, int] | None:
         """Bytes sent and received so far."""

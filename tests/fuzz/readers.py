@@ -18,7 +18,7 @@ from agent.bandwidth.cni import parse_cached
 from agent.bandwidth.counters import parse_bucket, parse_device_count, parse_redirected
 from agent.bandwidth.locate import parse_cgroup
 from agent.bandwidth.traffic_control import parse_class, parse_device, parse_filter, parse_qdisc
-from agent.capacity.kernel import parse_default_routes, parse_routes
+from agent.capacity.kernel import parse_default_route, parse_root
 from agent.config import parse_rate, parse_reserve, parse_share
 from agent.netlink import KernelError
 from agent.probing.secret import decode_secret
@@ -268,8 +268,8 @@ READERS: dict[str, tuple[Reader, str, tuple[type[Exception], ...]]] = {
     "filter": (netlink(partial(parse_filter, hook="ingress")), FILTER, NETLINK),
     "counters of a queue": (netlink(parse_bucket), BUCKET, NETLINK),
     "counters of a filter": (netlink(parse_redirected), FILTER, NETLINK),
-    "routes": (netlink(parse_routes), ROUTE, NETLINK),
-    "default routes": (netlink(parse_default_routes), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
+    "default routes": (netlink(parse_default_route), ROUTE[0] + "\0" + ROUTE[2:], NETLINK),
+    "root queueing disciplines": (netlink(parse_root), BUCKET, NETLINK),
     "connections": (
         lambda text: list(read_entries(text.encode("latin-1", "replace"))),
         connection(),

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from agent.capacity.instances import find_instance
 from agent.capacity.links import Machine
-from agent.capacity.metadata import Cloud, InstanceType, ask, cloud_of
+from agent.capacity.metadata import Cloud, InstanceType, ask, cloud_of, find_type
 from agent.capacity.node_bandwidth import Finding, choose_bandwidth
 from agent.capacity.rules import AZURE_ASSET_TAG
 from agent.config import AgentConfig
@@ -138,6 +138,19 @@ async def test_nobody_is_asked_where_the_label_says_it_or_the_machine_is_no_clou
         await asyncio.sleep(0.1)  # a request would be on its way
         task.cancel()
     assert service.asked == []
+
+
+async def test_firmware_that_names_the_type_is_believed_and_nobody_else_asked() -> None:
+    service = StandIn()
+    async with serving(service.answer) as url:
+        assert await find_type(AMAZON, node(), url) == "m5.large"
+        assert await find_type(AMAZON, node(**{"node.kubernetes.io/instance-type": "m5.large"}), url) == ""
+    assert service.asked == []
+
+
+def test_a_type_that_the_table_does_not_know_is_named() -> None:
+    offer = choose_bandwidth(node(), AgentConfig(node="n1"), Finding(None, "a guest"), None, "z9.future")
+    assert (offer.rate_bps, "z9.future is not in the table" in offer.explanation) == (None, True)
 
 
 @pytest.mark.parametrize(

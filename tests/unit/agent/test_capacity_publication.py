@@ -122,6 +122,14 @@ def test_hands_off_a_resource_that_somebody_else_owns() -> None:
     assert b"OwnedByOther" in msgspec.json.encode(writes.condition)
 
 
+def test_a_value_that_stood_there_before_us_is_not_taken_over_silently() -> None:
+    writes = plan_writes(node(capacity={BANDWIDTH: "1G"}), OFFER, "auto", NOW)
+    assert (writes.status, writes.metadata) == ((), None)
+    assert b"OwnedByOther" in msgspec.json.encode(writes.condition)
+    ours = {"netaware.io/bandwidth-owner": "netaware-agent"}
+    assert plan_writes(node(capacity={BANDWIDTH: "1G"}, annotations=ours), OFFER, "auto", NOW).status
+
+
 def test_cleanup_takes_back_what_we_wrote_and_leaves_what_others_wrote() -> None:
     annotations = ("netaware.io/bandwidth-owner", "netaware.io/bandwidth-source", "netaware.io/agent")
     writes = plan_withdrawal(settled(), annotations=annotations)

@@ -140,6 +140,20 @@ async def test_two_writers_who_disagree_do_not_flood_the_api_server() -> None:
         assert bench.store.writes - before <= 61
 
 
+async def test_a_writer_who_insists_is_left_alone_ever_longer_and_the_node_says_so() -> None:
+    async with Bench() as bench:
+        before = bench.store.writes
+        for _ in range(600):
+            await asyncio.sleep(2)
+            if bench.store.bandwidth == str(10 * G):
+                bench.store.set_capacity({"cpu": "8", BANDWIDTH: "1G"})
+        condition = next(c for c in bench.store.node.status.conditions or () if c.type == "NetawareBandwidth")
+        assert (condition.status, condition.reason) == ("False", "Disputed")
+        assert bench.store.writes - before <= 40
+        await asyncio.sleep(700)
+        assert bench.store.bandwidth == str(10 * G)
+
+
 async def test_a_link_that_changes_speed_is_followed_without_waiting_for_the_next_poll() -> None:
     async with Bench() as bench:
         bench.links.rate_bps = G

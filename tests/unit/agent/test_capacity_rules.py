@@ -35,11 +35,6 @@ def recording(name: str) -> LinkSnapshot:
         ("vlan_on_bond", 50 * G, ("eno1", "eno2")),
         ("bridge_on_nic", 10 * G, ("eno1",)),
         ("macvlan_on_nic", 10 * G, ("eno1",)),
-        ("open_vswitch", 40 * G, ("eno1",)),
-        ("wireguard_default", 1 * G, ("eno1",)),
-        ("vxlan_with_remote", 10 * G, ("eno2",)),
-        ("vf_in_sight_of_its_port", 4 * G, ("ens1f0v1",)),
-        ("vf_in_a_machine", 25 * G, ("ens5",)),
         ("two_uplinks_together", 20 * G, ("eno1", "eno2")),
         ("two_uplinks_one_waits", 10 * G, ("eno1",)),
         ("only_psutil_knows", 5 * G // 2, ("en0",)),
@@ -64,6 +59,9 @@ def test_capacity_is_that_of_the_physical_devices_below_the_default_route(
         ("no_uplink", "there is no default route"),
         ("bond_with_unknown_slave", "eth0 (virtio_net): its speed is unknown"),
         ("loop_of_vlans", "form a loop"),
+        ("open_vswitch", "kind openvswitch"),
+        ("wireguard_default", "kind wireguard"),
+        ("vf_in_a_machine", "virtual function"),
     ],
 )
 def test_a_speed_that_cannot_be_believed_is_no_capacity_and_the_reason_is_given(name: str, why: str) -> None:
@@ -117,7 +115,7 @@ def test_only_ports_of_the_active_aggregator_of_an_lacp_bond_carry_traffic() -> 
 
 def test_inside_a_virtual_machine_a_ports_speed_is_not_the_guests() -> None:
     guest = Machine(vendor="Amazon EC2", product="m5.large", hypervisor="the processor says so")
-    function = msgspec.structs.replace(nic(2, "ens5", 100_000), driver="mlx5_core", physical_function="?")
+    function = msgspec.structs.replace(nic(2, "ens5", 100_000), driver="mlx5_core")
     found = find_capacity(LinkSnapshot(links=(function,), routes=(Route(device=2),), machine=guest))
     assert (found.rate_bps, found.devices) == (None, ("ens5",))
     assert "inside a virtual machine" in found.explanation
@@ -151,8 +149,29 @@ def test_a_link_that_is_down_has_no_capacity() -> None:
 
 def test_of_two_uplinks_the_one_that_is_down_does_not_count() -> None:
     routes = Route(device=2), Route(device=3)
-    found = find_capacity(snapshot(nic(2, "a", 10_000), nic(3, "b", -1, up=False), routes=routes))
-    assert found == Finding(10 * G, "a 10G by ethtool; down: b", ("a",))
+    found = find_capacity(snapshot(nic(2, "a", 10_000, up=False), nic(3, "b", 1_000), routes=routes))
+    assert found == Finding(1 * G, "b 1G by ethtool; standby: a", ("b",))
+
+
+def test_of_two_default_routes_of_one_metric_the_kernel_uses_the_first_and_of_a_multipath_one_all_hops() -> None:
+    links = nic(2, "a", 10_000), nic(3, "b", 1_000)
+    assert find_capacity(snapshot(*links, routes=(Route(device=2), Route(device=3)))).rate_bps == 10 * G
+    hops = Route(device=2, multipath=True), Route(device=3, multipath=True)
+    assert find_capacity(snapshot(*links, routes=hops)).rate_bps == 11 * G
+
+
+def test_balance_tlb_receives_on_one_device_only() -> None:
+    slaves = nic(3, "a", 10_000, master=2), nic(4, "b", 10_000, master=2)
+    assert find_capacity(snapshot(bond(5), *slaves)).rate_bps == 10 * G
+    assert find_capacity(snapshot(bond(6), *slaves)).rate_bps == 20 * G
+
+
+@pytest.mark.parametrize(
+    ("root", "mbps", "rate_bps"), [("tbf", 500, G // 2), ("htb", None, None), ("fq", None, 10 * G)]
+)
+def test_a_queueing_discipline_that_limits_the_uplink_counts(root: str, mbps: int | None, rate_bps: int | None) -> None:
+    shaped = msgspec.structs.replace(nic(2, "a", 10_000), root=root, root_mbps=mbps)
+    assert find_capacity(snapshot(shaped)).rate_bps == rate_bps
 
 
 def test_a_vlan_whose_device_is_in_another_namespace_is_unknown() -> None:
@@ -169,16 +188,18 @@ def test_a_bridge_without_a_port_that_leads_out_is_unknown() -> None:
 def test_uplinks_that_share_only_some_of_their_devices_are_not_added() -> None:
     shared = nic(3, "a", 10_000, master=2), nic(4, "b", 10_000, master=2)
     vlan = Link(index=5, name="a.7", kind="vlan", parent=3)
-    found = find_capacity(snapshot(bond(4), *shared, vlan, routes=(Route(device=2), Route(device=5))))
+    hops = Route(device=2, multipath=True), Route(device=5, multipath=True)
+    found = find_capacity(snapshot(bond(4), *shared, vlan, routes=hops))
     # The VLAN's device is part of the bond, so it is counted there and adds nothing.
     assert found.rate_bps == 20 * G
-    found = find_capacity(snapshot(bond(4), *shared, vlan, routes=(Route(device=5), Route(device=2))))
+    found = find_capacity(snapshot(bond(4), *shared, vlan, routes=hops[::-1]))
     assert found.rate_bps is None
 
 
-def test_the_two_families_may_use_different_uplinks() -> None:
+def test_where_the_two_families_use_different_uplinks_the_smaller_counts() -> None:
     routes = Route(device=2), Route(device=3, family=6, metric=1024)
-    assert find_capacity(snapshot(nic(2, "a", 1_000), nic(3, "b", 1_000), routes=routes)).rate_bps == 2 * G
+    found = find_capacity(snapshot(nic(2, "a", 10_000), nic(3, "b", 1_000), routes=routes))
+    assert (found.rate_bps, found.devices) == (1 * G, ("b",))
 
 
 def test_sysfs_answers_where_ethtool_does_not() -> None:
