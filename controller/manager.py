@@ -37,7 +37,7 @@ from kubekit.lease import Elector, Leadership
 from kubekit.runtime import keep_memory, supervise
 from kubekit.version import installed_version
 from kubekit.wire import Condition
-from netperf.contract import CONTROLLER
+from netperf.contract import CONTROLLER, RESULTS_NAME
 
 log = logs.get("controller.manager")
 
@@ -152,7 +152,7 @@ class Manager:
             self.caches.topologies,
             config.bootstrap,
             namespace=config.namespace,
-            results_name=config.topology.probing.results_name,
+            results_name=RESULTS_NAME,
         )
         self._page = Page(
             self.caches,

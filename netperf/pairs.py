@@ -33,12 +33,11 @@ from netperf.plans import (
     ProbeSettings,
     ZonePlan,
     is_address,
-    is_loopback,
 )
 from netperf.results import LONGEST_NAME
 from netperf.sample import Test
 from netperf.shards import assign_shards
-from netperf.slots import ProbeEdge, colour, tournament_rounds
+from netperf.slots import assign_slots, tournament_rounds
 
 _MASK = 2**64 - 1
 
@@ -65,22 +64,14 @@ class PlanOptions(Section, frozen=True):
             Z - 1 slots (Z if odd), so 60 s suffice for 10 zones, and 100 zones take 594 s.
         rotation_s: after this time a zone picks new nodes for one rank of its links, so that the others go on and its plan is
             written once. Each zone has its own moment.
-        both_directions: also measure the way back, from the other end; a round trip is symmetric, so off.
-        intra_zone: also one pair inside each zone with two nodes.
         node_pairs: pairs of nodes that stand for two zones, where they have so many: their median is the zones' value, and
             what one of them alone reads is a bad node and no bad path.
-        max_concurrent: probes running at once in the whole cluster; 0 for no limit (one per two zones).
-        results_name: ConfigMap that samples go to; more of them are numbered from it.
     """
 
     interval_s: Annotated[float, Range(1, 86_400)] = 60.0
     slot_s: Annotated[float, Range(0, 3600)] = 6.0
     rotation_s: Annotated[float, Range(60, 30 * 86_400)] = 3600.0
-    both_directions: bool = False
-    intra_zone: bool = False
     node_pairs: Annotated[int, Range(1, MOST_NODE_PAIRS)] = 3
-    max_concurrent: Annotated[int, Range(0, 1_000_000)] = 0
-    results_name: str = RESULTS_NAME
     test: Test = "TCP_RR"
     extra_tests: tuple[Test, ...] = ()
     extra_every: Annotated[int, Range(2, 100_000)] = 10
@@ -90,14 +81,12 @@ class PlanOptions(Section, frozen=True):
     datagram_port: Port = DATAGRAM_PORT
 
     def check(self, field: str) -> None:
-        """Raise ConfigError for a slot that holds no run, a test named twice, and results without a name."""
+        """Raise ConfigError for a slot that holds no run, and a test named twice."""
         if not self.duration_s < self.slot_s:
             raise ConfigError(join(field, "slotS"), f"{self.slot_s} is out of range", "longer than durationS")
         tests = self.settings.tests
         if len(set(tests)) < len(tests):
             raise ConfigError(join(field, "extraTests"), f"{', '.join(tests)}: one occurs twice", "name each test once")
-        if not self.results_name:
-            raise ConfigError(join(field, "resultsName"), "is empty", "name a ConfigMap")
 
     @property
     def settings(self) -> ProbeSettings:
@@ -112,7 +101,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
         zones: plan per origin zone; a zone that starts no probe has an empty one, so that its agents know.
         left_out: nodes and zones that take no part, with a reason: ``long-name``, ``no-zone``, ``not-ready``, ``unschedulable``,
             ``no-agent``, ``bad-address``, ``foreign-address``, ``shared-address``; for a zone ``zone-without-probers``.
-        links: unordered zone pairs (and inner pairs) that are measured, whatever the pairs of nodes.
+        links: unordered zone pairs that are measured, whatever the pairs of nodes.
         interval_s: length of a round; slots: how many parts it has.
     """
 
@@ -124,7 +113,7 @@ class PairPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Link(msgspec.Struct, frozen=True, order=True):
-    """Two zones in bytewise order (or one zone twice), and which opinion it is."""
+    """Two zones in bytewise order, and which of their pairs of nodes it is."""
 
     a: str
     b: str
@@ -161,17 +150,18 @@ def plan_pairs(
     zones = sorted(usable)
     links = _links(usable, options)
     chosen = _choose(links, usable, _ends_before(before), options, now_s)
-    edges = _edges(links, zones, options)
-    old_slots = {_edge_of(p): p.slot for plan in before.values() for p in plan.probes if p.rank == 0}
-    slot_of, slots = colour(edges, old_slots, options.max_concurrent)
+    rounds = tournament_rounds(zones)
+    old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.rank == 0}
+    slot_of, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
-    for edge in [*edges, *(ProbeEdge(link.a, link.b, link.rank, reverse=False) for link in links if link.rank)]:
-        probe = _probe(edge, chosen[_Link(edge.a, edge.b, edge.rank)], usable, slot_of.get(edge, 0))
+    for link in links:
+        slot = slot_of[link.a, link.b] if link.rank == 0 else 0
+        probe = _probe(link, chosen[link], usable, slot)
         probes[probe.origin.zone].append(probe)
     for probe in _witness_probes(witnesses, usable):
         probes[probe.origin.zone].append(probe)
-    shards = assign_shards(zones, options.results_name, {z: p.results for z, p in before.items()})
+    shards = assign_shards(zones, RESULTS_NAME, {z: p.results for z, p in before.items()})
     return PairPlan(
         zones={
             zone: _stamp(
@@ -231,11 +221,6 @@ def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tu
     return dict(usable), tuple(left_out)
 
 
-def is_host_address(text: str) -> bool:
-    """Whether other hosts can connect to it."""
-    return is_address(text) and not is_loopback(text)
-
-
 def _unusable(node: ProbeNode) -> tuple[str, str] | None:
     problems = (
         (len(node.name) > LONGEST_NAME, "long-name", f"over {LONGEST_NAME} characters: a result's key names both ends"),
@@ -243,7 +228,7 @@ def _unusable(node: ProbeNode) -> tuple[str, str] | None:
         (not node.ready, "not-ready", "condition Ready is not True"),
         (not node.schedulable, "unschedulable", "the node is cordoned"),
         (not node.agent_ready, "no-agent", "no ready agent runs there"),
-        (not is_host_address(node.address), "bad-address", f"{node.address!r} is no IP address of a host"),
+        (not is_address(node.address), "bad-address", f"{node.address!r} is no IP address"),
         (not node.address_is_own, "foreign-address", f"{node.address!r} is not of this node or its agent's pod"),
     )
     return next(((reason, detail) for found, reason, detail in problems if found), None)
@@ -251,32 +236,18 @@ def _unusable(node: ProbeNode) -> tuple[str, str] | None:
 
 def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> list[_Link]:
     zones = sorted(usable)
-    # Each direction has as many different pairs as the larger zone has nodes: beyond, a pair would be there twice. Where netperf
-    # runs both ways, the way back is taken.
-    directions = 1 if options.both_directions else 2
-    links = [
+    # Each direction has as many different pairs as the larger zone has nodes: beyond, a pair would be there twice.
+    return [
         _Link(a, b, rank)
         for i, a in enumerate(zones)
         for b in zones[i + 1 :]
-        for rank in range(min(options.node_pairs, directions * max(len(usable[a]), len(usable[b]))))
+        for rank in range(min(options.node_pairs, 2 * max(len(usable[a]), len(usable[b]))))
     ]
-    if options.intra_zone:
-        links += [_Link(z, z, 0) for z in zones if len(usable[z]) > 1]
-    return links
 
 
-def _edges(links: Sequence[_Link], zones: Sequence[str], options: PlanOptions) -> list[ProbeEdge]:
-    """Directed edges that need slots, in the order in which these are given out: a tournament, and one more for the way back."""
-    rounds = tournament_rounds(zones)
-    slotted = [link for link in links if link.rank == 0]
-    ordered = sorted(slotted, key=lambda k: (k.a == k.b, rounds.get((k.a, k.b), 0), k))
-    directions = (False, True) if options.both_directions else (False,)
-    return [ProbeEdge(link.a, link.b, 0, reverse) for reverse in directions for link in ordered]
-
-
-def _edge_of(probe: Probe) -> ProbeEdge:
+def _zones_of(probe: Probe) -> tuple[str, str]:
     a, b = sorted((probe.origin.zone, probe.destination.zone))
-    return ProbeEdge(a, b, probe.rank, probe.reverse)
+    return a, b
 
 
 def _starts_at_a(link: _Link) -> bool:
@@ -294,10 +265,8 @@ def _ends_before(previous: Mapping[str, ZonePlan]) -> dict[_Link, _Ends]:
         for probe in plan.probes:
             if probe.rank == WITNESS_RANK:
                 continue
-            edge = _edge_of(probe)
-            link = _Link(edge.a, edge.b, edge.rank)
-            origin_is_a = _starts_at_a(link) != probe.reverse
-            a, b = (probe.origin, probe.destination) if origin_is_a else (probe.destination, probe.origin)
+            link = _Link(*_zones_of(probe), probe.rank)
+            a, b = (probe.origin, probe.destination) if _starts_at_a(link) else (probe.destination, probe.origin)
             ends[link] = _Ends(a.node, b.node, probe.rotation)
     return ends
 
@@ -325,27 +294,19 @@ def _choose(
     for link, ends in chosen.items():
         if ends.a is not None and ends.b is not None:
             continue
-        # Two opinions from one node would be one opinion, and a node does not probe itself.
+        # Two readings of one node would be one reading.
         others = [o for rank in range(options.node_pairs) if (o := _Link(link.a, link.b, rank)) != link and o in chosen]
-        alike = [chosen[o] for o in others if options.both_directions or (o.rank - link.rank) % 2 == 0]
+        alike = [chosen[o] for o in others if (o.rank - link.rank) % 2 == 0]
         all_of = [chosen[o] for o in others]
-        a = ends.a or chooser.pick(
-            link, link.a, ends.rotation, {*(o.a for o in all_of), _same(link, ends.b)}, {o.a for o in alike}
-        )
-        b = ends.b or chooser.pick(
-            link, link.b, ends.rotation, {*(o.b for o in all_of), _same(link, a)}, {o.b for o in alike}
-        )
+        a = ends.a or chooser.pick(link, link.a, ends.rotation, {o.a for o in all_of}, {o.a for o in alike})
+        b = ends.b or chooser.pick(link, link.b, ends.rotation, {o.b for o in all_of}, {o.b for o in alike})
         chosen[link] = _Ends(a, b, ends.rotation)
     return chosen
 
 
 def _no_choice(link: _Link, usable: Mapping[str, Mapping[str, Peer]]) -> bool:
     """Whether only one pair of nodes can measure the link."""
-    return len(usable[link.a]) == len(usable[link.b]) == (2 if link.a == link.b else 1)
-
-
-def _same(link: _Link, node: str | None) -> str | None:
-    return node if link.a == link.b else None
+    return len(usable[link.a]) == len(usable[link.b]) == 1
 
 
 def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:
@@ -395,17 +356,10 @@ class _Chooser:
         return node
 
 
-def _probe(edge: ProbeEdge, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
-    a, b = usable[edge.a][ends.a or ""], usable[edge.b][ends.b or ""]
-    origin, destination = (a, b) if _starts_at_a(_Link(edge.a, edge.b, edge.rank)) != edge.reverse else (b, a)
-    return Probe(
-        origin=origin,
-        destination=destination,
-        slot=slot,
-        rank=edge.rank,
-        reverse=edge.reverse,
-        rotation=ends.rotation,
-    )
+def _probe(link: _Link, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
+    a, b = usable[link.a][ends.a or ""], usable[link.b][ends.b or ""]
+    origin, destination = (a, b) if _starts_at_a(link) else (b, a)
+    return Probe(origin=origin, destination=destination, slot=slot, rank=link.rank, rotation=ends.rotation)
 
 
 def _stamp(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:

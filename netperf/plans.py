@@ -52,7 +52,6 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
         slot: which of the round's slots it runs in; no zone occurs twice in a slot.
         rank: 0 for the pair of nodes that netperf measures in its slot; 1 and up for further pairs of nodes of the same
             zones, which datagrams measure all the time; `WITNESS_RANK` for one that is to say whether it reaches a suspect.
-        reverse: the other direction of the same pair of nodes.
         rotation: the rotation in which the nodes were chosen.
     """
 
@@ -60,7 +59,6 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     destination: Peer
     slot: Count
     rank: Rank = 0
-    reverse: bool = False
     rotation: int = 0
 
     @property
@@ -129,19 +127,16 @@ class ZonePlan(_Head, frozen=True, kw_only=True):
         return tuple(probe for probe in self.probes if probe.origin.node == node)
 
 
-_Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
-
-
 class _WirePlan(_Head, frozen=True, kw_only=True):
     """A plan as it is stored: each node once, probes by its index. Every agent of a zone reads the object at every change.
 
     Attributes:
         nodes: name, address, zone, region.
-        probes: origin, destination (indices of ``nodes``), slot, rank, reverse (0 or 1), rotation.
+        probes: origin, destination (indices of ``nodes``), slot, rank, rotation.
     """
 
     nodes: tuple[tuple[NodeName, str, Zone, Label], ...]
-    probes: tuple[tuple[Count, Count, Count, Rank, _Flag, int], ...]
+    probes: tuple[tuple[Count, Count, Count, Rank, int], ...]
 
 
 _decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode
@@ -153,9 +148,7 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
     return _WirePlan(
         **plan.head,
         nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in nodes),
-        probes=tuple(
-            (index[p.origin], index[p.destination], p.slot, p.rank, int(p.reverse), p.rotation) for p in plan.probes
-        ),
+        probes=tuple((index[p.origin], index[p.destination], p.slot, p.rank, p.rotation) for p in plan.probes),
     )
 
 
@@ -163,7 +156,7 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
     peers = [Peer(*node) for node in wire.nodes]
     probes: list[Probe] = []
     refusals: list[Refusal] = []
-    for number, (origin, destination, slot, rank, reverse, rotation) in enumerate(wire.probes):
+    for number, (origin, destination, slot, rank, rotation) in enumerate(wire.probes):
         if max(origin, destination) >= len(peers):
             refusals.append(refuse(f"probes[{number}]", "unknown-node", f"there are {len(peers)} nodes in the plan"))
             continue
@@ -173,7 +166,6 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
                 destination=peers[destination],
                 slot=slot,
                 rank=rank,
-                reverse=bool(reverse),
                 rotation=rotation,
             )
         )

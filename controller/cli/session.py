@@ -56,7 +56,7 @@ from kubekit.wire import (
     Object,
     Resource,
 )
-from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR
+from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
@@ -128,7 +128,7 @@ class Session:
             self._plans(wanted=measurements),
             self._list(SERVICES, Service, None, wanted=groups),
         )
-        zones, base = len(draw_map(nodes).zones), config.topology.probing.results_name
+        zones, base = len(draw_map(nodes).zones), RESULTS_NAME
         names = results_of_agents(self.home, base, zones, plans)
         names += (name for topology in topologies for name in results_named_by(topology, self.home, zones))
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(

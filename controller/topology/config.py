@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, Share, join
+from kubekit.settings import Range, Section, join
 from netperf.pairs import PlanOptions
 from netperf.policy import CostPolicy, parse_policy
 
@@ -19,8 +19,6 @@ class TopologyConfig(Section, frozen=True):
         cost_policy: defaults of `netperf.policy.CostPolicy` fields, in camelCase; a NetworkTopology's own win.
         settle_s: samples arrive one by one; a topology is priced once per this time at most.
         resync_s: and at least once per this time, since measurements age without any event.
-        plan_settle_s: nodes change in bursts; the plan is made once per this time at most.
-        capacity_hysteresis: a measured bandwidth capacity is written again when it moved by more than this share.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -28,8 +26,6 @@ class TopologyConfig(Section, frozen=True):
     cost_policy: dict[str, Any] = {}
     settle_s: Annotated[float, Range(0, 60)] = 1.0
     resync_s: Annotated[float, Range(1, 3600)] = 15.0
-    plan_settle_s: Annotated[float, Range(0, 60)] = 1.0
-    capacity_hysteresis: Share = 0.25
 
     def check(self, field: str) -> None:
         """Raise ConfigError when the cost policy makes no sense."""

@@ -24,7 +24,7 @@ from kubekit.errors import ApiError
 from kubekit.lease import boot_clock
 from kubekit.wire import CONFIGMAPS, ConfigMap, Node, Object
 from kubekit.workqueue import WorkQueue
-from netperf.contract import PART_OF, PLAN_LABEL, ZONE_LABEL
+from netperf.contract import PART_OF, PLAN_LABEL, RESULTS_NAME, ZONE_LABEL
 from netperf.errors import PlanRefusedError, TooLargeError
 from netperf.pairs import PairPlan, plan_pairs
 from netperf.plans import ZonePlan, decode_plan, encode_plan, plan_object_name
@@ -34,6 +34,8 @@ log = logs.get("controller.topology.planner")
 
 PLAN = "plan"
 REPLAN_S = 60.0
+DEBOUNCE_S = 1.0
+"""Nodes change in bursts; the plan is made once per this time at most."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -111,8 +113,7 @@ class ProbePlanner:
     @property
     def result_objects(self) -> list[ObjectName]:
         """The ConfigMaps that our agents write to."""
-        base = self._config.probing.results_name
-        return results_of_agents(self._namespace, base, self.zone_count, self._plans.values())
+        return results_of_agents(self._namespace, RESULTS_NAME, self.zone_count, self._plans.values())
 
     @property
     def zone_count(self) -> int:
@@ -130,14 +131,14 @@ class ProbePlanner:
         self._count_zone(old, -1)
         self._count_zone(new, 1)
         if not same_facts(old, new):
-            self._queue.add_after(PLAN, self._config.plan_settle_s)
+            self._queue.add_after(PLAN, DEBOUNCE_S)
 
     def _agent_pod_changed(self, _key: str, _old: PodInfo | None, _new: PodInfo | None) -> None:
-        self._queue.add_after(PLAN, self._config.plan_settle_s)
+        self._queue.add_after(PLAN, DEBOUNCE_S)
 
     def _plan_changed(self, key: str, _old: ConfigMap | None, _new: ConfigMap | None) -> None:
         self._own.newest(key)
-        self._queue.add_after(PLAN, self._config.plan_settle_s)
+        self._queue.add_after(PLAN, DEBOUNCE_S)
 
     async def run(self) -> None:
         """Keep the plan until cancelled."""

@@ -48,6 +48,8 @@ from netperf.sample import Place
 log = logs.get("controller.topology")
 
 NOT_YET_S = 0.2
+CAPACITY_HYSTERESIS = 0.25
+"""A measured bandwidth capacity is written again when it moved by more than this share."""
 ALL = "*"
 """Stands for every topology in the queue."""
 
@@ -103,7 +105,6 @@ def decide(
     *,
     now_s: float,
     wall_s: float,
-    capacity_hysteresis: float = 0.25,
     earlier: CostState | None = None,
 ) -> TopologyDecision:
     """Price one NetworkTopology. Pure.
@@ -114,7 +115,6 @@ def decide(
         defaults: the controller's policy, which the object's own overrides field by field.
         now_s: a clock that nobody sets.
         wall_s: wall clock, seconds since 1970.
-        capacity_hysteresis: see `TopologyConfig`.
         earlier: where ``state`` is None, what an earlier leadership of this process left, by the same clock.
     """
     topology, zones = snapshot.topology, snapshot.map.zones
@@ -139,9 +139,9 @@ def decide(
     measured = bandwidth.measured_capacities(results.samples.values())
     if snapshot.streams:
         measured = bandwidth.remembered_capacities(written_capacities(weight), measured, zones)
-    held = bandwidth.held_capacities(written_capacities(weight), measured, capacity_hysteresis)
+    held = bandwidth.held_capacities(written_capacities(weight), measured, CAPACITY_HYSTERESIS)
     region_held = bandwidth.held_capacities(
-        written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), capacity_hysteresis
+        written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), CAPACITY_HYSTERESIS
     )
     return TopologyDecision(
         latencies=hold_latencies(written, table.latencies()),
@@ -336,7 +336,6 @@ class TopologyController:
             self._defaults,
             now_s=now_s,
             wall_s=wall_s,
-            capacity_hysteresis=self._config.capacity_hysteresis,
             earlier=self._earlier.get(key),
         )
         weight = build_weight(decision.table, decision.bandwidths)

@@ -11,7 +11,8 @@ from controller.views.model import AgentView
 from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, read_announcement
-from netperf.pairs import ProbeNode, is_host_address
+from netperf.pairs import ProbeNode
+from netperf.plans import is_address
 from netperf.results import decode_results
 
 State = Literal["up", "down", "away"]
@@ -62,7 +63,7 @@ def _state(facts: ProbeNode, announced: bool) -> tuple[State, str]:
         (facts.agent_ready, "down", "the agent's pod is not Ready"),
         (bool(facts.zone), "away", "node has no zone label"),
         (facts.schedulable, "away", "node is cordoned"),
-        (is_host_address(facts.address), "down", f"the agent's address {facts.address!r} is no IP address of a host"),
+        (is_address(facts.address), "down", f"the agent's address {facts.address!r} is no IP address"),
         (facts.address_is_own, "down", f"the agent announces {facts.address}, no address of its node or pod"),
     )
     return next(((state, reason) for good, state, reason in checks if not good), ("up", ""))

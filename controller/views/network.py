@@ -124,7 +124,7 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         pairs=pairs,
         region_pairs=_region_pairs(shape, region_entries),
         interval_s=interval_s,
-        planned=sum(probe.rank == 0 and not probe.reverse for plan in snapshot.plans for probe in plan.probes),
+        planned=sum(probe.rank == 0 for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
         refused_keys=dict(decision.results.refused),
         currency=snapshot.prices.currency if snapshot.prices is not None else "",

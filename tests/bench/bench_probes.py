@@ -136,7 +136,7 @@ def made_up_sample(probe: Probe, rng: random.Random) -> Sample:
 def codec_and_pricing() -> dict[str, Figure]:
     """All directed pairs of 40 zones: their results read, their costs made."""
     facts, rng = made_up(PRICED_ZONES, 3), random.Random(1)
-    plan = plan_pairs(facts, PlanOptions(both_directions=True, node_pairs=1), None, NOW_S)
+    plan = plan_pairs(facts, PlanOptions(node_pairs=1), None, NOW_S)
     samples = [made_up_sample(probe, rng) for zone in plan.zones.values() for probe in zone.probes]
     places = {node.name: Place(node.name, node.zone, node.region) for node in facts}
     regions = {node.zone: node.region for node in facts}

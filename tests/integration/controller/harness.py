@@ -61,7 +61,6 @@ class Replica:
                 "probing": FAST_PROBING,
                 "settleS": 0.1,
                 "resyncS": 1,
-                "planSettleS": 0.1,
             },
             "appGroup": {"namespaces": [namespace], "settleS": 0.1},
         }

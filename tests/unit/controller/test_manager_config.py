@@ -67,7 +67,6 @@ def test_every_section_is_read(tmp_path: Path) -> None:
         (HEAD + "topology: {costPolicy: {units: 1}}", "topology.costPolicy"),
         (HEAD + "topology: {resyncS: 0}", "topology.resyncS"),
         (HEAD + "topology: {settleS: soon}", "topology.settleS"),
-        (HEAD + "topology: {capacityHysteresis: 2}", "topology.capacityHysteresis"),
         (HEAD + "appGroup: {settleS: -1}", "appGroup.settleS"),
         (HEAD + "appGroup: {resyncS: 1}", "appGroup.resyncS"),
         (HEAD + "scheduler: {networkOverhead: {weightsName: ''}}", "scheduler.networkOverhead.weightsName"),
