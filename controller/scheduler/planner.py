@@ -2,7 +2,7 @@
 
 Judged pod by pod, a first replica sees no cost at all and its placement is no better than chance (docs/adr/0006). So the plan takes
 what is bound as given, and everything else, replicas that do not exist yet included, as one problem: everything placed that can
-be, no dependency beyond its maxNetworkCost where that can be, then the time of calls (docs/adr/0051), within what hosts have room
+be, no dependency beyond its maxNetworkCost where that can be, then the time of calls (docs/adr/0006), within what hosts have room
 for and pods ask for.
 """
 

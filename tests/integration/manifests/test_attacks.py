@@ -26,7 +26,7 @@ from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, e
 OVERLAY = MANIFESTS / "overlays" / "descheduler"
 DOCUMENT = MANIFESTS.parent / "docs" / "security.md"
 BEGIN, END = "<!-- begin: what stolen tokens can do -->\n", "<!-- end: what stolen tokens can do -->\n"
-PROGRAMS = ("agent", "controller", "scheduler")
+PROGRAMS = ("agent", "controller", "scheduler", "gate-opener")
 PLACES = {"netaware-system": NAMESPACE, "kube-system": "kube-system", "a stranger's": "stranger", "a user's": "asked"}
 CORE = "io.k8s.api.core.v1"
 META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
@@ -372,6 +372,10 @@ NAMED: tuple[tuple[str, str, Any, str, str, bool], ...] = (
     ("scheduler", CLAIMS, claim("new", **EXTENDED), "POST", "", True),
     ("scheduler", f"{CLAIMS}/extended", None, "DELETE", "", True),
     ("scheduler", "/api/v1/persistentvolumes/victim", {"spec": {"hostPath": {"path": "/etc"}}}, "PATCH", "", False),
+    ("gate-opener", ASKED, {"spec": {"schedulingGates": [OPEN]}}, "PATCH", STRATEGIC_PATCH, True),
+    ("gate-opener", ASKED, {"spec": {"schedulingGates": [{"$patch": "replace"}]}}, "PATCH", STRATEGIC_PATCH, False),
+    ("gate-opener", ASKED, IMAGE, "PATCH", STRATEGIC_PATCH, False),
+    ("gate-opener", STRANGER, {"metadata": {"labels": {"a": "b"}}}, "PATCH", STRATEGIC_PATCH, False),
     ("agent", RESULTS, {"immutable": True}, "PATCH", "", False),
     ("agent", RESULTS, {"metadata": {"labels": {"netaware.io/plan": "true"}}}, "PATCH", "", False),
     ("agent", RESULTS, {"metadata": {"annotations": {"x/y": "z"}}}, "PATCH", "", False),

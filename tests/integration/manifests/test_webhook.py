@@ -18,7 +18,7 @@ from kubekit.errors import ApiError
 from kubekit.wire import NAMESPACES, PODS, Object
 from lab.controlplane import ControlPlane
 from tests.integration.conftest import eventually
-from tests.integration.manifests.kubectl import Kubectl
+from tests.integration.manifests.kubectl import MANIFESTS, Kubectl
 from tests.support.webhook_program import printed, start_webhook
 
 GATE = {"name": "netaware.io/topological-order"}
@@ -58,6 +58,16 @@ def test_certificate_is_good_for_the_service_that_the_configuration_names(tmp_pa
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         assert client.getpeercert()
+
+
+def test_cert_manager_keeps_the_same_configuration() -> None:
+    _, configuration = printed()
+    for hook in configuration["webhooks"]:
+        del hook["clientConfig"]["caBundle"]
+    file = MANIFESTS / "components" / "webhook-cert-manager" / "configuration.yaml"
+    kept = yaml.safe_load(file.read_text())
+    assert kept["metadata"].pop("annotations") == {"cert-manager.io/inject-ca-from": "netaware-system/netaware-webhook"}
+    assert kept == configuration
 
 
 async def created(

@@ -1,5 +1,5 @@
 """The first value of a type may be read by several threads at once: msgspec builds what it knows of a type when it is first decoded, and
-a thread that meets it half built ends the process (docs/adr/0124).
+a thread that meets it half built ends the process (docs/adr/0126).
 """
 
 from __future__ import annotations
