@@ -20,7 +20,14 @@ from prometheus_client.exposition import choose_encoder
 from kubekit import logs
 from kubekit.addresses import read_address
 from kubekit.errors import ConfigError
-from kubekit.http_limits import MOST_CONNECTIONS, MOST_PER_PEER, BoundSite, Places, only_for, read_body_in_time
+from kubekit.http_limits import (
+    MOST_CONNECTIONS,
+    MOST_PER_PEER,
+    BoundSite,
+    ConnectionLimiter,
+    only_for,
+    read_body_in_time,
+)
 
 log = logs.get("kubekit.http")
 
@@ -98,7 +105,7 @@ class Server:
         self.checks = checks or Checks()
         middlewares: list[Middleware] = [read_body_in_time] if hosts is None else [only_for(hosts), read_body_in_time]
         self.app = web.Application(client_max_size=REQUEST_LIMIT_BYTES, middlewares=middlewares)
-        self.places = Places(MOST_CONNECTIONS + viewers, MOST_PER_PEER + viewers)
+        self.connections = ConnectionLimiter(MOST_CONNECTIONS + viewers, MOST_PER_PEER + viewers)
         self._host, self._port = parse_listen(listen)
         self._registry, self._tls = registry, tls
         self.app.router.add_get("/metrics", self._metrics)
@@ -127,7 +134,7 @@ class Server:
 
     def _site(self, runner: web.AppRunner) -> BoundSite:
         bound = _bind_everywhere(self._port) if self._host == EVERYWHERE else _bind(self._host, self._port)
-        return BoundSite(runner, bound, self.places, self._tls)
+        return BoundSite(runner, bound, self.connections, self._tls)
 
     async def serve(self) -> None:
         """Serve until cancelled."""

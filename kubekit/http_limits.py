@@ -1,8 +1,8 @@
 """Who may hold a server's connections: a few for each peer, and none that says nothing.
 
 A connection costs ten kilobytes and a file, whether or not a request ever comes. So there is a bound for the server and one for
-each peer. At the bound the connection that has been silent for longest makes room for the new one: whoever asks is answered,
-however many half-open connections somebody holds. The head of a request has a deadline, and so has its body.
+each peer. At a bound another connection makes room for the new one, idle ones first and those of the greediest peer: the kubelet's
+probes are answered, however many connections some peers hold. The head of a request has a deadline, and so has its body.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 
 from aiohttp import web
@@ -30,7 +31,7 @@ SILENT = logging.getLogger("kubekit.http.access")
 SILENT.disabled = True
 
 
-class Places:
+class ConnectionLimiter:
     """The connections of one server.
 
     Attributes:
@@ -46,17 +47,23 @@ class Places:
         return len(self._taken)
 
     def take(self, connection: Connection) -> None:
-        """Let one in; at a bound the oldest silent one goes or, where all have asked something, the new one."""
+        """Let one in. At a bound another goes: one that has asked nothing yet, else an idle one, else a busy one of the peer with
+        the most connections; that peer's own newest one, where it is the peer that asks.
+        """
         self._taken[connection] = None
-        mates = [c for c in self._taken if c.peer == connection.peer]
-        if len(mates) > self._most_per_peer:
-            self._make_room(mates)
+        counts = Counter(c.peer for c in self._taken)
+        if counts[connection.peer] > self._most_per_peer:
+            self._make_room([c for c in self._taken if c.peer == connection.peer], counts, connection)
         elif len(self._taken) > self._most:
-            self._make_room(list(self._taken))
+            self._make_room(list(self._taken), counts, connection)
 
-    def _make_room(self, among: list[Connection]) -> None:
+    def _make_room(self, among: list[Connection], counts: Counter[str], newest: Connection) -> None:
         self.refused += 1
-        loser = next((c for c in among if not c.asked), among[-1])
+        # The sort is stable: of equals the oldest goes.
+        ranked = sorted((c for c in among if c is not newest), key=lambda c: (c.asked + c.busy, -counts[c.peer]))
+        loser = ranked[0]
+        if loser.busy and counts[loser.peer] <= counts[newest.peer]:
+            loser = newest
         self.give_back(loser)
         loser.end()
 
@@ -68,29 +75,34 @@ class Places:
 class Connection(RequestHandler):
     """One connection, which has a place and a deadline for its first request; aiohttp's own keeps the later ones."""
 
-    __slots__ = ("_deadline", "_places", "peer")
+    __slots__ = ("_deadline", "_limiter", "peer")
 
-    def __init__(self, server: web.Server, places: Places) -> None:
+    def __init__(self, server: web.Server, limiter: ConnectionLimiter) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, access_log=SILENT, keepalive_timeout=IDLE_TIMEOUT_S)
-        self._places, self._deadline, self.peer = places, loop.call_later(HEAD_TIMEOUT_S, self._end_if_silent), ""
+        self._limiter, self._deadline, self.peer = limiter, loop.call_later(HEAD_TIMEOUT_S, self._end_if_silent), ""
 
     @property
     def asked(self) -> bool:
         """The head of a request has come."""
         return self._request_count > 0
 
+    @property
+    def busy(self) -> bool:
+        """A request is being answered."""
+        return self._current_request is not None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place."""
         super().connection_made(transport)
         address = transport.get_extra_info("peername")
         self.peer = str(address[0]) if isinstance(address, tuple) else ""
-        self._places.take(self)
+        self._limiter.take(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give the place back."""
         self._deadline.cancel()
-        self._places.give_back(self)
+        self._limiter.give_back(self)
         super().connection_lost(exc)
 
     def _end_if_silent(self) -> None:
@@ -106,9 +118,11 @@ class Connection(RequestHandler):
 class BoundSite(web.SockSite):
     """A bound socket whose connections have places, and whose TLS handshakes have a deadline."""
 
-    def __init__(self, runner: web.AppRunner, sock: socket.socket, places: Places, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, runner: web.AppRunner, sock: socket.socket, limiter: ConnectionLimiter, tls: ssl.SSLContext | None
+    ) -> None:
         super().__init__(runner, sock, ssl_context=tls)
-        self._places, self._tls, self._bound = places, tls, sock
+        self._limiter, self._tls, self._bound = limiter, tls, sock
 
     async def start(self) -> None:
         """Listen."""
@@ -116,7 +130,7 @@ class BoundSite(web.SockSite):
         server = self._runner.server
         assert server is not None
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(server, self._places),
+            lambda: Connection(server, self._limiter),
             sock=self._bound,
             ssl=self._tls,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls is not None else None,

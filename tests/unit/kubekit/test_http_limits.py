@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kubekit import http_limits
@@ -38,16 +39,52 @@ async def status_of(address: str, path: str = "/healthz", **headers: str) -> int
 
 async def test_half_open_connections_take_few_places_and_nobodys_answer() -> None:
     server = Server("127.0.0.1:0", registry=CollectorRegistry())
-    server.places = http_limits.Places(most=20, most_per_peer=10)
+    server.connections = http_limits.ConnectionLimiter(most=20, most_per_peer=10)
     async with server.running() as address:
         async with aiohttp.ClientSession() as session, session.get(f"http://{address}/healthz") as kept:
             assert kept.status == 200
             async with half_open(address, 50):
                 assert await status_of(address) == 200
-                assert len(server.places) <= 10
+                assert len(server.connections) <= 10
                 async with session.get(f"http://{address}/healthz") as again:
                     assert again.status == 200
-        assert server.places.refused >= 40
+        assert server.connections.refused >= 40
+
+
+async def hold(address: str, peer: str, count: int, path: str) -> list[asyncio.StreamWriter]:
+    """Connections from one address that have asked once and stay."""
+    host, _, port = address.rpartition(":")
+    held = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(peer, 0))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        if path == "/healthz":
+            await reader.readuntil(b"ok\n")
+        held.append(writer)
+    return held
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/slow"])
+async def test_two_peers_that_hold_every_connection_keep_no_probe_out(path: str) -> None:
+    server = Server("127.0.0.1:0", registry=CollectorRegistry())
+    server.connections = http_limits.ConnectionLimiter(most=20, most_per_peer=10)
+    asked = asyncio.Semaphore(0)
+
+    async def slow(_: web.Request) -> web.Response:
+        asked.release()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    server.app.router.add_get("/slow", slow)
+    async with server.running() as address:
+        held = [writer for peer in ("127.0.0.2", "127.0.0.3") for writer in await hold(address, peer, 10, path)]
+        async with asyncio.timeout(30):
+            for _ in held if path == "/slow" else ():
+                await asked.acquire()
+            for _ in range(30):
+                assert await status_of(address) == 200
+        for writer in held:
+            writer.close()
 
 
 async def test_a_request_whose_head_does_not_come_ends(monkeypatch: pytest.MonkeyPatch) -> None:
