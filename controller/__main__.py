@@ -89,8 +89,6 @@ def _with_flags(config: ControllerConfiguration, arguments: argparse.Namespace) 
     }
     if getattr(arguments, "leader_elect", None) is not None:
         given["leader_election"] = msgspec.structs.replace(config.leader_election, enabled=arguments.leader_elect)
-    if getattr(arguments, "page_auth", None) is not None:
-        given["page"] = msgspec.structs.replace(config.page, auth=arguments.page_auth)
     changed = msgspec.structs.replace(config, **given)
     changed.validate()
     return changed
@@ -103,12 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_common(manager)
     manager.add_argument(
         "--leader-elect", action=argparse.BooleanOptionalAction, default=None, help="take part in the election"
-    )
-    manager.add_argument(
-        "--page-auth",
-        choices=("none", "token"),
-        default=None,
-        help="who sees the page: whoever reaches it, or who logs in",
     )
     extender = commands.add_parser("extender", help="answer kube-scheduler's filter and prioritize requests")
     _add_common(extender)

@@ -43,7 +43,7 @@ exit code 2 and one line that names the field; `python -m controller check-confi
 ONE_FILE = """\
 One YAML file for both, given with `--config`; in the shipped manifests it is the ConfigMap `netaware-controller-config`, made
 from `manifests/base/controller/config.yaml`. Flags lie over the file: `--namespace`, `--listen`, `--log-level`, `--log-format`
-and, for the manager, `--[no-]leader-elect` and `--page-auth`.
+and, for the manager, `--[no-]leader-elect`.
 
 ```yaml
 apiVersion: netaware.io/v1alpha1

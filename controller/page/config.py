@@ -34,7 +34,7 @@ class PageConfig(Section, frozen=True):
     max_viewers: Annotated[int, Range(1, 10_000)] = 64
     idle_s: Annotated[float, Range(0, 86_400)] = 120.0
     runbook_url: str = "https://netaware.io/docs/runbook.md"
-    auth: Literal["none", "token"] = "none"
+    auth: Literal["none", "token"] = "token"
     allowed_hosts: list[str] = []
 
     def check(self, field: str) -> None:

@@ -48,7 +48,6 @@ SOURCES = (
     ("overlays/prometheus-operator", "prometheus-operator", ".Values.prometheusOperator.enabled"),
     ("components/measured-weights", "traffic", ".Values.traffic.keepWeights"),
     ("components/heat-taint", "heat-taint", ".Values.heatTaint.enabled"),
-    ("components/page-auth", "page-auth", ".Values.pageAuth.enabled"),
     ("components/webhook", "webhook", f"(not {MUTATES}) {GATES}"),
     ("components/webhook-cert-manager", "webhook", f"(not {MUTATES}) {GATES} .Values.webhook.certManager"),
     ("grafana", "dashboards", ".Values.dashboards.enabled"),
@@ -179,7 +178,6 @@ def _pods(program: str, workload: Doc) -> None:
             ".Values.bandwidth.enforce": "--bandwidth=enforce",
             ".Values.traffic.conntrack": "--traffic=conntrack",
         },
-        "controller": {".Values.pageAuth.enabled": "--page-auth=token"},
     }
     for value, flag in flags.get(program, {}).items():
         spec["containers"][0]["args"].insert(-1, f"@@if {value}: {flag}@@")

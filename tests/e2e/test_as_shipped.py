@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,9 @@ def tools_work(cluster: Cluster) -> None:
     table = cluster.run("-n", NAMESPACE, "exec", "daemonset/netaware-agent", "--", "python", "-m", "agent", "capacity")
     assert "wan0" in table
     with cluster.forwarded("service/netaware-controller", 9851) as url:
-        page = urllib.request.urlopen(f"{url}/", timeout=30).read().decode()
-        assert "netaware" in page
+        assert urllib.request.urlopen(f"{url}/healthz", timeout=30).status == 200
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}/", timeout=30)
 
 
 def measures_and_prices(cluster: Cluster) -> None:

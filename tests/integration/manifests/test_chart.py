@@ -104,8 +104,6 @@ async def test_the_chart_gives_the_same_objects_as_the_components(
     for minor in range(34, 38):
         expected = as_chart(await kustomize.build(on_top_of("default", f"kubernetes-1.{minor}", folder=tmp_path)))
         assert await chart.rendered(version=f"1.{minor}.1") == expected, minor
-    expected = as_chart(await kustomize.build(on_top_of("default", "page-auth", folder=tmp_path)))
-    assert await chart.rendered("pageAuth.enabled=true") == expected
     components = ("kubernetes-1.35", "webhook-cert-manager")
     expected = as_chart(await kustomize.build(on_top_of("default", *components, folder=tmp_path)))
     assert await chart.rendered("webhook.certManager=true", version="1.35.1") == expected

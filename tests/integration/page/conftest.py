@@ -58,6 +58,6 @@ async def serve_page(client: Client, namespace: str, crds: list[str]) -> AsyncIt
     async with AsyncExitStack() as stack:
 
         async def serve(config: PageConfig | None = None) -> str:
-            return await stack.enter_async_context(serving(client, namespace, config or PageConfig()))
+            return await stack.enter_async_context(serving(client, namespace, config or PageConfig(auth="none")))
 
         yield serve

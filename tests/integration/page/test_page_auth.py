@@ -32,10 +32,10 @@ from tests.integration.page.conftest import ServePage
 from tests.integration.page.test_page_behind_the_proxy import own_address, relay
 from tests.integration.page.test_page_command import controller_pod, options
 
-COMPONENT = Path(__file__).parents[3] / "manifests" / "components" / "page-auth" / "rbac.yaml"
+COMPONENT = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "page.yaml"
 DOORS = ("", "api/v1/overview", "api/v1/events")
 RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
-LOCKED = PageConfig(auth="token", refresh_s=0.1, resync_s=1.0)
+LOCKED = PageConfig(refresh_s=0.1, resync_s=1.0)
 
 
 async def token_of(client: Client, namespace: str, account: str, *, audience: str = PAGE_AUDIENCE) -> str:

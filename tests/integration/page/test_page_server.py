@@ -20,7 +20,7 @@ from netperf.sample import Measurement, Place, Sample
 from tests.integration.conftest import MakeNode
 from tests.integration.page.conftest import ServePage
 
-QUICK = PageConfig(refresh_s=0.1, resync_s=1.0)
+QUICK = PageConfig(auth="none", refresh_s=0.1, resync_s=1.0)
 
 
 @pytest_asyncio.fixture
@@ -135,7 +135,7 @@ async def test_a_browser_with_another_version_is_given_everything(
 
 
 async def test_one_viewer_too_many_is_told_to_come_back(serve_page: ServePage, browser: aiohttp.ClientSession) -> None:
-    url = await serve_page(PageConfig(refresh_s=0.1, max_viewers=1))
+    url = await serve_page(PageConfig(auth="none", refresh_s=0.1, max_viewers=1))
     async with stream(browser, url) as events:
         await asyncio.wait_for(anext(events), 15)
         async with browser.get(f"{url}/api/v1/events") as answer:
@@ -147,7 +147,7 @@ async def test_nothing_is_computed_while_nobody_looks_and_the_next_viewer_finds_
     serve_page: ServePage, browser: aiohttp.ClientSession, client: Client, namespace: str, make_node: MakeNode
 ) -> None:
     zones = await two_zones(client, namespace, make_node)
-    url = await serve_page(PageConfig(refresh_s=0.1, resync_s=1.0, idle_s=0.2))
+    url = await serve_page(PageConfig(auth="none", refresh_s=0.1, resync_s=1.0, idle_s=0.2))
     async with browser.get(url + "/api/v1/overview") as answer:
         first = await answer.json()
     await measure(client, namespace, zones, 8888.0, sequence=3)

@@ -50,7 +50,7 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     page = Page(
         Caches(client, "netaware"),
         ResultsMirror(client, "netaware"),
-        PageConfig(refresh_s=0.05, resync_s=0.05),
+        PageConfig(auth="none", refresh_s=0.05, resync_s=0.05),
         CollectorRegistry(),
         namespace="netaware",
         policy=CostPolicy(),
