@@ -20,7 +20,6 @@ function edgeName(group, edge) { return [group.namespace, group.name, edge.depen
 function chooseEdge(name) {
   state.edge = name;
   drawGroups();
-  drawProposed();
 }
 
 // A dependency that is chosen stands beside its graph: what it costs, against what, between whose pods, and what that rests on.
