@@ -7,14 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from aiohttp.test_utils import TestClient, TestServer
 
-from kubekit.errors import ConfigError
 from lab import boutique
-from lab.commands.arguments import read_topology
 from lab.controlplane import SERVICE_RANGE_6
-from lab.image_build import AGENT, CONTROLLER, Recipe, fingerprint
+from lab.image_build import Recipe, fingerprint
 from lab.network import plan_network, pod_ranges
 from lab.nodes import build_node
 from lab.realnode import cgroups, files
@@ -36,41 +33,6 @@ regions:
 links:
   - {between: [z1, z2], rtt: 3ms}
 """
-
-
-def test_a_topology_says_which_nodes_are_real_and_which_plugins_they_have() -> None:
-    topology = parse(MIXED, "mixed.yaml")
-    assert [(n.name, n.kubelet, n.cni_plugins, n.cni_main) for n in topology.nodes] == [
-        ("a1", "kwok", "1.9.1", "bridge"),
-        ("a2", "real", "1.5.0", "ptp"),
-        ("b1", "real", "1.9.1", "bridge"),
-    ]
-    assert [n.name for n in topology.real_nodes] == ["a2", "b1"]
-    assert len(topology.with_kubelets("real").real_nodes) == 3
-    assert topology.with_kubelets("kwok").real_nodes == ()
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [
-        ("kubelet: real, cni", "kubelet: realistic, cni", r"zones\[0\]\.nodes\[1\]\.kubelet: 'realistic'.*kwok, real"),
-        ("1.5.0", "0.9.0", r"nodes\[1\]\.cniPlugins: '0\.9\.0'.*1\.9\.1"),
-        ("ptp", "macvlan", r"nodes\[1\]\.cniMain: 'macvlan'.*bridge, ptp"),
-        ("links:", "nodeDefaults: {kubelet: yes}\nlinks:", "nodeDefaults.kubelet"),
-    ],
-)
-def test_a_kubelet_or_plugin_that_is_not_known_is_named_with_what_is(old: str, new: str, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        parse(MIXED.replace(old, new), "mixed.yaml")
-
-
-def test_real_nodes_need_a_topology_with_nodes() -> None:
-    with pytest.raises(ConfigError, match="--nodes"):
-        read_topology("none", "real")
-    assert read_topology("none") is None
-    topology = read_topology("four-zones", "real")
-    assert topology is not None
-    assert len(topology.real_nodes) == len(topology.nodes)
 
 
 def test_no_two_nodes_of_any_two_slots_share_a_pod_address() -> None:
@@ -209,14 +171,6 @@ def test_the_network_of_pods_translates_no_address_and_limits_bandwidth(main: st
     assert (portmap["type"], bandwidth["capabilities"]) == ("portmap", {"bandwidth": True})
 
 
-def test_the_kubelet_asks_the_api_server_who_may_ask_it() -> None:
-    text = files.kubelet_config(dns="10.96.0.10", max_pods=61, reserved={"cpu": "500m"})
-    config = yaml.safe_load(text)
-    assert config["authentication"]["anonymous"] == {"enabled": False}
-    assert config["authorization"] == {"mode": "Webhook"}
-    assert (config["maxPods"], config["systemReserved"]) == (61, {"cpu": "500m"})
-
-
 def test_the_running_application_calls_what_the_group_says_by_its_services() -> None:
     application = boutique.made_to_run(boutique.load(scheduler="s", cpu="420m"), "app:1")
     pod = application.deployments["cartservice"]["spec"]["template"]["spec"]
@@ -244,12 +198,6 @@ def test_an_image_is_built_again_when_anything_changes_that_its_dockerfile_copie
     assert fingerprint(recipe) != before
 
 
-@pytest.mark.parametrize("recipe", [AGENT, CONTROLLER])
-def test_all_that_our_dockerfiles_copy_is_there(recipe: Recipe) -> None:
-    assert all((recipe.folder / source).exists() for source in recipe.sources)
-    assert "uv.lock" in recipe.sources
-
-
 def test_watchers_of_files_that_other_programs_hold_leave_too_few_for_nodes(tmp_path: Path) -> None:
     (tmp_path / "sys/fs/inotify").mkdir(parents=True)
     (tmp_path / "sys/fs/inotify/max_user_instances").write_text("41\n")
@@ -267,14 +215,6 @@ def test_a_node_offers_what_the_topology_says_and_never_more_than_the_machine() 
     spare = reserved("1m", "1Mi")
     assert spare["cpu"].endswith("m")
     assert int(spare["memory"]) > 0
-
-
-def test_a_seed_gives_another_order_of_the_same_deployments_and_always_the_same() -> None:
-    application = boutique.load(scheduler="s", cpu="420m")
-    orders = [list(boutique.in_order_of(application, seed).deployments) for seed in (1, 2, 3)]
-    assert len({tuple(order) for order in orders}) == 3
-    assert all(set(order) == set(application.deployments) for order in orders)
-    assert list(boutique.in_order_of(application, 1).deployments) == orders[0]
 
 
 def test_a_control_plane_node_bears_its_role_whoever_plays_its_kubelet() -> None:
