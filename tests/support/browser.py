@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from playwright.async_api import CDPSession, Page, async_playwright
 
@@ -65,9 +65,9 @@ class Tab:
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
 
-    async def prefer(self, scheme: Literal["light", "dark"]) -> None:
+    async def prefer(self, scheme: str) -> None:
         """``light`` or ``dark``, as the system would ask for it."""
-        await self.page.emulate_media(color_scheme=scheme)
+        await self.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
 
     async def screenshot(self, path: Path, *, whole: bool = False) -> None:
         """Write a PNG of what is seen, or of the whole page."""
