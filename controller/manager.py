@@ -22,7 +22,7 @@ from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.groups.reconciler import AppGroupController
 from controller.page.server import Page
-from controller.scheduler.gates import SchedulingController
+from controller.scheduler.gates import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
 from controller.traffic.keeper import TrafficKeeper
@@ -117,7 +117,7 @@ class Manager:
             capabilities=capabilities,
             more=self._more,
         )
-        self._scheduling = SchedulingController(
+        self._scheduling = GatingController(
             fenced,
             self.caches,
             config.scheduler,

@@ -23,7 +23,7 @@ from netperf.contract import ZONE_LABEL
 _decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
 
 HOST_WEIGHT, ZONE_WEIGHT, RULE_SHARE = 100, 60, 3
-MOST_WISHES = 20
+MAX_PREFERRED_TERMS = 20
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 REPLACEABLE = frozenset({"ReplicaSet", "StatefulSet"})
 """Kinds of owners that make a pod anew at no price; an evicted pod of a Job counts against its backoffLimit."""
@@ -32,7 +32,7 @@ NARROWED_ANNOTATION = "netaware.io/narrowed"
 """On a pod: the requirement that was added to its node affinity, as JSON, so that it can be told from the user's own."""
 
 
-class Verdicts(msgspec.Struct, frozen=True):
+class ZoneVerdicts(msgspec.Struct, frozen=True):
     """What the rules say of zones.
 
     Attributes:
@@ -48,7 +48,7 @@ class Verdicts(msgspec.Struct, frozen=True):
     scores: Mapping[str, int] = {}
 
 
-def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Sequence[int]) -> Verdicts:
+def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Sequence[int]) -> ZoneVerdicts:
     """Reduce tallies of places to zones; of a zone in several regions, the best place counts.
 
     Args:
@@ -57,7 +57,7 @@ def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Seq
         populated: indexes of places that have nodes.
     """
     if weighing.neutral:
-        return Verdicts()
+        return ZoneVerdicts()
     passing: dict[str, bool] = {}
     costs: dict[str, int] = {}
     unlabelled: bool | None = None
@@ -73,16 +73,16 @@ def zone_verdicts(weighing: Weighing, places: Sequence[Location], populated: Seq
     low = min((costs[zone] for zone in good), default=0)
     high = max((costs[zone] for zone in good), default=0)
     scores = {zone: normalise(costs[zone], low, high) for zone in good}
-    return Verdicts(tuple(good), tuple(bad), unlabelled, scores)
+    return ZoneVerdicts(tuple(good), tuple(bad), unlabelled, scores)
 
 
-def tighten(pod: GroupPod, ours: MatchExpression | None, wishes: Sequence[PreferredTerm]) -> NodeAffinity:
+def narrow_node_affinity(pod: GroupPod, ours: MatchExpression | None, wishes: Sequence[PreferredTerm]) -> NodeAffinity:
     """The node affinity to give to a gated pod: the user's, narrowed, with our wishes beside the user's.
 
     Args:
         pod: as it is.
         ours: from `requirement`.
-        wishes: from `wishes_of`.
+        wishes: from `preferred_terms`.
     """
     own = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = required_of(pod.spec.affinity)
@@ -100,7 +100,7 @@ def tighten(pod: GroupPod, ours: MatchExpression | None, wishes: Sequence[Prefer
     return NodeAffinity(required, [*theirs, *wishes] or None)
 
 
-def requirement(verdicts: Verdicts, target: Target | None) -> MatchExpression | None:
+def requirement(verdicts: ZoneVerdicts, target: Target | None) -> MatchExpression | None:
     """The one requirement on zones that stands for the filter; None when it would exclude nothing.
 
     Args:
@@ -145,7 +145,7 @@ def _says_something(term: NodeSelectorTerm) -> bool:
     return bool(term.match_expressions or term.match_fields)
 
 
-def wishes_of(verdicts: Verdicts, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
+def preferred_terms(verdicts: ZoneVerdicts, target: Target | None, hostname: str = "") -> list[PreferredTerm]:
     """What score would prefer, as weights: the planned host, its zone, and other zones by the rule.
 
     The host is named by its label, never by ``matchFields``: Karpenter makes no node for a pod that has these, wishes included.
@@ -163,7 +163,7 @@ def wishes_of(verdicts: Verdicts, target: Target | None, hostname: str = "") -> 
     if target is not None and target.zone:
         weights[target.zone] = ZONE_WEIGHT
     ranked = sorted(((w, zone) for zone, w in weights.items() if w > 0), key=lambda entry: (-entry[0], entry[1]))
-    for weight, zone in ranked[:MOST_WISHES]:
+    for weight, zone in ranked[:MAX_PREFERRED_TERMS]:
         near = MatchExpression(ZONE_LABEL, "In", [zone])
         found.append(PreferredTerm(weight, NodeSelectorTerm(match_expressions=[near])))
     return found
@@ -175,7 +175,7 @@ def is_replaceable(pod: GroupPod) -> bool:
     return owner is not None and owner.kind in REPLACEABLE
 
 
-def is_tied(pod: GroupPod) -> bool:
+def is_daemon_pod(pod: GroupPod) -> bool:
     """Whether its owner made the pod for one node, so that there is nothing to tell the scheduler."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind == "DaemonSet"

@@ -1,7 +1,7 @@
 """The leader's part of scheduling: what is to be done for a group follows from its pods, its plan and the clock alone.
 
-`index` knows whose pods they are, `planning` where they should go, `release` whose turn it is, `deliveries` tells the
-scheduler, and `stuck` watches over those that it found no node for. Here these are put together, one group at a time.
+`group_pods` knows whose pods they are, `planning` where they should go, `release` whose turn it is, `pod_updater` writes it,
+and `unschedulable` retries or replaces those that found no node. Here these are put together, one group at a time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.groups.order import order
 from controller.scheduler.balance import as_it_stands, balanced, routed_near
+from controller.scheduler.cached_plan import UNPLACED_FOR_S
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.deliveries import Deliveries, PodWriter, may_evict
-from controller.scheduler.index import GroupPods
+from controller.scheduler.group_pods import GroupPods
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.plan_in_force import UNPLACED_FOR_S
-from controller.scheduler.planning import GroupOutlook, GroupPlans
-from controller.scheduler.pod_events import WAITING, PlacementEvents, WaitingNews
-from controller.scheduler.release import FORCED, PENDING, GroupQueue, Turns, peers_first, plan_release, settles_in_s
+from controller.scheduler.planning import GroupPlans, PlanState
+from controller.scheduler.pod_events import WAITING, PlacementEvents, WaitingEvents
+from controller.scheduler.pod_updater import PodUpdater, PodWriter, may_evict
+from controller.scheduler.release import (
+    FORCED,
+    PENDING,
+    GroupQueue,
+    ReleaseDecision,
+    peers_first,
+    plan_release,
+    settles_in_s,
+)
 from controller.scheduler.state import State
 from controller.scheduler.unschedulable import StuckPods
 from controller.scheduler.worker import PlanningProcess
@@ -46,7 +54,7 @@ RIGHTS_EVERY_S = 60.0
 """Somebody may add or remove the component that lets us evict pods while we lead."""
 
 
-class SchedulingController:
+class GatingController:
     """Plans, gates, retries and replacements.
 
     Args:
@@ -98,9 +106,9 @@ class SchedulingController:
             prices=prices,
         )
         self._stuck = StuckPods(config)
-        self._waiting_news = WaitingNews()
+        self._waiting_events = WaitingEvents()
         self._writer = PodWriter(client, self._pods)
-        self._deliveries = Deliveries(
+        self._updater = PodUpdater(
             self._writer,
             self.state,
             self.fleet,
@@ -187,7 +195,7 @@ class SchedulingController:
         group = self._pods.take(key, old, new)
         if new is None:
             self._stuck.forget(key)
-            self._waiting_news.forget(key)
+            self._waiting_events.forget(key)
             self._placements.forget(key)
             self.plans.assumed.forget(key)
         elif old is not None and new.found_no_node and _attempts(old) != _attempts(new):
@@ -232,14 +240,14 @@ class SchedulingController:
             return None
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now, self._config.gates) <= 0
-        outlook = self.plans.look(group, pods) if settled else GroupOutlook()
+        outlook = self.plans.look(group, pods) if settled else PlanState()
         if outlook.plan is not None and not outlook.pending:
             queue = msgspec.structs.replace(queue, unplaced=frozenset(outlook.plan.unplaced))
         turns = plan_release(queue, now, self._config.gates)
         held = await self._release(group, turns, outlook)
         told_s = self._tell_waiting(pods, {**turns.waiting, **held}, now)
         actions, again_s = self._stuck.plan(pods, outlook.plan, self.state, now)
-        await self._deliveries.see_to(actions)
+        await self._updater.see_to(actions)
         if actions:
             self._wake(group)
         await self._placements.report(pods)
@@ -248,19 +256,19 @@ class SchedulingController:
 
     def _tell_waiting(self, pods: Sequence[GroupPod], waiting: Mapping[str, str], now: float) -> float | None:
         """One event on each pod that has waited for a few seconds: for whom. Tells when to look again."""
-        news, again_s = self._waiting_news.of(pods, waiting, now)
+        news, again_s = self._waiting_events.of(pods, waiting, now)
         for pod, text in news:
             self._recorder.normal(reference(PODS, pod.metadata), WAITING, text)
         return again_s
 
-    async def _release(self, group: str, turns: Turns, outlook: GroupOutlook) -> Mapping[str, str]:
+    async def _release(self, group: str, turns: ReleaseDecision, outlook: PlanState) -> Mapping[str, str]:
         """Open gates; of pods whose turn it is and that the plan holds, what they wait for."""
         releases = turns.releases
         if outlook.pending:
             # The plan that is being made may have a place for those that have none in the one there is.
             places = outlook.plan.targets if outlook.plan is not None else {}
             releases = tuple(r for r in releases if r.cause in FORCED or r.pod.metadata.key in places)
-        await self._deliveries.release(group, releases, outlook.plan)
+        await self._updater.release(group, releases, outlook.plan)
         if releases:
             self._wake(group)
         going = {release.pod.metadata.key for release in releases}

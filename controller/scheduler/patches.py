@@ -12,10 +12,10 @@ import msgspec
 from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, NodeAffinity, Placement, Target, serves
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
-    is_tied,
+    is_daemon_pod,
+    narrow_node_affinity,
+    preferred_terms,
     requirement,
-    tighten,
-    wishes_of,
     zone_verdicts,
 )
 from controller.scheduler.config import SchedulerConfig
@@ -76,10 +76,10 @@ def release_patch(
     """
     spec: dict[str, Any] = {"schedulingGates": [dict(_OPEN)]}
     annotations = _annotations(state, pod, target, now) if config.parity != "upstream" else {}
-    if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_tied(pod):
+    if mode_of(pod, config, state) == "affinity" and not handover.as_asked and not is_daemon_pod(pod):
         verdicts = zone_verdicts(state.weighing_of(pod), state.places, sorted(state.population))
         ours = requirement(verdicts, target) if handover.demands else None
-        affinity = tighten(pod, ours, wishes_of(verdicts, target, handover.hostname))
+        affinity = narrow_node_affinity(pod, ours, preferred_terms(verdicts, target, handover.hostname))
         if affinity != NodeAffinity():
             spec["affinity"] = {"nodeAffinity": msgspec.to_builtins(affinity)}
         if ours is not None:

@@ -20,17 +20,17 @@ from controller.cluster.requests import Amounts, add
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Service
 from controller.cluster.volumes import Volumes
-from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.plan_in_force import (
+from controller.scheduler.cached_plan import (
     UNPLACED_FOR_S,
-    Assumed,
-    StandingPlan,
+    CachedPlan,
     carried_target,
     hold_against,
     judge,
 )
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planner import GroupSnapshot, Plan, without
+from controller.scheduler.reservations import ReservationCache
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
 from kubekit import logs
@@ -60,7 +60,7 @@ class PlanningError(KubekitError):
         self.reason = reason
 
 
-class GroupOutlook(msgspec.Struct, frozen=True):
+class PlanState(msgspec.Struct, frozen=True):
     """What a group can count on now.
 
     Attributes:
@@ -144,9 +144,9 @@ class GroupPlans:
         self._state, self._fleet, self._pods_of, self._declared = state, fleet, pods_of, declared
         self._config, self._metrics, self._solve, self._wake, self._clock = config, metrics, solve, wake, clock
         self._say, self._services, self._volumes, self._prices = tell, services, volumes, prices
-        self.assumed = Assumed(fleet)
+        self.assumed = ReservationCache(fleet)
         self._queue = WorkQueue()
-        self._standing: dict[str, StandingPlan] = {}
+        self._standing: dict[str, CachedPlan] = {}
         self._slots: dict[str, int] = {}
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
@@ -156,11 +156,11 @@ class GroupPlans:
         """Make plans, one after the other, until cancelled."""
         await self._queue.work(self.make, name="plans", base_s=0.1, cap_s=10.0)
 
-    def look(self, group: str, pods: Sequence[GroupPod]) -> GroupOutlook:
+    def look(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The plan that holds for a group; where none does, one is asked for."""
         known = self._state.groups.get(group)
         if not self._config.plans or known is None:
-            return GroupOutlook()
+            return PlanState()
         standing = self._standing.get(group)
         if standing is None:
             return self._ask(group)
@@ -178,21 +178,21 @@ class GroupPlans:
         stale = bool(standing.plan.unplaced) and now - standing.made_at > UNPLACED_FOR_S
         if same and verdict.followed and verdict.has_room and not stale:
             self.assumed.promise(group, verdict.uncounted)
-            return GroupOutlook(standing.plan)
+            return PlanState(standing.plan)
         asked = self._ask(group)
         usable = verdict.followed and verdict.has_room and asked.pending
-        return GroupOutlook(standing.plan if usable else None, asked.pending)
+        return PlanState(standing.plan if usable else None, asked.pending)
 
-    def _ask(self, group: str) -> GroupOutlook:
+    def _ask(self, group: str) -> PlanState:
         """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""
         now = self._clock()
         failed_at, times = self._failed.get(group, (0.0, 0))
         if times and now < failed_at + min(FIRST_PAUSE_S * 2 ** (times - 1), LONGEST_PAUSE_S):
-            return GroupOutlook()
+            return PlanState()
         standing = self._standing.get(group)
         rest_s = standing.made_at + SHARE * standing.took_s - now if standing is not None else 0.0
         self._queue.add_after(group, rest_s) if rest_s > 0 else self._queue.add(group)
-        return GroupOutlook(pending=True)
+        return PlanState(pending=True)
 
     def drop(self, group: str, pods: Sequence[GroupPod]) -> None:
         """Nothing of a group waits any more; what was bound a moment ago stays promised until its host counts it."""
@@ -234,7 +234,7 @@ class GroupPlans:
         else:
             took_s = self._clock() - began
             self._failed.pop(group, None)
-            self._standing[group] = StandingPlan.of(
+            self._standing[group] = CachedPlan.of(
                 snapshot, self._fleet.version, plan, made_at=self._clock(), took_s=took_s
             )
             # Thousands of pods take their time: not all of it in one turn of the event loop.

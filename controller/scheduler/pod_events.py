@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, serves, target_of
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.deliveries import PodWriter, all_of
 from controller.scheduler.explain import Explanation, decide, decision_of, explain
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.patches import decision_patch
+from controller.scheduler.pod_updater import PodWriter, run_all
 from controller.scheduler.release import PENDING
 from controller.scheduler.state import DeletedNodeError, State
 from kubekit.events import EventRecorder, reference
@@ -26,7 +26,7 @@ MOST_AT_ONCE = 20
 """Pods of one group that are told of in one look; the others' turn comes with the next."""
 
 
-class WaitingNews:
+class WaitingEvents:
     """What is told of pods that wait at their gates, once they have waited for a few seconds, and for whom they wait."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class PlacementEvents:
             ApiError: of the first decision that could not be written; that pod is reported later.
         """
         if self._unreported:
-            await all_of([self._report(pod) for pod in pods if pod.metadata.key in self._unreported])
+            await run_all([self._report(pod) for pod in pods if pod.metadata.key in self._unreported])
 
     async def _report(self, pod: GroupPod) -> None:
         explanation = self._explain(pod)

@@ -60,7 +60,7 @@ class Release(msgspec.Struct, frozen=True):
     cause: Cause
 
 
-class Turns(msgspec.Struct, frozen=True):
+class ReleaseDecision(msgspec.Struct, frozen=True):
     """Who goes now.
 
     Attributes:
@@ -74,7 +74,7 @@ class Turns(msgspec.Struct, frozen=True):
     again_s: float | None = None
 
 
-def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> Turns:
+def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> ReleaseDecision:
     """Decide whose gates to open.
 
     Args:
@@ -82,7 +82,7 @@ def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> Turns:
         now: wall clock, seconds since 1970.
         config: how long to wait for what.
     """
-    return _Turns(queue, now, config).decide()
+    return _Decider(queue, now, config).decide()
 
 
 def settles_in_s(queue: GroupQueue, now: float, config: GatesConfig) -> float:
@@ -146,7 +146,7 @@ class _Blocks(NamedTuple):
     reason: str = ""
 
 
-class _Turns:
+class _Decider:
     """One look at a group. What blocks is found once per workload, since a group may have thousands of pods."""
 
     def __init__(self, queue: GroupQueue, now: float, config: GatesConfig) -> None:
@@ -173,7 +173,7 @@ class _Turns:
         found = ((place, reason_of(selector)) for selector, place in sequence)
         return next((_Blocks(place, reason) for place, reason in found if reason), _Blocks())
 
-    def decide(self) -> Turns:
+    def decide(self) -> ReleaseDecision:
         releases: list[Release] = []
         waiting: dict[str, str] = {}
         gated = [pod for pods in self._live.values() for pod in pods if pod.gated]
@@ -185,7 +185,7 @@ class _Turns:
             else:
                 waiting[pod.metadata.key] = reason
         again_s = max(min(self._wakes), 0.05) if waiting and self._wakes else None
-        return Turns(tuple(releases), waiting, again_s)
+        return ReleaseDecision(tuple(releases), waiting, again_s)
 
     def _judge(self, pod: GroupPod) -> tuple[Cause | None, str]:
         if pod.other_gates:

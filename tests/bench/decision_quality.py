@@ -31,7 +31,7 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LAB
 from controller.groups.order import ALGORITHMS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.extender.program import ExtenderService
-from controller.scheduler.gates import SchedulingController
+from controller.scheduler.gates import GatingController
 from controller.scheduler.planner import plan_group
 from kubekit.client import Client
 from kubekit.errors import ApiError
@@ -187,7 +187,7 @@ async def run_mode(
             url = "http://" + await stack.enter_async_context(service.server.running())
             caches = Caches(client, NAMESPACE)
             recorder = EventRecorder(client, component="quality", instance="quality", registry=registry)
-            leader = SchedulingController(client, caches, mode.config, recorder, registry, namespace=NAMESPACE)
+            leader = GatingController(client, caches, mode.config, recorder, registry, namespace=NAMESPACE)
             tasks = {**service.mirrors(), **caches.tasks(), **leader.mirrors()}
             tasks |= {"lead": lead(caches, leader), "events": recorder.run()}
         running = asyncio.create_task(supervise(tasks)) if tasks else None
@@ -202,7 +202,7 @@ async def run_mode(
                 await asyncio.gather(running, return_exceptions=True)
 
 
-async def lead(caches: Caches, leader: SchedulingController) -> None:
+async def lead(caches: Caches, leader: GatingController) -> None:
     await caches.settle()
     await leader.run()
 

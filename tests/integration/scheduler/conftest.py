@@ -27,7 +27,7 @@ from controller.cluster.resources import (
 )
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.extender.program import ExtenderService
-from controller.scheduler.gates import SchedulingController
+from controller.scheduler.gates import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
@@ -56,7 +56,7 @@ PATIENT = GatesConfig(max_wait_s=1200, absent_wait_s=600)
 """No gate opens just because the machine is slow."""
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]
-Lead = Callable[..., AbstractAsyncContextManager[SchedulingController]]
+Lead = Callable[..., AbstractAsyncContextManager[GatingController]]
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def lead(client: Client) -> Lead:
         writer: Client | None = None,
         begins: asyncio.Event | None = None,
         clock: Callable[[], float] = time.time,
-    ) -> AsyncIterator[SchedulingController]:
+    ) -> AsyncIterator[GatingController]:
         registry = CollectorRegistry()
         caches = Caches(client, "netaware-system")
         recorder = EventRecorder(client, component="netaware-controller", instance="tests", registry=registry)
-        controller = SchedulingController(
+        controller = GatingController(
             writer or client,
             caches,
             config or SchedulerConfig(),

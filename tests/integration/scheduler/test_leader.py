@@ -15,7 +15,7 @@ import pytest_asyncio
 from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig, SchedulerConfig
-from controller.scheduler.gates import SchedulingController
+from controller.scheduler.gates import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object
@@ -156,7 +156,7 @@ async def _told(client: Client, namespace: str, pod: str) -> bool:
     return await placements(client, namespace, pod) == [1]
 
 
-async def _sees_gated(controller: SchedulingController, count: int) -> bool:
+async def _sees_gated(controller: GatingController, count: int) -> bool:
     (family,) = controller.metrics.gated.collect()
     return family.samples[0].value == count
 
@@ -232,11 +232,11 @@ async def test_room_of_a_deleted_group_is_free_for_others(
         assert planned.reason == "Complete"
 
 
-async def _has_no_group(controller: SchedulingController) -> bool:
+async def _has_no_group(controller: GatingController) -> bool:
     return not controller.state.groups
 
 
-async def _is_planned(controller: SchedulingController, group: str) -> bool:
+async def _is_planned(controller: GatingController, group: str) -> bool:
     return controller.plans.report(group) is not None
 
 

@@ -13,7 +13,7 @@ from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.index import GroupPods
+from controller.scheduler.group_pods import GroupPods
 from controller.scheduler.state import State
 from kubekit.reflector import Mirror
 from kubekit.wire import Object, ObjectMeta

@@ -25,13 +25,13 @@ from controller.cluster.pods import (
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.scheduler.affinity import (
     NARROWED_ANNOTATION,
-    Verdicts,
+    ZoneVerdicts,
     as_asked,
+    is_daemon_pod,
     is_replaceable,
-    is_tied,
+    narrow_node_affinity,
+    preferred_terms,
     requirement,
-    tighten,
-    wishes_of,
     zone_verdicts,
 )
 from controller.scheduler.config import SchedulerConfig
@@ -152,15 +152,10 @@ def test_unlabelled_nodes_stay_possible_unless_they_are_refused() -> None:
     assert "bare" not in allowed(after, nodes) or not refused.weigh("default", "a1", "P1").by_class[0].passes
 
 
-def test_the_planned_zone_is_required_of_pods_that_may_be_replaced_and_of_no_others() -> None:
-    state = cluster(NODES, [], {}, 10)
-    target = Target("z2", "r", "n2")
-    bare, owned = gated(), gated(owned=True)
-    assert allowed(patched(bare, release_patch(state, CONFIG, bare, target, 0)), NODES) == set(NODES)
-    assert allowed(patched(owned, release_patch(state, CONFIG, owned, target, 0)), NODES) == {"n2"}
-    job = owned_by("Job")
-    assert allowed(patched(job, release_patch(state, CONFIG, job, target, 0)), NODES) == set(NODES)
-    patch = release_patch(state, CONFIG, owned, target, 0, handover=Handover("host-2"))
+def test_the_planned_zone_is_required_and_the_planned_host_preferred() -> None:
+    state, owned = cluster(NODES, [], {}, 10), gated(owned=True)
+    patch = release_patch(state, CONFIG, owned, Target("z2", "r", "n2"), 0, handover=Handover("host-2"))
+    assert allowed(patched(owned, patch), NODES) == {"n2"}
     wishes = patch["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     # Karpenter makes no node for a pod with matchFields.
     assert wishes[0] == {
@@ -277,8 +272,8 @@ def test_the_decision_is_kept_on_the_pod() -> None:
 
 def said(
     passing: tuple[str, ...], refused: tuple[str, ...], *, unlabelled: bool | None, scores: dict[str, int] | None = None
-) -> Verdicts:
-    return Verdicts(passing, refused, unlabelled, scores or {})
+) -> ZoneVerdicts:
+    return ZoneVerdicts(passing, refused, unlabelled, scores or {})
 
 
 PLACES = (Location("", ""), Location("r1", "z1"), Location("r2", "z1"), Location("r1", "z2"), Location("r1", "z3"))
@@ -306,7 +301,7 @@ def test_verdicts_of_zones_are_those_of_their_best_places() -> None:
     either = zone_verdicts(weighed((1, 0, 0), *[(0, 1, 9)] * 4, (0, 1, 0)), two, populated=[0, 5])
     assert either == said((), (), unlabelled=True, scores={})
     assert zone_verdicts(weighed((0, 1, 0), *[(0, 1, 9)] * 4), PLACES, populated=[0, 4]).unlabelled_passes is False
-    assert zone_verdicts(Weighing("no dependency"), PLACES, populated=[0, 1]) == Verdicts()
+    assert zone_verdicts(Weighing("no dependency"), PLACES, populated=[0, 1]) == ZoneVerdicts()
 
 
 ZONE_1, NO_ZONE = Target("z1", "r", "n1"), Target("", "", "n1")
@@ -322,11 +317,11 @@ ZONE_1, NO_ZONE = Target("z1", "r", "n1"), Target("", "", "n1")
         (said((), ("z2",), unlabelled=False), None, ("NotIn", ["z2"])),
         (said(("z1",), ("z2",), unlabelled=None), None, ("NotIn", ["z2"])),
         (said(("z1",), (), unlabelled=None), None, None),
-        (Verdicts(), None, None),
+        (ZoneVerdicts(), None, None),
     ],
 )
 def test_one_requirement_stands_for_the_filter(
-    verdicts: Verdicts, target: Target | None, wanted: tuple[str, list[str]] | None
+    verdicts: ZoneVerdicts, target: Target | None, wanted: tuple[str, list[str]] | None
 ) -> None:
     found = requirement(verdicts, target)
     assert (None if found is None else (found.key, found.operator, found.values)) == (
@@ -334,9 +329,9 @@ def test_one_requirement_stands_for_the_filter(
     )
 
 
-def wishes(verdicts: Verdicts, target: Target | None, hostname: str = "") -> list[tuple[int, str, list[str]]]:
+def wishes(verdicts: ZoneVerdicts, target: Target | None, hostname: str = "") -> list[tuple[int, str, list[str]]]:
     found = []
-    for term in wishes_of(verdicts, target, hostname):
+    for term in preferred_terms(verdicts, target, hostname):
         assert not term.preference.match_fields, "Karpenter makes no node for a pod that has these"
         assert term.preference.match_expressions is not None
         (expression,) = term.preference.match_expressions
@@ -346,15 +341,17 @@ def wishes(verdicts: Verdicts, target: Target | None, hostname: str = "") -> lis
 
 
 def test_wishes_weigh_the_planned_host_its_zone_and_what_the_rule_prefers() -> None:
-    verdicts = Verdicts(("z1", "z2", "z3", "z4"), scores={"z4": 30, "z3": 30, "z2": 100, "z1": 100, "z5": 2, "z6": 3})
+    verdicts = ZoneVerdicts(
+        ("z1", "z2", "z3", "z4"), scores={"z4": 30, "z3": 30, "z2": 100, "z1": 100, "z5": 2, "z6": 3}
+    )
     host = (100, "kubernetes.io/hostname", ["h1"])
     others = [(33, ZONE, ["z2"]), (10, ZONE, ["z3"]), (10, ZONE, ["z4"]), (1, ZONE, ["z6"])]
     assert wishes(verdicts, ZONE_1, "h1") == [host, (60, ZONE, ["z1"]), *others]
     assert wishes(verdicts, ZONE_1) == [(60, ZONE, ["z1"]), *others]
     assert wishes(verdicts, NO_ZONE, "h1") == [host, (33, ZONE, ["z1"]), *others]
     assert wishes(verdicts, None, "h1") == [(33, ZONE, ["z1"]), *others], "no host is wished for without a plan"
-    assert wishes(Verdicts(), None) == []
-    many = Verdicts(scores={f"z{i:02}": 100 for i in range(30)})
+    assert wishes(ZoneVerdicts(), None) == []
+    many = ZoneVerdicts(scores={f"z{i:02}": 100 for i in range(30)})
     assert [values for _, _, values in wishes(many, None)] == [[f"z{i:02}"] for i in range(20)]
 
 
@@ -365,15 +362,15 @@ def test_the_users_wishes_and_terms_stand_beside_ours() -> None:
     own = NodeAffinity(NodeSelector([by_name, silent]), [mine])
     pod = gated(affinity=msgspec.to_builtins(Affinity(own)))
     wish = PreferredTerm(60, NodeSelectorTerm(match_expressions=[ours]))
-    found = tighten(pod, ours, [wish])
+    found = narrow_node_affinity(pod, ours, [wish])
     assert found.preferred_during_scheduling_ignored_during_execution == [mine, wish]
     narrowed = NodeSelectorTerm([ours], by_name.match_fields)
     assert found.required_during_scheduling_ignored_during_execution == NodeSelector([narrowed, silent])
-    assert tighten(pod, None, ()) == own
-    assert tighten(gated(), None, ()) == NodeAffinity()
-    assert tighten(gated(), ours, ()) == NodeAffinity(NodeSelector([NodeSelectorTerm([ours])]))
+    assert narrow_node_affinity(pod, None, ()) == own
+    assert narrow_node_affinity(gated(), None, ()) == NodeAffinity()
+    assert narrow_node_affinity(gated(), ours, ()) == NodeAffinity(NodeSelector([NodeSelectorTerm([ours])]))
     only_wishes = gated(affinity=msgspec.to_builtins(Affinity(NodeAffinity(None, [mine]))))
-    assert tighten(only_wishes, ours, ()) == NodeAffinity(NodeSelector([NodeSelectorTerm([ours])]), [mine])
+    assert narrow_node_affinity(only_wishes, ours, ()) == NodeAffinity(NodeSelector([NodeSelectorTerm([ours])]), [mine])
 
 
 def narrowed_pod(said: str, *terms: NodeSelectorTerm) -> GroupPod:
@@ -428,6 +425,6 @@ def test_only_the_owner_that_controls_a_pod_makes_it_anew(
     owner = OwnerReference(kind=kind, uid="u", controller=controller)
     pod = GroupPod(ObjectMeta(name="p", owner_references=[OwnerReference(kind="Other"), owner]))
     assert controller_of(pod.metadata) == (owner if controller else None)
-    assert (is_replaceable(pod), is_tied(pod)) == (replaceable, tied)
+    assert (is_replaceable(pod), is_daemon_pod(pod)) == (replaceable, tied)
     assert not is_replaceable(GroupPod())
-    assert not is_tied(GroupPod())
+    assert not is_daemon_pod(GroupPod())

@@ -10,12 +10,11 @@ import pytest
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.scheduler.affinity import NARROWED_ANNOTATION
-from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.planner import Plan
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
-from controller.scheduler.unschedulable import Replace, Retry, StuckPods, Tell
+from controller.scheduler.unschedulable import Action, Retry, StuckPods
 from kubekit.wire import Node, format_time
 
 GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
@@ -165,82 +164,56 @@ def stuck(message: str = "0/4 nodes: Workload dependencies", *, since_s: float =
     return pod("P1", status={"phase": "Pending", "conditions": [condition]}, **fields)
 
 
+def looked(
+    keeper: StuckPods, pod: GroupPod, plan: Plan | None, state: State, now: float
+) -> tuple[list[Action], float | None]:
+    """What is to be done about a pod, and done."""
+    actions, again_s = keeper.plan([pod], plan, state, now)
+    for action in actions:
+        if isinstance(action, Retry):
+            keeper.on_retried(action, now)
+    return actions, again_s
+
+
 def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> None:
     state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
-    first, _ = keeper.plan([stuck()], None, state, NOW)
+    first, _ = looked(keeper, stuck(), None, state, NOW)
     assert [type(a) for a in first] == [Retry]  # what it was refused by is not known yet
-    assert keeper.plan([stuck()], None, state, NOW + 10) == ([], None)
+    assert looked(keeper, stuck(), None, state, NOW + 10) == ([], None)
     state.take_topology("default/nt-default", topology(20), topology(10))
-    again, _ = keeper.plan([stuck()], None, state, NOW + 20)
+    again, _ = looked(keeper, stuck(), None, state, NOW + 20)
     assert [(a.cause, type(a)) for a in again if isinstance(a, Retry)] == [("costs", Retry)]
-    assert keeper.plan([stuck()], None, state, NOW + 30) == ([], None)
+    assert looked(keeper, stuck(), None, state, NOW + 30) == ([], None)
 
 
 def test_tries_are_not_closer_than_a_second() -> None:
     state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
-    keeper.plan([stuck()], None, state, NOW)
+    looked(keeper, stuck(), None, state, NOW)
     state.take_topology("default/nt-default", topology(20), topology(10))
-    assert keeper.plan([stuck()], None, state, NOW + 0.25) == ([], 0.75)
+    assert looked(keeper, stuck(), None, state, NOW + 0.25) == ([], 0.75)
 
 
 def test_a_pod_that_we_did_not_refuse_is_left_to_the_scheduler() -> None:
     keeper = StuckPods(SchedulerConfig())
-    assert keeper.plan([stuck("0/4 nodes are available: 4 Insufficient cpu")], None, example(), NOW) == ([], None)
+    assert looked(keeper, stuck("0/4 nodes are available: 4 Insufficient cpu"), None, example(), NOW) == ([], None)
 
 
 def test_a_stuck_pods_new_target_is_written_to_it() -> None:
     keeper, target = StuckPods(SchedulerConfig()), Target("z2", "r", "n3")
     plan = Plan({"default/p1": target})
     waiting = stuck("4 Insufficient cpu", metadata=planned(Target("z1", "r", "n1")))
-    actions, _ = keeper.plan([waiting], plan, example(), NOW)
+    actions, _ = looked(keeper, waiting, plan, example(), NOW)
     assert isinstance(actions[0], Retry)
     assert actions[0].cause == "plan"
     assert msgspec.json.decode(actions[0].patch["metadata"]["annotations"]["netaware.io/target"])["node"] == "n3"
     moved = stuck("4 Insufficient cpu", metadata=planned(target))
-    assert keeper.plan([moved], plan, example(), NOW + 5) == ([], None)
+    assert looked(keeper, moved, plan, example(), NOW + 5) == ([], None)
 
 
 def test_a_pod_that_was_shown_only_its_planned_node_is_shown_all_once_whoever_refused_it() -> None:
     keeper, target = StuckPods(SchedulerConfig()), Target("z1", "r", "n1")
     refused = stuck("1 node(s) refused by another extender", metadata=planned(target))
     plan = Plan({"default/p1": target})
-    actions, _ = keeper.plan([refused], plan, example(), NOW)
+    actions, _ = looked(keeper, refused, plan, example(), NOW)
     assert [(a.cause, type(a)) for a in actions if isinstance(a, Retry)] == [("rule", Retry)]
-    assert keeper.plan([refused], plan, example(), NOW + 30) == ([], None)
-
-
-OWNED = {
-    "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": True}]
-}
-AFFINITY = SchedulerConfig(placement="affinity", gates=GatesConfig(replace_after_s=10))
-
-
-def frozen(since_s: float = 60, *, owned: bool = True, name: str = "p1") -> GroupPod:
-    metadata = {**planned(Target("z1", "r", "n1")), **(OWNED if owned else {})}
-    metadata["annotations"][NARROWED_ANNOTATION] = '{"key":"zone","operator":"In","values":["z1"]}'
-    return stuck("4 node(s) didn't match Pod's node affinity", since_s=since_s, name=name, metadata=metadata)
-
-
-def test_a_frozen_pod_is_replaced_with_growing_pauses_when_another_zone_is_better() -> None:
-    keeper, plan = StuckPods(AFFINITY), Plan({"default/p1": Target("z2", "r", "n3")})
-    # What counts is how long we have seen it refused: the condition is as old as the gate was.
-    assert keeper.plan([frozen()], plan, example(), NOW - 10) == ([], 10)
-    assert keeper.plan([frozen()], plan, example(), NOW - 4) == ([], 4)
-    assert [type(a) for a in keeper.plan([frozen()], plan, example(), NOW)[0]] == [Replace]
-    assert keeper.plan([frozen()], plan, example(), NOW + 5) == ([], 15)  # the second pause is twice as long
-    assert [type(a) for a in keeper.plan([frozen()], plan, example(), NOW + 20)[0]] == [Replace]
-    assert keeper.plan([frozen()], plan, example(), NOW + 25) == ([], 35)
-
-
-def test_a_frozen_pod_stays_when_nobody_would_make_it_anew() -> None:
-    keeper, plan = StuckPods(AFFINITY), Plan({"default/p1": Target("z2", "r", "n3")})
-    keeper.plan([frozen(owned=False)], plan, example(), NOW)
-    assert [type(a) for a in keeper.plan([frozen(owned=False)], plan, example(), NOW + 10)[0]] == [Tell]
-
-
-@pytest.mark.parametrize("plan", [{"default/p1": Target("z1", "r", "n2")}, {}], ids=["the same zone", "no place"])
-def test_a_frozen_pod_does_not_stay_pending_because_no_other_zone_is_better(plan: dict[str, Target]) -> None:
-    keeper = StuckPods(AFFINITY)
-    keeper.plan([frozen()], Plan(plan), example(), NOW)
-    assert [type(a) for a in keeper.plan([frozen()], Plan(plan), example(), NOW + 10)[0]] == [Replace]
-    assert not keeper.may_demand(frozen())
+    assert looked(keeper, refused, plan, example(), NOW + 30) == ([], None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.release import GroupQueue, Turns, peers_first, plan_release, settles_in_s
+from controller.scheduler.release import GroupQueue, ReleaseDecision, peers_first, plan_release, settles_in_s
 from kubekit.wire import format_time
 
 CREATED = 1_700_000_000.0
@@ -48,7 +48,7 @@ def queue(*pods: GroupPod, order: str = "ABC", **changes: Any) -> GroupQueue:
     return GroupQueue(places, exists=True, pods=pods, **changes)
 
 
-def released(turns: Turns) -> list[tuple[str, str]]:
+def released(turns: ReleaseDecision) -> list[tuple[str, str]]:
     return [(r.pod.metadata.name, r.cause) for r in turns.releases]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.cluster.pods import GroupPod
-from controller.scheduler.pod_events import AGAIN_S, MOST_AT_ONCE, PATIENCE_S, PLAN_PATIENCE_S, WaitingNews
+from controller.scheduler.pod_events import AGAIN_S, MOST_AT_ONCE, PATIENCE_S, PLAN_PATIENCE_S, WaitingEvents
 from controller.scheduler.release import PENDING
 from kubekit.wire import ObjectMeta, format_time
 
@@ -17,7 +17,7 @@ def pod(name: str, *, age_s: float = 10.0) -> GroupPod:
 
 
 def test_a_pod_that_waits_is_told_of_once_with_what_it_waits_for() -> None:
-    news = WaitingNews()
+    news = WaitingEvents()
     told, again_s = news.of([pod("front")], {"web/front": CART}, NOW_S)
     assert [(p.metadata.name, text) for p, text in told] == [("front", f"it waits at its gate: {CART}")]
     assert again_s is None
@@ -25,7 +25,7 @@ def test_a_pod_that_waits_is_told_of_once_with_what_it_waits_for() -> None:
 
 
 def test_a_pod_that_came_just_now_is_left_alone_until_somebody_would_ask() -> None:
-    news = WaitingNews()
+    news = WaitingEvents()
     told, again_s = news.of([pod("front", age_s=2)], {"web/front": CART}, NOW_S)
     assert (told, again_s) == ([], PATIENCE_S - 2)
     told, _ = news.of([pod("front", age_s=2)], {"web/front": CART}, NOW_S + 3)
@@ -33,7 +33,7 @@ def test_a_pod_that_came_just_now_is_left_alone_until_somebody_would_ask() -> No
 
 
 def test_a_plan_that_is_being_made_is_told_of_only_when_it_does_not_come() -> None:
-    news = WaitingNews()
+    news = WaitingEvents()
     told, again_s = news.of([pod("front")], {"web/front": PENDING}, NOW_S)
     assert (told, again_s) == ([], PLAN_PATIENCE_S - 10)
     told, _ = news.of([pod("front")], {"web/front": CART}, NOW_S + 1)
@@ -43,7 +43,7 @@ def test_a_plan_that_is_being_made_is_told_of_only_when_it_does_not_come() -> No
 
 
 def test_another_reason_is_told_but_not_with_every_pod_that_is_bound() -> None:
-    news = WaitingNews()
+    news = WaitingEvents()
     news.of([pod("front")], {"web/front": CART}, NOW_S)
     other = {"web/front": CART.replace("cart-1", "cart-2")}
     assert news.of([pod("front")], other, NOW_S + 20) == ([], AGAIN_S - 20)
@@ -52,7 +52,7 @@ def test_another_reason_is_told_but_not_with_every_pod_that_is_bound() -> None:
 
 
 def test_a_group_of_thousands_is_told_of_some_at_a_time() -> None:
-    news = WaitingNews()
+    news = WaitingEvents()
     pods = [pod(f"p{i}") for i in range(MOST_AT_ONCE + 5)]
     waiting = {p.metadata.key: CART for p in pods}
     first, again_s = news.of(pods, waiting, NOW_S)
@@ -62,7 +62,7 @@ def test_a_group_of_thousands_is_told_of_some_at_a_time() -> None:
 
 
 def test_who_went_and_waits_again_is_told_of_anew() -> None:
-    news = WaitingNews()
+    news = WaitingEvents()
     news.of([pod("front")], {"web/front": CART}, NOW_S)
     news.of([pod("front")], {}, NOW_S + 1)
     assert len(news.of([pod("front")], {"web/front": CART}, NOW_S + 2)[0]) == 1

@@ -11,7 +11,7 @@ from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.index import GroupPods
+from controller.scheduler.group_pods import GroupPods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.patches import Handover, PodPatch, opening_patch, release_patch
 from controller.scheduler.planner import Plan
@@ -24,7 +24,7 @@ from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder, reference
 from kubekit.wire import PODS, UNREADABLE
 
-log = logs.get("controller.scheduler.deliveries")
+log = logs.get("controller.scheduler.pod_updater")
 
 _AT_ONCE = 16
 CHANGED_SINCE = frozenset({404, 409, 429})
@@ -124,7 +124,7 @@ async def may_evict(client: Client) -> bool:
     return allowed
 
 
-async def all_of(work: Iterable[Awaitable[None]]) -> None:
+async def run_all(work: Iterable[Awaitable[None]]) -> None:
     """Do everything, a few at a time; what fails keeps nothing else from being done, and the first failure is raised last."""
     failures: list[BaseException] = []
     pending = list(work)
@@ -140,7 +140,7 @@ async def all_of(work: Iterable[Awaitable[None]]) -> None:
         del failures
 
 
-class Deliveries:
+class PodUpdater:
     """Opens gates, and sees to pods that the scheduler found no node for.
 
     Args:
@@ -175,7 +175,7 @@ class Deliveries:
         Raises:
             ApiError: of the first gate that could not be opened.
         """
-        await all_of([self._release(group, release, plan) for release in releases])
+        await run_all([self._release(group, release, plan) for release in releases])
 
     async def _release(self, group: str, release: Release, plan: Plan | None) -> None:
         pod = release.pod
@@ -217,7 +217,7 @@ class Deliveries:
         Raises:
             ApiError: of the first that failed.
         """
-        await all_of([self._see_to(action) for action in actions])
+        await run_all([self._see_to(action) for action in actions])
 
     async def _see_to(self, action: Action) -> None:
         about = reference(PODS, action.pod.metadata)

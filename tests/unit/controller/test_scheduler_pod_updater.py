@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from controller.scheduler.deliveries import all_of
+from controller.scheduler.pod_updater import run_all
 
 
 async def test_a_delivery_that_failed_keeps_no_other_from_being_made_and_nothing_in_memory() -> None:
@@ -25,7 +25,7 @@ async def test_a_delivery_that_failed_keeps_no_other_from_being_made_and_nothing
     async def round_() -> weakref.ref[Large]:
         large = Large()
         with pytest.raises(ValueError, match="0") as caught:
-            await all_of(deliver(number) for number in range(40))
+            await run_all(deliver(number) for number in range(40))
         del caught
         return weakref.ref(large)
 
