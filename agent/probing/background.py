@@ -7,8 +7,6 @@ import time
 from collections import deque
 from typing import Literal
 
-import msgspec
-
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
 from kubekit.waiting import Backoff
@@ -17,7 +15,7 @@ from netperf.plans import Probe
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
 from netperf.probers.netperf import tcp_ping
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import FEWEST_DATAGRAMS, SUPPORT, Measurement
+from netperf.sample import FEWEST_DATAGRAMS, Measurement
 
 log = logs.get("agent.probing")
 
@@ -57,22 +55,9 @@ class BackgroundProber:
             return None, window.returned
         target = self._target(probe)
         self._stream.close_window(target)
-        return self._with_tail(target, window, now_s), window.returned
-
-    def _with_tail(self, target: DatagramTarget, window: Window, now_s: float) -> Measurement | None:
-        """A window's measurement, with a p99 of several windows where one holds too few datagrams."""
         tails = self._tails.setdefault(target, deque(maxlen=TAIL_ROUNDS))
         tails.append(window.rtts)
-        measurement = window.measurement(now_s)
-        if measurement is None or window.rtts.count >= SUPPORT["p99"]:
-            return measurement
-        merged = Histogram()
-        for rtts in reversed(tails):
-            merged.merge(rtts)
-            if merged.count >= SUPPORT["p99"]:
-                p99_us = max(merged.percentile_us(99) or 0.0, measurement.p90_us or 0.0)
-                return msgspec.structs.replace(measurement, p99_us=p99_us, transactions=merged.count)
-        return measurement
+        return window.measurement(now_s, tails), window.returned
 
     async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
         """Whether datagrams of a pair come back; where none does, whether the host is there: UDP may be filtered."""

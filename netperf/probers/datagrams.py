@@ -14,14 +14,14 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from netperf.histogram import Histogram
 from netperf.probers.datagram_codec import Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.timestamps import now_ns, open_udp, receive
-from netperf.sample import LONGEST_US, Measurement
+from netperf.sample import LONGEST_US, SUPPORT, Measurement
 
 MOST_PER_S = 10.0
 """Datagrams of one agent, to all destinations together."""
@@ -64,11 +64,25 @@ class Window:
         self._last_us = rtt_us
         self.rtts.record(rtt_us)
 
-    def measurement(self, now_s: float) -> Measurement | None:
-        """The window as a measurement; None when fewer than two answers can be used."""
+    def measurement(self, now_s: float, rounds: Sequence[Histogram] = ()) -> Measurement | None:
+        """The window as a measurement; None when fewer than two answers can be used.
+
+        Args:
+            now_s: monotonic time.
+            rounds: round trips of this window and of those before it, newest last. Where one window holds too few for a p99,
+                it rests on the newest rounds that hold enough together, and ``transactions`` counts theirs.
+        """
         rtts = self.rtts
         if rtts.count < 2:
             return None
+        p99_us, transactions = rtts.percentile_us(99), rtts.count
+        together = Histogram()
+        for one in reversed(rounds):
+            together.merge(one)
+            if together.count >= SUPPORT["p99"] > rtts.count:
+                p99_us = max(together.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
+                transactions = together.count
+                break
         settled = self.returned + self.lost
         return Measurement(
             prober="datagrams",
@@ -78,8 +92,8 @@ class Window:
             max_us=rtts.max_us,
             p50_us=rtts.percentile_us(50),
             p90_us=rtts.percentile_us(90),
-            p99_us=rtts.percentile_us(99),
-            transactions=rtts.count,
+            p99_us=p99_us,
+            transactions=transactions,
             duration_s=max(0.0, now_s - self.opened_s),
             loss_ratio=self.lost / settled,
             jitter_us=self._steps_us / (rtts.count - 1),

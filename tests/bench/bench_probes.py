@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,8 @@ async def probe_here() -> dict[str, object]:
     if failed:
         msg = f"probes failed: {failed}"
         raise RuntimeError(msg)
-    agent_s, children_s = after[0] - before[0], after[1] - before[1]
+    answering_s = sum(answering.values()) / 1e6
+    agent_s, children_s = after[0] - before[0], after[1] - before[1] - answering_s
     return {
         "prober": prober.name,
         "test": settings.test,
@@ -240,14 +242,13 @@ async def probe_here() -> dict[str, object]:
 
 
 async def watch_answering(cpu_us: dict[int, float]) -> None:
-    """Note the CPU time of the processes that netserver serves runs with; nobody waits for them, so no rusage has it."""
-    listeners = [p.pid for p in psutil.Process().children() if p.name() == "netserver"]
+    """Note the CPU time of the netservers that serve runs."""
     while True:
-        for pid in listeners:
-            for served_by in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-                use = read_cpu_use(served_by)
+        for process in psutil.Process().children():
+            with suppress(psutil.Error):
+                use = read_cpu_use(process.pid) if process.cmdline()[:1] == ["netserver"] else None
                 if use is not None:
-                    cpu_us[int(served_by)] = use.cpu_us
+                    cpu_us[process.pid] = use.cpu_us
         await asyncio.sleep(0.05)
 
 

@@ -54,12 +54,12 @@ class Restarter:
         return next((p for p in self._lab.programs if p.name == name and p.poll() is None), None)
 
     def netservers(self, node: str) -> list[int]:
-        """Process ids of a node's netservers."""
+        """Process ids of a node's netservers; there are some during runs only."""
         agent = self.program(agent_program(node))
         if agent is None:
             return []
         try:
-            return [process.pid for process in agent.family() if process.name() == "netserver"]
+            return [process.pid for process in agent.family() if process.cmdline()[:1] == ["netserver"]]
         except psutil.Error:
             return []
 

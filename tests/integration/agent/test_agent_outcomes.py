@@ -197,6 +197,7 @@ async def test_each_way_to_fail_is_counted_by_name_and_none_gives_a_number(
         assert "-Z" not in agent.log
 
 
+@pytest.mark.measure
 @pytest.mark.alone
 async def test_a_throttled_agent_doubts_what_it_reads(home: Home, netperf_programs: Netperf) -> None:
     plan = home.plan({"healthy": "127.66.0.16"})

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
+from netperf.histogram import Histogram
 from netperf.plans import ProbeSettings
 from netperf.probers.contention import difference, find_cpu_stat, read_cpu_use, read_throttled_us
 from netperf.probers.datagram_codec import DATAGRAM_BYTES, Datagram, decode_datagram, derive_key, encode_datagram
+from netperf.probers.datagrams import Window
 from netperf.probers.netperf import command_line, find_binary, parse_output, transactions_for
 from netperf.probers.passphrase import check_secret, derive_passphrase, epoch_at, epochs_to_try
 from netperf.probers.prober import ProbeFailedError
@@ -256,3 +258,18 @@ def test_a_datagram_with_any_bit_changed_is_ignored(bit: int) -> None:
 @given(st.binary(max_size=64))
 def test_noise_is_no_datagram(data: bytes) -> None:
     assert decode_datagram(KEY, b"client", data) is None
+
+
+def test_a_p99_rests_on_several_rounds_where_one_holds_too_few_datagrams() -> None:
+    rounds: list[Histogram] = []
+    for number in range(3):
+        window = Window(0.0)
+        for rtt_us in range(60):
+            window.take(1000.0 + 1000 * number + rtt_us, 1.0)
+        rounds.append(window.rtts)
+        measurement = window.measurement(60.0, rounds)
+        assert measurement is not None
+        assert measurement.percentile_us("p50") == pytest.approx(1030 + 1000 * number, rel=0.01)
+        assert (measurement.percentile_us("p99") is None) == (number == 0)
+        if number:
+            assert measurement.p99_us == pytest.approx(1060 + 1000 * number, rel=0.01)
