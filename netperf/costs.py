@@ -1,6 +1,6 @@
 """Levels to costs: consensus, age, price; and fill what was not measured, without ever inventing a 0.
 
-`netperf.memory.fold` takes samples and failures into what is remembered of each pair of zones; `price` turns that into costs,
+`netperf.memory.update_state` takes samples and failures into what is remembered of each pair of zones; `price` turns that into costs,
 holding a cost that only moved within the noise. The state is a cache: lost, it is rebuilt from the samples and from what was
 written last, and nothing is written anew.
 """
@@ -108,10 +108,10 @@ def price(
     """Costs for every directed pair of ``zones``, and the state that remembers them.
 
     Args:
-        state: from `fold` or `restore`.
+        state: from `update_state` or `restore`.
         zones: zone -> region, empty where unlabelled; the zones that exist now. Pairs of other zones are forgotten.
         policy: the rules.
-        now_s: the clock given to `fold`.
+        now_s: the clock given to `update_state`.
         interval_s: length of a probing round; nothing is stale before three of them.
     """
     stale_s = max(policy.stale_after_s, MISSED_ROUNDS * interval_s)

@@ -1,6 +1,6 @@
 """What is remembered of each pair of zones: the levels of its pairs of nodes, failures, the last good latency, the cost in force.
 
-`fold` takes samples and failures in; `restore` starts from what was written last, `resume` from an earlier leadership as well.
+`update_state` takes samples and failures in; `restore` starts from what was written last, `resume` from an earlier leadership as well.
 All are pure.
 """
 
@@ -125,7 +125,7 @@ def resume(earlier: CostState, restored: CostState) -> CostState:
     return resumed
 
 
-def fold(
+def update_state(
     samples: Iterable[Sample],
     state: CostState,
     policy: CostPolicy,

@@ -86,7 +86,7 @@ _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _AGREE = {"expireAfterS": ("expireAfterS", "staleAfterS")}
 """Which of two that do not agree is the wrong one, nobody knows."""
-_BAD = {("InputValid", "False"), ("OddNodes", "True"), ("Stale", "True")}
+_BAD = {("InputValid", "False"), ("OutlierNodes", "True"), ("Stale", "True")}
 
 
 def find_agents(facts: Facts) -> Iterator[Finding]:
@@ -221,7 +221,7 @@ def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
                 continue
             severity, words, do, alert = known
             since = seconds(found.last_transition_time)
-            if found.type == "OddNodes" and severity == "info" and _passing(since, facts):
+            if found.type == "OutlierNodes" and severity == "info" and _passing(since, facts):
                 continue
             # The message names them; where it does not, as a stranger's may, somebody has to choose.
             named = [word for word in _WORDS.findall(found.message) if word in facts.nodes] or ["NODE"]

@@ -23,7 +23,7 @@ from netperf.results import Results
 
 _PAIR = ["topology", "level", "origin", "destination"]
 _ZONES = ["topology", "origin", "destination"]
-SHOWN_ODD = 50
+SHOWN_OUTLIERS = 50
 
 
 class MetricsView(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class TopologyMetrics(Collector):
         yield self._costs()
         yield self._latencies()
         yield self._errors()
-        yield self._odd()
+        yield self._outliers()
         yield self._ages()
         yield self._pairs()
         yield self._refused()
@@ -115,14 +115,14 @@ class TopologyMetrics(Collector):
                     family.add_metric([key, origin, destination], entry.error_us / 1e6)
         return family
 
-    def _odd(self) -> Metric:
+    def _outliers(self) -> Metric:
         family = GaugeMetricFamily(
-            "netaware_odd_node_offset_seconds",
+            "netaware_outlier_node_offset_seconds",
             "By how much the readings of a node that others contradict are off; only such nodes.",
             labels=["topology", "node"],
         )
         for key, view in self._shown():
-            for node, off_us in list(view.table.outliers_us.items())[:SHOWN_ODD]:
+            for node, off_us in list(view.table.outliers_us.items())[:SHOWN_OUTLIERS]:
                 family.add_metric([key, node], off_us / 1e6)
         return family
 

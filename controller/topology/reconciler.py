@@ -40,7 +40,7 @@ from kubekit.workqueue import WorkQueue
 from netperf.contract import REGION_LABEL
 from netperf.costs import ZoneCosts, price
 from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
-from netperf.memory import CostState, fold, restore, resume
+from netperf.memory import CostState, restore, resume, update_state
 from netperf.policy import CostPolicy, parse_policy
 from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
 from netperf.sample import Place
@@ -125,7 +125,7 @@ def decide(
     if state is None:
         state = restore(written_costs(weight), policy, now_s, written)
         state = resume(earlier, state) if earlier is not None else state
-    state = fold(
+    state = update_state(
         results.samples.values(),
         state,
         policy,

@@ -19,7 +19,7 @@ from netperf.latencies import ZonePair
 from netperf.policy import CostPolicy
 
 MEASURED, STALE, INCOMPLETE, INPUT_VALID = "Measured", "Stale", "Incomplete", "InputValid"
-UNREACHABLE, ODD_NODES = "Unreachable", "OddNodes"
+UNREACHABLE, OUTLIER_NODES = "Unreachable", "OutlierNodes"
 SHOWN_PAIRS = 3
 COUNT_S = 60.0
 """So often at most a status is written for the number of nodes alone."""
@@ -95,7 +95,7 @@ def conditions_of(counts: PairTally, table: ZoneCosts, faults: InputFaults, gene
         _stale(counts, generation),
         _incomplete(counts, generation),
         _unreachable(counts, table, faults, generation),
-        _odd_nodes(table, faults, generation),
+        _outlier_nodes(table, faults, generation),
         _input_valid(faults, generation),
     ]
 
@@ -158,7 +158,7 @@ def _unreachable(counts: PairTally, table: ZoneCosts, faults: InputFaults, gener
     return condition(UNREACHABLE, holds=True, reason="PathsDead", message=message, generation=generation)
 
 
-def _odd_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
+def _outlier_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
     found: list[tuple[str, str]] = []
     if faults.quarantine:
         found.append(("NodesUnmeasurable", f"nobody can measure {_some(faults.quarantine)}: left out of the plan"))
@@ -175,9 +175,9 @@ def _odd_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Condit
         found.append(("PairsDisputed", f"one reporter stands against one: {_worst(sorted(table.disputed))}"))
     if not found:
         message = "all readings agree"
-        return condition(ODD_NODES, holds=False, reason="AllAgree", message=message, generation=generation)
+        return condition(OUTLIER_NODES, holds=False, reason="AllAgree", message=message, generation=generation)
     message = "; ".join(text for _, text in found)
-    return condition(ODD_NODES, holds=True, reason=found[0][0], message=message, generation=generation)
+    return condition(OUTLIER_NODES, holds=True, reason=found[0][0], message=message, generation=generation)
 
 
 def _input_valid(faults: InputFaults, generation: int) -> Condition:
@@ -261,7 +261,7 @@ def transitions(before: Sequence[Condition] | None, after: Sequence[Condition] |
 
 def is_bad(found: Condition) -> bool:
     """Whether a person should look."""
-    return found.status == ("True" if found.type in {STALE, INCOMPLETE, UNREACHABLE, ODD_NODES} else "False")
+    return found.status == ("True" if found.type in {STALE, INCOMPLETE, UNREACHABLE, OUTLIER_NODES} else "False")
 
 
 def count_bases(counts: PairTally, table: ZoneCosts) -> dict[str, int]:

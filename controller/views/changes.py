@@ -24,7 +24,7 @@ _GOOD = {
     "Stale": "False",
     "Incomplete": "False",
     "Unreachable": "False",
-    "OddNodes": "False",
+    "OutlierNodes": "False",
 }
 """Conditions that are told, and the status of each that is good."""
 

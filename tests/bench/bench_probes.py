@@ -28,7 +28,7 @@ from agent.probing.scheduler import Outcome, ProbeScheduler
 from lab.debian import Missing
 from lab.netperf_install import find_or_fetch
 from netperf.costs import price
-from netperf.memory import fold
+from netperf.memory import update_state
 from netperf.pacing import ProbeBudget
 from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan
@@ -146,7 +146,7 @@ def codec_and_pricing() -> dict[str, Figure]:
     policy = CostPolicy()
 
     def price_all() -> None:
-        state = fold(found, {}, policy, 0.0, NOW_S)
+        state = update_state(found, {}, policy, 0.0, NOW_S)
         table, _ = price(state, regions, policy, 0.0)
         assert len(table.zones) == len(samples) == PRICED_ZONES * (PRICED_ZONES - 1)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from agent.probing.results import TOLD_TWICE, says_the_same
 from netperf.costs import ZoneCosts, price
 from netperf.latencies import Latencies, ZonePair, hold_latencies
-from netperf.memory import CostState, fold
+from netperf.memory import CostState, update_state
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.policy import CostPolicy
@@ -170,7 +170,7 @@ class SimulatedNetwork:
         self.refused = results.refused
         self.named |= {refusal.source for refusal in results.refusals if refusal.source}
         failures = results.failures.values()
-        self.state = fold(
+        self.state = update_state(
             results.samples.values(),
             self.state,
             self.policy,

@@ -14,7 +14,7 @@ import pytest_asyncio
 import yaml
 
 from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
-from controller.topology.status import INCOMPLETE, ODD_NODES
+from controller.topology.status import INCOMPLETE, OUTLIER_NODES
 from controller.topology.weights import written_costs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, Client
 from kubekit.conditions import find
@@ -394,7 +394,7 @@ async def test_a_new_leader_that_plans_anew_blames_nobody_for_the_pairs_of_the_p
         # Agents that have not read the new plan yet go on with the one before.
         patch = {"data": written.data}
         await world.client.patch(CONFIGMAPS, "netperf-metrics", patch, Object, namespace=world.namespace)
-        return await world.condition(ODD_NODES)
+        return await world.condition(OUTLIER_NODES)
 
     await holds_for(4.0, blamed)
     assert await blamed() == "False"

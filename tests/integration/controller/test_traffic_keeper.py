@@ -21,7 +21,7 @@ from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica
 from tests.support.prometheus_past import Made, prometheus
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(240)]
 CALLS = {("web", "cart"): 4000.0, ("cart", "db"): 1000.0, ("web", "ads"): 3000.0}
 
 

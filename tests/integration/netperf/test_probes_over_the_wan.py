@@ -33,7 +33,7 @@ from netperf.probers.netserver import Netserver
 from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
 from netperf.probers.timestamps import SO_TIMESTAMPNS, now_ns, receive
-from netperf.sample import Measurement, judge
+from netperf.sample import Measurement, Place, Sample, choose_instrument, judge
 from tests.integration.netperf.peers import SECRET, running
 
 ROOT = Path(__file__).parents[3]
@@ -118,6 +118,58 @@ async def test_loss_under_netperf_is_doubted(wan: Wan, netperf_programs: Netperf
     measurement = await measure(wan, netperf_programs, duration_s=4.0)
     assert measurement.retransmits
     assert "loss" in judge(measurement)
+
+
+async def paced(wan: Wan, seconds: float) -> Measurement | None:
+    """What datagrams read in so many seconds, ten of them a second."""
+    target = DatagramTarget(wan.destination.address, ProbeSettings().datagram_port)
+    with namespaces.entered(wan.destination.netns):
+        serving = running(DatagramResponder(target.address, target.port, SECRET))
+        await serving.__aenter__()
+    stream = DatagramStream(wan.origin.address, SECRET)
+    stream.aim([target], interval_s=seconds)
+    try:
+        with namespaces.entered(wan.origin.netns):
+            task = asyncio.create_task(stream.run())
+            await asyncio.sleep(0)  # its socket is opened in this namespace
+        await asyncio.sleep(seconds)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await serving.__aexit__(None, None, None)
+    window = stream.peek(target)
+    return window.measurement(time.monotonic()) if window is not None else None
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.3])
+async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_programs: Netperf, loss: float) -> None:
+    """The table of docs/measurement.md. At 5 % each way a tenth of the calls wait, so that the p90 lies at the edge."""
+    wan.set(loss=loss)
+    datagrams = await paced(wan, 2 * WATCHED_S)
+    assert datagrams is not None
+    read_us = datagrams.percentile_us("p90")
+    assert read_us is not None
+    try:
+        run: Measurement | None = await measure(wan, netperf_programs, duration_s=10.0)
+    except ProbeFailedError:
+        run = None
+    price_us = Sample(
+        origin=Place("e", "east"),
+        destination=Place("w", "west"),
+        measurement=run or datagrams,
+        datagrams=datagrams,
+        prices=choose_instrument(run, datagrams, judge(run, datagrams)) if run else "measurement",
+    ).percentile_us("p90")
+    assert price_us is not None
+    netperf_us = run.percentile_us("p90") if run else None
+    print(
+        f"loss {loss:.0%}: netperf {netperf_us}, datagrams {read_us:.0f} ({datagrams.loss_ratio:.1%}), priced {price_us:.0f} us"
+    )
+    if loss >= 0.1:
+        assert min(read_us, price_us) > 150_000
+        assert netperf_us is None or netperf_us / 2 < read_us < 2 * netperf_us
+    elif loss <= 0.02:
+        assert read_us < 100_000
 
 
 async def test_netperf_measures_a_path_of_400_ms(wan: Wan, netperf_programs: Netperf) -> None:

@@ -24,7 +24,7 @@ ALERTS = {
     for rule in group["rules"]
 }
 PATIENCE_S = 800
-pytestmark = pytest.mark.timeout(PATIENCE_S + 40)
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(PATIENCE_S + 40)]
 
 Series = Mapping[str, str | None]
 """What is shown: series to promtool's notation of an hour of values, one a minute; None for a series that is not there."""
@@ -182,7 +182,7 @@ SHOWN: Mapping[str, Series] = {
     "nodes without a zone label": {LEFT_OUT: "0x4 2x55"},
     "a costPolicy that makes no sense": {},
     "results that nobody asked for": {REFUSED: "0x4 3x55"},
-    "one node behind a wrong route": {'netaware_odd_node_offset_seconds{topology="s/nt", node="n2"}': "0.008x60"},
+    "one node behind a wrong route": {'netaware_outlier_node_offset_seconds{topology="s/nt", node="n2"}': "0.008x60"},
     "old measurements": {basis("stale"): "0x4 2x55", basis("measured"): "1x4 0x55"},
     "dependencies in a circle": {'netaware_appgroup_cycles{appgroup="web/shop"}': BEGINS},
     "dependencies that cost too much": {

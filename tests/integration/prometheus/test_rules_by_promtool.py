@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[3] / "manifests" / "prometheus"
 RULES = sorted(FOLDER.glob("*.rules.yaml"))
 PATIENCE_S = 800
 """The alerts take promtool 20 s of a processor, which a busy machine may hand out slowly."""
-pytestmark = pytest.mark.timeout(PATIENCE_S + 40)
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(PATIENCE_S + 40)]
 TESTS = sorted((FOLDER / "tests").glob("*.test.yaml"))
 
 

@@ -29,7 +29,7 @@ UP, DOWN = 1000, 9000
 SCRAPE_S = 15
 PAST_S, FUTURE_S = 900, 600
 WINDOW_S = 180
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(120)]
 
 
 def scraped(folder: Path, began_s: int, round_s: float) -> Iterator[str]:

@@ -28,7 +28,7 @@ from tests.bench import m3
 from tests.support.prometheus_past import PAST_S, Made, prometheus
 
 WINDOW_S = PAST_S - 300
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(300)]
 
 CALLS = [("frontend", "cart", 1000.0, 5000.0), ("cart", "redis", 500.0, 3500.0), ("frontend", "catalog", 300.0, 2700.0)]
 """Client, server, bytes a second to the server and back."""

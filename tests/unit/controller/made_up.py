@@ -23,7 +23,7 @@ from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition, Node, NodeAddress, NodeStatus, ObjectMeta, ResourceRequirements
 from netperf.contract import AGENT_ANNOTATION, REGION_LABEL, ZONE_LABEL
 from netperf.costs import price
-from netperf.memory import fold
+from netperf.memory import update_state
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.policy import CostPolicy
 from netperf.results import encode_samples
@@ -161,7 +161,7 @@ def make_snapshot(zones: int = 4, per_zone: int = 2, *, now_s: float = NOW_S, se
     plans = tuple(plan_pairs(facts, PlanOptions(node_pairs=1), None, now_s).zones.values())
     samples = make_samples(nodes, plans, seed=seed, now_s=now_s)
     regions = {n.metadata.label(ZONE_LABEL): n.metadata.label(REGION_LABEL) for n in nodes}
-    state = fold(samples, {}, CostPolicy(), now_s, now_s)
+    state = update_state(samples, {}, CostPolicy(), now_s, now_s)
     table, _ = price(state, regions, CostPolicy(), now_s)
     topology = NetworkTopology(
         metadata=ObjectMeta(name="nt-default", namespace=HOME),

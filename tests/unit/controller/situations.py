@@ -303,7 +303,7 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         "results that nobody asked for",
-        topology("OddNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
+        topology("OutlierNodes", "True", "UnplannedResults", "results of pairs that no plan names come from n9"),
         "topology-UnplannedResults",
         "n9",
         "logs daemonset/netaware-agent",
@@ -311,7 +311,7 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         "one node behind a wrong route",
-        topology("OddNodes", "True", "NodesContradicted", "set aside: n2 (reads more)"),
+        topology("OutlierNodes", "True", "NodesContradicted", "set aside: n2 (reads more)"),
         "topology-NodesContradicted",
         "n2 (reads more)",
         "kubectl describe node n2",

@@ -249,7 +249,7 @@ def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s:
 @pytest.mark.parametrize(("ago_s", "told"), [(470.0, 0), (490.0, 1)])
 def test_a_node_that_others_contradict_is_told_of_when_each_pair_has_had_its_next_turn(ago_s: float, told: int) -> None:
     """A program of a busy machine is late once, and the levels of its pairs stand until they are measured again."""
-    odd = msgspec.convert(said("OddNodes", "True", "NodesContradicted", "set aside: n2", ago_s=ago_s), Condition)
+    odd = msgspec.convert(said("OutlierNodes", "True", "NodesContradicted", "set aside: n2", ago_s=ago_s), Condition)
     assert len(diagnose(facts(topologies={"netaware-system/nt-default": (odd,)}))) == told
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
 from netperf.costs import ZoneCosts, cost_of, held_cost, infer_us, price, region_costs
-from netperf.memory import CostState, fold, restore, resume
+from netperf.memory import CostState, restore, resume, update_state
 from netperf.policy import GREATEST_COST, CostPolicy, parse_policy
 from netperf.sample import Measurement, Place, Sample
 
@@ -38,8 +38,8 @@ def run(from_zone: str, to_zone: str, us: float | None, sequence: int = 1, **fie
 def step(
     samples: Iterable[Sample], state: CostState | None = None, policy: CostPolicy = POLICY, now_s: float = 0.0
 ) -> tuple[ZoneCosts, CostState]:
-    folded = fold(samples, state or {}, policy, now_s, WALL_S)
-    return price(folded, ZONES, policy, now_s)
+    updated = update_state(samples, state or {}, policy, now_s, WALL_S)
+    return price(updated, ZONES, policy, now_s)
 
 
 latencies = st.floats(min_value=0.01, max_value=1e8)
@@ -166,7 +166,7 @@ def test_the_last_good_value_outlives_its_key() -> None:
 
 def test_nothing_is_stale_before_three_rounds() -> None:
     samples = [run("a", "b", 5000)]
-    state = fold(samples, {}, POLICY, 0.0, WALL_S)
+    state = update_state(samples, {}, POLICY, 0.0, WALL_S)
     table, state = price(state, ZONES, POLICY, 1700.0, interval_s=594.0)
     assert table.zones["a", "b"].basis == "measured"
     table, _ = price(state, ZONES, POLICY, 1800.0, interval_s=594.0)
@@ -175,7 +175,7 @@ def test_nothing_is_stale_before_three_rounds() -> None:
 
 def test_samples_that_were_old_when_we_started_do_not_make_what_was_written_young() -> None:
     state = restore({("a", "b"): 5}, POLICY, 0.0)
-    state = fold([run("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
+    state = update_state([run("a", "b", 5000, taken_at=WALL_S - 1000)], state, POLICY, 0.0, WALL_S)
     table, _ = price(state, ZONES, POLICY, 0.0)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
 
