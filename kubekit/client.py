@@ -388,18 +388,6 @@ class Client:
                 yield _events(answer, silence_s)
 
     @asynccontextmanager
-    async def stream(
-        self, path: str, *, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """GET what a proxy to a pod answers, of whatever status, to be read as it comes and for as long as it lasts."""
-        with _translated("GET", path):
-            async with AsyncExitStack() as stack:
-                async with asyncio.timeout(self._timeout_s):
-                    sent = self._send(Lane.WATCH, "GET", path, params=params, headers=headers)
-                    answer = await stack.enter_async_context(sent)
-                yield answer
-
-    @asynccontextmanager
     async def _send(
         self,
         lane: Lane,
@@ -409,7 +397,6 @@ class Client:
         params: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = "application/json",
-        headers: Mapping[str, str] | None = None,
         begin: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send once; twice when a log-in gave the credential and the server refused it, which may have been revoked.
@@ -417,7 +404,7 @@ class Client:
         ``begin`` is around each time, once a connection may be taken and the credential is known.
         """
         config = self.config
-        sent: CIMultiDict[str] = CIMultiDict(headers or {})
+        sent: CIMultiDict[str] = CIMultiDict()
         data: bytes | BytesPayload | None = None
         if body is not None:
             sent["Content-Type"] = content_type

@@ -6,21 +6,22 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import webbrowser
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 
+import aiohttp
 import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command
-from controller.cli.connecting import NoWayError, PodPort, WayToConnect, open_way
 from controller.cli.controller_pods import ControllerPod
-from controller.cli.front_door import FrontDoor
-from controller.cli.page_token import Ticket
+from controller.cli.local_proxy import LocalProxy
+from controller.cli.page_token import PageToken
+from controller.cli.port_forward import READY_TIMEOUT_S, PortForward, PortForwardError, port_forward
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import FAINT, STRONG
 from kubekit.errors import ApiError
@@ -30,11 +31,10 @@ from netperf.contract import CONTROLLER, CONTROLLER_POD_SELECTOR
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """Where the page is now. ``address`` has the key of the door: whoever knows it sees the page."""
+    """Where the page is now. ``address`` has the proxy's key, which is good once."""
 
     address: str
     pod: str
-    way: str
 
 
 def in_order_of_trust(pods: Sequence[ControllerPod], holder: str) -> list[ControllerPod]:
@@ -59,8 +59,8 @@ class OpenPage(Command):
         ("page --no-browser --port 9851", "print the address, at a port of yours"),
     )
     description = (
-        "Finds a controller, opens a way to it (kubectl's port-forward, or the API server's proxy where that does not work), "
-        "prints the address and opens the browser. Goes on until it is interrupted, with another controller when this one goes. "
+        "Finds a controller, runs kubectl port-forward to it, prints the address, which opens the page once, and opens the "
+        "browser. Goes on until it is interrupted or the controller goes. "
         "Where the page asks for a log-in (page.auth), a token of the ServiceAccount netaware-page is asked for and shown to it."
     )
     watchable = False
@@ -73,84 +73,73 @@ class OpenPage(Command):
         parser.add_argument("--no-browser", action="store_true", help="print the address and leave the browser alone")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Opened:
-        """Open the door."""
-        finder = await session.stack.enter_async_context(_Finder(session, flags_of(options)))
-        ticket = Ticket(session.client, session.home)
-        door = FrontDoor(finder.find, ticket.get)
-        if refused := await door.find():
-            why = f"; no token to be had: {ticket.refused}" if ticket.refused else ""
-            raise NoWayError(f"the page lets nobody in without a token: {refused}{why}")
-        address = await session.stack.enter_async_context(door.running(options.port))
-        return Opened(address, finder.pod, finder.way)
+        """Forward a port, and serve the proxy."""
+        kubectl = shutil.which("kubectl")
+        if kubectl is None:
+            raise PortForwardError("there is no kubectl on PATH, whose port-forward leads to the page")
+        reasons = []
+        for pod in await _pods(session):
+            name, port = pod.metadata.name, await session.port_of(pod)
+            try:
+                forward = await session.stack.enter_async_context(
+                    port_forward([kubectl, *flags_of(options)], session.home, name, port)
+                )
+            except PortForwardError as error:
+                reasons.append(f"{name}: {error}")
+                continue
+            return await self._serve(session, forward, name, options.port)
+        raise PortForwardError("\n  ".join(reasons) or f"there is no pod of {CONTROLLER} in namespace {session.home}")
+
+    async def _serve(self, session: Session, forward: PortForward, pod: str, port: int) -> Opened:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=READY_TIMEOUT_S)
+        asking = await session.stack.enter_async_context(aiohttp.ClientSession(forward.url, timeout=timeout))
+        token = PageToken(session.client, session.home)
+        proxy = LocalProxy(asking, token.get)
+        try:
+            refused = await proxy.refusal()
+        except (aiohttp.ClientError, OSError) as error:
+            raise PortForwardError(f"{pod}: {str(error) or type(error).__name__}") from error
+        if refused:
+            why = f"; no token to be had: {token.refused}" if token.refused else ""
+            raise PortForwardError(f"the page lets nobody in without a token: {refused}{why}")
+        self._ended = forward.ended
+        return Opened(await session.stack.enter_async_context(proxy.running(port)), pod)
 
     def show(self, answer: Opened, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The address on a line of its own."""
-        return Group(
-            Text(answer.address, style=STRONG),
-            Text(f"pod {answer.pod} by {answer.way}; end with Ctrl-C", style=FAINT),
-        )
+        return Group(Text(answer.address, style=STRONG), Text(f"pod {answer.pod}; end with Ctrl-C", style=FAINT))
 
     async def stay(self, session: Session, answer: Opened, options: argparse.Namespace) -> None:  # noqa: ARG002
-        """Open the browser, and wait for a signal."""
-        ended = asyncio.Event()
+        """Open the browser, and wait for a signal, or for the end of the port-forward."""
+        stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             # Not on Windows, where an interrupt ends the program as any other.
             with contextlib.suppress(NotImplementedError):
-                loop.add_signal_handler(number, ended.set)
+                loop.add_signal_handler(number, stopped.set)
         if not options.no_browser and has_screen():
             await asyncio.to_thread(webbrowser.open, answer.address)
-        await ended.wait()
-
-
-class _Finder(AsyncExitStack):
-    """Holds one way open at a time.
-
-    Attributes:
-        pod, way: what is asked now, and how.
-    """
-
-    pod = way = ""
-
-    def __init__(self, session: Session, flags: Sequence[str]) -> None:
-        super().__init__()
-        self._session, self._flags = session, flags
-
-    async def find(self) -> WayToConnect:
-        """A way to a controller that answers, after closing the one before.
-
-        Raises:
-            KubekitError: there is no pod, or none answers.
-        """
-        await self.aclose()
-        session, reasons = self._session, []
-        for pod in in_order_of_trust(await self._pods(), await self._holder()):
-            try:
-                at = PodPort(session.home, pod.metadata.name, await session.port_of(pod))
-                ask, self.way = await open_way(self, session.client, self._flags, at)
-            except NoWayError as error:
-                reasons.append(str(error))
-                continue
-            self.pod = pod.metadata.name
-            return ask
-        raise NoWayError("\n  ".join(reasons) or f"there is no pod of {CONTROLLER} in namespace {session.home}")
-
-    async def _pods(self) -> list[ControllerPod]:
-        home = self._session.home
+        waiting = asyncio.create_task(stopped.wait())
         try:
-            return await self._session.client.list(
-                PODS, ControllerPod, namespace=home, label_selector=CONTROLLER_POD_SELECTOR
-            )
-        except ApiError as error:
-            if error.forbidden:
-                raise NotFoundError(f"pods of namespace {home} may not be listed: {error}") from error
-            raise
+            await asyncio.wait({waiting, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if self._ended.done():
+            raise PortForwardError(f"the way to pod {answer.pod} has ended; run the command again")
 
-    async def _holder(self) -> str:
-        with contextlib.suppress(ApiError):
-            lease = await self._session.client.get(LEASES, CONTROLLER, Lease, namespace=self._session.home)
-            return lease.spec.holder_identity or ""
-        return ""
+
+async def _pods(session: Session) -> list[ControllerPod]:
+    home, holder = session.home, ""
+    with contextlib.suppress(ApiError):
+        lease = await session.client.get(LEASES, CONTROLLER, Lease, namespace=home)
+        holder = lease.spec.holder_identity or ""
+    try:
+        pods = await session.client.list(PODS, ControllerPod, namespace=home, label_selector=CONTROLLER_POD_SELECTOR)
+    except ApiError as error:
+        if error.forbidden:
+            raise NotFoundError(f"pods of namespace {home} may not be listed: {error}") from error
+        raise
+    return in_order_of_trust(pods, holder)
 
 
 def flags_of(options: argparse.Namespace) -> list[str]:

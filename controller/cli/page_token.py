@@ -29,7 +29,7 @@ class _TokenRequest(Wire, frozen=True):
 _decode_token_request = msgspec.json.Decoder(_TokenRequest).decode
 
 
-class Ticket:
+class PageToken:
     """The token of a ServiceAccount for the page.
 
     Attributes:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest_asyncio
+import yaml
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
@@ -16,8 +18,11 @@ from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ResultsMirror
 from kubekit.client import Client
 from kubekit.http import Server
+from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
 from netperf.policy import CostPolicy
 
+COMPONENT = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "page.yaml"
+RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
 ServePage = Callable[..., Awaitable[str]]
 
 
@@ -61,3 +66,14 @@ async def serve_page(client: Client, namespace: str, crds: list[str]) -> AsyncIt
             return await stack.enter_async_context(serving(client, namespace, config or PageConfig(auth="none")))
 
         yield serve
+
+
+@pytest_asyncio.fixture
+async def component(client: Client, namespace: str) -> str:
+    """The component's account and rights in the test's namespace; the controller itself is the administrator here."""
+    for document in yaml.safe_load_all(COMPONENT.read_text().replace("netaware-system", namespace)):
+        if document["kind"].startswith("Cluster"):
+            continue
+        resource = RBAC.get(document["kind"], SERVICE_ACCOUNTS)
+        await client.create(resource, document, Object, namespace=namespace)
+    return namespace

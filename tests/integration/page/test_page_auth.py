@@ -5,36 +5,24 @@ from __future__ import annotations
 import base64
 import json
 import time
-from contextlib import AsyncExitStack
-from pathlib import Path
 
 import aiohttp
-import pytest
-import pytest_asyncio
-import yaml
 from aiohttp.test_utils import make_mocked_request
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from controller.cli.connecting import NoWayError
-from controller.cli.page import OpenPage
-from controller.cli.page_token import Ticket
-from controller.cli.session import Session
+from controller.cli.page_token import PageToken
 from controller.page.access import FRESH_S, STALE_S, Access
 from controller.page.config import PageConfig
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.wire import SERVICE_ACCOUNTS, Object, Resource
+from kubekit.wire import SERVICE_ACCOUNTS
 from lab.controlplane import ControlPlane
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE, PAGE_TOKEN_HEADER
-from tests.integration.page.conftest import ServePage
-from tests.integration.page.test_page_behind_the_proxy import own_address, relay
-from tests.integration.page.test_page_command import controller_pod, options
+from tests.integration.page.conftest import RBAC, ServePage
 
-COMPONENT = Path(__file__).parents[3] / "manifests" / "base" / "controller" / "page.yaml"
 DOORS = ("", "api/v1/overview", "api/v1/events")
-RBAC = {kind: Resource("rbac.authorization.k8s.io", "v1", f"{kind.lower()}s", kind) for kind in ("Role", "RoleBinding")}
 LOCKED = PageConfig(refresh_s=0.1, resync_s=1.0)
 
 
@@ -61,17 +49,6 @@ def older(token: str, key: ec.EllipticCurvePrivateKey) -> str:
     signed = f"{head}.{packed(json.dumps(claims).encode())}"
     r, s = decode_dss_signature(key.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
     return f"{signed}.{packed(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
-
-
-@pytest_asyncio.fixture
-async def component(client: Client, namespace: str) -> str:
-    """The component's account and rights in the test's namespace; the controller itself is the administrator here."""
-    for document in yaml.safe_load_all(COMPONENT.read_text().replace("netaware-system", namespace)):
-        if document["kind"].startswith("Cluster"):
-            continue
-        resource = RBAC.get(document["kind"], SERVICE_ACCOUNTS)
-        await client.create(resource, document, Object, namespace=namespace)
-    return namespace
 
 
 async def statuses(url: str, headers: dict[str, str]) -> list[int]:
@@ -134,41 +111,15 @@ async def test_a_right_that_is_taken_away_ends_within_seconds_and_outlives_a_sil
     assert await access.judge(request) == "may-not"
 
 
-async def test_the_command_logs_in_by_itself_and_says_why_it_cannot(
-    serve_page: ServePage,
-    control_plane: ControlPlane,
-    client: Client,
-    component: str,
-) -> None:
-    url = await serve_page(LOCKED)
-    address, page = own_address(), int(url.rpartition(":")[2])
-    async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(relay(address, page))
-        await controller_pod(client, component, "controller-a", address, port)
-        session = Session(client, None, None, component, stack=stack)
-        opened = await OpenPage().ask(session, options(control_plane))
-        jar = aiohttp.CookieJar(unsafe=True)
-        browser = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar))
-        async with browser.get(opened.address) as document:
-            assert document.status == 200
-            assert not any(len(cookie.value) > 200 for cookie in jar), "the token stays out of the browser"
-        root = opened.address.partition("?")[0]
-        async with browser.get(f"{root}api/v1/overview") as overview:
-            assert (await overview.json())["version"] > 0
-        await client.delete(SERVICE_ACCOUNTS, PAGE_ACCOUNT, namespace=component)
-        with pytest.raises(NoWayError, match="lets nobody in without a token: log in"):
-            await OpenPage().ask(session, options(control_plane))
-
-
 async def test_a_token_is_used_until_it_is_due(client: Client, component: str) -> None:
     now = 0.0
-    ticket = Ticket(client, component, clock=lambda: now)
-    first = await ticket.get()
+    token = PageToken(client, component, clock=lambda: now)
+    first = await token.get()
     now = 300.0
-    assert await ticket.get() == first
+    assert await token.get() == first
     now = 400.0
-    assert await ticket.get() != first
+    assert await token.get() != first
     async with Client(ClusterConfig("http://127.0.0.1:9"), timeout_s=2.0) as nowhere:
-        ticket = Ticket(nowhere, component)
-        assert not await ticket.get()
-        assert "127.0.0.1:9" in ticket.refused
+        token = PageToken(nowhere, component)
+        assert not await token.get()
+        assert "127.0.0.1:9" in token.refused

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import cast
 
-import aiohttp
 import msgspec
 import pytest
-from aiohttp import web
 
-from controller.cli.connecting import NoWayError, PodPort, WayToConnect, by_port_forward, forwarded_port
 from controller.cli.controller_pods import ControllerPod
-from controller.cli.front_door import FrontDoor
 from controller.cli.page import in_order_of_trust
-
-AT = PodPort("home", "controller-a", 9851)
+from controller.cli.port_forward import PortForwardError, port_forward
 
 
 def pod(name: str, *, ready: bool = True, going: bool = False) -> ControllerPod:
@@ -35,50 +30,16 @@ def test_the_leader_is_asked_first_and_then_who_is_ready() -> None:
     assert names([pod("c-10"), pod("c-1")], "c-1-0a1b2c3d") == ["c-1", "c-10"]
 
 
-@pytest.mark.parametrize(
-    ("line", "port"),
-    [
-        ("Forwarding from 127.0.0.1:43121 -> 9851", 43121),
-        ("Forwarding from [::1]:43121 -> 9851", None),
-        ("Handling connection for 43121", None),
-        ("error: unable to forward port because pod is not running. Current status=Pending", None),
-    ],
-)
-def test_the_port_is_read_from_what_kubectl_says(line: str, port: int | None) -> None:
-    assert forwarded_port(line) == port
-
-
 async def test_what_kubectl_says_last_is_the_reason() -> None:
     script = "import sys; print('warning: old'); print('error: pods \"c\" is forbidden', file=sys.stderr); sys.exit(1)"
-    with pytest.raises(NoWayError, match='error: pods "c" is forbidden'):
-        async with by_port_forward([sys.executable, "-u", "-c", script], AT):
+    with pytest.raises(PortForwardError, match='error: pods "c" is forbidden'):
+        async with port_forward([sys.executable, "-u", "-c", script], "home", "controller-a", 9851):
             pytest.fail("nothing was forwarded")
 
 
-async def test_what_a_proxy_says_in_latin_1_reaches_the_browser() -> None:
-    async def refuse(_: web.Request) -> web.Response:
-        return web.Response(status=503, body="niemand für diesen Pod".encode("latin-1"), content_type="text/plain")
-
-    app = web.Application()
-    app.router.add_get("/{path:.*}", refuse)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
-
-            async def find() -> WayToConnect:
-                return cast("WayToConnect", session.get)
-
-            async def token() -> str:
-                return ""
-
-            async with (
-                FrontDoor(find, token).running(0) as address,
-                aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser,
-                browser.get(address) as answer,
-            ):
-                assert answer.status == 502
-                assert "HTTP 503: niemand f" in await answer.text()
-    finally:
-        await runner.cleanup()
+async def test_the_end_of_kubectl_is_seen() -> None:
+    script = "print('Forwarding from 127.0.0.1:43121 -> 9851')"
+    async with port_forward([sys.executable, "-u", "-c", script], "home", "controller-a", 9851) as forward:
+        assert forward.url == "http://127.0.0.1:43121"
+        async with asyncio.timeout(30):
+            await forward.ended

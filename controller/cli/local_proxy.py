@@ -1,0 +1,114 @@
+"""A proxy on this machine to the page of a controller: adds the token, and asks for a key.
+
+The key is in the address and good once; then a cookie has another. So neither another user of this machine nor a web site that
+knows the port reads the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import hdrs, web
+
+from kubekit.errors import ConfigError
+from netperf.contract import PAGE_TOKEN_HEADER, PAGE_VIEWS
+
+ANSWER_TIMEOUT_S, SEND_TIMEOUT_S = 30.0, 10.0
+_ASKED = (hdrs.ACCEPT, "Last-Event-ID")
+_TOLD = (
+    hdrs.CONTENT_TYPE,
+    hdrs.CACHE_CONTROL,
+    hdrs.RETRY_AFTER,
+    "Content-Security-Policy",
+    "X-Content-Type-Options",
+    "Referrer-Policy",
+)
+_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class LocalProxy:
+    """Passes requests on.
+
+    Args:
+        session: asks the controller.
+        token: gives what the page wants to see of who asks; empty for nothing. It never reaches the browser.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, token: Callable[[], Awaitable[str]]) -> None:
+        self._session, self._token = session, token
+        self._key, self._cookie, self._port = secrets.token_urlsafe(24), secrets.token_urlsafe(24), 0
+
+    @asynccontextmanager
+    async def running(self, port: int) -> AsyncIterator[str]:
+        """Serve on loopback while the block runs, at any free port for 0; yields the address to open, with its key.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        app = web.Application()
+        for path in ("/", *PAGE_VIEWS):
+            app.router.add_get(path, self._answer, allow_head=False)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            try:
+                await web.TCPSite(runner, "127.0.0.1", port).start()
+            except OSError as error:
+                raise ConfigError("--port", f"cannot bind {port}: {error.strerror}", "leave it out") from error
+            self._port = runner.addresses[0][1]
+            yield f"http://127.0.0.1:{self._port}/?key={self._key}"
+        finally:
+            await runner.cleanup()
+
+    async def refusal(self) -> str:
+        """Why the page lets nobody in; empty where it does."""
+        async with self._session.get("/", headers=await self._headers({})) as answer:
+            return (await answer.text(errors="replace")).strip() if answer.status in {401, 403} else ""
+
+    async def _headers(self, headers: dict[str, str]) -> dict[str, str]:
+        token = await self._token()
+        return {**headers, PAGE_TOKEN_HEADER: token} if token else headers
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        # Cookies know no ports: two proxies on one machine must not overwrite each other's.
+        cookie = f"netaware-{self._port}"
+        if self._key and _is(request.query.get("key", ""), self._key):
+            self._key = ""
+            answer = web.Response(status=303, headers={hdrs.LOCATION: "/"})
+            answer.set_cookie(cookie, self._cookie, httponly=True, samesite="Strict")
+            return answer
+        if not _is(request.cookies.get(cookie, ""), self._cookie):
+            return web.Response(
+                status=403, text="run `kubectl netaware page` and open the address that it prints, once\n"
+            )
+        headers = await self._headers({name: request.headers[name] for name in _ASKED if name in request.headers})
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                given = await self._session.get(request.path, params=dict(request.query), headers=headers)
+        except _FAILURES as error:
+            return web.Response(status=502, text=f"no controller answers: {error}\n")
+        async with given:
+            return await _copy(request, given)
+
+
+def _is(text: str, secret: str) -> bool:
+    return secrets.compare_digest(text.encode(), secret.encode())
+
+
+async def _copy(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    """The same answer for the browser, as it comes."""
+    headers = {name: answer.headers[name] for name in _TOLD if name in answer.headers}
+    told = web.StreamResponse(status=answer.status, headers=headers)
+    # Either side may go at any time; the browser asks again by itself.
+    with contextlib.suppress(*_FAILURES):
+        await told.prepare(request)
+        async for chunk in answer.content.iter_any():
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await told.write(chunk)
+        await told.write_eof()
+    return told

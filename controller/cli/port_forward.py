@@ -1,0 +1,84 @@
+"""``kubectl port-forward`` to a pod: it goes through the kubelet and needs no route from the API server to pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from kubekit.errors import KubekitError
+
+READY_TIMEOUT_S, END_TIMEOUT_S = 15.0, 5.0
+_FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
+
+
+class PortForwardError(KubekitError):
+    """A pod cannot be reached."""
+
+
+class PortForward(NamedTuple):
+    """A port-forward that runs: the URL on this machine, and the task that ends when kubectl does."""
+
+    url: str
+    ended: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def port_forward(kubectl: Sequence[str], namespace: str, pod: str, port: int) -> AsyncIterator[PortForward]:
+    """Run it for the time of the block; ``kubectl`` has the flags that say which cluster.
+
+    Raises:
+        PortForwardError: kubectl ends, or forwards nothing in time; the text is its last line.
+    """
+    # In a session of its own: an interrupt from the keyboard is ours to handle, and kubectl ends after us.
+    process = await asyncio.create_subprocess_exec(
+        *kubectl,
+        *("--namespace", namespace, "port-forward", "--address=127.0.0.1", f"pod/{pod}", f":{port}"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        local = await _port_of(process.stdout)
+        draining = asyncio.create_task(_drain(process.stdout))
+        try:
+            yield PortForward(f"http://127.0.0.1:{local}", draining)
+        finally:
+            draining.cancel()
+    finally:
+        await _end(process)
+
+
+async def _port_of(output: asyncio.StreamReader) -> int:
+    last = "it said nothing"
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            while line := (await output.readline()).decode(errors="replace").strip():
+                if found := _FORWARDING.match(line):
+                    return int(found[1])
+                last = line
+    except TimeoutError as error:
+        raise PortForwardError(f"kubectl port-forward: nothing within {READY_TIMEOUT_S:.0f} s: {last}") from error
+    raise PortForwardError(f"kubectl port-forward: {last}")
+
+
+async def _drain(output: asyncio.StreamReader) -> None:
+    """Read a line for each connection, so that the pipe never fills."""
+    while await output.readline():
+        pass
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
