@@ -38,7 +38,7 @@ class Edge(NamedTuple):
     port: int
 
 
-BEYOND = Edge(PodEnd("", "", ""), "", 0)
+OVERFLOW_EDGE = Edge(PodEnd("", "", ""), "", 0)
 """All edges after the first `MOST_EDGES`."""
 
 
@@ -190,7 +190,7 @@ class Ledger:
         found = self._states.get(edge)
         if found is None:
             if len(self._states) >= MOST_EDGES:
-                edge = BEYOND
+                edge = OVERFLOW_EDGE
             found = self._states.get(edge) or self._states.setdefault(edge, _State(self._now_s))
         return found
 

@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agent.config import AgentConfig
 from agent.netlink import KernelError
 from agent.traffic.conntrack import TableState, dump, listen, read_entries, read_table_state
-from agent.traffic.ledger import BEYOND, Edge, Ledger, PodEnd
+from agent.traffic.ledger import OVERFLOW_EDGE, Edge, Ledger, PodEnd
 from kubekit import logs
 from kubekit.addresses import read_address
 from kubekit.owners import owner_of
@@ -164,7 +164,7 @@ class Counting:
         yield _gauge(
             "netaware_traffic_edges",
             "Series of who calls whom on this node, at most 2,000.",
-            sum(edge is not BEYOND for edge, *_ in totals),
+            sum(edge is not OVERFLOW_EDGE for edge, *_ in totals),
         )
         yield from self._about_counting()
 

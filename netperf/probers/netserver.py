@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import socket
 import time
+from asyncio.subprocess import DEVNULL
 from collections.abc import Callable
 from subprocess import SubprocessError
 
@@ -79,10 +80,15 @@ class Netserver:
         try:
             while True:
                 try:
+                    await self._check_binary()
                     with self._listen() as listener:
                         await self._accept(listener)
+                except SubprocessError:
+                    self.failure = (
+                        f"cannot take root's rights from {self._binary}: CAP_SETUID and CAP_SETGID are needed"
+                    )
                 except OSError as error:
-                    self.failure = f"cannot listen on {self._address} port {self._port}: {error.strerror}"
+                    self.failure = f"cannot serve on {self._address} port {self._port}: {error.strerror}"
                 finally:
                     self._ready.clear()
                 log.change(f"netserver/{self._address}", self.failure, "netserver cannot serve", why=self.failure)
@@ -92,6 +98,11 @@ class Netserver:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _check_binary(self) -> None:
+        """Start netserver once, so that a node that cannot is not ready, rather than failing each run."""
+        process = await child.start_confined(self._binary, "-V", stdin=DEVNULL, limits=RUN_LIMITS)
+        await process.wait()
 
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET

@@ -225,11 +225,21 @@ async def test_a_port_that_is_taken_is_reported_and_tried_again(netserver: Netse
     with socket.socket() as squatter:
         squatter.bind((ADDRESS, settings.port))
         task = asyncio.create_task(netserver.run())
-        while "cannot listen" not in netserver.failure:
+        while "cannot serve" not in netserver.failure:
             await asyncio.sleep(0.02)
         assert not netserver.listening
     async with asyncio.timeout(20):
         await netserver.wait_ready()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_netserver_that_cannot_be_started_is_not_listening_and_says_why(settings: ProbeSettings) -> None:
+    server = Netserver("/nonexistent/netserver", ADDRESS, settings.port, SECRET)
+    task = asyncio.create_task(server.run())
+    while "No such file" not in server.failure:
+        await asyncio.sleep(0.02)
+    assert not server.listening
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
