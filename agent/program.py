@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 
 from agent.capacity.kernel import LinkReader
 from agent.capacity.metadata import InstanceType
-from agent.capacity.node_bandwidth import Finding
+from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.publication import plan_withdrawal
 from agent.capacity.publisher import Publisher, execute_writes
 from agent.capacity.rules import find_capacity
@@ -59,7 +59,7 @@ async def run_agent(config: AgentConfig) -> None:
         kernel = KernelEvents()
         links = LinkReader(config.sys, config.proc)
 
-        async def find_hardware() -> Finding:
+        async def find_hardware() -> HardwareCapacity:
             return find_capacity(await links.read())
 
         instance = InstanceType(read_machine(config.sys, config.proc), view)

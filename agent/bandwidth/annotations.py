@@ -21,7 +21,7 @@ _CONFIG_HASH = "kubernetes.io/config.hash"
 _CONFIG_SOURCE = "kubernetes.io/config.source"
 
 
-class Wish(msgspec.Struct, frozen=True):
+class LimitSpec(msgspec.Struct, frozen=True):
     """One direction of a pod: bits per second, or why there is no telling."""
 
     rate_bps: int | None
@@ -49,7 +49,7 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
     refused_claim: str = ""
     host_network: bool = False
     has_address: bool = True
-    wishes: dict[Direction, Wish] = {}
+    wishes: dict[Direction, LimitSpec] = {}
     created: str = ""
     mismatch: str = ""
 
@@ -59,12 +59,12 @@ class PodBandwidthSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
-def read_annotation(text: str) -> Wish:
+def read_annotation(text: str) -> LimitSpec:
     """Read one annotation."""
     try:
-        return Wish(read_limit(text))
+        return LimitSpec(read_limit(text))
     except QuantityError as error:
-        return Wish(None, str(error))
+        return LimitSpec(None, str(error))
 
 
 def spec_of(pod: Pod) -> PodBandwidthSpec:
@@ -161,7 +161,7 @@ def _amount(container: Container) -> Decimal | None:
         return None  # the API server admits no such pod
 
 
-def _mismatch(wishes: Mapping[Direction, Wish], scheduled: int | None) -> str:
+def _mismatch(wishes: Mapping[Direction, LimitSpec], scheduled: int | None) -> str:
     if scheduled is None:
         return ""
     differing = [

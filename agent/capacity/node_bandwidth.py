@@ -22,7 +22,7 @@ INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 Source = Literal["annotation", "flag", "node-label", "instance-type", "hardware", "measured", "unknown"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class HardwareCapacity(msgspec.Struct, frozen=True):
     """What one way of knowing says: bits per second, or None with the reason why it cannot tell.
 
     Attributes:
@@ -45,7 +45,7 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
         source: which way of knowing it came from.
         explanation: for people.
         warnings: things that a person should mend, such as an annotation that is no quantity.
-        devices: see `Finding`.
+        devices: see `HardwareCapacity`.
     """
 
     rate_bps: int | None
@@ -57,7 +57,11 @@ class NodeBandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_bandwidth(
-    node: OwnNode | None, config: AgentConfig, hardware: Finding, measured_bps: int | None, instance_type: str = ""
+    node: OwnNode | None,
+    config: AgentConfig,
+    hardware: HardwareCapacity,
+    measured_bps: int | None,
+    instance_type: str = "",
 ) -> NodeBandwidth:
     """Choose by order of trust and subtract the reserve.
 
@@ -92,7 +96,7 @@ def choose_bandwidth(
     )
 
 
-def _found(hardware: Finding, measured_bps: int | None) -> tuple[int | None, Source, str]:
+def _found(hardware: HardwareCapacity, measured_bps: int | None) -> tuple[int | None, Source, str]:
     if hardware.rate_bps is not None:
         return hardware.rate_bps, "hardware", hardware.explanation
     if measured_bps is not None:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from agent.capacity.node_bandwidth import Finding, NodeBandwidth, choose_bandwidth, remember_peak
+from agent.capacity.node_bandwidth import HardwareCapacity, NodeBandwidth, choose_bandwidth, remember_peak
 from agent.capacity.publication import Writes, foreign_value, owner_of, plan_writes
 from agent.config import AgentConfig
 from agent.netlink import KernelError
@@ -107,7 +107,7 @@ class Publisher:
         patcher: NodePatcher,
         view: NodeView,
         config: AgentConfig,
-        read_hardware: Callable[[], Awaitable[Finding]],
+        read_hardware: Callable[[], Awaitable[HardwareCapacity]],
         *,
         instance_type: Callable[[], str] = str,
         registry: CollectorRegistry | None = None,
@@ -149,7 +149,7 @@ class Publisher:
     async def run(self) -> None:
         """Publish until cancelled. The value is left in place: a restart of the agent must not starve pods."""
         loop = asyncio.get_running_loop()
-        hardware, read_at = Finding(None, "links were not read yet"), -POLL_S
+        hardware, read_at = HardwareCapacity(None, "links were not read yet"), -POLL_S
         while True:
             self._wake.clear()
             due_s = LEAST_READ_PAUSE_S if self._links_changed else POLL_S
@@ -175,7 +175,7 @@ class Publisher:
             await asyncio.sleep(pause_s)
             await comes(self._wake, max(0.0, idle_s - pause_s))
 
-    async def _look(self, before: Finding) -> Finding:
+    async def _look(self, before: HardwareCapacity) -> HardwareCapacity:
         try:
             found = await self._read_hardware()
         except KernelError as error:

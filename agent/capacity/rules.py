@@ -20,7 +20,7 @@ from agent.capacity.links import (
     LinkSnapshot,
     Machine,
 )
-from agent.capacity.node_bandwidth import Finding
+from agent.capacity.node_bandwidth import HardwareCapacity
 
 _ON_PARENT = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
 _LEADS_OUT = _ON_PARENT | {"", "bond"}
@@ -56,7 +56,7 @@ class _Found(msgspec.Struct, frozen=True):
     physical: frozenset[str]
 
 
-def find_capacity(snapshot: LinkSnapshot) -> Finding:
+def find_capacity(snapshot: LinkSnapshot) -> HardwareCapacity:
     """The capacity of a node's uplinks: per direction, of the path that pods use.
 
     The devices of one multipath route add up. Where the families use different devices the smaller capacity counts, since a pod
@@ -65,12 +65,12 @@ def find_capacity(snapshot: LinkSnapshot) -> Finding:
     links = snapshot.by_index()
     uplinks, standby = pick_uplinks(snapshot)
     if not any(uplinks.values()):
-        return Finding(None, "there is no default route")
+        return HardwareCapacity(None, "there is no default route")
     try:
         found = {family: _sum_of(indexes, snapshot, links) for family, indexes in uplinks.items() if indexes}
     except _Unknown as reason:
         every = [index for indexes in uplinks.values() for index in indexes]
-        return Finding(None, str(reason), _physical_names(every, links))
+        return HardwareCapacity(None, str(reason), _physical_names(every, links))
     total = min(found.values(), key=lambda one: one.mbps)
     how = total.how
     for family, other in found.items():
@@ -78,7 +78,7 @@ def find_capacity(snapshot: LinkSnapshot) -> Finding:
             how += f"; by IPv{family} {other.how}"
     if standby:
         how += "; standby: " + ", ".join(links[i].name if i in links else str(i) for i in standby)
-    return Finding(total.mbps * 1_000_000, how, tuple(sorted(total.physical)))
+    return HardwareCapacity(total.mbps * 1_000_000, how, tuple(sorted(total.physical)))
 
 
 def _sum_of(uplinks: list[int], snapshot: LinkSnapshot, links: dict[int, Link]) -> _Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.bandwidth.annotations import Direction, PodBandwidthSpec, Wish
+from agent.bandwidth.annotations import Direction, LimitSpec, PodBandwidthSpec
 from agent.bandwidth.cilium import Cilium, parse_cilium
 from agent.bandwidth.cni import Attachment, Network
 from agent.bandwidth.rules import Policy, find_device, intermediate_name, plan_limits
@@ -50,7 +50,7 @@ PIPE_DEVICE = Device(index=PIPE, name=IFB, kind="ifb")
 
 
 def pod(ingress: int | None = None, egress: int | None = None, **changes: object) -> PodBandwidthSpec:
-    wishes = {d: Wish(rate) for d, rate in (("ingress", ingress), ("egress", egress)) if rate is not None}
+    wishes = {d: LimitSpec(rate) for d, rate in (("ingress", ingress), ("egress", egress)) if rate is not None}
     fields: dict[str, object] = {"namespace": "default", "name": "p", "uid": UID, "wishes": wishes, **changes}
     return PodBandwidthSpec(**fields)  # type: ignore[arg-type]
 
@@ -480,7 +480,7 @@ def test_a_pod_whose_oldest_process_is_in_the_nodes_network_is_not_held_to_what_
 
 
 def test_an_annotation_that_cannot_be_read_is_invalid_whatever_is_set_up() -> None:
-    wish = pod(wishes={"ingress": Wish(None, "resource is unreasonably small (< 1kbit)")})
+    wish = pod(wishes={"ingress": LimitSpec(None, "resource is unreasonably small (< 1kbit)")})
     found = plan(wish, qdiscs=(ours(VETH),))
     assert (only(found).verdict, only(found).detail) == ("invalid", "resource is unreasonably small (< 1kbit)")
     assert found.actions == ()

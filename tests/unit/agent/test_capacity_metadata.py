@@ -12,7 +12,7 @@ from aiohttp import web
 from agent.capacity.instances import find_instance
 from agent.capacity.links import Machine
 from agent.capacity.metadata import Cloud, InstanceType, ask, cloud_of, find_type
-from agent.capacity.node_bandwidth import Finding, choose_bandwidth
+from agent.capacity.node_bandwidth import HardwareCapacity, choose_bandwidth
 from agent.capacity.rules import AZURE_ASSET_TAG
 from agent.config import AgentConfig
 from agent.node import NodeView, OwnNode
@@ -120,7 +120,7 @@ async def test_a_node_without_the_label_has_the_capacity_of_the_type_that_the_se
     async with serving(service.answer) as url:
         instance = InstanceType(GOOGLE, view, url)
         await run_until_known(instance)
-    offer = choose_bandwidth(view.node, AgentConfig(node="n1"), Finding(None, "a guest"), None, instance.value)
+    offer = choose_bandwidth(view.node, AgentConfig(node="n1"), HardwareCapacity(None, "a guest"), None, instance.value)
     assert (offer.rate_bps, offer.source) == (16 * 10**9, "instance-type")
     assert "Google Compute Engine n2-standard-8" in offer.explanation
 
@@ -149,7 +149,7 @@ async def test_firmware_that_names_the_type_is_believed_and_nobody_else_asked() 
 
 
 def test_a_type_that_the_table_does_not_know_is_named() -> None:
-    offer = choose_bandwidth(node(), AgentConfig(node="n1"), Finding(None, "a guest"), None, "z9.future")
+    offer = choose_bandwidth(node(), AgentConfig(node="n1"), HardwareCapacity(None, "a guest"), None, "z9.future")
     assert (offer.rate_bps, "z9.future is not in the table" in offer.explanation) == (None, True)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.capacity.node_bandwidth import Finding
+from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.publisher import Publisher
 from agent.config import AgentConfig
 from agent.netlink import KernelError
@@ -80,12 +80,12 @@ class Links:
     def __init__(self) -> None:
         self.rate_bps, self.reads, self.broken = 10 * G, 0, False
 
-    async def read(self) -> Finding:
+    async def read(self) -> HardwareCapacity:
         self.reads += 1
         await asyncio.sleep(0.005)
         if self.broken:
             raise KernelError("cannot read links: no buffer space")
-        return Finding(self.rate_bps, "eno1", ("eno1",))
+        return HardwareCapacity(self.rate_bps, "eno1", ("eno1",))
 
 
 class Bench:

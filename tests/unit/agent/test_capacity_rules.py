@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.capacity.links import Link, LinkSnapshot, Machine, Route
-from agent.capacity.node_bandwidth import Finding
+from agent.capacity.node_bandwidth import HardwareCapacity
 from agent.capacity.rules import find_capacity
 from agent.capacity.sysfs import read_machine
 
@@ -96,7 +96,7 @@ def test_a_failover_of_an_active_backup_bond_changes_the_capacity() -> None:
     slaves = nic(3, "a", 10_000, master=2), nic(4, "b", 1_000, master=2)
     assert find_capacity(snapshot(bond(1, active=3), *slaves)).rate_bps == 10 * G
     assert find_capacity(snapshot(bond(1, active=4), *slaves)).rate_bps == 1 * G
-    assert find_capacity(snapshot(bond(1), *slaves)) == Finding(
+    assert find_capacity(snapshot(bond(1), *slaves)) == HardwareCapacity(
         None, "bond0 (active-backup) has no active slave", ("a", "b")
     )
 
@@ -150,7 +150,7 @@ def test_a_link_that_is_down_has_no_capacity() -> None:
 def test_of_two_uplinks_the_one_that_is_down_does_not_count() -> None:
     routes = Route(device=2), Route(device=3)
     found = find_capacity(snapshot(nic(2, "a", 10_000, up=False), nic(3, "b", 1_000), routes=routes))
-    assert found == Finding(1 * G, "b 1G by ethtool; standby: a", ("b",))
+    assert found == HardwareCapacity(1 * G, "b 1G by ethtool; standby: a", ("b",))
 
 
 def test_of_two_default_routes_of_one_metric_the_kernel_uses_the_first_and_of_a_multipath_one_all_hops() -> None:
@@ -204,7 +204,7 @@ def test_where_the_two_families_use_different_uplinks_the_smaller_counts() -> No
 
 def test_sysfs_answers_where_ethtool_does_not() -> None:
     link = Link(index=2, name="eno1", physical=True, sysfs_mbps=2_500)
-    assert find_capacity(snapshot(link)) == Finding(2_500 * 10**6, "eno1 2.5G by sysfs", ("eno1",))
+    assert find_capacity(snapshot(link)) == HardwareCapacity(2_500 * 10**6, "eno1 2.5G by sysfs", ("eno1",))
 
 
 def test_absurd_speeds_are_refused() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from agent.bandwidth.annotations import PodBandwidthSpec, Wish
+from agent.bandwidth.annotations import LimitSpec, PodBandwidthSpec
 from agent.bandwidth.manager import BandwidthManager
 from agent.bandwidth.state import BandwidthPlan, LimitStatus, Verdict
 from agent.cli import _bandwidth_document, _bandwidth_text
@@ -27,7 +27,7 @@ POD = PodBandwidthSpec(
     namespace="default",
     name="p",
     uid="u",
-    wishes={"ingress": Wish(10**7)},
+    wishes={"ingress": LimitSpec(10**7)},
     created=(datetime.now(UTC) - timedelta(days=1)).isoformat(),
     mismatch="scheduled for less",
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from agent.capacity.node_bandwidth import Finding, after_reserve, choose_bandwidth, remember_peak
+from agent.capacity.node_bandwidth import HardwareCapacity, after_reserve, choose_bandwidth, remember_peak
 from agent.config import AgentConfig, CapacityRule, Reserve
 from agent.node import OwnNode
 from kubekit.selectors import parse
 from kubekit.wire import ObjectMeta
 
 G = 10**9
-HARDWARE = Finding(10 * G, "eno1 10G by ethtool", ("eno1",))
-NOTHING = Finding(None, "eth0: its speed is unknown", ("eth0",))
+HARDWARE = HardwareCapacity(10 * G, "eno1 10G by ethtool", ("eno1",))
+NOTHING = HardwareCapacity(None, "eth0: its speed is unknown", ("eth0",))
 
 
 def node(annotation: str | None = None, **labels: str) -> OwnNode:
