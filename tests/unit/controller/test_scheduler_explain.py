@@ -8,62 +8,28 @@ import msgspec
 import pytest
 
 from controller.cluster.pods import GroupPod, Target
-from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
 from controller.scheduler.planner import Plan
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
 from controller.scheduler.unschedulable import Action, Retry, StuckPods
-from kubekit.wire import Node, format_time
+from kubekit.wire import format_time
+from tests.unit.controller.scheduling import WORKLOAD, node, pod, state_of, topology
 
-GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
-REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 NOW = 1_700_000_000.0
+CALLS = {"P0": {"P1": 5}, "P1": {"P2": 15}, "P2": {}}
 
 
-def topology(cost: int) -> NetworkTopology:
-    origins = [
-        {"origin": a, "costList": [{"destination": b, "networkCost": cost}]} for a, b in (("z1", "z2"), ("z2", "z1"))
-    ]
-    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE, "originList": origins}]}]
-    return msgspec.convert(
-        {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}, NetworkTopology
-    )
+def apart(cost: int) -> NetworkTopology:
+    return topology({("z1", "z2"): cost, ("z2", "z1"): cost})
 
 
 def example(*placed: tuple[str, str]) -> State:
     """n1, n2 in z1 and n3, n4 in z2, 20 apart; P1 depends on P2 (at most 15), P0 on P1 (at most 5)."""
-    state = State(SchedulerConfig(), "netaware-system")
-    for i in range(1, 5):
-        body = {"metadata": {"name": f"n{i}", "labels": {REGION: "r", ZONE: f"z{(i + 1) // 2}"}}}
-        state.take_node(f"n{i}", None, msgspec.convert(body, Node))
-    state.take_topology("default/nt-default", None, topology(20))
-    references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in ("P0", "P1", "P2")}
-    workloads = [
-        {"workload": references["P0"], "dependencies": [{"workload": references["P1"], "maxNetworkCost": 5}]},
-        {"workload": references["P1"], "dependencies": [{"workload": references["P2"], "maxNetworkCost": 15}]},
-        {"workload": references["P2"]},
-    ]
-    group = {"metadata": {"name": "a1", "namespace": "default"}, "spec": {"workloads": workloads}}
-    state.take_group("default/a1", None, msgspec.convert(group, AppGroup))
-    for workload, node in placed:
-        state.take_pod(f"default/{workload}-{node}", None, pod(workload, node, name=f"{workload}-{node}"))
-    return state
-
-
-def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", **fields: Any) -> GroupPod:
-    labels = {GROUP: group, WORKLOAD: workload} if group else {}
-    metadata = {
-        "name": name,
-        "namespace": "default",
-        "uid": f"u-{name}",
-        "labels": labels,
-        **fields.pop("metadata", {}),
-    }
-    status = {"phase": "Running" if node else "Pending", **fields.pop("status", {})}
-    spec = {"nodeName": node, "schedulerName": "network-aware-scheduler", **fields}
-    return msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, GroupPod)
+    nodes = [node(f"n{i}", "r", f"z{(i + 1) // 2}") for i in range(1, 5)]
+    return state_of(nodes, apart(20), CALLS, placed)
 
 
 def planned(target: Target) -> dict[str, Any]:
@@ -144,7 +110,7 @@ def test_one_sentence_says_what_decided(asked: GroupPod, placed: list[tuple[str,
 
 def test_nodes_without_labels_have_a_row_and_the_one_that_holds_the_dependency_is_good() -> None:
     state = example(("P2", "bare"))
-    state.take_node("bare", None, msgspec.convert({"metadata": {"name": "bare"}}, Node))
+    state.take_node("bare", None, node("bare", "", ""))
     found = explain(state, pod("P1"))
     assert [(line.zone, line.node, line.passes) for line in found.candidates] == [
         ("", "bare", True),
@@ -180,7 +146,7 @@ def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> N
     first, _ = looked(keeper, stuck(), None, state, NOW)
     assert [type(a) for a in first] == [Retry]  # what it was refused by is not known yet
     assert looked(keeper, stuck(), None, state, NOW + 10) == ([], None)
-    state.take_topology("default/nt-default", topology(20), topology(10))
+    state.take_topology("default/nt-default", apart(20), apart(10))
     again, _ = looked(keeper, stuck(), None, state, NOW + 20)
     assert [(a.cause, type(a)) for a in again if isinstance(a, Retry)] == [("costs", Retry)]
     assert looked(keeper, stuck(), None, state, NOW + 30) == ([], None)
@@ -189,7 +155,7 @@ def test_a_refused_pod_is_tried_again_once_for_every_change_of_its_answer() -> N
 def test_tries_are_not_closer_than_a_second() -> None:
     state, keeper = example(("P2", "n1")), StuckPods(SchedulerConfig())
     looked(keeper, stuck(), None, state, NOW)
-    state.take_topology("default/nt-default", topology(20), topology(10))
+    state.take_topology("default/nt-default", apart(20), apart(10))
     assert looked(keeper, stuck(), None, state, NOW + 0.25) == ([], 0.75)
 
 

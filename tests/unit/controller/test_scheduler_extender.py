@@ -14,8 +14,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from controller.cluster.pods import GroupPod
-from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.scheduler.config import AllocatableArgs, ExtenderConfig, SchedulerConfig
 from controller.scheduler.extender.handler import BadRequestError, Extender
 from controller.scheduler.extender.program import ExtenderService as Program
@@ -25,38 +23,15 @@ from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 from kubekit.http import Server
-from kubekit.wire import Node
 from lab.certificates import Authority
-
-GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
-REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
+from tests.unit.controller.scheduling import GROUP, WORKLOAD, node, pod, state_of, topology
 
 
 def example(config: SchedulerConfig) -> State:
     """Four nodes in two zones with cost 20 between them; P1 depends on P2 (at most 10), which runs on n1."""
-    state = State(config, "netaware-system")
-    for i in range(1, 5):
-        labels = {REGION: "r", ZONE: f"z{(i + 1) // 2}"}
-        allocatable = {"cpu": str(i), "memory": "1Gi"}
-        body = {"metadata": {"name": f"n{i}", "labels": labels}, "status": {"allocatable": allocatable}}
-        state.take_node(f"n{i}", None, msgspec.convert(body, Node))
-    costs = [
-        {"origin": a, "costList": [{"destination": b, "networkCost": 20}]} for a, b in (("z1", "z2"), ("z2", "z1"))
-    ]
-    weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE, "originList": costs}]}]
-    topology = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
-    state.take_topology("default/nt-default", None, msgspec.convert(topology, NetworkTopology))
-    references = {s: {"kind": "Deployment", "name": s, "selector": s} for s in ("P1", "P2")}
-    workloads = [
-        {"workload": references["P1"], "dependencies": [{"workload": references["P2"], "maxNetworkCost": 10}]},
-        {"workload": references["P2"]},
-    ]
-    group = {"metadata": {"name": "a1", "namespace": "default"}, "spec": {"workloads": workloads}}
-    state.take_group("default/a1", None, msgspec.convert(group, AppGroup))
-    placed = {"metadata": {"name": "p2", "namespace": "default", "labels": {GROUP: "a1", WORKLOAD: "P2"}}}
-    placed |= {"spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
-    state.take_pod("default/p2", None, msgspec.convert(placed, GroupPod))
-    return state
+    nodes = [node(f"n{i}", "r", f"z{(i + 1) // 2}", cpu=str(i), memory="1Gi") for i in range(1, 5)]
+    costs = topology({("z1", "z2"): 20, ("z2", "z1"): 20})
+    return state_of(nodes, costs, {"P1": {"P2": 10}, "P2": {}}, [("P2", "n1")], config)
 
 
 def asked_pod(scheduler: str = "network-aware-scheduler", **metadata: Any) -> dict[str, Any]:
@@ -162,9 +137,7 @@ async def test_without_topology_or_group_all_nodes_are_equal() -> None:
 async def test_a_topology_that_is_replaced_counts_from_the_next_request_on() -> None:
     async with serving() as service:
         assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ["n1", "n2"]
-        weights = [{"name": "UserDefined", "topologyList": [{"topologyKey": ZONE, "originList": []}]}]
-        body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
-        service.state.take_topology("default/nt-default", None, msgspec.convert(body, NetworkTopology))
+        service.state.take_topology("default/nt-default", None, topology({}))
         assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ALL  # unknown costs refuse nobody
 
 
@@ -194,8 +167,7 @@ async def test_a_name_given_twice_is_answered_once_and_no_other_is_added() -> No
 async def test_the_list_that_filter_gave_is_scored_right_even_when_nodes_changed_in_between() -> None:
     async with serving() as service:
         given = (await service.ask("filter", asked_pod(), ALL))["nodenames"]
-        body = {"metadata": {"name": "n2", "labels": {REGION: "r", ZONE: "z2"}}}
-        service.state.take_node("n2", None, msgspec.convert(body, Node))
+        service.state.take_node("n2", None, node("n2", "r", "z2"))
         assert await service.scores(asked_pod(), given) == {"n1": 100, "n2": 0}
         assert await service.scores(asked_pod(), ["n2", "n3"]) == {"n2": 100, "n3": 100}
 
@@ -331,10 +303,7 @@ async def test_filter_goes_by_the_rule_where_the_plan_is_no_good() -> None:
 async def test_the_first_pod_of_a_group_goes_where_the_plan_begins() -> None:
     config = SchedulerConfig()
     state = example(config)
-    placed = {"metadata": {"name": "p2", "namespace": "default", "labels": {GROUP: "a1", WORKLOAD: "P2"}}}
-    placed |= {"spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
-    pod = msgspec.convert(placed, GroupPod)
-    state.take_pod("default/p2", pod, None)
+    state.take_pod("default/p2-0", pod("P2", "n1", name="p2-0"), None)
     async with serving(config, state) as service:
         assert (await service.ask("filter", asked_pod(), ALL))["nodenames"] == ALL
         assert (await service.ask("filter", planned_pod("n4", "z2"), ALL))["nodenames"] == ["n4"]
@@ -400,10 +369,8 @@ def victims(**by_node: list[str]) -> dict[str, Any]:
 
 def with_uids(state: State, *pods: tuple[str, str, str]) -> State:
     """More placed pods: UID, workload, node."""
-    for uid, workload, node in pods:
-        meta = {"name": uid, "namespace": "default", "uid": uid, "labels": {GROUP: "a1", WORKLOAD: workload}}
-        body = {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}}
-        state.take_pod(f"default/{uid}", None, msgspec.convert(body, GroupPod))
+    for uid, workload, where in pods:
+        state.take_pod(f"default/{uid}", None, pod(workload, where, name=uid, metadata={"uid": uid}))
     return state
 
 

@@ -1,0 +1,88 @@
+"""A small cluster as the scheduling rules see it: nodes, costs and one AppGroup, ``a1`` in the namespace ``default``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from controller.cluster.pods import GATE, GroupPod
+from controller.cluster.resources import AppGroup, NetworkTopology
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.state import State
+from kubekit.wire import Node
+
+GROUP, WORKLOAD = "appgroup.diktyo.x-k8s.io", "appgroup.diktyo.x-k8s.io.workload"
+REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
+Costs = Mapping[tuple[str, str], int]
+
+
+def labels_of(region: str, zone: str) -> dict[str, str]:
+    return {key: value for key, value in ((REGION, region), (ZONE, zone)) if value}
+
+
+def node(name: str, region: str, zone: str, **allocatable: str) -> Node:
+    body = {"metadata": {"name": name, "labels": labels_of(region, zone)}, "status": {"allocatable": allocatable}}
+    return msgspec.convert(body, Node)
+
+
+def topology(zones: Costs, regions: Costs | None = None) -> NetworkTopology:
+    levels = []
+    for key, costs in ((REGION, regions or {}), (ZONE, zones)):
+        origins = [{"origin": a, "costList": [{"destination": b, "networkCost": c}]} for (a, b), c in costs.items()]
+        levels.append({"topologyKey": key, "originList": origins})
+    weights = [{"name": "UserDefined", "topologyList": levels}]
+    body = {"metadata": {"name": "nt-default", "namespace": "default"}, "spec": {"weights": weights}}
+    return msgspec.convert(body, NetworkTopology)
+
+
+def app_group(calls: Mapping[str, Mapping[str, int]]) -> AppGroup:
+    """Caller -> callee -> maxNetworkCost; who calls nobody has an empty entry."""
+
+    def reference(selector: str) -> dict[str, str]:
+        return {"kind": "Deployment", "name": selector, "selector": selector}
+
+    workloads = [
+        {
+            "workload": reference(caller),
+            "dependencies": [
+                {"workload": reference(callee), "maxNetworkCost": most} for callee, most in callees.items()
+            ],
+        }
+        for caller, callees in calls.items()
+    ]
+    body = {"metadata": {"name": "a1", "namespace": "default"}, "spec": {"workloads": workloads}}
+    return msgspec.convert(body, AppGroup)
+
+
+def pod(workload: str, node: str = "", *, name: str = "p1", group: str = "a1", **fields: Any) -> GroupPod:
+    """Bound where a node is named; ``metadata`` and ``status`` are added to, everything else is of the spec."""
+    meta = {"name": name, "namespace": "default", "uid": f"u-{name}", **fields.pop("metadata", {})}
+    meta.setdefault("labels", {GROUP: group, WORKLOAD: workload} if group else {})
+    status = {"phase": "Running" if node else "Pending", **fields.pop("status", {})}
+    spec = {"nodeName": node, "schedulerName": "network-aware-scheduler", **fields}
+    return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, GroupPod)
+
+
+def gated(**fields: Any) -> GroupPod:
+    return pod("P1", schedulingGates=[{"name": GATE}], **fields)
+
+
+def state_of(
+    nodes: Iterable[Node],
+    costs: NetworkTopology,
+    calls: Mapping[str, Mapping[str, int]],
+    placed: Iterable[tuple[str, str]] = (),
+    config: SchedulerConfig | None = None,
+) -> State:
+    """The state with these bound pods: workload and node of each."""
+    state = State(config or SchedulerConfig(), "netaware-system")
+    for one in nodes:
+        state.take_node(one.metadata.name, None, one)
+    state.take_topology("default/nt-default", None, costs)
+    state.take_group("default/a1", None, app_group(calls))
+    for number, (workload, where) in enumerate(placed):
+        bound = pod(workload, where, name=f"{workload.lower()}-{number}")
+        state.take_pod(bound.metadata.key, None, bound)
+    return state
