@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -61,6 +62,10 @@ def groups_of(config: pytest.Config) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # asyncio makes a loop for the first that asks for one outside of all, and nobody closes it.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    config.add_cleanup(loop.close)
     if not config.option.markexpr and not config.getoption("all"):
         config.option.markexpr = f"not ({' or '.join(groups_of(config))})"
 

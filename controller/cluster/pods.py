@@ -17,6 +17,7 @@ from kubekit.wire import (
     Condition,
     Object,
     ObjectMeta,
+    PodIP,
     ResourceRequirements,
     SchedulingGate,
     Taint,
@@ -197,12 +198,6 @@ class ContainerStatus(Wire, frozen=True):
     name: str = ""
     allocated_resources: dict[str, str] | None = None
     resources: ResourceRequirements | None = None
-
-
-class PodIP(Wire, frozen=True):
-    """One address of a pod."""
-
-    ip: str = ""
 
 
 class GroupPodStatus(Wire, frozen=True):

@@ -35,7 +35,7 @@ PROSE = re.compile(r"(?:open|look|correct|set|ask|add|raise|lower|let) ")
 ONLY_KUBELETS_KNOW = re.compile(
     r"does not have a host assigned|no preferred addresses|dial tcp|timed out waiting for the condition|no rollout history|for .--to-revision. flag"
 )
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def template(name: str) -> dict[str, Any]:

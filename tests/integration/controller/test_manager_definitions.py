@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 import yaml
 
@@ -151,6 +152,7 @@ async def test_upstreams_definitions_do_costs_and_orders_leave_foreign_weights_a
     assert (await cluster.group()).spec.num_members == 5
 
 
+@pytest.mark.slow
 async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wait_for_them(cluster: Cluster) -> None:
     cluster.replica.start()
     await eventually(lambda: _measures(cluster))

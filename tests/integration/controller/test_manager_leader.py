@@ -230,6 +230,7 @@ async def test_a_leader_that_is_stopped_hands_over_at_once(arena: Arena) -> None
         await eventually(lambda: _wrote(arena, follower))
 
 
+@pytest.mark.chaos
 async def test_a_frozen_leader_writes_nothing_when_it_wakes_up(arena: Arena) -> None:
     async with two_replicas(arena) as (leader, follower):
         arena.replicas[leader].send(signal.SIGSTOP)
@@ -245,6 +246,7 @@ async def test_a_frozen_leader_writes_nothing_when_it_wakes_up(arena: Arena) -> 
         await eventually(lambda: _wrote(arena, leader, since=awake_at))
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("election", "pause_s"), [(FAST_ELECTION, DURATION_S * 2), (SHIPPED_ELECTION, 60.0)], ids=["fast", "a-minute"]
@@ -278,6 +280,7 @@ async def _any_wrote(arena: Arena, since: float) -> bool:
     return any(write.at > since for write in arena.writes())
 
 
+@pytest.mark.chaos
 async def test_a_lease_from_a_clock_far_ahead_or_behind_neither_locks_out_nor_lets_in(arena: Arena) -> None:
     """Replicas judge a lease by whether it changes, so the times that another clock wrote do not matter."""
     arena.start("manager-a")

@@ -204,6 +204,7 @@ async def test_a_latency_that_changes_moves_its_own_cost_only_within_two_rounds(
     assert {pair for pair in after if after[pair] != before[pair]} == {("z1", "z3"), ("z3", "z1")}
 
 
+@pytest.mark.slow
 async def test_a_quiet_network_causes_no_writes_not_even_across_a_restart(world: World, start: StartReplica) -> None:
     await world.create()
     replica = start()
@@ -246,6 +247,7 @@ async def test_when_measuring_stops_costs_go_stale_keep_their_value_and_then_go_
     assert notes.count("MeasurementsOld") == 1, "events tell transitions only"
 
 
+@pytest.mark.slow
 async def test_noise_and_malformed_keys_are_told_and_move_nothing(world: World, start: StartReplica) -> None:
     await world.create()
     replica = start()
@@ -263,6 +265,7 @@ async def test_noise_and_malformed_keys_are_told_and_move_nothing(world: World, 
     assert metrics[f'netaware_results_refused_keys{{reason="bad-key",topology="{key}"}}'] == 1
 
 
+@pytest.mark.slow
 async def test_a_key_that_cannot_be_read_costs_only_itself_is_named_and_removed(
     world: World, start: StartReplica
 ) -> None:
@@ -308,6 +311,7 @@ async def _is_there(client: Client, namespace: str, name: str) -> bool:
     return any(found.metadata.name == name for found in await client.list(CONFIGMAPS, Object, namespace=namespace))
 
 
+@pytest.mark.slow
 async def test_node_level_numbers_of_others_are_folded_in_through_the_nodes_labels(
     world: World, start: StartReplica
 ) -> None:
@@ -371,6 +375,7 @@ async def test_results_of_vanished_pairs_are_removed_and_other_keys_stay(world: 
     await eventually(lambda: _is(world.costs(), {("z1", "z2"): 5, ("z2", "z1"): 5}))
 
 
+@pytest.mark.slow
 async def test_a_new_leader_that_plans_anew_blames_nobody_for_the_pairs_of_the_plan_before(
     world: World, start: StartReplica
 ) -> None:
@@ -400,6 +405,7 @@ async def test_a_new_leader_that_plans_anew_blames_nobody_for_the_pairs_of_the_p
     assert await blamed() == "False"
 
 
+@pytest.mark.slow
 async def test_results_that_somebody_fills_are_told_before_they_are_full_and_costs_stay(
     world: World, start: StartReplica
 ) -> None:
@@ -428,6 +434,7 @@ async def test_results_that_somebody_fills_are_told_before_they_are_full_and_cos
     await eventually(lambda: _is(world.condition("InputValid"), "True"))
 
 
+@pytest.mark.slow
 async def test_a_topology_deleted_and_made_again_while_it_is_written_is_no_trouble(
     world: World, start: StartReplica
 ) -> None:
@@ -442,6 +449,7 @@ async def test_a_topology_deleted_and_made_again_while_it_is_written_is_no_troub
     assert await replica.leads()
 
 
+@pytest.mark.slow
 async def test_a_plan_that_somebody_spoils_is_written_again(world: World, start: StartReplica) -> None:
     await world.create()
     start()

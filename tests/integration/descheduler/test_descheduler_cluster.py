@@ -58,6 +58,7 @@ async def command(stage: Stage, *argv: str) -> Any:
     return json.loads(out)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 async def test_fifty_nodes_with_ten_hot_ones_converge_and_are_quiet_for_twenty_rounds(
     stage: Stage, make_node: MakeNode

@@ -106,6 +106,7 @@ async def restart_api_server(plane: ControlPlane, *, down_s: float = 0.0) -> tup
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.chaos
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_api_server_killed_again_and_again_loses_and_doubles_nothing(own_plane: ControlPlane) -> None:
     """Each object counts up in a log of its own, guarded by its version, as our programs write; mirrors are soon current."""

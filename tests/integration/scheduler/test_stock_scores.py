@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
@@ -26,6 +27,8 @@ from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.controlplane import ControlPlane
 from lab.scheduling import build_config
 from netperf.contract import REGION_LABEL, ZONE_LABEL
+
+pytestmark = pytest.mark.slow
 
 REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 SEEDS = range(1, 7)

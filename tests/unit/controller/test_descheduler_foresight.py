@@ -470,6 +470,7 @@ def test_the_dry_run_from_outside_stops_where_the_live_loop_stops() -> None:
     assert live.plan.moves == outside.plan.moves == ()
 
 
+@pytest.mark.slow
 def test_a_round_looks_at_so_many_pods_and_every_hot_node_has_its_turn() -> None:
     """40 hot nodes of 30 pods each; for every one of them kube-scheduler would choose a busy node."""
     hot = [f"hot-{i:02}" for i in range(40)]

@@ -8,6 +8,8 @@ from tests.unit.controller.clusters import random_objects
 from tests.unit.controller.compared import compare, fitting_objects, plan_file
 from tests.unit.controller.oracle import BrokenRuleError, World
 
+pytestmark = pytest.mark.solver
+
 SEEDS = (0, 1, 2, 4, 8, 106, 149)
 """The first of each style, and four in which the plan was worse than need be, or against a rule: a limit that a whole group has to
 cross at once, and spread constraints that counted pods which leave, or nodes that the pod may not use.

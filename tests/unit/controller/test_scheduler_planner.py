@@ -47,6 +47,7 @@ def zones_of(plan: Plan) -> dict[str, str]:
     return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}
 
 
+@pytest.mark.solver
 def test_plans_are_near_the_optimum_on_random_groups_with_capacities_that_bind() -> None:
     rng, ratios = random.Random(11), []
     for _ in range(30):

@@ -54,6 +54,7 @@ def on_hosts(*hosts: int) -> Ints:
     return np.array(hosts, np.int64)
 
 
+@pytest.mark.solver
 @pytest.mark.parametrize("seed", [1, 4, 5, 7])
 def test_nothing_is_unplaced_or_beyond_a_limit_that_cp_sat_would_place_within(seed: int) -> None:
     problem = random_cluster(random.Random(seed))
@@ -276,6 +277,7 @@ def test_a_missing_compiler_is_said_with_what_to_do(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.solver
 @pytest.mark.parametrize("seed", range(12))
 def test_no_zones_hints_count_while_a_replica_is_on_a_node_without_a_zone_whatever_is_moved(seed: int) -> None:
     """As kube-proxy has it (pkg/proxy/topology.go); the best of all placements of three workloads on hosts with and without zones."""

@@ -8,7 +8,7 @@ import pytest
 
 from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus, PodIP
+from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.zones import AgentPods, agent_pods_by_node, draw_map, facts_of, same_facts, same_place
 from controller.topology.planner import plan_changes
 from kubekit.client import Client
@@ -23,6 +23,7 @@ from kubekit.wire import (
     NodeSpec,
     NodeStatus,
     ObjectMeta,
+    PodIP,
 )
 from netperf.pairs import PlanOptions, ProbeNode, eligible, plan_pairs
 from netperf.plans import ZonePlan, encode_plan, plan_object_name
