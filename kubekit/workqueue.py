@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from kubekit import logs
 from kubekit.errors import KubekitError
@@ -20,9 +21,15 @@ Reconcile = Callable[[str], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """Keys waiting for a worker. Bounded by the number of distinct keys, since a key waits only once."""
+    """Keys waiting for a worker. Bounded by the number of distinct keys, since a key waits only once.
 
-    def __init__(self) -> None:
+    Args:
+        order: the key with the smallest value is taken next, and of equals the one that waits longest; first come, first served
+            without it.
+    """
+
+    def __init__(self, order: Callable[[str], Any] | None = None) -> None:
+        self._order = order
         self._ready: deque[str] = deque()
         self._waiting: set[str] = set()
         self._active: set[str] = set()
@@ -64,7 +71,8 @@ class WorkQueue:
         while not self._ready:
             self._wakeup.clear()
             await self._wakeup.wait()
-        key = self._ready.popleft()
+        key = min(self._ready, key=self._order) if self._order is not None else self._ready[0]
+        self._ready.remove(key)
         self._waiting.discard(key)
         self._active.add(key)
         return key

@@ -114,13 +114,14 @@ class Fleet:
         hosts: node name -> host.
         used: node name -> sum of requests of the pods on it, "pods" and the host's ports that they take among them.
         version: counts changes of hosts, and of which are hot; room taken does not count.
+        freed: counts how often a pod gave room back.
         hot: names of hosts that are loaded above what the descheduler lets them be.
     """
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
         self.used: dict[str, Amounts] = {}
-        self.version = 0
+        self.version = self.freed = 0
         self.hot: frozenset[str] = frozenset()
         self._held: dict[str, tuple[str, Mapping[str, int]]] = {}
 
@@ -148,12 +149,17 @@ class Fleet:
 
     def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
         """A pod came, changed or went; it counts while it is bound and not finished."""
-        if key in self._held:
-            node, wanted = self._held.pop(key)
-            add(self.used[node], wanted, -1)
-        if new is not None and new.node and not new.finished:
-            self._held[key] = (new.node, new.asks)
-            add(self.used.setdefault(new.node, {}), new.asks)
+        before = self._held.pop(key, None)
+        after = (new.node, new.asks) if new is not None and new.node and not new.finished else None
+        if after is not None:
+            self._held[key] = after
+        if before == after:
+            return
+        if before is not None:
+            self.freed += 1
+            add(self.used[before[0]], before[1], -1)
+        if after is not None:
+            add(self.used.setdefault(after[0], {}), after[1])
 
     def seat_of(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty when they are not."""

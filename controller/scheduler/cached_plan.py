@@ -19,7 +19,7 @@ from controller.scheduler.planner import GroupSnapshot, Plan
 from controller.scheduler.reservations import ReservationCache
 
 UNPLACED_FOR_S = 5.0
-"""A plan that left pods out is made anew after this time, since room may have come."""
+"""A plan that left pods out is made anew after this time, if room was freed since."""
 
 
 class CachedPlan(msgspec.Struct, frozen=True):
@@ -30,6 +30,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         graph: of the group.
         costs: the weight that was in use.
         fleet_version: of the hosts.
+        freed: `ReservationCache.freed` at that time.
         members: keys of the pods that were there and that nobody else holds back.
         replicas: declared ones.
         volumes: what the pods' volumes demanded.
@@ -41,6 +42,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
     graph: Graph
     costs: CostTable
     fleet_version: int
+    freed: int
     members: frozenset[str]
     replicas: Mapping[str, int]
     volumes: Mapping[str, tuple[NodeSelector, ...]]
@@ -49,7 +51,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, snapshot: GroupSnapshot, fleet_version: int, plan: Plan, *, made_at: float, took_s: float
+        cls, snapshot: GroupSnapshot, fleet_version: int, freed: int, plan: Plan, *, made_at: float, took_s: float
     ) -> CachedPlan:
         """Remember what a plan was made for."""
         return cls(
@@ -57,6 +59,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
             snapshot.graph,
             snapshot.costs,
             fleet_version,
+            freed,
             members_of(snapshot.pods),
             dict(snapshot.replicas),
             snapshot.volumes,

@@ -50,6 +50,7 @@ class ReservationCache:
         self._begun: set[str] = set()
         self._idle: set[str] = set()
         self._refused: dict[str, dict[str, _Refusal]] = {}
+        self.promises_ended = 0
         self._asks: dict[str, tuple[str, Amounts]] = {}
 
     def asks_of(self, pod: GroupPod) -> Amounts:
@@ -103,7 +104,13 @@ class ReservationCache:
         """Groups that give way to those that have begun."""
         return frozenset(self._idle)
 
+    @property
+    def freed(self) -> int:
+        """Counts how often room came back: a bound pod went, or a promise ended."""
+        return self._fleet.freed + self.promises_ended
+
     def _let_go(self, key: str, node: str) -> None:
+        self.promises_ended += 1
         there = self._on.get(node, {})
         there.pop(key, None)
         if not there:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import math
 import os
 import pickle
 import signal
@@ -47,7 +48,7 @@ zones, these leave 2.
 FEW_ENOUGH = 0.5
 """Of all hosts, so many may a question be about, and a table of these alone is worth making."""
 SEARCH_SHARE = 0.7
-"""Of the deadline, for the search, which then gives what it has."""
+"""Of the deadline, the longest search, which then gives what it has."""
 START_S = 60.0
 """For the process to begin and to learn of all hosts."""
 NICENESS, PR_SET_PDEATHSIG = 5, 1
@@ -78,15 +79,15 @@ class PlanningProcess:
     def _take_pod(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
         self._dirty.update(pod.node for pod in (old, new) if pod is not None and pod.node)
 
-    async def solve(self, snapshot: GroupSnapshot, hurry: bool = False) -> Plan:
-        """Have a plan made; in a hurry, from fewer beginnings.
+    async def solve(self, snapshot: GroupSnapshot, hurry: bool = False, search_s: float = math.inf) -> Plan:
+        """Have a plan made; in a hurry, from fewer beginnings. The search ends after ``search_s`` with what it has found.
 
         Raises:
             PlanningError: it was not there in time, or the process failed.
         """
         async with self._lock:
             try:
-                return await self._ask(snapshot, hurry=hurry)
+                return await self._ask(snapshot, hurry=hurry, search_s=search_s)
             except TimeoutError:
                 await self.stop()
                 raise PlanningError(
@@ -101,7 +102,7 @@ class PlanningProcess:
                 await self.stop()
                 raise
 
-    async def _ask(self, snapshot: GroupSnapshot, *, hurry: bool) -> Plan:
+    async def _ask(self, snapshot: GroupSnapshot, *, hurry: bool, search_s: float) -> Plan:
         fresh = self._process is None or self._process.returncode is not None
         process = await self._running()
         assert process.stdin is not None
@@ -121,7 +122,7 @@ class PlanningProcess:
             for name, value in fields.items():
                 for piece in _pieces(value):
                     await self._send(process.stdin, ("field", (name, piece)))
-            await self._send(process.stdin, ("plan", (SEARCH_SHARE * self._deadline_s, hurry)))
+            await self._send(process.stdin, ("plan", (min(SEARCH_SHARE * self._deadline_s, search_s), hurry)))
             kind, answer = await _receive(process.stdout)
         if kind == "failed":
             log.error("a plan failed", error=answer)

@@ -59,7 +59,7 @@ async def _measure() -> dict[str, Figure]:
     gc.collect()
     gc.freeze()  # as the manager does once it knows the cluster
 
-    async def solve(snapshot: GroupSnapshot, hurry: bool) -> Plan:
+    async def solve(snapshot: GroupSnapshot, hurry: bool, _: float) -> Plan:
         return await process.solve(snapshot, hurry)
 
     world.plans._solve = solve

@@ -48,6 +48,7 @@ class World:
         self.pods: dict[str, GroupPod] = {}
         self.declared, self.woken, self.told = Declarations(), list[str](), list[str]()
         self.failure: PlanningError | None = None
+        self.plan_takes_s, self.solved = 0.0, list[tuple[str, float]]()
         for i in range(hosts):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
@@ -131,10 +132,13 @@ class World:
         namespace, _, label = group.partition("/")
         return [p for p in self.pods.values() if p.metadata.namespace == namespace and p.group == label]
 
-    async def solve(self, snapshot: GroupSnapshot, _: bool) -> Plan:
+    async def solve(self, snapshot: GroupSnapshot, _: bool, search_s: float) -> Plan:
         if self.failure is not None:
             raise self.failure
-        return plan_group(snapshot)
+        self.now += self.plan_takes_s
+        assert snapshot.group is not None
+        self.solved.append((snapshot.group.metadata.namespace, search_s))
+        return plan_group(snapshot, deadline_s=search_s)
 
     def free_node(self, pod: GroupPod, rng: random.Random) -> str:
         """Where the scheduler would bind a pod: the host it was told while there is room, or any other that has some."""

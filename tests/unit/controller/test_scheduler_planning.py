@@ -266,7 +266,7 @@ async def test_a_group_that_never_settles_rests_between_its_plans() -> None:
     world.add_group("d/g1", 1)
     world.add_pod("d/g1", "a", "P1", 1)
 
-    async def slow(snapshot: GroupSnapshot, _: bool) -> Plan:
+    async def slow(snapshot: GroupSnapshot, *_: object) -> Plan:
         world.now += 2.0
         return plan_group(snapshot)
 
@@ -409,7 +409,7 @@ async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_pl
         world.add_pod("e/g3", f"b{i}", "P1", 2)
     process, asked = PlanningProcess(world.fleet, deadline_s=60.0), []
 
-    async def solve(snapshot: GroupSnapshot, hurry: bool) -> Plan:
+    async def solve(snapshot: GroupSnapshot, hurry: bool, _: float) -> Plan:
         asked.append(sum(snapshot.replicas.values()))
         return await process.solve(snapshot, hurry)
 
@@ -432,3 +432,39 @@ async def test_phantoms_are_refused_in_a_condition_and_a_group_beside_them_is_pl
     assert plan is not None
     assert len(plan.targets) == 20
     assert world.overbooked() == []
+
+
+async def test_one_namespaces_slow_plans_do_not_keep_another_namespaces_small_group_waiting() -> None:
+    world = World(3, 4)
+    world.plan_takes_s = 3.0
+    for i in range(12):
+        world.add_group(f"hostile/g{i}", 1200)
+        world.add_pod(f"hostile/g{i}", f"big-{i}", "P1", 400)
+    world.add_group("tenant/small", 2)
+    world.add_pod("tenant/small", "web", "P1", 1)
+    groups = [*(f"hostile/g{i}" for i in range(12)), "tenant/small"]
+    async with asyncio.TaskGroup() as tasks:
+        for group in groups:
+            world.plans.look(group, world.of(group))
+        planner = tasks.create_task(world.plans.run())
+        while len(world.solved) < len(groups):
+            await asyncio.sleep(0)
+        planner.cancel()
+    assert "tenant" in [namespace for namespace, _ in world.solved[:2]]
+    searches = [search_s for namespace, search_s in world.solved if namespace == "hostile"]
+    assert max(searches) <= 3
+    assert searches[-1] < 1, "who has used much planner time gets short searches"
+
+
+async def test_a_plan_that_left_pods_out_is_made_anew_only_when_room_came() -> None:
+    world = World(1, 4)
+    world.add_group("d/g1", 2)
+    world.add_group("d/g2", 1)
+    world.bind(world.add_pod("d/g2", "other", "P1", 3).metadata.key, "n00")
+    world.seat("d/other")
+    world.add_pod("d/g1", "web", "P1", 3)
+    await world.plans.make("d/g1")
+    world.now += 600
+    assert not world.plans.look("d/g1", world.of("d/g1")).pending
+    world.delete("d/g2", "d/other")
+    assert world.plans.look("d/g1", world.of("d/g1")).pending

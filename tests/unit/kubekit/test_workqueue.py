@@ -106,9 +106,9 @@ async def test_a_reconcile_can_ask_to_be_called_again() -> None:
         return 0.01 if calls < 4 else None
 
     queue.add("a")
-    async with working(queue, reconcile):
-        await asyncio.sleep(0.2)
-    assert calls == 4
+    async with working(queue, reconcile), asyncio.timeout(60):
+        while calls < 4:
+            await asyncio.sleep(0.01)
 
 
 async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys() -> None:
@@ -126,10 +126,10 @@ async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_o
 
     queue.add("bad")
     queue.add("good")
-    async with working(queue, reconcile):
-        await asyncio.sleep(0.3)
+    async with working(queue, reconcile), asyncio.timeout(60):
+        while len(tries) < 4:
+            await asyncio.sleep(0.01)
     assert good == ["good"]
-    assert len(tries) == 4
     assert tries[3] - tries[2] > tries[1] - tries[0]
 
 
