@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,15 +83,27 @@ async def measure(wan: Wan, programs: Netperf, duration_s: float = 1.0) -> Measu
     settings = ProbeSettings(duration_s=duration_s)
     server = Netserver(str(programs.netserver), wan.destination.address, settings.port, SECRET)
     prober = NetperfProber(str(programs.netperf), SECRET)
-    # Children and sockets belong to the namespace in which they are made, and live on in it.
-    with namespaces.entered(wan.destination.netns):
-        serving = running(server)
-        await serving.__aenter__()
+    listening, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with running(server):
+            listening.set()
+            while not over.is_set():
+                await asyncio.sleep(0.02)
+
+    def enter_and_serve() -> None:
+        # In a thread of its own: processes are started when connections come, in the namespace of their thread.
+        with namespaces.entered(wan.destination.netns):
+            asyncio.run(serve())
+
+    serving = asyncio.create_task(asyncio.to_thread(enter_and_serve))
     try:
+        await asyncio.to_thread(listening.wait, 10)
         with namespaces.entered(wan.origin.netns):
             return await prober.probe(wan.destination.address, settings)
     finally:
-        await serving.__aexit__(None, None, None)
+        over.set()
+        await serving
 
 
 async def close_to_the_delay(wan: Wan, programs: Netperf) -> Measurement:
@@ -151,7 +164,8 @@ async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_p
     assert read_us is not None
     try:
         run: Measurement | None = await measure(wan, netperf_programs, duration_s=10.0)
-    except ProbeFailedError:
+    except ProbeFailedError as error:
+        print(error)
         run = None
     price_us = Sample(
         origin=Place("e", "east"),
