@@ -1,6 +1,6 @@
 """Keeps NetworkTopologies: samples and caches in, the NetperfCosts weight and the status out.
 
-`_plan` is pure and decides everything; `_execute` writes what differs. State beside the objects (smoothing, last good
+`decision.decide` is pure and decides everything; `_execute` writes what differs. State beside the objects (smoothing, last good
 values) is a cache that may be lost: it is rebuilt from the samples and from the costs written last.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -18,18 +17,19 @@ from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
-from controller.cluster.resources import FIELD_MANAGER, NETPERF_COSTS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
+from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.status_writing import Capabilities, announce, write_status
 from controller.cluster.zones import Map, draw_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.metrics import MetricsView, TopologyMetrics
 from controller.topology.planner import ProbePlanner
 from controller.topology.results import ObjectName, ResultsMirror, results_named_by
-from controller.topology.weights import Bandwidths, build_weight, patch_topology, written_capacities, written_costs
+from controller.topology.weights import build_weight, patch_topology
 from kubekit import logs
 from kubekit.client import JSON_PATCH, Client
-from kubekit.errors import ApiError, ConfigError
+from kubekit.errors import ApiError
 from kubekit.events import EventRecorder, reference
 from kubekit.lease import boot_clock
 from kubekit.patches import Operation
@@ -37,58 +37,15 @@ from kubekit.runtime import supervise
 from kubekit.waiting import Breath
 from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
-from netperf.contract import REGION_LABEL
-from netperf.costs import ZoneCosts, price
-from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
-from netperf.memory import CostState, restore, resume, update_state
-from netperf.policy import CostPolicy, parse_policy
-from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
+from netperf.latencies import ZonePair
+from netperf.memory import CostState
 from netperf.sample import Place
 
 log = logs.get("controller.topology")
 
 NOT_YET_S = 0.2
-CAPACITY_HYSTERESIS = 0.25
-"""A measured bandwidth capacity is written again when it moved by more than this share."""
 ALL = "*"
 """Stands for every topology in the queue."""
-
-
-class TopologySnapshot(msgspec.Struct, frozen=True):
-    """Everything that one decision about a NetworkTopology rests on.
-
-    Attributes:
-        data: keys and values of all its results ConfigMaps together.
-        missing: names of those that do not exist.
-        sizes: bytes of each of those that do.
-        allocated: bits per second by zone pair, from the AppGroups' placed pods.
-        expected: keys that agents are meant to write; None where no plan is known.
-        quarantine: nodes that are left out of the plan because nobody can measure them.
-        streams: agents measure bandwidth now and then, so that a capacity without a sample is only not measured yet.
-    """
-
-    topology: NetworkTopology
-    map: Map
-    data: Mapping[str, str]
-    missing: tuple[str, ...]
-    allocated: Mapping[ZonePair, int]
-    interval_s: float
-    sizes: Mapping[str, int] = {}
-    expected: Collection[str] | None = None
-    quarantine: tuple[str, ...] = ()
-    streams: bool = False
-
-
-class TopologyDecision(msgspec.Struct, frozen=True):
-    """What follows from a snapshot: costs, latencies to write, the next state, and the bandwidths and faults beside them."""
-
-    latencies: Latencies
-    table: ZoneCosts
-    state: CostState
-    policy: CostPolicy
-    results: Results
-    bandwidths: Bandwidths
-    faults: status.InputFaults
 
 
 class Conclusion(msgspec.Struct, frozen=True):
@@ -96,104 +53,6 @@ class Conclusion(msgspec.Struct, frozen=True):
 
     operations: list[Operation] | None
     counts: status.PairTally
-
-
-def decide(
-    snapshot: TopologySnapshot,
-    state: CostState | None,
-    defaults: CostPolicy,
-    *,
-    now_s: float,
-    wall_s: float,
-    earlier: CostState | None = None,
-) -> TopologyDecision:
-    """Price one NetworkTopology. Pure.
-
-    Args:
-        snapshot: what was read.
-        state: from the last decision; None after a restart, and when a leadership begins.
-        defaults: the controller's policy, which the object's own overrides field by field.
-        now_s: a clock that nobody sets.
-        wall_s: wall clock, seconds since 1970.
-        earlier: where ``state`` is None, what an earlier leadership of this process left, by the same clock.
-    """
-    topology, zones = snapshot.topology, snapshot.map.zones
-    policy, policy_fault = policy_of(topology, defaults)
-    results = decode_results(snapshot.data, snapshot.map.places, snapshot.expected, now_s=wall_s)
-    weight = topology.weight(NETPERF_COSTS)
-    written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
-    if state is None:
-        state = restore(written_costs(weight), policy, now_s, written)
-        state = resume(earlier, state) if earlier is not None else state
-    state = update_state(
-        results.samples.values(),
-        state,
-        policy,
-        now_s,
-        wall_s,
-        failures=results.failures.values(),
-        interval_s=snapshot.interval_s,
-    )
-    table, state = price(state, zones, policy, now_s, interval_s=snapshot.interval_s)
-    zone_declared, region_declared = bandwidth.declared_capacities(topology, NETPERF_COSTS)
-    measured = bandwidth.measured_capacities(results.samples.values())
-    if snapshot.streams:
-        measured = bandwidth.remembered_capacities(written_capacities(weight), measured, zones)
-    held = bandwidth.held_capacities(written_capacities(weight), measured, CAPACITY_HYSTERESIS)
-    region_held = bandwidth.held_capacities(
-        written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), CAPACITY_HYSTERESIS
-    )
-    return TopologyDecision(
-        latencies=hold_latencies(written, table.latencies()),
-        table=table,
-        state=state,
-        policy=policy,
-        results=results,
-        bandwidths=Bandwidths(
-            zone_capacity=held | zone_declared,
-            region_capacity=region_held | region_declared,
-            zone_allocated=snapshot.allocated,
-            region_allocated=bandwidth.between_regions(snapshot.allocated, zones),
-        ),
-        faults=status.InputFaults(
-            policy=policy_fault,
-            missing=snapshot.missing,
-            large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
-            refused=results.refused,
-            writers=_writers(results),
-            quarantine=snapshot.quarantine,
-            failing=_failing(results),
-            disagreeing=tuple(sorted({s.zones for s in results.samples.values() if s.instruments_disagree})),
-            map=snapshot.map,
-        ),
-    )
-
-
-def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
-    """The object's policy over the defaults, and what is wrong with it (then the defaults alone are used)."""
-    fields = topology.spec.cost_policy
-    if fields is None:
-        return defaults, ""
-    if not isinstance(fields, dict):
-        return defaults, "costPolicy is not an object"
-    try:
-        return parse_policy(fields, defaults), ""
-    except ConfigError as error:
-        return defaults, str(error)
-
-
-def _writers(results: Results) -> dict[str, tuple[str, ...]]:
-    """The nodes whose keys were refused, by reason."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for refusal in results.refusals:
-        if refusal.source:
-            found[refusal.reason].add(refusal.source)
-    return {reason: tuple(sorted(nodes)) for reason, nodes in found.items()}
-
-
-def _failing(results: Results) -> dict[ZonePair, str]:
-    """Directed zone pairs that could not be measured last, and the name of the failure."""
-    return {(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()}
 
 
 class TopologyController:
@@ -316,7 +175,7 @@ class TopologyController:
         )
         self._states[key] = decision.state
         try:
-            due_s = await self._execute(key, snapshot, decision, conclusion)
+            await self._execute(key, snapshot, decision, conclusion)
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
@@ -324,7 +183,7 @@ class TopologyController:
                 self._metrics.conflicts.inc()
                 return NOT_YET_S
             raise
-        return min(self._config.resync_s, due_s)
+        return self._config.resync_s
 
     def _think(
         self, key: str, snapshot: TopologySnapshot, state: CostState | None, *, now_s: float, wall_s: float
@@ -420,7 +279,7 @@ class TopologyController:
 
     async def _execute(
         self, key: str, snapshot: TopologySnapshot, decision: TopologyDecision, conclusion: Conclusion
-    ) -> float:
+    ) -> None:
         topology, counts = snapshot.topology, conclusion.counts
         if conclusion.operations is not None:
             after = await self._client.patch(
@@ -441,10 +300,10 @@ class TopologyController:
             key, MetricsView(decision.table, counts, decision.bandwidths, decision.results, snapshot.map)
         )
         fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
-        return await self._write_status(key, topology, fresh)
+        await self._write_status(key, topology, fresh)
 
-    async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> float:
-        """Write what is worth it; after how many seconds there is more to write, if nothing else happens."""
+    async def _write_status(self, key: str, topology: NetworkTopology, fresh: list[Condition]) -> None:
+        """Write what is worth it; a number of nodes that waits is written by a later look."""
         kept = await self._capabilities.has_status(NETWORK_TOPOLOGIES)
         before = topology.status
         if not kept:
@@ -461,7 +320,7 @@ class TopologyController:
         last_s = self._clock() - self._status_at.get(key, float("-inf"))
         if not status.is_worth_a_write(before, wanted, last_s=last_s):
             self._unwritten_change.discard(key)
-            return status.COUNT_S - last_s if wanted != before else float("inf")
+            return
         after = await write_status(
             self._client, NETWORK_TOPOLOGIES, topology, wanted, before, kept=kept, count="nodeCount"
         )
@@ -474,7 +333,6 @@ class TopologyController:
         announce(
             self._recorder, reference(NETWORK_TOPOLOGIES, topology.metadata), news, status.is_bad, action="Measure"
         )
-        return float("inf")
 
 
 def _account_of(pod: GroupPod) -> tuple[object, ...]:

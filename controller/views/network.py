@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-import controller.topology.reconciler as topology_rules
+import controller.topology.decision as topology_rules
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import entries_of, topology_for, topology_named, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import Map, agent_pods_by_node, draw_map, facts_of
-from controller.topology.reconciler import TopologyDecision, decide
+from controller.topology.decision import TopologyDecision, decide
 from controller.topology.results import results_named_by, results_of_agents
 from controller.topology.status import tally
 from controller.traffic.prices import per_month

@@ -17,7 +17,7 @@ from typing import Any
 from controller.cluster.resources import NetworkTopology, NetworkTopologySpec
 from controller.cluster.zones import Map, draw_map
 from controller.groups.order import ALGORITHMS, order
-from controller.topology.reconciler import TopologyDecision, TopologySnapshot, decide
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.weights import build_weight, patch_topology
 from kubekit.client import Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, ObjectMeta

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
 from controller.cluster.zones import Map
-from controller.topology import reconciler, status
-from controller.topology.reconciler import TopologyController, TopologyDecision, TopologySnapshot, decide, policy_of
+from controller.topology import status
+from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
 from netperf.costs import ZoneCosts
 from netperf.latencies import LATENCY_ANNOTATION, ZonePair
@@ -362,55 +361,6 @@ def test_a_number_of_nodes_alone_waits_where_the_definition_drops_conditions_too
     before = status.as_if_kept(stands, first.conditions, 7)
     assert not status.is_worth_a_write(before, wanted(before, 4), last_s=5.0)
     assert status.is_worth_a_write(before, wanted(before, 4), last_s=60.0)
-
-
-async def test_a_number_that_waits_is_due_when_its_minute_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reconciler's own way through a status, with everything around it played."""
-    clock, written = [1000.0], list[NetworkTopologyStatus]()
-
-    async def write(_: object, resource: object, read: Any, wanted: Any, before: object, **more: object) -> Any:
-        written.append(wanted)
-        return msgspec.structs.replace(read, status=wanted)
-
-    async def has_status(_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(reconciler, "write_status", write)
-    monkeypatch.setattr(reconciler, "announce", lambda *_, **__: None)
-    nodes = ["n1", "n2"]
-    self = SimpleNamespace(
-        _capabilities=SimpleNamespace(has_status=has_status),
-        _caches=SimpleNamespace(nodes=nodes),
-        _clock=lambda: clock[0],
-        _wall=lambda: 1e9 + clock[0],
-        _last_conditions={},
-        _unwritten_change={"key"},
-        _status_at={},
-        _client=None,
-        _recorder=None,
-        _own=SimpleNamespace(note=lambda *_: None),
-        _metrics=SimpleNamespace(writes=SimpleNamespace(labels=lambda _: SimpleNamespace(inc=lambda: None))),
-    )
-
-    async def after(found: NetworkTopology) -> float:
-        return await TopologyController._write_status(cast("TopologyController", self), "key", found, [])
-
-    found = topology()
-    assert await after(found) == float("inf")
-    found = msgspec.structs.replace(found, status=written[-1])
-    nodes.append("n3")
-    clock[0] += 5
-    assert await after(found) == 55.0
-    # Weights that change the time of their calculation to what stands there already are written by nobody later.
-    self._unwritten_change.add("key")
-    clock[0] = 1000.0
-    nodes.pop()
-    assert await after(found) == float("inf")
-    clock[0] = 1065.0
-    nodes.append("n3")
-    assert await after(found) == float("inf")
-    assert [w.node_count for w in written] == [2, 3]
-    assert written[0].weight_calculation_time == written[1].weight_calculation_time != ""
 
 
 def test_one_zone_has_no_pairs_and_that_is_fine() -> None:

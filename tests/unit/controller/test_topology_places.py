@@ -27,8 +27,7 @@ from kubekit.wire import (
 )
 from netperf.pairs import PlanOptions, ProbeNode, eligible, plan_pairs
 from netperf.plans import ZonePlan, encode_plan, plan_object_name
-from netperf.results import encode_samples
-from netperf.sample import Measurement, Percentile, Place, Sample
+from netperf.sample import Place
 
 
 def node(
@@ -182,27 +181,6 @@ def test_a_plan_object_that_somebody_deleted_is_written_again() -> None:
     left = objects(plan.zones)
     del left[plan_object_name("z1")]
     assert set(plan_changes(plan, plan.zones, left).write) == {plan_object_name("z1")}
-
-
-P90: tuple[Percentile, ...] = ("p90",)
-
-
-def sample(origin: str, destination: str) -> dict[str, str]:
-    found = Sample(
-        origin=Place(origin, origin[:2]),
-        destination=Place(destination, destination[:2]),
-        measurement=Measurement(prober="netperf", test="TCP_RR", p50_us=1.0, p90_us=2000.0),
-    )
-    return {key: value for key, value in encode_samples([found], P90).items() if value is not None}
-
-
-def plans() -> tuple[ZonePlan, ...]:
-    return tuple(plan_pairs(facts("z1a", "z2a"), PlanOptions(), None, 1000.0).zones.values())
-
-
-def planned_sample() -> dict[str, str]:
-    probe = next(p for plan in plans() for p in plan.probes)
-    return sample(probe.origin.node, probe.destination.node)
 
 
 class OldMirror(Reflector[Node]):

@@ -1,0 +1,158 @@
+"""What follows from everything that was read of a NetworkTopology: costs, latencies, bandwidths and faults. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
+from controller.cluster.zones import Map
+from controller.topology import bandwidth, status
+from controller.topology.weights import Bandwidths, written_capacities, written_costs
+from kubekit.errors import ConfigError
+from netperf.contract import REGION_LABEL
+from netperf.costs import ZoneCosts, price
+from netperf.latencies import LATENCY_ANNOTATION, Latencies, ZonePair, decode_latencies, hold_latencies
+from netperf.memory import CostState, restore, resume, update_state
+from netperf.policy import CostPolicy, parse_policy
+from netperf.results import SIZE_WARNING_BYTES, Results, decode_results
+
+CAPACITY_HYSTERESIS = 0.25
+"""A measured bandwidth capacity is written again when it moved by more than this share."""
+
+
+class TopologySnapshot(msgspec.Struct, frozen=True):
+    """Everything that one decision about a NetworkTopology rests on.
+
+    Attributes:
+        data: keys and values of all its results ConfigMaps together.
+        missing: names of those that do not exist.
+        sizes: bytes of each of those that do.
+        allocated: bits per second by zone pair, from the AppGroups' placed pods.
+        expected: keys that agents are meant to write; None where no plan is known.
+        quarantine: nodes that are left out of the plan because nobody can measure them.
+        streams: agents measure bandwidth now and then, so that a capacity without a sample is only not measured yet.
+    """
+
+    topology: NetworkTopology
+    map: Map
+    data: Mapping[str, str]
+    missing: tuple[str, ...]
+    allocated: Mapping[ZonePair, int]
+    interval_s: float
+    sizes: Mapping[str, int] = {}
+    expected: Collection[str] | None = None
+    quarantine: tuple[str, ...] = ()
+    streams: bool = False
+
+
+class TopologyDecision(msgspec.Struct, frozen=True):
+    """What follows from a snapshot: costs, latencies to write, the next state, and the bandwidths and faults beside them."""
+
+    latencies: Latencies
+    table: ZoneCosts
+    state: CostState
+    policy: CostPolicy
+    results: Results
+    bandwidths: Bandwidths
+    faults: status.InputFaults
+
+
+def decide(
+    snapshot: TopologySnapshot,
+    state: CostState | None,
+    defaults: CostPolicy,
+    *,
+    now_s: float,
+    wall_s: float,
+    earlier: CostState | None = None,
+) -> TopologyDecision:
+    """Price one NetworkTopology. Pure.
+
+    Args:
+        snapshot: what was read.
+        state: from the last decision; None after a restart, and when a leadership begins.
+        defaults: the controller's policy, which the object's own overrides field by field.
+        now_s: a clock that nobody sets.
+        wall_s: wall clock, seconds since 1970.
+        earlier: where ``state`` is None, what an earlier leadership of this process left, by the same clock.
+    """
+    topology, zones = snapshot.topology, snapshot.map.zones
+    policy, policy_fault = policy_of(topology, defaults)
+    results = decode_results(snapshot.data, snapshot.map.places, snapshot.expected, now_s=wall_s)
+    weight = topology.weight(NETPERF_COSTS)
+    written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
+    if state is None:
+        state = restore(written_costs(weight), policy, now_s, written)
+        state = resume(earlier, state) if earlier is not None else state
+    state = update_state(
+        results.samples.values(),
+        state,
+        policy,
+        now_s,
+        wall_s,
+        failures=results.failures.values(),
+        interval_s=snapshot.interval_s,
+    )
+    table, state = price(state, zones, policy, now_s, interval_s=snapshot.interval_s)
+    zone_declared, region_declared = bandwidth.declared_capacities(topology, NETPERF_COSTS)
+    measured = bandwidth.measured_capacities(results.samples.values())
+    if snapshot.streams:
+        measured = bandwidth.remembered_capacities(written_capacities(weight), measured, zones)
+    held = bandwidth.held_capacities(written_capacities(weight), measured, CAPACITY_HYSTERESIS)
+    region_held = bandwidth.held_capacities(
+        written_capacities(weight, REGION_LABEL), bandwidth.region_capacities(measured, zones), CAPACITY_HYSTERESIS
+    )
+    return TopologyDecision(
+        latencies=hold_latencies(written, table.latencies()),
+        table=table,
+        state=state,
+        policy=policy,
+        results=results,
+        bandwidths=Bandwidths(
+            zone_capacity=held | zone_declared,
+            region_capacity=region_held | region_declared,
+            zone_allocated=snapshot.allocated,
+            region_allocated=bandwidth.between_regions(snapshot.allocated, zones),
+        ),
+        faults=status.InputFaults(
+            policy=policy_fault,
+            missing=snapshot.missing,
+            large={name: size for name, size in snapshot.sizes.items() if size > SIZE_WARNING_BYTES},
+            refused=results.refused,
+            writers=_writers(results),
+            quarantine=snapshot.quarantine,
+            failing=_failing(results),
+            disagreeing=tuple(sorted({s.zones for s in results.samples.values() if s.instruments_disagree})),
+            map=snapshot.map,
+        ),
+    )
+
+
+def policy_of(topology: NetworkTopology, defaults: CostPolicy) -> tuple[CostPolicy, str]:
+    """The object's policy over the defaults, and what is wrong with it (then the defaults alone are used)."""
+    fields = topology.spec.cost_policy
+    if fields is None:
+        return defaults, ""
+    if not isinstance(fields, dict):
+        return defaults, "costPolicy is not an object"
+    try:
+        return parse_policy(fields, defaults), ""
+    except ConfigError as error:
+        return defaults, str(error)
+
+
+def _writers(results: Results) -> dict[str, tuple[str, ...]]:
+    """The nodes whose keys were refused, by reason."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for refusal in results.refusals:
+        if refusal.source:
+            found[refusal.reason].add(refusal.source)
+    return {reason: tuple(sorted(nodes)) for reason, nodes in found.items()}
+
+
+def _failing(results: Results) -> dict[ZonePair, str]:
+    """Directed zone pairs that could not be measured last, and the name of the failure."""
+    return {(f.origin.zone, f.destination.zone): f.failure for f in results.failures.values()}
