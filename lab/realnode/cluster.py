@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.waiting import until
@@ -29,6 +30,7 @@ from lab.realnode.programs import NodePrograms
 COREDNS_IMAGE = "registry.k8s.io/coredns/coredns:lab"
 METRICS_SERVER_IMAGE = "registry.k8s.io/metrics-server/metrics-server:lab"
 SCHEDULER_IMAGE = "registry.k8s.io/kube-scheduler"
+_MANIFESTS = Path(__file__).parents[2] / "manifests"
 APP_IMAGE = "netaware-lab-app:lab"
 _SERVICES = Path(__file__).with_name("services.yaml")
 # So many at a time: a start is mostly processor time, and a kubelet that is starved registers late.
@@ -141,7 +143,15 @@ def _fill_store(folder: Path, binaries: NodePrograms, control_plane: ControlPlan
         (COREDNS_IMAGE, binaries.node / "coredns"),
         (METRICS_SERVER_IMAGE, binaries.metrics_server),
         (APP_IMAGE, binaries.app),
-        (f"{SCHEDULER_IMAGE}:{control_plane.version}", control_plane.binaries["kube-scheduler"]),
+        # Whatever version an overlay names, the lab has one kube-scheduler.
+        *((f"{SCHEDULER_IMAGE}:{tag}", control_plane.binaries["kube-scheduler"]) for tag in sorted(_scheduler_tags())),
     ):
         store.add_program(name, program)
     return store
+
+
+def _scheduler_tags() -> set[str]:
+    """Tags of kube-scheduler in the shipped manifests."""
+    files = [yaml.safe_load(path.read_text()) for path in _MANIFESTS.rglob("kustomization.yaml")]
+    images = [image for file in files for image in file.get("images", ())]
+    return {image["newTag"] for image in images if image["name"] == SCHEDULER_IMAGE}

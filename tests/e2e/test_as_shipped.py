@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lab.image_build import AGENT, CONTROLLER, find_or_build_image, version
-from lab.realnode.cluster import APP_IMAGE, SCHEDULER_IMAGE
+from lab.realnode.cluster import APP_IMAGE
 from lab.realnode.images import ImageStore
 from lab.realnode.programs import NodePrograms
 from tests.e2e.real_cluster import MANIFESTS, NAMESPACE, PATIENCE_S, Cluster, wait_until
@@ -81,9 +81,6 @@ def cluster(tmp_path: Path, lab_command: Any, node_programs: NodePrograms) -> Cl
     images = {recipe.name: find_or_build_image(recipe) for recipe in (AGENT, CONTROLLER)}
     lab = lab_command.json("up", "--name", "e2e-shipped", "--topology", str(file))
     store = ImageStore(Path(lab["state_dir"]) / "registry")
-    # The scheduler of the lab's own version stands in for the one that the component of an older minor names.
-    scheduler = Path(lab["kubectl"]).with_name("kube-scheduler")
-    store.add_program(f"{SCHEDULER_IMAGE}:v1.35.4", scheduler)
     for name, layout in images.items():
         for tag in (version(), NEXT_VERSION):
             store.add_layout(f"{name}:{tag}", layout)
