@@ -142,7 +142,11 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
     flag("namespace", "where plans and results are", HOME_NAMESPACE, variable="POD_NAMESPACE", metavar="NAME")
     flag("listen", "address of /metrics, /healthz, /readyz", "0.0.0.0:9850", metavar="HOST:PORT")
     flag("config", "capacities by node label and instance type", metavar="FILE")
-    flag("address", "where this node is probed, instead of its InternalIP", metavar="IP")
+    flag(
+        "address",
+        "where this node is probed, instead of its InternalIP; the pod's address where it has not the host's network",
+        metavar="IP",
+    )
     flag("capacity", "capacity in bit/s, such as 10G, instead of what hardware says", metavar="QUANTITY")
     flag("reserve", "held back from the capacity: 10%% or a quantity in bit/s", "0", metavar="SHARE")
     flag("allocatable", "write allocatable too: auto (where no kubelet runs), always, never", "auto", metavar="WHEN")

@@ -48,6 +48,13 @@ def die_with_parent() -> None:
 def _confine(limits: Limits) -> None:
     """Called between fork and exec; the child is not started where this raises."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when the container's memory runs out
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)  # which takes all capabilities away
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    die_with_parent()  # a change of user resets it
+    # Last: until exec this is a copy of the agent, which is larger.
     for what, most in (
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, limits.cpu_s),
@@ -55,12 +62,6 @@ def _confine(limits: Limits) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)  # which takes all capabilities away
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    die_with_parent()  # last: a change of user resets it
 
 
 def _others_may_run(program: str) -> bool:

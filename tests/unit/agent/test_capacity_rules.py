@@ -75,11 +75,6 @@ def test_counters_are_read_from_the_device_even_where_its_speed_is_unknown() -> 
     assert find_capacity(recording("azure_accelerated")).devices == ("enP1s1",)
 
 
-def test_every_recording_is_used() -> None:
-    source = Path(__file__).read_text()
-    assert [path.stem for path in RECORDINGS.glob("*.json") if f'"{path.stem}"' not in source] == []
-
-
 def snapshot(*links: Link, routes: tuple[Route, ...] = (Route(device=2),)) -> LinkSnapshot:
     return LinkSnapshot(links=links, routes=routes)
 
