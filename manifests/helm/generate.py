@@ -173,10 +173,16 @@ def _pods(program: str, workload: Doc) -> None:
         container["resources"] = f"@@block {section}.resources@@"
         container.setdefault("args" if "args" in container else "command", []).append(f"@@more {section}.extraArgs@@")
         container["volumeMounts"].append(f"@@more {values}.extraVolumeMounts@@")
+    if program == "agent":
+        spec["hostPID"] = f"@@not {values}.leastPrivilege@@"
+        spec["containers"][0]["securityContext"]["capabilities"]["add"][0] = (
+            f"@@if not {values}.leastPrivilege: NET_ADMIN@@"
+        )
     flags = {
         "agent": {
             ".Values.bandwidth.enforce": "--bandwidth=enforce",
             ".Values.traffic.conntrack": "--traffic=conntrack",
+            ".Values.agent.leastPrivilege": "--bandwidth=off",
         },
     }
     for value, flag in flags.get(program, {}).items():

@@ -134,7 +134,7 @@ async def victims(plane: ControlPlane) -> AsyncIterator[None]:
         for name in ("node-a", "node-b"):
             await admin.request("DELETE", f"/api/v1/nodes/{name}")
     await kubectl("delete", "--wait=true", "--timeout=60s", "namespace", "stranger", "asked")
-    await kubectl("delete", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
+    await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
 
 
 @pytest_asyncio.fixture

@@ -119,6 +119,7 @@ async def test_values_reach_the_objects(chart: Chart) -> None:
         "agent.affinity.nodeAffinity.x=y",
         "agent.podAnnotations.team=net",
         "agent.priorityClassName=ours",
+        "agent.leastPrivilege=true",
         "agent.extraArgs[0]=--log-format=json",
         "agent.extraVolumes[0].name=more",
         "agent.extraVolumeMounts[0].name=more",
@@ -134,7 +135,8 @@ async def test_values_reach_the_objects(chart: Chart) -> None:
     pod = template["spec"]
     (container,) = pod["containers"]
     assert container["image"] == f"registry.example/agent@sha256:{'0' * 64}"
-    assert container["args"][-1] == "--log-format=json"
+    assert container["args"][-2:] == ["--bandwidth=off", "--log-format=json"]
+    assert (container["securityContext"]["capabilities"]["add"], pod["hostPID"]) == (["SETGID", "SETUID"], False)
     assert (container["volumeMounts"][-1]["name"], pod["volumes"][-1]["name"]) == ("more", "more")
     assert (pod["imagePullSecrets"], pod["priorityClassName"]) == ([{"name": "pull"}], "ours")
     assert pod["affinity"] == {"nodeAffinity": {"x": "y"}}

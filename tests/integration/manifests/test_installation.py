@@ -36,7 +36,7 @@ async def installed(plane: ControlPlane) -> AsyncIterator[None]:
     await kubectl("apply", "--server-side", "-k", str(DEFAULT))
     await established(kubectl)
     yield
-    await kubectl("delete", "--wait=true", "--timeout=60s", "-k", str(DEFAULT))
+    await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "-k", str(DEFAULT))
 
 
 async def test_overlays_apply_on_top_and_applying_again_changes_nothing(kubectl: Kubectl) -> None:

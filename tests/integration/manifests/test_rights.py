@@ -362,7 +362,7 @@ async def test_uninstalling_as_documented_leaves_nothing(running: Running) -> No
         ], "only what the administrator wrote"
         assert "network.aware.com/bandwidth" not in {**(left.status.capacity or {}), **(left.status.allocatable or {})}
         assert "NetawareBandwidth" not in [condition.type for condition in left.status.conditions or ()]
-    await running.kubectl("delete", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
+    await running.kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=60s", "-k", str(OVERLAY))
     kinds = "clusterroles,clusterrolebindings,customresourcedefinitions,validatingadmissionpolicies,priorityclasses"
     label = "app.kubernetes.io/part-of=netaware"
     assert await running.kubectl("get", kinds, "-A", "-l", label, "-o", "name") == ""
