@@ -117,14 +117,14 @@ class RawPage(msgspec.Struct, gc=False, frozen=True):
 
 
 class Client:
-    """Requests to one API server. Use as ``async with Client(config) as client``.
+    """Requests to one API server. Use as ``async with Client(config) as client``. ``has_answer`` tells whether any came yet.
 
     Every method raises UnreachableError without an answer in time, ApiError for an error answer, MalformedObjectError when
     the answer does not have the asked type.
     """
 
     def __init__(self, config: ClusterConfig, *, user_agent: str = "netaware", timeout_s: float = DEFAULT_TIMEOUT_S):
-        self.config = config
+        self.config, self.has_answer = config, False
         self._user_agent, self._timeout_s = user_agent, timeout_s
         self._lanes = Lanes(config, user_agent)
         self._lane: Lane | None = None
@@ -328,6 +328,7 @@ class Client:
             with _translated(method, path):
                 async with timeout, send(begin=begin) as answer:
                     data = await answer.read()
+                    self.has_answer = True
                     if answer.status >= 500:
                         # Whoever answered, a proxy perhaps, may not know what became of it.
                         raise _error_of(answer, data)

@@ -32,7 +32,6 @@ class Bandwidth(Command):
     """See `controller.cli.command.Command`."""
 
     name = "bandwidth"
-    help = "bandwidth asked, allocated, enforced and used, by node or by pod"
     examples = (
         ("bandwidth", "by node"),
         ("bandwidth pod -A", "by pod, with verdicts"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rich.console import RenderableType
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-from controller.cli.session import Session
+    from controller.cli.session import Session
 
 Row = Sequence[object]
 Table = tuple[Sequence[str], Iterable[Row]]
@@ -21,7 +22,6 @@ class Command(ABC):
 
     Attributes:
         name: the subcommand.
-        help: half a sentence for the list of commands.
         description: what it shows and how to read it.
         examples: lines to paste, behind ``kubectl netaware``, each with what it does.
         watchable: whether it takes ``--watch``.
@@ -30,7 +30,6 @@ class Command(ABC):
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
     description: ClassVar[str]
     examples: ClassVar[Sequence[tuple[str, str]]]
     watchable: ClassVar[bool] = True

@@ -1,36 +1,62 @@
-"""All subcommands, in the order of the help text."""
+"""All subcommands, in the order of the help text. A command is imported when it is used, since what they need takes most of a second."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
-from controller.cli.bandwidth import Bandwidth
-from controller.cli.command import Command
-from controller.cli.convert import Convert
-from controller.cli.costs import ShowCosts
-from controller.cli.deschedule import Deschedule
-from controller.cli.explain import Explain
-from controller.cli.graph import GraphOf
-from controller.cli.latency import Latency
-from controller.cli.money import MoneyOf
-from controller.cli.page import OpenPage
-from controller.cli.propose import Propose
-from controller.cli.simulate import Simulate
-from controller.cli.status import ShowStatus
-from controller.cli.why import Why
+if TYPE_CHECKING:
+    from controller.cli.command import Command
 
-COMMANDS: Sequence[Command] = (
-    ShowStatus(),
-    Why(),
-    OpenPage(),
-    ShowCosts(),
-    Latency(),
-    GraphOf(),
-    Explain(),
-    Bandwidth(),
-    Simulate(),
-    Deschedule(),
-    Propose(),
-    MoneyOf(),
-    Convert(),
+    COMMANDS: Sequence[Command]
+
+
+class Summary(NamedTuple):
+    """A subcommand that is not imported: its name, half a sentence for the list of commands, and where it is."""
+
+    name: str
+    help: str
+    module: str
+    type_: str
+
+    def load(self) -> Command:
+        """Import it."""
+        found: Command = getattr(import_module(f"controller.cli.{self.module}"), self.type_)()
+        return found
+
+
+SUMMARIES: Sequence[Summary] = (
+    Summary(
+        "status", "agents, measurements, costs, groups, bandwidth and problems, in one screen", "status", "ShowStatus"
+    ),
+    Summary("why", "what is wrong, because of what, and what to do", "why", "Why"),
+    Summary("page", "open the page in the browser: what is wrong, costs, placement, live", "page", "OpenPage"),
+    Summary("costs", "costs, or latencies, between zones as a heat map", "costs", "ShowCosts"),
+    Summary("latency", "between two zones: the newest sample, and with --prometheus its history", "latency", "Latency"),
+    Summary("graph", "an AppGroup as a tree: order, placement, cost of each dependency", "graph", "GraphOf"),
+    Summary(
+        "explain",
+        "why a pod is where it is, or where it could go; what a zone's loss takes from a group",
+        "explain",
+        "Explain",
+    ),
+    Summary("bandwidth", "bandwidth asked, allocated, enforced and used, by node or by pod", "bandwidth", "Bandwidth"),
+    Summary("simulate", "where an AppGroup would land now: the default scheduler against ours", "simulate", "Simulate"),
+    Summary(
+        "deschedule",
+        "--dry-run: which pods would move off hot or distant nodes, why and where to",
+        "deschedule",
+        "Deschedule",
+    ),
+    Summary("propose", "write AppGroups from measured traffic", "propose", "Propose"),
+    Summary("money", "what traffic between zones costs, and whose it is", "money", "MoneyOf"),
+    Summary("convert", "turn older spellings of AppGroup and NetworkTopology into accepted ones", "convert", "Convert"),
 )
+HELP = {summary.name: summary.help for summary in SUMMARIES}
+
+
+def __getattr__(name: str) -> Sequence[Command]:
+    if name == "COMMANDS":
+        return tuple(summary.load() for summary in SUMMARIES)
+    raise AttributeError(name)

@@ -28,7 +28,6 @@ class Convert(Command):
     """See `controller.cli.command.Command`."""
 
     name = "convert"
-    help = "turn older spellings of AppGroup and NetworkTopology into accepted ones"
     examples = (("convert -f old.yaml", "older spellings into accepted ones"),)
     description = (
         "Reads YAML or JSON and prints it with every AppGroup and NetworkTopology in the spelling that the API server "

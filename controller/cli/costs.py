@@ -34,7 +34,6 @@ class ShowCosts(Command):
     """See `controller.cli.command.Command`."""
 
     name = "costs"
-    help = "costs, or latencies, between zones as a heat map"
     examples = (
         ("costs", "the zones as a heat map"),
         ("costs --percentile p90", "in milliseconds"),

@@ -28,7 +28,6 @@ class Deschedule(Command):
     """See `controller.cli.command.Command`."""
 
     name = "deschedule"
-    help = "--dry-run: which pods would move off hot or distant nodes, why and where to"
     examples = (
         ("deschedule --dry-run", "who would be moved, why and where to"),
         ("deschedule --dry-run --policy lownodeload.yaml", "with a policy to try"),

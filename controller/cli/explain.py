@@ -48,7 +48,6 @@ class Explain(Command):
     """See `controller.cli.command.Command`."""
 
     name = "explain"
-    help = "why a pod is where it is, or where it could go; what a zone's loss takes from a group"
     examples = (
         ("explain pod cart-5d9f -n shop", "where it could be, and what decided"),
         ("explain group online-boutique -n shop", "the whole group"),

@@ -27,7 +27,6 @@ class GraphOf(Command):
     """See `controller.cli.command.Command`."""
 
     name = "graph"
-    help = "an AppGroup as a tree: order, placement, cost of each dependency"
     examples = (
         ("graph", "the AppGroups of the namespace"),
         ("graph online-boutique -n shop", "one of them"),

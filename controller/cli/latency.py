@@ -42,7 +42,6 @@ class Latency(Command):
     """See `controller.cli.command.Command`."""
 
     name = "latency"
-    help = "between two zones: the newest sample, and with --prometheus its history"
     examples = (
         ("latency eu-1a eu-1b", "both directions"),
         ("latency eu-1a eu-1b --since 7d --prometheus http://localhost:9090", "with its history"),

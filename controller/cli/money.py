@@ -33,7 +33,6 @@ class MoneyOf(Command):
     """See `controller.cli.command.Command`."""
 
     name = "money"
-    help = "what traffic between zones costs, and whose it is"
     examples = (("money", "bytes between zones, and whose they are"),)
     description = (
         "Bytes between workloads, by pairs of zones, times a price table, as money per month of 730 hours. Prices are a preset "

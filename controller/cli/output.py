@@ -25,7 +25,6 @@ from kubekit.text import escape_controls, mask_controls
 if TYPE_CHECKING:
     from io import TextIOBase
 
-FORMATS = ("table", "json", "yaml", "csv")
 PIPE_WIDTH = 10_000
 
 

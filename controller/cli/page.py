@@ -53,7 +53,6 @@ class OpenPage(Command):
     """See `controller.cli.command.Command`."""
 
     name = "page"
-    help = "open the page in the browser: what is wrong, costs, placement, live"
     examples = (
         ("page", "open it in the browser"),
         ("page --no-browser --port 9851", "print the address, at a port of yours"),

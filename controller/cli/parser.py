@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from controller.cli.command import Command
-from controller.cli.output import FORMATS
+from controller.cli.commands import HELP, Summary
 from controller.cli.shells import SHELLS
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
 from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
+FORMATS = ("table", "json", "yaml", "csv")
 DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
 EPILOG = """\
 examples:
@@ -60,8 +61,23 @@ _DEFAULTS: Mapping[str, Any] = {
 _SHARED = frozenset(_DEFAULTS) - {"watch", "interval"}
 
 
-def build_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
-    """The whole grammar. Run `fill_defaults` on what it parsed."""
+def named_in(argv: Sequence[str]) -> str:
+    """The subcommand that arguments name; empty for none, or where the flags before it are wrong."""
+
+    class Quiet(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError("", message)
+
+    parser = Quiet(parents=[_shared()], add_help=False, allow_abbrev=False)
+    parser.add_argument("command", nargs="?", default="")
+    try:
+        return str(parser.parse_known_args(argv)[0].command)
+    except ConfigError:
+        return ""
+
+
+def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentParser:
+    """The grammar, without the arguments of those commands that are only summaries. Run `fill_defaults` on what it parsed."""
     shared = _shared()
     parser = argparse.ArgumentParser(
         prog="kubectl netaware",
@@ -74,9 +90,12 @@ def build_parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in commands:
+        if isinstance(command, Summary):
+            subparsers.add_parser(command.name, help=command.help)
+            continue
         sub = subparsers.add_parser(
             command.name,
-            help=command.help,
+            help=HELP[command.name],
             description=command.description,
             epilog=_epilog(command),
             formatter_class=_CommandFormatter,

@@ -64,7 +64,6 @@ class Propose(Command):
     """See `controller.cli.command.Command`."""
 
     name = "propose"
-    help = "write AppGroups from measured traffic"
     examples = (("propose", "an AppGroup from the traffic there is"),)
     description = (
         "Reads who talks to whom from Prometheus (eBPF agents, meshes, or our own agents) and proposes AppGroups for a "

@@ -8,33 +8,34 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from controller.cli.command import Command
-from controller.cli.commands import COMMANDS
-from controller.cli.kubeconfig import connect
-from controller.cli.output import Screen, open_screen
-from controller.cli.parser import build_parser, fill_defaults
-from controller.cli.session import Session
+from controller.cli.commands import SUMMARIES
+from controller.cli.parser import build_parser, fill_defaults, named_in
 from controller.cli.shells import script
-from controller.prometheus import PrometheusClient
 from kubekit import logs
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError, KubekitError
+
+if TYPE_CHECKING:
+    from controller.cli.output import Screen
+    from controller.cli.session import Session
 
 EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_PROBLEM = 0, 1, 2, 3
 PROMETHEUS_VARIABLE = "NETAWARE_PROMETHEUS"
+SILENCE_S = 2.0
+"""A person who waits longer is told for what."""
 
 
 def run(argv: Sequence[str]) -> int:
     """Parse, ask, print; return the exit code."""
     if argv and argv[0] == "__complete":
+        from controller.cli.commands import COMMANDS
         from controller.cli.completion import answer
 
         return answer(argv[1:], COMMANDS)
-    parser = build_parser(COMMANDS)
+    named = named_in(argv)
+    parser = build_parser([summary.load() if summary.name == named else summary for summary in SUMMARIES])
     options = parser.parse_args(argv)
     fill_defaults(options)
     if options.command is None:
@@ -44,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(script(options.shell))
         return EXIT_ANSWERED
     logs.set_up(level="error")
-    command = next(c for c in COMMANDS if c.name == options.command)
+    command = next(summary for summary in SUMMARIES if summary.name == options.command).load()
     return _guarded(lambda: asyncio.run(_run(command, options)))
 
 
@@ -67,11 +68,13 @@ def _guarded(work: Callable[[], int]) -> int:
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
+    from controller.cli.output import open_screen
+
     screen = open_screen(options)
     async with AsyncExitStack() as stack:
         session = await _connect(command, options, stack)
         if not options.watch:
-            answer = await command.ask(session, options)
+            answer = await _ask(screen, session, command, options)
             _print(screen, command, answer, options)
             _print_notes(screen, session)
             sys.stdout.flush()
@@ -81,7 +84,25 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
     return EXIT_ANSWERED
 
 
+async def _ask(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> object:
+    """The command's answer; says meanwhile when the API server keeps it waiting."""
+    asking = asyncio.ensure_future(command.ask(session, options))
+    try:
+        await asyncio.wait({asking}, timeout=SILENCE_S)
+        if not asking.done() and command.asks_cluster(options) and not session.client.has_answer:
+            screen.note(f"no answer from {session.server} yet; waits {options.timeout:g} s for one")
+        return await asking
+    finally:
+        asking.cancel()
+
+
 async def _connect(command: Command, options: argparse.Namespace, stack: AsyncExitStack) -> Session:
+    from controller.cli.kubeconfig import connect
+    from controller.cli.session import Session
+    from controller.prometheus import PrometheusClient
+    from kubekit.client import Client
+    from kubekit.config import ClusterConfig
+
     cluster = ClusterConfig("http://offline.invalid")
     if command.asks_cluster(options):
         cluster = await asyncio.to_thread(connect, options.kubeconfig or None, options.context or None)
@@ -126,6 +147,8 @@ def _print_notes(screen: Screen, session: Session) -> None:
 
 def _without_time(answer: object) -> bytes:
     """The answer, to be compared with the one before; when it was given is no news."""
+    import msgspec
+
     plain = msgspec.to_builtins(answer)
     if isinstance(plain, dict):
         plain.pop("at", None)

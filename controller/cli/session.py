@@ -196,10 +196,7 @@ class Session:
         They are asked for /readyz through the API server, as far as that is allowed and they run as pods.
         """
         self.complaints.clear()
-        try:
-            pods = await self._list(PODS, ControllerPod, self.home, CONTROLLER_POD_SELECTOR)
-        except UnreachableError:
-            return  # what else the command reads will say so
+        pods = await self._list(PODS, ControllerPod, self.home, CONTROLLER_POD_SELECTOR)
         # Together: each of those that hang would be waited for in turn.
         for remark, complaints in await asyncio.gather(*(self._ask_controller(pod) for pod in pods)):
             self.remarks += [remark] if remark else []

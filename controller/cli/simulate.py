@@ -108,7 +108,6 @@ class Simulate(Command):
     """See `controller.cli.command.Command`."""
 
     name = "simulate"
-    help = "where an AppGroup would land now: the default scheduler against ours"
     examples = (
         ("simulate -f appgroup.yaml", "where a group would land"),
         ("simulate --offline cluster.json -o json", "a whole cluster in a file, without a cluster"),

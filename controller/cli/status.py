@@ -24,7 +24,6 @@ class ShowStatus(Command):
     """See `controller.cli.command.Command`."""
 
     name = "status"
-    help = "agents, measurements, costs, groups, bandwidth and problems, in one screen"
     examples = (
         ("status", "is it working, on one screen"),
         ("status --exit-code -o json", "for a script: exit code 3 when something is wrong"),

@@ -34,7 +34,6 @@ class Why(Command):
     """See `controller.cli.command.Command`."""
 
     name = "why"
-    help = "what is wrong, because of what, and what to do"
     examples = (
         ("why", "what is wrong, worst first"),
         ("why pod cart-5d9f -n shop", "why this pod is pending"),

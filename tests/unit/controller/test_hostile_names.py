@@ -15,7 +15,8 @@ import pytest
 
 from controller.cli.command import Command
 from controller.cli.graph import GraphOf
-from controller.cli.output import FORMATS, open_screen
+from controller.cli.output import open_screen
+from controller.cli.parser import FORMATS
 from controller.cli.status import ShowStatus
 from controller.cli.why import Diagnosis, Why
 from controller.diagnosis.facts import Facts
