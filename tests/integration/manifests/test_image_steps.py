@@ -17,6 +17,7 @@ from tests.integration.manifests.kubectl import MANIFESTS
 
 pytestmark = pytest.mark.helm
 
+pytestmark = pytest.mark.helm
 ROOT = MANIFESTS.parent
 # What installs take on the disk, bytecode included, in MiB; docs/install.md states the measured sizes.
 LIMITS_MIB = {"agent": 42, "controller": 150}
