@@ -6,6 +6,7 @@ Each reader says what its source cannot know. A source is chosen by what Prometh
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -407,7 +408,7 @@ def _identity(labels: Labels) -> frozenset[tuple[str, str]]:
 
 
 def _port(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if re.fullmatch(r"[0-9]{1,5}", text) and int(text) < 2**16 else 0
 
 
 async def find_sources(prometheus: PrometheusClient) -> list[Source]:

@@ -119,6 +119,14 @@ async def test_obi_with_the_direction_selected_tells_client_and_server() -> None
     assert (found.client_zone, found.server_zone, found.direction_known) == ("z1", "z2", True)
 
 
+@pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
+async def test_a_port_that_is_none_is_left_out(port: str) -> None:
+    series = {"obi_network_flow_bytes_total": [(obi("frontend", "cart", direction="request", server_port=port), 100.0)]}
+    prometheus = Answers(series)
+    (found,) = await read_flows(prometheus, (await choose_among(prometheus))[0], 3600)
+    assert found.port == 0
+
+
 @pytest.mark.parametrize(
     ("served", "client"),
     [({("shop", "cart")}, "frontend"), ({("shop", "frontend")}, "cart"), (set(), "frontend")],
