@@ -88,7 +88,7 @@ PLAN = json.dumps(
         "results": "netperf-metrics",
         "settings": {},
         "nodes": [["a1", "10.0.0.1", "za", "r"], ["b1", "10.0.0.2", "zb", "r"]],
-        "probes": [[0, 1, 0, 0, 0, 0]],
+        "probes": [[0, 1, 0, 0, 0]],
     }
 )
 CONFIG = """
