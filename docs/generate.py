@@ -65,7 +65,7 @@ capacityByInstanceType:
 ```
 """
 SERVED = """\
-All are served at `/metrics` in Prometheus' text format or OpenMetrics. Seconds, bits per second and ratios from 0 to 1 are the
+All are served at `/metrics` in Prometheus' text format or OpenMetrics. Seconds, bytes, bytes per second and ratios from 0 to 1 are the
 units. Series vanish with what they are about: a pair of zones, a pod, a group.
 """
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n"
