@@ -96,7 +96,7 @@ async def supervise(tasks: Mapping[str, Awaitable[None]]) -> None:
             group.create_task(guard(name, work), name=name)
 
 
-async def outlive(work: Awaitable[object], log: logs.Log, topic: str, *, broken: str, mended: str) -> bool:
+async def run_best_effort(work: Awaitable[object], log: logs.Log, topic: str, *, broken: str, mended: str) -> bool:
     """Wait for what may fail without ending the program, who has more to do; tell whether it did not.
 
     Args:

@@ -29,7 +29,7 @@ from controller.views.overview import build
 from controller.views.snapshot import ClusterSnapshot
 from kubekit import logs
 from kubekit.client import Client
-from kubekit.runtime import outlive
+from kubekit.runtime import run_best_effort
 from kubekit.waiting import comes
 from netperf.contract import PAGE_VIEWS
 from netperf.policy import CostPolicy
@@ -129,7 +129,7 @@ class Page:
         alone_since: float | None = None
         while True:
             began = time.monotonic()
-            made = outlive(
+            made = run_best_effort(
                 self._compute(), log, "page", broken="the page cannot be made", mended="the page is made again"
             )
             if not await made:

@@ -18,7 +18,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import KubekitError
 from kubekit.events import EventRecorder, reference
-from kubekit.runtime import outlive
+from kubekit.runtime import run_best_effort
 from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object, ObjectMeta, Resource
 from netperf.contract import AGENT_POD_SELECTOR
 
@@ -65,7 +65,7 @@ class Announcer:
             began = self._clock()
             # An object that confuses a diagnosis must not end the leader, who has more to do than to tell of it.
             broken, mended = "nothing is told of what is wrong", "what is wrong is told again"
-            await outlive(self.tell(), log, "look", broken=broken, mended=mended)
+            await run_best_effort(self.tell(), log, "look", broken=broken, mended=mended)
             await asyncio.sleep(max(INTERVAL_S, REST * (self._clock() - began)))
 
     async def tell(self) -> None:
