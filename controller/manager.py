@@ -31,7 +31,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
-from kubekit.health import LoopWatch, MirrorMetrics, count_tasks, stale
+from kubekit.health import EventLoopMonitor, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.lease import Elector, Leadership
 from kubekit.runtime import keep_memory, supervise
@@ -172,7 +172,7 @@ class Manager:
             "netaware_mirror_sync_seconds", "How long the first listing of all mirrors took.", registry=registry
         )
         registry.register(MirrorMetrics(lambda: self._mirrors))
-        self._loop = LoopWatch(registry)
+        self._loop = EventLoopMonitor(registry)
 
     async def _more(self, group: str) -> list[Condition]:
         return [*await self._scheduling.conditions(group), *self._traffic.conditions(group)]

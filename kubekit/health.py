@@ -34,7 +34,7 @@ def count_tasks(registry: CollectorRegistry) -> None:
     tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
-class LoopWatch:
+class EventLoopMonitor:
     """Measures the event loop that `run` runs in, fifty times a second.
 
     Two figures, since a busy machine is not our doing: by how much the loop was late, and how much CPU its own thread took

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from kubekit.health import LoopWatch, count_tasks
+from kubekit.health import EventLoopMonitor, count_tasks
 from kubekit.reflector import Reflector
 from kubekit.waiting import BREATH_S, Breath
 from kubekit.wire import CONFIGMAPS, ConfigMap
@@ -106,7 +106,7 @@ async def test_whoever_is_cancelled_between_two_objects_has_told_what_is_there()
 
 async def test_a_step_that_holds_the_loop_is_in_its_figures() -> None:
     registry = CollectorRegistry()
-    watch = asyncio.create_task(LoopWatch(registry).run())
+    watch = asyncio.create_task(EventLoopMonitor(registry).run())
     await asyncio.sleep(0)
     held_until = time.thread_time() + 0.2
     while time.thread_time() < held_until:
