@@ -42,7 +42,7 @@ class LeaderElectionConfig(Section, frozen=True):
     retry_period_s: float = 2.0
 
     def timing(self) -> Timing:
-        """The same for `kubekit.lease.Elector`.
+        """The same for `kubekit.lease.LeaderElector`.
 
         Raises:
             ConfigError: the times do not fit together.

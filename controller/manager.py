@@ -33,7 +33,7 @@ from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
 from kubekit.health import EventLoopMonitor, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
-from kubekit.lease import Elector, Leadership
+from kubekit.lease import LeaderElector, Leadership
 from kubekit.runtime import keep_memory, supervise
 from kubekit.version import installed_version
 from kubekit.wire import Condition
@@ -76,7 +76,7 @@ class Manager:
         self.caches = Caches(client, config.namespace)
         self._config, self._registry = config, registry
         election = config.leader_election
-        self.elector = Elector(
+        self.elector = LeaderElector(
             client,
             namespace=config.namespace,
             name=election.lease_name,

@@ -158,7 +158,7 @@ class Leadership:
         return await comes(self._quiet, limit_s) and self._unanswered < self._clock() - since_s
 
 
-class Elector:
+class LeaderElector:
     """Take part in one election until cancelled."""
 
     def __init__(

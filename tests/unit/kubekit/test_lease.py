@@ -13,7 +13,7 @@ import pytest
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableError
-from kubekit.lease import Elector, Leadership, Timing
+from kubekit.lease import LeaderElector, Leadership, Timing
 from kubekit.transport import SHARED, Lane
 from kubekit.wire import LEASES, Object
 from tests.unit.kubekit.simulated_api import SimulatedApi
@@ -28,7 +28,7 @@ class Replica:
     """An elector with a client of its own, and what it did."""
 
     def __init__(self, client: Client, identity: str, timing: Timing = FAST) -> None:
-        self.elector = Elector(client, namespace="ns", name="lease", identity=identity, timing=timing)
+        self.elector = LeaderElector(client, namespace="ns", name="lease", identity=identity, timing=timing)
         self.terms = 0
         self.working = False
         self.task: asyncio.Task[None] | None = None
@@ -142,7 +142,7 @@ async def test_a_leader_that_stops_while_a_renewal_is_on_its_way_hands_over_too(
 
 
 @asynccontextmanager
-async def writing_leader(api: SimulatedApi, timing: Timing) -> AsyncIterator[tuple[Elector, asyncio.Task[None]]]:
+async def writing_leader(api: SimulatedApi, timing: Timing) -> AsyncIterator[tuple[LeaderElector, asyncio.Task[None]]]:
     """A leader of whose election one write, by a client of its own, gets no answer while the Lease's requests do."""
     api.deaf_to.add("writes")
     async with (
@@ -150,7 +150,7 @@ async def writing_leader(api: SimulatedApi, timing: Timing) -> AsyncIterator[tup
         Client(config, user_agent="lease") as client,
         Client(config, user_agent="writes") as slow,
     ):
-        elector = Elector(client, namespace="ns", name="lease", identity="r", timing=timing)
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=timing)
 
         async def lead(leadership: Leadership) -> None:
             await slow.fenced(leadership).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
@@ -212,7 +212,7 @@ async def test_a_write_that_failed_without_an_answer_counts_until_the_lease_woul
 
 async def test_a_leader_that_stops_soon_after_a_write_without_an_answer_leaves_its_lease(api: SimulatedApi) -> None:
     async with api.running() as config, Client(config) as client, Client(config, timeout_s=0.1) as hasty:
-        elector = Elector(client, namespace="ns", name="lease", identity="r", timing=PATIENT)
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=PATIENT)
         failed = asyncio.Event()
 
         async def lead(leadership: Leadership) -> None:
@@ -359,7 +359,7 @@ async def test_a_write_that_failed_leaves_no_cycle_behind_that_keeps_what_its_ca
 
 
 async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:
-    elector = Elector(
+    elector = LeaderElector(
         Client(ClusterConfig(server="http://127.0.0.1:1")),
         namespace="ns",
         name="lease",
@@ -520,7 +520,7 @@ async def test_two_that_take_an_expired_lease_in_the_same_moment_do_not_both_get
 
 async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> None:
     async with api.running() as config, Client(config) as client:
-        elector = Elector(client, namespace="ns", name="lease", identity="r", timing=FAST)
+        elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=FAST)
 
         async def short(_: Leadership) -> None:
             return None
