@@ -439,7 +439,7 @@ def _selects_few(field_selector: str) -> bool:
     return "=" in field_selector and "!=" not in field_selector
 
 
-class Selected(_Held[T]):
+class FilteredStore(_Held[T]):
     """A part of a mirror's objects, or what of them matters to somebody, as a mirror of its own that needs no watch.
 
     Args:

@@ -23,7 +23,7 @@ from controller.cluster.resources import (
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, PersistentVolumeClaim
 from kubekit.client import Client
-from kubekit.reflector import HasMetadata, Mirror, Reflector, Selected
+from kubekit.reflector import FilteredStore, HasMetadata, Mirror, Reflector
 from kubekit.selectors import parse
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_SELECTOR
@@ -55,8 +55,8 @@ class Caches:
     def __init__(self, client: Client, namespace: str) -> None:
         self.nodes: Reflector[Node] = Reflector(client, NODES, Node)
         self.pods: Reflector[PodInfo] = Reflector(client, PODS, GroupPod, transform=PodReader().read)
-        self.group_pods: Selected[GroupPod] = Selected(self.pods, lambda pod: pod.wire)
-        self.agent_pods: Selected[PodInfo] = Selected(
+        self.group_pods: FilteredStore[GroupPod] = FilteredStore(self.pods, lambda pod: pod.wire)
+        self.agent_pods: FilteredStore[PodInfo] = FilteredStore(
             self.pods, lambda pod: pod if pod.namespace == namespace and AGENT_PODS.matches(pod.labels) else None
         )
         self.app_groups: Reflector[AppGroup] = Reflector(client, APPGROUPS, AppGroup)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kubekit.client import Client
-from kubekit.reflector import Reflector, Selected
+from kubekit.reflector import FilteredStore, Reflector
 from kubekit.wire import ConfigMap, Resource
 from tests.support.mirrors import wait_synced
 from tests.unit.kubekit.simulated_api import SimulatedApi
@@ -234,7 +234,7 @@ async def test_a_transformed_mirror_holds_what_was_made_of_objects_and_tells_onl
             client, THINGS, ConfigMap, namespace="ns", transform=lambda found: (found.data or {}).get("v") or None
         )
         lengths.subscribe(lambda *change: changes.append(change))
-        part: Selected[int] = Selected(lengths, lambda value: int(value) if value.isdigit() else None)
+        part: FilteredStore[int] = FilteredStore(lengths, lambda value: int(value) if value.isdigit() else None)
         task = asyncio.create_task(lengths.run())
         try:
             await wait_synced(lengths, timeout_s=5)
@@ -247,7 +247,7 @@ async def test_a_transformed_mirror_holds_what_was_made_of_objects_and_tells_onl
             await until(lambda: "kept" not in lengths.items)
             assert changes == [("kept", None, "1"), ("unread", None, "x"), ("kept", "1", None)]
             assert (dict(part.items), part.synced.is_set()) == ({}, True)
-            late: Selected[str] = Selected(lengths, lambda value: value)
+            late: FilteredStore[str] = FilteredStore(lengths, lambda value: value)
             assert (dict(late.items), late.synced.is_set()) == ({"unread": "x"}, True)
         finally:
             task.cancel()
