@@ -33,7 +33,7 @@ from kubekit.config import ClusterConfig
 from kubekit.events import EventRecorder
 from kubekit.health import EventLoopMonitor, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
-from kubekit.lease import LeaderElector, Leadership
+from kubekit.lease import LeaderElector, WriteFence
 from kubekit.runtime import keep_memory, supervise
 from kubekit.version import installed_version
 from kubekit.wire import Condition
@@ -207,7 +207,7 @@ class Manager:
         else:
             await self._lead(self.elector.leadership)
 
-    async def _lead(self, _: Leadership) -> None:
+    async def _lead(self, _: WriteFence) -> None:
         await self.caches.settle()
         await supervise(
             {

@@ -79,7 +79,7 @@ class Timing:
 class _Uncounted:
     """Asks for permission, and remembers nothing of what was written."""
 
-    def __init__(self, leadership: Leadership) -> None:
+    def __init__(self, leadership: WriteFence) -> None:
         self._leadership = leadership
 
     def check(self) -> float:
@@ -89,7 +89,7 @@ class _Uncounted:
         return nullcontext()
 
 
-class Leadership:
+class WriteFence:
     """Permission to write, which runs out by itself. A WriteGuard for ``Client.fenced``.
 
     Args:
@@ -173,13 +173,13 @@ class LeaderElector:
     ) -> None:
         self._client, self._namespace, self._name, self._identity = client.urgent(), namespace, name, identity
         self._timing, self._clock = timing or Timing(), clock
-        self.leadership = Leadership(clock, reserve_s=self._timing.retry_s)
+        self.leadership = WriteFence(clock, reserve_s=self._timing.retry_s)
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = float("-inf")
         self._written: Lease | None = None
         self._may_return = False
 
-    async def run(self, lead: Callable[[Leadership], Awaitable[None]]) -> None:
+    async def run(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
         """Wait for leadership, run ``lead``, and cancel it when leadership ends; then wait again.
 
         ``lead`` returning or raising ends ``run`` likewise. On cancellation a held lease is released.
@@ -194,7 +194,7 @@ class LeaderElector:
         finally:
             await self._release()
 
-    async def _lead(self, lead: Callable[[Leadership], Awaitable[None]]) -> None:
+    async def _lead(self, lead: Callable[[WriteFence], Awaitable[None]]) -> None:
         work = asyncio.ensure_future(lead(self.leadership))
         renewal = asyncio.create_task(self._renew_until_lost())
         try:

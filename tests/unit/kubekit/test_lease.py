@@ -13,7 +13,7 @@ import pytest
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableError
-from kubekit.lease import LeaderElector, Leadership, Timing
+from kubekit.lease import LeaderElector, Timing, WriteFence
 from kubekit.transport import SHARED, Lane
 from kubekit.wire import LEASES, Object
 from tests.unit.kubekit.simulated_api import SimulatedApi
@@ -33,7 +33,7 @@ class Replica:
         self.working = False
         self.task: asyncio.Task[None] | None = None
 
-    async def lead(self, leadership: Leadership) -> None:
+    async def lead(self, leadership: WriteFence) -> None:
         assert leadership is self.elector.leadership
         self.terms += 1
         self.working = True
@@ -152,7 +152,7 @@ async def writing_leader(api: SimulatedApi, timing: Timing) -> AsyncIterator[tup
     ):
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=timing)
 
-        async def lead(leadership: Leadership) -> None:
+        async def lead(leadership: WriteFence) -> None:
             await slow.fenced(leadership).create(LEASES, {"metadata": {"name": "late"}}, Object, namespace="ns")
             await asyncio.Event().wait()
 
@@ -195,7 +195,7 @@ async def test_a_write_that_failed_without_an_answer_counts_until_the_lease_woul
     api: SimulatedApi,
 ) -> None:
     now = [100.0]
-    leadership = Leadership(clock=lambda: now[0])
+    leadership = WriteFence(clock=lambda: now[0])
     leadership.extend(200.0)
     async with api.running() as config, Client(config, timeout_s=0.3) as client:
         api.answering.clear()
@@ -215,7 +215,7 @@ async def test_a_leader_that_stops_soon_after_a_write_without_an_answer_leaves_i
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=PATIENT)
         failed = asyncio.Event()
 
-        async def lead(leadership: Leadership) -> None:
+        async def lead(leadership: WriteFence) -> None:
             api.fail_writes = [504]
             with pytest.raises(ApiError):
                 await hasty.fenced(leadership).create(LEASES, BODY, Object, namespace="ns")
@@ -233,7 +233,7 @@ async def test_a_leader_that_stops_soon_after_a_write_without_an_answer_leaves_i
 async def test_who_refused_a_write_knows_that_it_takes_no_effect_and_who_gave_up_does_not(
     api: SimulatedApi, status: int, *, given_back: bool
 ) -> None:
-    leadership = Leadership()
+    leadership = WriteFence()
     leadership.extend(float("inf"))
     async with api.running() as config, Client(config) as client:
         api.fail_writes = [status]
@@ -243,7 +243,7 @@ async def test_who_refused_a_write_knows_that_it_takes_no_effect_and_who_gave_up
 
 
 async def test_an_event_on_its_way_does_not_keep_a_lease_from_being_given_back(api: SimulatedApi) -> None:
-    leadership = Leadership()
+    leadership = WriteFence()
     leadership.extend(float("inf"))
     async with api.running() as config, Client(config) as client:
         api.answering.clear()
@@ -263,7 +263,7 @@ async def test_a_write_that_waited_for_its_turn_is_not_sent_at_the_end_of_the_pe
     api: SimulatedApi, reading: int
 ) -> None:
     now = [100.0]
-    leadership = Leadership(clock=lambda: now[0], reserve_s=2.0)
+    leadership = WriteFence(clock=lambda: now[0], reserve_s=2.0)
     leadership.extend(107.0)
     async with api.running() as config, Client(config) as client:
         fenced = client.fenced(leadership)
@@ -342,7 +342,7 @@ async def test_a_write_that_failed_leaves_no_cycle_behind_that_keeps_what_its_ca
         return kept[0]
 
     async with api.running() as config, Client(config, timeout_s=0.05 if status is None else 15.0) as client:
-        leadership = Leadership()
+        leadership = WriteFence()
         leadership.extend(float("inf"))
         fenced = client.fenced(leadership)
         if status is None:
@@ -416,7 +416,7 @@ async def test_leadership_ends_by_the_clock_when_the_server_hangs_and_before_ano
 async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -> None:
     async with api.running() as config, Client(config) as client:
         now = [0.0]
-        leadership = Leadership(clock=lambda: now[0])
+        leadership = WriteFence(clock=lambda: now[0])
         fenced = client.fenced(leadership)
         body = {"metadata": {"name": "x"}}
         for attempt in _writes(fenced, body):
@@ -432,7 +432,7 @@ async def test_no_write_passes_the_fence_without_leadership(api: SimulatedApi) -
         await fenced.get(LEASES, "x", Object, namespace="ns")
 
 
-class FrozenAfterAsking(Leadership):
+class FrozenAfterAsking(WriteFence):
     """Of a process that is stopped right after it was given permission, before anything is sent, and goes on a minute later."""
 
     def __init__(self) -> None:
@@ -473,7 +473,7 @@ def _writes(client: Client, body: object) -> list[Callable[[], Awaitable[object]
 async def test_a_request_of_the_leader_ends_before_its_permission_does(api: SimulatedApi) -> None:
     loop = asyncio.get_running_loop()
     async with api.running() as config, Client(config) as client:
-        leadership = Leadership(clock=loop.time)
+        leadership = WriteFence(clock=loop.time)
         leadership.extend(loop.time() + 0.2)
         api.answering.clear()
         started = loop.time()
@@ -484,7 +484,7 @@ async def test_a_request_of_the_leader_ends_before_its_permission_does(api: Simu
 
 async def test_a_process_that_was_frozen_wakes_up_without_permission() -> None:
     clock = [1000.0]
-    leadership = Leadership(clock=lambda: clock[0])
+    leadership = WriteFence(clock=lambda: clock[0])
     leadership.extend(1007.0)
     assert leadership.check() == pytest.approx(7.0)
     clock[0] += 60  # SIGSTOP, or a suspended machine: no code of ours ran meanwhile
@@ -522,7 +522,7 @@ async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> 
     async with api.running() as config, Client(config) as client:
         elector = LeaderElector(client, namespace="ns", name="lease", identity="r", timing=FAST)
 
-        async def short(_: Leadership) -> None:
+        async def short(_: WriteFence) -> None:
             return None
 
         with pytest.raises(RuntimeError, match="ended by itself"):
