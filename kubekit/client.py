@@ -31,7 +31,7 @@ from multidict import CIMultiDict
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError, MalformedObjectError, NotLeaderError, SilentWatchError, UnreachableError
-from kubekit.transport import Lane, Lanes
+from kubekit.transport import ConnectionPools, Lane
 from kubekit.waiting import Breath
 from kubekit.wire import EVICTIONS, PODS, UNREADABLE, ListMeta, Resource, Wire
 
@@ -126,7 +126,7 @@ class Client:
     def __init__(self, config: ClusterConfig, *, user_agent: str = "netaware", timeout_s: float = DEFAULT_TIMEOUT_S):
         self.config, self.has_answer = config, False
         self._user_agent, self._timeout_s = user_agent, timeout_s
-        self._lanes = Lanes(config, user_agent)
+        self._lanes = ConnectionPools(config, user_agent)
         self._lane: Lane | None = None
         self._guard: WriteGuard | None = None
 

@@ -47,7 +47,7 @@ SHARED = 5
 """Of reads and writes together: each has one that the other cannot take."""
 
 
-class Lanes:
+class ConnectionPools:
     """One pool of connections for each lane."""
 
     def __init__(self, config: ClusterConfig, user_agent: str) -> None:
