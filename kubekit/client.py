@@ -31,7 +31,7 @@ from multidict import CIMultiDict
 from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError, MalformedObjectError, NotLeaderError, SilentWatchError, UnreachableError
-from kubekit.transport import ConnectionPools, Lane
+from kubekit.transport import ConnectionPool, ConnectionPools
 from kubekit.waiting import Breath
 from kubekit.wire import EVICTIONS, PODS, UNREADABLE, ListMeta, Resource, Wire
 
@@ -127,7 +127,7 @@ class Client:
         self.config, self.has_answer = config, False
         self._user_agent, self._timeout_s = user_agent, timeout_s
         self._lanes = ConnectionPools(config, user_agent)
-        self._lane: Lane | None = None
+        self._lane: ConnectionPool | None = None
         self._guard: WriteGuard | None = None
 
     async def __aenter__(self) -> Self:
@@ -143,9 +143,9 @@ class Client:
 
     def urgent(self) -> Client:
         """The same client on a connection that nobody else uses: for what must not wait behind anything, such as a Lease."""
-        return self._twin(self._guard, Lane.URGENT)
+        return self._twin(self._guard, ConnectionPool.URGENT)
 
-    def _twin(self, guard: WriteGuard | None, lane: Lane | None) -> Client:
+    def _twin(self, guard: WriteGuard | None, lane: ConnectionPool | None) -> Client:
         twin = Client(self.config, user_agent=self._user_agent, timeout_s=self._timeout_s)
         twin._lanes, twin._guard, twin._lane = self._lanes, guard, lane
         return twin
@@ -295,7 +295,7 @@ class Client:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout_s or self._timeout_s)
         attempts = 0
-        lane = self._lane or (Lane.READ if method == "GET" else Lane.WRITE)
+        lane = self._lane or (ConnectionPool.READ if method == "GET" else ConnectionPool.WRITE)
         send = partial(self._send, lane, method, path, params=params, body=body, content_type=content_type)
         while True:
             if self._guard is not None and method != "GET":
@@ -383,7 +383,9 @@ class Client:
         with _translated("WATCH", path):
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(LIST_TIMEOUT_S if initial else self._timeout_s):
-                    answer = await stack.enter_async_context(self._send(Lane.WATCH, "GET", path, params=params))
+                    answer = await stack.enter_async_context(
+                        self._send(ConnectionPool.WATCH, "GET", path, params=params)
+                    )
                     if answer.status >= 400:
                         raise _error_of(answer, await answer.read())
                 yield _events(answer, silence_s)
@@ -391,7 +393,7 @@ class Client:
     @asynccontextmanager
     async def _send(
         self,
-        lane: Lane,
+        lane: ConnectionPool,
         method: str,
         path: str,
         *,

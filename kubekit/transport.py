@@ -28,7 +28,7 @@ IDLE_S, PROBE_S, PROBES, UNACKNOWLEDGED_MS = 15, 10, 3, 30_000
 kernel's own defaults notice after two hours, and after a quarter of an hour where data waits."""
 
 
-class Lane(enum.Enum):
+class ConnectionPool(enum.Enum):
     """What a connection is for; the value is how many may be in use at a time, None for one per request."""
 
     WATCH = (None, "watch")
@@ -52,22 +52,25 @@ class ConnectionPools:
 
     def __init__(self, config: ClusterConfig, user_agent: str) -> None:
         self._config, self._user_agent = config, user_agent
-        self._sessions: dict[Lane, aiohttp.ClientSession] = {}
-        self._turns: dict[Lane, tuple[asyncio.Semaphore, ...]] = {}
+        self._sessions: dict[ConnectionPool, aiohttp.ClientSession] = {}
+        self._turns: dict[ConnectionPool, tuple[asyncio.Semaphore, ...]] = {}
 
     def open(self) -> None:
         """Make the pools; needs a running event loop."""
         shared = self._session(SHARED)
         self._sessions = {
-            Lane.WATCH: self._session(0),
-            Lane.READ: shared,
-            Lane.WRITE: shared,
-            Lane.URGENT: self._session(1),
+            ConnectionPool.WATCH: self._session(0),
+            ConnectionPool.READ: shared,
+            ConnectionPool.WRITE: shared,
+            ConnectionPool.URGENT: self._session(1),
         }
         # Whoever has a turn has a connection: one who waited for that within the pool would have asked for permission before.
         both = asyncio.Semaphore(SHARED)
-        own = {lane: asyncio.Semaphore(lane.most) for lane in Lane if lane.most is not None}
-        self._turns = {lane: (turn, both) if lane in {Lane.READ, Lane.WRITE} else (turn,) for lane, turn in own.items()}
+        own = {lane: asyncio.Semaphore(lane.most) for lane in ConnectionPool if lane.most is not None}
+        self._turns = {
+            lane: (turn, both) if lane in {ConnectionPool.READ, ConnectionPool.WRITE} else (turn,)
+            for lane, turn in own.items()
+        }
 
     async def close(self) -> None:
         """Close every connection."""
@@ -90,7 +93,7 @@ class ConnectionPools:
     @asynccontextmanager
     async def request(
         self,
-        lane: Lane,
+        lane: ConnectionPool,
         method: str,
         path: str,
         *,
