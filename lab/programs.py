@@ -110,7 +110,7 @@ class Program:
             code = self.poll()
             if code is not None or time.monotonic() >= deadline:
                 return code
-            # Polling keeps a program usable from any event loop: test fixtures run_best_effort the loop of one test.
+            # Polling keeps a program usable from any event loop: test fixtures outlive the loop of one test.
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:

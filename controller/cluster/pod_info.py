@@ -190,7 +190,7 @@ class PodReader:
 
 
 def _workload(pod: GroupPod) -> str:
-    # At a Deployment's height: back-off must run_best_effort a roll-out, which makes a new ReplicaSet.
+    # At a Deployment's height: back-off must outlive a roll-out, which makes a new ReplicaSet.
     owner = owner_of(pod.metadata)
     return "" if owner is None else "/".join((pod.metadata.namespace, *owner))
 

@@ -103,7 +103,7 @@ class RealNode:
         """A command line that runs a command on the node, seeing its files, processes and devices."""
         entered = ["nsenter", f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc"]
         entered = [*cgroups.join(self.cgroup, "init"), *entered, "--cgroup", "--root", "--"]
-        # The node's programs must not run_best_effort the one that entered it.
+        # The node's programs must not outlive the one that entered it.
         return [*entered, "/usr/bin/env", "--chdir=/", "setpriv", "--pdeathsig=KILL", "--", *map(str, command)]
 
     @property

@@ -1,4 +1,4 @@
-"""Child processes that cannot run_best_effort the agent, and runs that cannot run_best_effort their deadline."""
+"""Child processes that cannot outlive the agent, and runs that cannot outlive their deadline."""
 
 from __future__ import annotations
 
