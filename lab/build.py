@@ -231,7 +231,8 @@ def _build(module: Buildable, missing: list[str], bin_dir: Path, progress: Progr
     folder = module.sources(go)
     flags = ["-trimpath", "-mod=readonly", "-tags", module.tags]
     packages = [module.programs[name] for name in missing]
-    env = {**os.environ, **_GO_SETTINGS, "CGO_ENABLED": "0"}
+    # The compiler collects its garbage less often: 15 % less processor time (docs/adr/0002).
+    env = {"GOGC": "400", **os.environ, **_GO_SETTINGS, "CGO_ENABLED": "0"}
     with log.open("ab") as output, tempfile.TemporaryDirectory(dir=bin_dir.parent, prefix="building-") as scratch:
         listed = Path(scratch) / "packages"
         progress.begin("downloading Go modules")
