@@ -17,7 +17,7 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-from lab.build import find_or_build
+from lab.build import OLDEST_CONTROL_PLANE, find_or_build
 from lab.debian import Missing
 from lab.errors import BuildError, UnsupportedError
 from lab.realnode.programs import CNI_CHECKSUMS, find_or_build_node_programs
@@ -111,8 +111,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build and fetch programs before the first test, where no test's timeout runs and progress can be seen."""
     fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    needs_programs = any(item.get_closest_marker(kind) for item in session.items for kind in ("integration", "e2e"))
-    if not needs_programs or session.config.option.collectonly:
+    if all(item.get_closest_marker("unit") for item in session.items) or session.config.option.collectonly:
         return
     wanted = {name: get for name, get in PROGRAMS_OF_FIXTURE.items() if name in fixtures}
     capture = session.config.pluginmanager.getplugin("capturemanager")
@@ -139,6 +138,7 @@ def _build_node_programs() -> None:
 PROGRAMS_OF_FIXTURE: Mapping[str, Callable[[], object]] = {
     "node_programs": _build_node_programs,
     "prometheus_programs": lambda: find_or_build_tools(PROMETHEUS),
+    "oldest": lambda: find_or_build(OLDEST_CONTROL_PLANE),
     "helm_program": lambda: find_or_build_tools(HELM),
     "actionlint_program": lambda: find_or_build_tools(ACTIONLINT),
     "chromium": find_or_fetch_chromium,
