@@ -78,7 +78,9 @@ async def create_boutique(client: Client, namespace: str, algorithm: str) -> lis
     return [w["workload"]["selector"] for w in group["spec"]["workloads"]]
 
 
-@pytest.mark.parametrize("algorithm", list(ORDERS))
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(name, marks=pytest.mark.slow if name != "KahnSort" else ()) for name in ORDERS]
+)
 async def test_the_online_boutique_is_bound_in_the_order_of_its_algorithm(
     client: Client,
     namespace: str,
@@ -183,7 +185,7 @@ async def test_affinity_serves_the_stock_scheduler_for_pods_that_opt_in(
     assert terms == [{"matchExpressions": [{"key": zone, "operator": "In", "values": ["b"]}]}]
 
 
-async def test_a_users_own_affinity_is_kept_and_only_narrowed(
+async def test_of_a_pod_that_nobody_makes_anew_the_users_own_affinity_is_kept_as_it_is(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
 ) -> None:
     for zone, disk in (("a", "ssd"), ("b", "ssd"), ("b", "hdd")):
@@ -206,13 +208,13 @@ async def test_a_users_own_affinity_is_kept_and_only_narrowed(
     pod = await read_pod(client, namespace, "p1")
     assert pod.spec.affinity is not None
     kept = msgspec.to_builtins(pod.spec.affinity.node_affinity)
-    term = kept["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"]
-    assert term[0] == {"key": "disk", "operator": "In", "values": ["ssd"]}
-    assert term[1] == {"key": "topology.kubernetes.io/zone", "operator": "NotIn", "values": ["a"]}
-    assert (
-        kept["preferredDuringSchedulingIgnoredDuringExecution"][0]
-        == own["preferredDuringSchedulingIgnoredDuringExecution"][0]
+    required, preferred = (
+        "requiredDuringSchedulingIgnoredDuringExecution",
+        "preferredDuringSchedulingIgnoredDuringExecution",
     )
+    assert kept[required] == own[required]
+    assert kept[preferred][0] == own[preferred][0]
+    assert len(kept[preferred]) > 1
 
 
 async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
