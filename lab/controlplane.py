@@ -40,7 +40,7 @@ SERVICE_RANGE, SERVICE_ADDRESS, SERVICE_DNS = "10.96.0.0/16", "10.96.0.1", "10.9
 # unique local address would make them prefer IPv4.
 SERVICE_RANGE_6 = "2001:2:0:ffff::/112"
 # A control plane is up in 3 s; an emulated or starved machine takes its time.
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 300.0
 KUBECTL_TIMEOUT_S = 60.0
 PLAYED_BY_KWOK = (KWOK_ANNOTATION, "fake")
 _POLL_S = 0.05
