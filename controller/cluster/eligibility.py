@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from controller.cluster.pods import Affinity, GroupPodSpec, NodeSelector, NodeSelectorTerm, Toleration
@@ -9,6 +10,7 @@ from kubekit.errors import SelectorError
 from kubekit.selectors import LabelSelector, MatchExpression, Selector, from_object
 from kubekit.wire import Node, Taint
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
 BLOCKING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "NoSchedule")
 CLOSING_TAINTS = frozenset(
@@ -111,10 +113,15 @@ def requirement_holds(requirement: MatchExpression, labels: Mapping[str, str]) -
     return False
 
 
+def go_integer(text: str) -> int | None:
+    """What Go's ParseInt(text, 10, 64) reads; None where it fails. Python's ``int`` takes ``1_000``, blanks and digits of any script, too."""
+    found = int(text) if _INTEGER.fullmatch(text) else None
+    return found if found is not None and -(2**63) <= found < 2**63 else None
+
+
 def _compare(operator: str, value: str | None, values: Sequence[str]) -> bool:
-    try:
-        left, right = int(value or ""), int(values[0])
-    except (ValueError, IndexError):
+    left, right = go_integer(value or ""), go_integer(values[0] if values else "")
+    if left is None or right is None:
         return False
     return left > right if operator == "Gt" else left < right
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -107,6 +108,28 @@ class Room:
         return found
 
 
+TemplateKey = tuple[str, int, int, bool]
+
+
+def template_of(pod: PodInfo) -> TemplateKey:
+    """The same for pods of one template, by identity of what they share."""
+    return pod.namespace, id(pod.labels), id(pod.constraints), pod.leaving
+
+
+class PodTemplate(msgspec.Struct):
+    """Bound pods with the same labels and the same constraints: their rules about each other are worked out once for all of them.
+
+    Attributes:
+        model: one of them; labels and constraints are held once per content (`PodReader`), and it keeps both alive.
+        nodes: node -> how many of them are there.
+        terms: what they say of other pods, kept by whoever worked it out first.
+    """
+
+    model: PodInfo
+    nodes: Counter[str]
+    terms: tuple[Any, ...] | None = None
+
+
 class Fleet:
     """All hosts, and what is taken on each.
 
@@ -123,7 +146,8 @@ class Fleet:
         self.used: dict[str, Amounts] = {}
         self.version = self.freed = 0
         self.hot: frozenset[str] = frozenset()
-        self._held: dict[str, tuple[str, Mapping[str, int]]] = {}
+        self._held: dict[str, PodInfo] = {}
+        self._templates: dict[TemplateKey, PodTemplate] = {}
 
     def follow(self, nodes: Mirror[Node], pods: Mirror[PodInfo]) -> None:
         """Take everything that these mirrors hold, and every change to come."""
@@ -150,20 +174,46 @@ class Fleet:
     def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
         """A pod came, changed or went; it counts while it is bound and not finished."""
         before = self._held.pop(key, None)
-        after = (new.node, new.asks) if new is not None and new.node and not new.finished else None
+        after = new if new is not None and new.node and not new.finished else None
         if after is not None:
             self._held[key] = after
-        if before == after:
+        if before is after:
+            return
+        if before is not None:
+            self._count(before, -1)
+        if after is not None:
+            self._count(after, 1)
+        if before is not None and after is not None and (before.node, before.asks) == (after.node, after.asks):
             return
         if before is not None:
             self.freed += 1
-            add(self.used[before[0]], before[1], -1)
+            add(self.used[before.node], before.asks, -1)
         if after is not None:
-            add(self.used.setdefault(after[0], {}), after[1])
+            add(self.used.setdefault(after.node, {}), after.asks)
+
+    def _count(self, pod: PodInfo, by: int) -> None:
+        key = template_of(pod)
+        template = self._templates.get(key)
+        if template is None:
+            template = self._templates[key] = PodTemplate(pod, Counter())
+        template.nodes[pod.node] += by
+        if not template.nodes[pod.node]:
+            del template.nodes[pod.node]
+            if not template.nodes:
+                del self._templates[key]
+
+    @property
+    def templates(self) -> Mapping[TemplateKey, PodTemplate]:
+        """All bound pods."""
+        return self._templates
+
+    def held(self, pod_key: str) -> PodInfo | None:
+        """A pod whose requests are counted."""
+        return self._held.get(pod_key)
 
     def seat_of(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty when they are not."""
-        return self._held[pod_key][0] if pod_key in self._held else ""
+        return self._held[pod_key].node if pod_key in self._held else ""
 
 
 def hosts_of(nodes: Iterable[Node]) -> dict[str, Host]:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from controller.cluster.eligibility import Constraints
+from controller.cluster.eligibility import Constraints, go_integer
 from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.requests import is_infeasible, ports_of, requests_of
 from controller.cluster.volumes import claims_of
@@ -86,9 +86,11 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
     @property
     def asked(self) -> GroupPod:
         """What it asked for, as plans want it: labels and constraints, without its requests."""
-        return GroupPod(
-            ObjectMeta(name=self.name, namespace=self.namespace, labels=dict(self.labels)), self.constraints.spec
+        leaving = "1970-01-01T00:00:00Z" if self.leaving else None
+        meta = ObjectMeta(
+            name=self.name, namespace=self.namespace, labels=dict(self.labels), deletion_timestamp=leaving
         )
+        return GroupPod(meta, self.constraints.spec)
 
     @property
     def asks(self) -> Mapping[str, int]:
@@ -213,10 +215,7 @@ def _barred(pod: GroupPod, owner: OwnerReference | None, evict: str, cost: int) 
 
 
 def _cost(text: str) -> int:
-    try:
-        return int(text) if text else 0
-    except ValueError:
-        return 0
+    return go_integer(text) or 0
 
 
 def _time(text: str | None) -> float:

@@ -24,6 +24,7 @@ from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageSource, source_of
 from controller.descheduler.usage import UsageBook
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.foreign import foreign_pods
 from controller.scheduler.planner import GroupSnapshot, plan_group, without
 from controller.scheduler.state import State
 from kubekit.client import Client
@@ -142,6 +143,7 @@ class _Planner:
             measured=bool(costs.topology),
             hot=self._hot,
             turn=turn,
+            foreign=foreign_pods(self._fleet, pods),
             volumes={pod.metadata.key: self._volumes.demands_of(pod) for pod in pods},
         )
         plan = await asyncio.to_thread(plan_group, without(question, key))

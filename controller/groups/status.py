@@ -21,6 +21,7 @@ from controller.cluster.resources import (
     AppGroupStatus,
     OrderedWorkload,
 )
+from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing, ServiceIndex
 from controller.groups.order import ALGORITHMS, FALLBACK, Order, order
 from kubekit.conditions import condition, find, merge
@@ -131,7 +132,7 @@ def judge(edge: Edge, callers: Hosts, called: Hosts, costs: CostTable, routing: 
     then by cost.
     """
     worst = Judged(edge, "idle")
-    hinted = routing is not Routing.ANY and all(location.zone for location in called)
+    hinted = keeps_zones(routing, (location.zone for location in called))
     for origin in sorted(callers):
         near = {origin} & called.keys() if hinted else set()
         calling = callers[origin]

@@ -6,7 +6,7 @@ would let targets wander for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from controller.cluster.graph import Graph
 from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, NodeSelector, Target, target_of
 from controller.cluster.requests import Amounts, add, lacking
+from controller.scheduler.foreign import ForeignPods
 from controller.scheduler.planner import GroupSnapshot, Plan
 from controller.scheduler.reservations import ReservationCache
 
@@ -34,6 +35,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         members: keys of the pods that were there and that nobody else holds back.
         replicas: declared ones.
         volumes: what the pods' volumes demanded.
+        foreign: pods of others that a rule which must hold counts.
         made_at: when, on the planner's clock.
         took_s: how long it took.
     """
@@ -46,6 +48,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
     members: frozenset[str]
     replicas: Mapping[str, int]
     volumes: Mapping[str, tuple[NodeSelector, ...]]
+    foreign: tuple[ForeignPods, ...]
     made_at: float
     took_s: float
 
@@ -63,6 +66,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
             members_of(snapshot.pods),
             dict(snapshot.replicas),
             snapshot.volumes,
+            _required(snapshot.foreign),
             made_at,
             took_s,
         )
@@ -76,6 +80,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         *,
         replicas: Mapping[str, int],
         volumes: Mapping[str, tuple[NodeSelector, ...]],
+        foreign: Sequence[ForeignPods] = (),
     ) -> bool:
         """Whether a new plan would be made for the same group, costs, hosts and pods."""
         return (
@@ -85,7 +90,12 @@ class CachedPlan(msgspec.Struct, frozen=True):
             and self.members == members_of(pods)
             and self.replicas == replicas
             and self.volumes == volumes
+            and self.foreign == _required(foreign)
         )
+
+
+def _required(foreign: Iterable[ForeignPods]) -> tuple[ForeignPods, ...]:
+    return tuple(others for others in foreign if others.required)
 
 
 def members_of(pods: Sequence[GroupPod]) -> frozenset[str]:

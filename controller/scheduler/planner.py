@@ -23,8 +23,10 @@ from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector, Target
 from controller.cluster.requests import PORT_PREFIX, Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
+from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing, Service, routing_to_all
 from controller.scheduler.affinity import as_asked
+from controller.scheduler.foreign import ForeignPods
 from controller.scheduler.plan.judge import count_hosts, judge
 from controller.scheduler.plan.problem import Ints
 from controller.scheduler.plan.solve import Effort, solve
@@ -73,6 +75,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         refused: pod key -> hosts that the scheduler refused to its like, and that have not changed since.
         volumes: pod key -> what its volumes demand of a node; every one must hold.
         hot: hosts above what the descheduler lets them be loaded with; they are taken only where nothing else will do.
+        foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
         turn: the same question asked again gets another search.
         prices: of bytes between zones, for groups whose objective weighs money.
     """
@@ -96,6 +99,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     refused: Mapping[str, frozenset[str]] = {}
     volumes: Mapping[str, tuple[NodeSelector, ...]] = {}
     hot: frozenset[str] = frozenset()
+    foreign: Sequence[ForeignPods] = ()
     turn: int = 0
     prices: PriceTable | None = None
 
@@ -236,7 +240,15 @@ class _Reading:
             hosts=snapshot.hosts,
             room=snapshot.room or Room(snapshot.hosts, snapshot.used),
             waiting=[slot.waiting for slot in self.slots],
-            standing=self._standing,
+            standing=[
+                *self._standing,
+                *(
+                    Standing(node, -1, others.pod)
+                    for others in snapshot.foreign
+                    for node, count in others.nodes.items()
+                    for _ in range(count)
+                ),
+            ],
             spreads=[
                 spread_of(model.metadata.annotations, default, self.problems) if model is not None else default
                 for model in map(self._model, range(len(self._models)))
@@ -382,7 +394,7 @@ def _answered_afar(
     callers: Mapping[str, int], called: Mapping[str, int], locations: Mapping[str, Location], routing: Routing
 ) -> dict[str, int]:
     """Callers by node whom any replica may answer. The others stay on their node or in their zone, where no limit is broken."""
-    hinted = all(locations[node].zone for node in called)
+    hinted = keeps_zones(routing, (locations[node].zone for node in called))
     near = {locations[node] for node in called} if hinted else set()
     return {
         node: count

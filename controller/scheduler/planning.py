@@ -28,6 +28,7 @@ from controller.scheduler.cached_plan import (
     judge,
 )
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.foreign import foreign_pods
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planner import GroupSnapshot, Plan, without
 from controller.scheduler.reservations import ReservationCache
@@ -207,6 +208,7 @@ class GroupPlans:
             pods,
             replicas=self.replicas(group, known, pods)[0],
             volumes=self._demands_of(pods),
+            foreign=foreign_pods(self._fleet, pods),
         )
         self._expected = self._coming()
         room_came = bool(standing.plan.unplaced) and standing.freed != self.assumed.freed
@@ -437,6 +439,7 @@ class GroupPlans:
             refused=self.assumed.refused(pods),
             volumes=self._demands_of(pods),
             hot=self._fleet.hot,
+            foreign=foreign_pods(self._fleet, pods),
             prices=self._prices,
         )
 

@@ -17,6 +17,7 @@ import msgspec
 
 from controller.cluster.costs import NOWHERE, SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST, CostTable, Location
 from controller.cluster.requests import amount
+from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing
 from controller.scheduler.config import AllocatableArgs
 
@@ -149,9 +150,8 @@ class _Sums:
 
     def _answered_near(self, bond: Bond, by_place: Mapping[int, int]) -> frozenset[int]:
         """Places whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
-        if bond.routing is Routing.ANY or not all(self._places[place].zone for place in by_place):
-            return frozenset()
-        return frozenset(by_place)
+        zones = (self._places[place].zone for place in by_place)
+        return frozenset(by_place) if keeps_zones(bond.routing, zones) else frozenset()
 
     def _answer_here(self, bond: Bond, node: str, by_place: Counter[int], near: Collection[int]) -> None:
         """What a node with replicas of its own changes: by zone they are some of those that answer, by node the only ones.

@@ -18,7 +18,7 @@ from controller.cluster.pods import GroupPod, GroupPodSpec, PodAffinityTerm, Spr
 from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
 from kubekit.selectors import LabelSelector
 
-_decode_label_selector = msgspec.json.Decoder(LabelSelector).decode
+read_selector = msgspec.json.Decoder(LabelSelector).decode
 _decode_group_pod_spec = msgspec.json.Decoder(GroupPodSpec).decode
 
 _SYMMETRIC = frozenset({RuleKind.APART, RuleKind.SOFT})
@@ -43,7 +43,7 @@ class Shared(msgspec.Struct, frozen=True):
     standing: Sequence[tuple[int, GroupPod]]
 
 
-class _Term(msgspec.Struct, frozen=True):
+class Term(msgspec.Struct, frozen=True):
     """One thing that a pod says. Equal terms of several pods are one rule.
 
     Attributes:
@@ -76,11 +76,11 @@ class Sharing:
 
     def rules(self) -> tuple[Rule, ...]:
         """Every rule that binds a class, in the order in which pods say them."""
-        owners: dict[_Term, list[int]] = {}
+        owners: dict[Term, list[int]] = {}
         for class_, pod in enumerate(self._shared.pods):
             for term in terms_of(pod):
                 owners.setdefault(term, []).append(class_)
-        standing_owners: dict[_Term, list[tuple[int, GroupPod]]] = {}
+        standing_owners: dict[Term, list[tuple[int, GroupPod]]] = {}
         for host, pod in self._shared.standing:
             for term in terms_of(pod):
                 if term in owners or term.kind is RuleKind.APART:
@@ -92,8 +92,8 @@ class Sharing:
                 found.append(rule)
         return tuple(found)
 
-    def _rule(self, term: _Term, owners: Sequence[int], standing: Sequence[tuple[int, GroupPod]]) -> Rule:
-        selector = _decode_label_selector(term.selector)
+    def _rule(self, term: Term, owners: Sequence[int], standing: Sequence[tuple[int, GroupPod]]) -> Rule:
+        selector = read_selector(term.selector)
         domain_of, names = self._domain_of(term.key)
         domain_of = np.where(self._spread_over(term), domain_of, -1)
         roles: Counter[int] = Counter()
@@ -133,7 +133,7 @@ class Sharing:
             self._domains[key] = found, names
         return self._domains[key]
 
-    def _spread_over(self, term: _Term) -> Bools:
+    def _spread_over(self, term: Term) -> Bools:
         """[host] whether the term looks at it: a spread leaves out nodes that its owner's affinity or tolerations leave out."""
         hosts = self._shared.hosts
         if not term.nodes:
@@ -149,7 +149,7 @@ class Sharing:
         )
 
 
-def terms_of(pod: GroupPod) -> Iterator[_Term]:
+def terms_of(pod: GroupPod) -> Iterator[Term]:
     """What a pod says of sharing domains."""
     for constraint in pod.spec.topology_spread_constraints or ():
         yield _spread_term(pod, constraint)
@@ -168,7 +168,7 @@ def terms_of(pod: GroupPod) -> Iterator[_Term]:
             yield _affinity_term(pod, wish.pod_affinity_term, RuleKind.SOFT, -_WISH * wish.weight / 1000)
 
 
-def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> _Term:
+def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> Term:
     """ScheduleAnyway is a wish; matchLabelKeys add the pod's own values to the selector."""
     labels = pod.metadata.labels or {}
     selector = constraint.label_selector
@@ -176,7 +176,7 @@ def _spread_term(pod: GroupPod, constraint: SpreadConstraint) -> _Term:
     if selector is not None and own:
         selector = msgspec.structs.replace(selector, match_labels={**(selector.match_labels or {}), **own})
     hard = constraint.when_unsatisfiable != "ScheduleAnyway"
-    return _Term(
+    return Term(
         kind=RuleKind.SPREAD if hard else RuleKind.SOFT,
         key=constraint.topology_key,
         selector=_selector(selector),
@@ -200,14 +200,14 @@ def _nodes_of(spec: GroupPodSpec, constraint: SpreadConstraint) -> bytes:
     return b"" if asked == GroupPodSpec() else msgspec.json.encode(asked)
 
 
-def _affinity_term(pod: GroupPod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> _Term:
+def _affinity_term(pod: GroupPod, term: PodAffinityTerm, kind: RuleKind, price: float = 0.0) -> Term:
     """Without namespaces the pod's own; a namespaceSelector is taken for every namespace, since their labels are not read."""
     namespaces = tuple(sorted(term.namespaces or ()))
     if term.namespace_selector is not None:
         namespaces = ()
     elif not namespaces:
         namespaces = (pod.metadata.namespace,)
-    return _Term(kind, term.topology_key, _selector(term.label_selector), namespaces, price=price)
+    return Term(kind, term.topology_key, _selector(term.label_selector), namespaces, price=price)
 
 
 _NOBODY = msgspec.json.encode(LabelSelector(match_labels={"": ""}))
@@ -218,7 +218,7 @@ def _selector(selector: LabelSelector | None) -> bytes:
     return _NOBODY if selector is None else msgspec.json.encode(selector)
 
 
-def _counts(term: _Term, selector: LabelSelector, pod: GroupPod) -> bool:
+def _counts(term: Term, selector: LabelSelector, pod: GroupPod) -> bool:
     if term.namespaces and pod.metadata.namespace not in term.namespaces:
         return False
     if term.kind is RuleKind.SPREAD and pod.metadata.deletion_timestamp is not None:

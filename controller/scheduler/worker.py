@@ -253,6 +253,7 @@ class PlanningWorker:
         spoken_of = {target.node for target in (*snapshot.previous.values(), *snapshot.released.values())}
         spoken_of.update(*snapshot.refused.values(), snapshot.promised, (snapshot.seats or {}).values(), snapshot.hot)
         spoken_of.update(pod.spec.node_name for pod in snapshot.pods)
+        spoken_of.update(*(others.nodes for others in snapshot.foreign))
         names = [] if names_hosts(snapshot.pods, snapshot.volumes.values()) else self._alike.enough(count, spoken_of)
         if not names or len(names) > FEW_ENOUGH * len(self._hosts):
             if self._room is None:

@@ -176,12 +176,17 @@ def test_node_fit_checks_selectors_taints_requests_and_usage(
         ({"key": "cores", "operator": "Gt", "values": ["31"]}, True),
         ({"key": "cores", "operator": "Lt", "values": ["32"]}, False),
         ({"key": "disk", "operator": "Gt", "values": ["1"]}, False),
+        ({"key": "digits", "operator": "Gt", "values": ["5"]}, False),  # Go's ParseInt refuses 1_000
+        ({"key": "cores", "operator": "Gt", "values": [" 5"]}, False),
     ],
 )
 def test_required_node_affinity_has_every_operator(requirement: dict[str, Any], *, fits: bool) -> None:
     term = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
     spec = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}}
-    nodes = [node("hot"), node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32"})]
+    nodes = [
+        node("hot"),
+        node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32", "digits": "1_000"}),
+    ]
     usage = {"hot": amounts(4, 1), "idle": amounts(0, 0)}
     decision = once(snapshot(nodes, [separate("p", spec=spec)], usage, {"p": amounts(0.6, 0.1)}), settings())
     assert moved(decision) == (["p"] if fits else [])

@@ -1,0 +1,96 @@
+"""Bound pods outside a group that have a say in where its pods may go: (anti-)affinity in either direction, and spreading."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from controller.cluster.eligibility import selector_of
+from controller.cluster.hosts import Fleet, PodTemplate, TemplateKey, template_of
+from controller.cluster.pods import GroupPod
+from controller.scheduler.plan.problem import RuleKind
+from controller.scheduler.sharing import Term, read_selector, terms_of
+from kubekit.owners import controller_of
+from kubekit.selectors import Selector
+
+
+class ForeignPods(msgspec.Struct, frozen=True):
+    """Pods of one template.
+
+    Attributes:
+        pod: its namespace, labels and constraints.
+        nodes: node -> how many of them are there.
+        required: a rule that must hold counts them; else only a preference does.
+    """
+
+    pod: GroupPod
+    nodes: Mapping[str, int]
+    required: bool
+
+
+def foreign_pods(fleet: Fleet, pods: Iterable[GroupPod]) -> tuple[ForeignPods, ...]:
+    """Those that matter for a plan of a group.
+
+    Args:
+        fleet: all bound pods.
+        pods: of the group; these are not foreign, unless they are about to go.
+    """
+    own = [pod for pod in pods if not pod.over]
+    models = list({_template_of(pod): pod for pod in own}.values())
+    terms = list(dict.fromkeys(term for model in models for term in terms_of(model)))
+    found = []
+    mine: dict[TemplateKey, Counter[str]] | None = None
+    for key, template in fleet.templates.items():
+        kinds = _kinds(template, terms, models)
+        if not kinds:
+            continue
+        mine = _counted(fleet, own) if mine is None else mine
+        nodes = template.nodes - mine.get(key, Counter())
+        if nodes:
+            found.append(ForeignPods(template.model.asked, dict(nodes), required=bool(kinds - {RuleKind.SOFT})))
+    return tuple(found)
+
+
+def _template_of(pod: GroupPod) -> str:
+    owner = controller_of(pod.metadata)
+    return owner.uid if owner is not None else pod.metadata.key
+
+
+def _counted(fleet: Fleet, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counter[str]]:
+    """Template -> node -> pods among these."""
+    found: dict[TemplateKey, Counter[str]] = defaultdict(Counter)
+    for pod in pods:
+        info = fleet.held(pod.metadata.key)
+        if info is not None:
+            found[template_of(info)][info.node] += 1
+    return found
+
+
+def _kinds(template: PodTemplate, terms: Collection[Term], models: Sequence[GroupPod]) -> set[RuleKind]:
+    """Kinds of the rules by which a template and a group have to do with each other."""
+    model = template.model
+    found = {term.kind for term in terms if _selects(term, model.namespace, model.labels)}
+    if template.terms is None:
+        template.terms = tuple(terms_of(model.asked))
+    for term in template.terms:
+        repels = term.kind is RuleKind.APART
+        if term in terms or (
+            repels and any(_selects(term, m.metadata.namespace, m.metadata.labels or {}) for m in models)
+        ):
+            found.add(term.kind)
+    return found
+
+
+def _selects(term: Term, namespace: str, labels: Mapping[str, str]) -> bool:
+    if term.namespaces and namespace not in term.namespaces:
+        return False
+    selector = _compiled(term.selector)
+    return selector is not None and selector.matches(labels)
+
+
+@lru_cache(1000)
+def _compiled(selector: bytes) -> Selector | None:
+    return selector_of(read_selector(selector))
