@@ -84,9 +84,11 @@ class Both(World):
             NOBODY,
             [
                 ("n00", required("podAntiAffinity", term(WORKLOAD))),
-                ("n04", required("podAntiAffinity", term(WORKLOAD))),
+                ("n02", required("podAntiAffinity", term(WORKLOAD))),
+                ("n01", NOBODY),
+                ("n04", NOBODY),
             ],
-            {"z2"},
+            {"z1"},
         ),
         (required("podAffinity", term(NOISY)), [], set()),
         (required("podAntiAffinity", term(NOISY)), [(f"n0{i}", NOBODY) for i in range(3)], set()),
