@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -25,114 +25,6 @@ async def working(queue: WorkQueue, reconcile: Reconcile, workers: int = 1) -> A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def settled(queue: WorkQueue, pause_s: float = 0.02) -> None:
-    async with asyncio.timeout(5):
-        while len(queue):
-            await asyncio.sleep(pause_s)
-        await asyncio.sleep(pause_s)
-
-
-async def test_a_key_added_many_times_is_reconciled_once() -> None:
-    queue, done = WorkQueue(), []
-
-    async def reconcile(key: str) -> None:
-        done.append(key)
-
-    for _ in range(100):
-        queue.add("a")
-    queue.add("b")
-    async with working(queue, reconcile):
-        await settled(queue)
-    assert done == ["a", "b"]
-
-
-async def test_a_key_added_while_it_is_worked_on_is_reconciled_again_and_never_by_two() -> None:
-    queue, active, most, done = WorkQueue(), 0, 0, 0
-
-    async def reconcile(_: str) -> None:
-        nonlocal active, most, done
-        active += 1
-        most = max(most, active)
-        await asyncio.sleep(0.02)
-        active -= 1
-        done += 1
-
-    async with working(queue, reconcile, workers=3):
-        queue.add("a")
-        await asyncio.sleep(0.005)
-        for _ in range(5):
-            queue.add("a")
-        await asyncio.sleep(0.1)
-    assert (most, done) == (1, 2)
-
-
-async def test_a_delay_is_cut_short_by_an_earlier_one_and_not_put_off_by_a_later_one() -> None:
-    queue, loop = WorkQueue(), asyncio.get_running_loop()
-    times: list[float] = []
-    started = loop.time()
-
-    async def reconcile(_: str) -> None:
-        times.append(loop.time() - started)
-
-    queue.add_after("a", 10)
-    queue.add_after("a", 0.05)
-    queue.add_after("a", 20)
-    async with working(queue, reconcile):
-        await asyncio.sleep(0.15)
-    assert len(times) == 1
-    assert times[0] >= 0.045
-
-
-async def test_adding_now_overtakes_a_delay() -> None:
-    queue, done = WorkQueue(), []
-
-    async def reconcile(key: str) -> None:
-        done.append(key)
-
-    queue.add_after("a", 10)
-    queue.add("a")
-    async with working(queue, reconcile):
-        await settled(queue)
-    assert done == ["a"]
-    assert not queue._timers
-
-
-async def test_a_reconcile_can_ask_to_be_called_again() -> None:
-    queue, calls = WorkQueue(), 0
-
-    async def reconcile(_: str) -> float | None:
-        nonlocal calls
-        calls += 1
-        return 0.01 if calls < 4 else None
-
-    queue.add("a")
-    async with working(queue, reconcile), asyncio.timeout(60):
-        while calls < 4:
-            await asyncio.sleep(0.01)
-
-
-async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys() -> None:
-    queue, loop = WorkQueue(), asyncio.get_running_loop()
-    tries: list[float] = []
-    good: list[str] = []
-
-    async def reconcile(key: str) -> None:
-        if key == "good":
-            good.append(key)
-            return
-        tries.append(loop.time())
-        if len(tries) < 4:
-            raise UnreachableError("simulated")
-
-    queue.add("bad")
-    queue.add("good")
-    async with working(queue, reconcile), asyncio.timeout(60):
-        while len(tries) < 4:
-            await asyncio.sleep(0.01)
-    assert good == ["good"]
-    assert tries[3] - tries[2] > tries[1] - tries[0]
-
-
 async def test_a_defect_ends_the_worker_so_that_the_program_ends() -> None:
     queue = WorkQueue()
 
@@ -141,15 +33,121 @@ async def test_a_defect_ends_the_worker_so_that_the_program_ends() -> None:
 
     queue.add("a")
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(queue.work(reconcile, name="test"), 1)
+        await asyncio.wait_for(queue.work(reconcile, name="test"), 60)
+
+
+async def until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not check():
+            await asyncio.sleep(0.001)
+
+
+async def idle(queue: WorkQueue) -> None:
+    """Wait until nothing is queued, worked on or due later."""
+    await until(lambda: not (queue._ready or queue._active or queue._timers))
+
+
+async def test_a_key_added_many_times_is_reconciled_once() -> None:
+    queue, done = WorkQueue(), list[str]()
+
+    async def reconcile(key: str) -> None:
+        done.append(key)
+
+    for _ in range(100):
+        queue.add("a")
+    queue.add("b")
+    async with working(queue, reconcile):
+        await idle(queue)
+    assert done == ["a", "b"]
+
+
+async def test_a_key_added_while_it_is_worked_on_is_reconciled_again_and_never_by_two() -> None:
+    queue, begun, go = WorkQueue(), list[str](), asyncio.Event()
+
+    async def reconcile(key: str) -> None:
+        begun.append(key)
+        if key == "a":
+            await go.wait()
+
+    async with working(queue, reconcile, workers=3):
+        queue.add("a")
+        await until(lambda: bool(begun))
+        for _ in range(5):
+            queue.add("a")
+        queue.add("b")
+        await until(lambda: "b" in begun)
+        assert begun == ["a", "b"], "the other workers leave it to the first"
+        go.set()
+        await idle(queue)
+    assert begun.count("a") == 2
+
+
+@pytest.mark.parametrize(
+    ("delays_s", "least_s"), [((600.0, 0.05, 900.0), 0.045), ((600.0, None), 0.0)], ids=["earlier", "now"]
+)
+async def test_a_delay_is_cut_short_by_an_earlier_one_and_not_put_off_by_a_later_one(
+    delays_s: tuple[float | None, ...], least_s: float
+) -> None:
+    queue, loop = WorkQueue(), asyncio.get_running_loop()
+    times, started = list[float](), loop.time()
+
+    async def reconcile(key: str) -> None:
+        if key == "a":
+            times.append(loop.time() - started)
+
+    for delay_s in delays_s:
+        if delay_s is None:
+            queue.add("a")
+        else:
+            queue.add_after("a", delay_s)
+    async with working(queue, reconcile):
+        await until(lambda: bool(times))
+        await idle(queue)
+    assert len(times) == 1, "no delay is left"
+    assert times[0] >= least_s
+
+
+async def test_a_reconcile_can_ask_to_be_called_again() -> None:
+    queue, calls = WorkQueue(), list[str]()
+
+    async def reconcile(key: str) -> float | None:
+        calls.append(key)
+        return 0.01 if len(calls) < 4 else None
+
+    queue.add("a")
+    async with working(queue, reconcile):
+        await until(lambda: len(calls) == 4)
+
+
+async def test_failures_are_tried_again_with_growing_pauses_and_do_not_hold_up_other_keys() -> None:
+    queue, pauses_s, order = WorkQueue(), list[float](), list[str]()
+    add_after = queue.add_after
+
+    def remember(key: str, delay_s: float) -> None:
+        pauses_s.append(delay_s)
+        add_after(key, delay_s)
+
+    queue.add_after = remember  # type: ignore[method-assign]
+
+    async def reconcile(key: str) -> None:
+        order.append(key)
+        if key == "bad" and order.count("bad") < 4:
+            raise UnreachableError("simulated")
+
+    queue.add("bad")
+    queue.add("good")
+    async with working(queue, reconcile):
+        await until(lambda: order.count("bad") == 4)
+    assert order == ["bad", "good", "bad", "bad", "bad"]
+    assert pauses_s[2] > pauses_s[0]
 
 
 async def test_a_worker_that_is_cancelled_gives_its_key_back() -> None:
-    queue, begun, done = WorkQueue(), asyncio.Event(), []
+    queue, begun, done = WorkQueue(), asyncio.Event(), list[str]()
 
     async def slow(_: str) -> None:
         begun.set()
-        await asyncio.sleep(10)
+        await asyncio.Event().wait()
 
     async def quick(key: str) -> None:
         done.append(key)
@@ -159,8 +157,7 @@ async def test_a_worker_that_is_cancelled_gives_its_key_back() -> None:
         await begun.wait()
     queue.add("a")
     async with working(queue, quick):
-        await settled(queue)
-    assert done == ["a"]
+        await until(lambda: done == ["a"])
 
 
 @settings(max_examples=30, deadline=None)
@@ -182,7 +179,6 @@ def test_no_key_is_ever_lost_whatever_the_sequence_of_adds(adds: list[tuple[str,
                     queue.add_after(key, delay_s)
                 if number % 7 == 0:
                     await asyncio.sleep(0.001)
-            await asyncio.sleep(0.03)
-        assert seen == wanted, "the last state of each key was reconciled after it was set"
+            await until(lambda: seen == wanted)  # The last state of each key is reconciled after it was set.
 
     asyncio.run(main())
