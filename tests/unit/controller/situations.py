@@ -1,7 +1,6 @@
 """Broken situations: what is broken, the finding that names the first cause, and what the finding's do-line must end it by.
 
-The facts are made up, the rules are the product's. `made_by` says how the same is made for real: by `python -m lab break`, or by the
-objects. docs/troubleshooting.md has this table, and a test holds it there.
+The facts are made up, the rules are the product's. docs/troubleshooting.md lists them by name and code.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Situation(msgspec.Struct, frozen=True):
         code: of the finding that must come first.
         says: a part of what it says, its causes included.
         do: a part of one of its do-lines.
-        made_by: how it is made in a lab, or by which objects.
     """
 
     name: str
@@ -51,7 +49,6 @@ class Situation(msgspec.Struct, frozen=True):
     code: str
     says: str
     do: str
-    made_by: str
 
 
 def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
@@ -165,7 +162,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "not-installed",
         "not installed",
         "kubectl apply",
-        "no definitions",
     ),
     Situation(
         "the controller is frozen",
@@ -173,7 +169,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-leader",
         "renewed 32 s ago by a",
         "rollout restart deployment/netaware-controller",
-        "`break controller --freeze`",
     ),
     Situation(
         "the controller is gone",
@@ -181,7 +176,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "controller-down",
         "0 replicas",
         "scale deployment/netaware-controller",
-        "`break controller`",
     ),
     Situation(
         "the controller's image cannot be pulled",
@@ -189,7 +183,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "controller-down",
         "ImagePullBackOff",
         "rollout undo deployment/netaware-controller",
-        "a Deployment with a wrong image",
     ),
     Situation(
         "the controller does not reach the API server",
@@ -197,7 +190,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "controller-blind",
         "mirror of nodes is 130 s old",
         "readyz",
-        "a NetworkPolicy, a proxy that hangs",
     ),
     Situation(
         "the scheduler crashes",
@@ -205,7 +197,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "scheduler-down",
         "CrashLoopBackOff",
         "rollout undo deployment/netaware-scheduler",
-        "`break scheduler`",
     ),
     Situation(
         "the extender does not answer",
@@ -213,7 +204,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "extender-down",
         "without regard to the network",
         "rollout restart deployment/netaware-scheduler",
-        "`break extender`",
     ),
     Situation(
         "the scheduler has no node to run on",
@@ -225,7 +215,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "scheduler-down",
         "0/4 nodes are available",
         "add a toleration",
-        "nodes with taints",
     ),
     Situation(
         "one agent is dead",
@@ -233,7 +222,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "agents-down",
         "no agent has announced itself",
         "spec.nodeName=n1",
-        "`break agent NODE`",
     ),
     Situation(
         "both agents of a zone are frozen",
@@ -241,7 +229,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "zone-blind",
         "no sample has named it for 900 s",
         "spec.nodeName=n1",
-        "`break zone ZONE`",
     ),
     Situation(
         "no agent runs anywhere",
@@ -249,7 +236,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "agents-gone",
         "no agent works on any of 4 nodes",
         "describe daemonset netaware-agent",
-        "`break agent` for each node",
     ),
     Situation(
         "the path between two zones is cut",
@@ -257,7 +243,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "zones-unreachable",
         "z0 and z1 cannot reach each other",
         "12865",
-        "`break pair ZONE ZONE`",
     ),
     Situation(
         "a pair was never measured",
@@ -265,7 +250,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "pairs-unmeasured",
         "no measurement",
         "kubectl netaware costs",
-        "a firewall from the start",
     ),
     Situation(
         "nobody is told what to measure",
@@ -273,7 +257,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-plan",
         "no probe plan",
         "logs deployment/netaware-controller",
-        "the plan's ConfigMaps deleted, and a controller that cannot write",
     ),
     Situation(
         "the NetworkTopology was deleted",
@@ -281,7 +264,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-topology",
         "no NetworkTopology",
         "rollout restart",
-        "`kubectl delete networktopology --all`",
     ),
     Situation(
         "nodes without a zone label",
@@ -291,7 +273,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "topology-NodesWithoutZone",
         "n7, n8",
         "kubectl label node n7",
-        "nodes of an on-premises pool",
     ),
     Situation(
         "a costPolicy that makes no sense",
@@ -299,7 +280,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "topology-BadCostPolicy",
         "is below staleAfterS",
         '"costPolicy":{"expireAfterS":null,"staleAfterS":null}',
-        "`spec.costPolicy.expireAfterS: 1`",
     ),
     Situation(
         "results that nobody asked for",
@@ -307,7 +287,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "topology-UnplannedResults",
         "n9",
         "logs daemonset/netaware-agent",
-        "an agent that was taken over",
     ),
     Situation(
         "one node behind a wrong route",
@@ -315,7 +294,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "topology-NodesContradicted",
         "n2 (reads more)",
         "kubectl describe node n2",
-        "a slow link of one node",
     ),
     Situation(
         "old measurements",
@@ -323,7 +301,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "topology-MeasurementsOld",
         "2 of 12",
         "kubectl netaware costs",
-        "probes that time out",
     ),
     Situation(
         "a dependency on a workload that is not there",
@@ -331,7 +308,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "spec-UnknownDependency",
         "lost",
         "edit appgroup shop",
-        "an AppGroup with a typo",
     ),
     Situation(
         "two workloads with one selector",
@@ -339,7 +315,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "spec-DuplicateSelector",
         "front",
         "edit appgroup shop",
-        "an AppGroup that was copied",
     ),
     Situation(
         "a bandwidth that is no quantity",
@@ -347,7 +322,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "spec-BadBandwidth",
         "much",
         "edit appgroup shop",
-        "`minBandwidth: much`",
     ),
     Situation(
         "dependencies in a circle",
@@ -355,7 +329,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "cycle",
         "a → b → a",
         "edit appgroup shop",
-        "two services that call each other",
     ),
     Situation(
         "an algorithm that nobody knows",
@@ -363,7 +336,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "spec-UnknownAlgorithm",
         "Bogo",
         "edit appgroup shop",
-        "an AppGroup with a typo",
     ),
     Situation(
         "more pods than members",
@@ -371,7 +343,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "members-exceeded",
         "2 pods",
         '"numMembers":2',
-        "a Deployment that was scaled out",
     ),
     Situation(
         "a quota keeps pods from being made",
@@ -379,7 +350,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "members-missing",
         "19 of 20 pods were never made",
         "reason=FailedCreate",
-        "a ResourceQuota; a webhook that denies",
     ),
     Situation(
         "a namespace that does not let the group in",
@@ -404,7 +374,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-consent",
         "pods of other are not the group's",
         "kubectl label namespace other",
-        "a workload in another namespace",
     ),
     Situation(
         "dependencies that cost too much",
@@ -416,7 +385,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "costs-violated",
         "front to cart costs 40",
         "graph shop -n web",
-        "a zone that filled up",
     ),
     Situation(
         "a workload label that is wrong",
@@ -424,7 +392,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "pod-lost",
         "it has cart, front",
         "appgroup.diktyo.x-k8s.io.workload",
-        "a Deployment with a typo",
     ),
     Situation(
         "an AppGroup that does not exist",
@@ -432,7 +399,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "pod-lost",
         "there is no AppGroup nope",
         "kubectl get appgroups -A",
-        "scheduler-plugins #648",
     ),
     Situation(
         "running pods whose workload label is wrong",
@@ -440,7 +406,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "pod-lost",
         "what they call, and who calls them, counts for nothing",
         "edit deployment front",
-        "a Deployment with a typo, or a selector that was renamed",
     ),
     Situation(
         "running pods whose AppGroup is gone",
@@ -448,7 +413,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "pod-lost",
         "there is no AppGroup shop",
         "edit deployment front",
-        "`kubectl delete appgroup`; a label with a typo",
     ),
     Situation(
         "some pods of a group name another scheduler",
@@ -456,7 +420,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "not-ours",
         "does not ask us",
         "schedulerName: network-aware-scheduler",
-        "a Deployment that was forgotten",
     ),
     Situation(
         "a scheduler's name that nobody answers to",
@@ -464,7 +427,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "nobody-schedules",
         "no scheduler named network-aware-schedular",
         "schedulerName: network-aware-scheduler",
-        "scheduler-plugins #70, #316",
     ),
     Situation(
         "a gate that somebody else opens",
@@ -472,7 +434,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "foreign-gate",
         "kueue.x-k8s.io/admission",
         "describe pod p0",
-        "keptn #3296, grove #723",
     ),
     Situation(
         "pods that wait at our gate for ten minutes",
@@ -480,7 +441,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "gated-too-long",
         "11 pods",
         "describe appgroup shop",
-        "`scheduler.gates.maxWaitS: 3600`",
     ),
     Situation(
         "no node has room",
@@ -490,7 +450,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-room",
         "nodes are full",
         "Allocated resources",
-        "requests that are too large",
     ),
     Situation(
         "every node has a taint",
@@ -506,7 +465,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-taint",
         "tolerates the taints of none of 4 nodes",
         '"op":"add","path":"/spec/template/spec/tolerations"',
-        "a pool for GPUs alone",
     ),
     Situation(
         "every node is cordoned",
@@ -514,7 +472,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-cordoned",
         "cordoned",
         "kubectl uncordon n0 n1 n2 n3",
-        "`kubectl cordon`",
     ),
     Situation(
         "a node selector that fits nothing",
@@ -525,7 +482,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-selector",
         "nodeSelector zone=mars leaves no node",
         "correct nodeSelector",
-        "a label that was renamed",
     ),
     Situation(
         "a volume in another zone",
@@ -533,7 +489,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-volume",
         "its volume can be used from other nodes only",
         "kubectl -n web get pvc",
-        "kubernetes #108096, karpenter #2971",
     ),
     Situation(
         "a claim that is not bound",
@@ -541,7 +496,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-claim",
         "PersistentVolumeClaim",
         "get storageclass",
-        "no StorageClass",
     ),
     Situation(
         "limits that the network cannot keep",
@@ -551,7 +505,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-max-cost",
         "more of its dependencies would be broken",
         "kubectl netaware costs",
-        "`maxNetworkCost: 1`",
     ),
     Situation(
         "no bandwidth left",
@@ -559,7 +512,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-bandwidth",
         "bandwidth left",
         "kubectl netaware bandwidth",
-        "virtual machines that know no speed",
     ),
     Situation(
         "host ports that are taken",
@@ -567,7 +519,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-ports",
         "its host ports are taken",
         "get pod front-1",
-        "two replicas with a hostPort on one node",
     ),
     Situation(
         "anti-affinity with more replicas than nodes",
@@ -575,7 +526,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "no-node-spread",
         "rules about other pods",
         "get pod front-1",
-        "five replicas, four nodes",
     ),
     Situation(
         "agents of two versions",
@@ -583,72 +533,6 @@ SITUATIONS: tuple[Situation, ...] = (
         "versions-mixed",
         "0.0.9, 0.1.0",
         "rollout status daemonset/netaware-agent",
-        "a rollout that stopped",
     ),
 )
 BORNE = GroupPodSpec(tolerations=[Toleration(key="gpu", operator="Exists")])
-ENDED: Mapping[str, str] = {
-    "one agent is dead": "24 s, 34 s",
-    "both agents of a zone are frozen": "26 s, 44 s",
-    "no agent runs anywhere": "20 s, 45 s",
-    "the controller is frozen": "29 s, 20 s",
-    "the controller is gone": "5 s, 36 s",
-    "the controller's image cannot be pulled": "3 s, 6 s",
-    "the scheduler crashes": "9 s, 12 s",
-    "the extender does not answer": "39 s, 30 s",
-    "the scheduler has no node to run on": "3 s, 30 s",
-    "the NetworkTopology was deleted": "10 s, 12 s",
-    "nobody is told what to measure": "8 s, 30 s",
-    "a cluster without netaware": "0 s, 4 s",
-    "a dependency on a workload that is not there": "2 s, 9 s",
-    "dependencies in a circle": "2 s, 8 s",
-    "more pods than members": "3 s, 7 s",
-    "some pods of a group name another scheduler": "3 s, 3 s",
-    "a node selector that fits nothing": "4 s, 3 s",
-    "no node has room": "4 s, 5 s",
-    "a quota keeps pods from being made": "3 s, 16 s",
-    "host ports that are taken": "3 s, 4 s",
-    "anti-affinity with more replicas than nodes": "3 s, 4 s",
-    "a scheduler's name that nobody answers to": "60 s, 2 s",
-    "dependencies that cost too much": "3 s, 7 s",
-    "no bandwidth left": "3 s, 4 s",
-    "a namespace that does not let the group in": "2 s, 3 s",
-    "a gate that somebody else opens": "60 s, 3 s",
-    "a claim that is not bound": "2 s, 17 s",
-    "a volume in another zone": "1 s, 2 s",
-    "limits that the network cannot keep": "2 s, 8 s",
-    "running pods whose AppGroup is gone": "2 s, 7 s",
-    "running pods whose workload label is wrong": "2 s, 4 s",
-    "every node has a taint": "1 s, 2 s",
-    "every node is cordoned": "1 s, 2 s",
-    "nodes without a zone label": "3 s, 3 s",
-    "a costPolicy that makes no sense": "2 s, 3 s",
-    "the path between two zones is cut": "38 s, 6 s",
-    "the controller does not reach the API server": "what stands between is outside of the cluster",
-    "a pair was never measured": "a firewall from the start is told as a dead path",
-    "results that nobody asked for": "needs an agent that lies",
-    "one node behind a wrong route": "the line is a look at the node",
-    "old measurements": "takes half an hour",
-    "a workload label that is wrong": "such a pod is let through in seconds",
-    "an AppGroup that does not exist": "such a pod is let through in seconds",
-    "pods that wait at our gate for ten minutes": "its gates open in seconds",
-    "two workloads with one selector": "refused by our definitions",
-    "a bandwidth that is no quantity": "refused by our definitions",
-    "an algorithm that nobody knows": "refused by our definitions",
-    "agents of two versions": "needs images of two releases",
-}
-"""By a situation's name: when it was named and, from then on, when its lines had ended it; or why no lab shows that."""
-BEGIN, END = "<!-- begin: broken situations -->", "<!-- end: broken situations -->"
-
-
-def table() -> str:
-    """The table of the documentation."""
-    rows = [
-        "| what is broken | what `kubectl netaware why` says first | made by, or seen in | named after, ended by its line after |",
-        "|---|---|---|---|",
-    ]
-    rows += [
-        f"| {each.name} | `{each.code}` | {each.made_by} | {ENDED.get(each.name, 'not shown yet')} |"
-        for each in SITUATIONS
-    ]
-    return "\n".join(rows) + "\n"

@@ -30,10 +30,8 @@ from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
 from netperf.results import refresh_s
 from tests.unit.controller.situations import (
     AROUND,
-    BEGIN,
     BORNE,
     CORDONED,
-    END,
     FOREIGN,
     FRONT,
     GATE,
@@ -51,7 +49,6 @@ from tests.unit.controller.situations import (
     no_pods,
     pod,
     said,
-    table,
     topology,
     unscheduled,
     waiting,
@@ -119,35 +116,6 @@ def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> No
     assert any("rollout undo" in line for line in found.do)
 
 
-@pytest.mark.parametrize(
-    "words", ["had volume node affinity conflict", "didn't match PersistentVolume's node affinity"]
-)
-def test_a_volume_elsewhere_is_known_by_the_words_of_old_and_new_schedulers(words: str) -> None:
-    said = f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."
-    assert [f.code for f in diagnose(facts(pods=(pod(scheduled=unscheduled(said)),)))] == ["no-node-volume"]
-
-
-def test_a_pod_that_may_go_to_few_nodes_is_kept_by_what_those_say() -> None:
-    said = (
-        "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload dependencies: "
-        "Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
-    )
-    assert [f.code for f in diagnose(facts(pods=(pod(scheduled=unscheduled(said)),)))] == ["no-node-max-cost"]
-
-
-def test_a_program_without_a_node_is_ended_by_what_keeps_it_from_nodes() -> None:
-    kept = "0/4 nodes are available: 4 node(s) were unschedulable."
-    found = diagnose(facts(around=without("scheduler", node="", why=kept), nodes=CORDONED))[0]
-    assert found.do[-1] == "kubectl uncordon n0 n1 n2 n3"
-
-
-def test_of_cordoned_nodes_those_are_named_that_the_pod_may_run_on() -> None:
-    nodes = {name: msgspec.structs.replace(node, labels={"name": name}) for name, node in CORDONED.items()}
-    said = "0/4 nodes are available: 1 node(s) were unschedulable, 3 node(s) didn't match Pod's node affinity/selector."
-    stuck = pod(scheduled=unscheduled(said), spec=GroupPodSpec(node_selector={"name": "n2"}))
-    assert diagnose(facts(nodes=nodes, pods=(stuck,)))[0].do[-1] == "kubectl uncordon n2"
-
-
 def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill() -> None:
     said = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint(s).")
     kept = Toleration(key="spot", operator="Exists")
@@ -168,13 +136,6 @@ def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill(
     assert "toler" not in diagnose(facts(nodes=full, pods=(stuck,)))[0].do[-1]
 
 
-def test_a_cost_policy_without_a_field_to_blame_is_given_up_as_a_whole() -> None:
-    bad = diagnose(topology("InputValid", "False", "BadCostPolicy", "costPolicy is not an object"))[0]
-    assert bad.do[-1].endswith("""-p '{"spec":{"costPolicy":null}}'""")
-    bad = diagnose(topology("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"))[0]
-    assert bad.do[-1].endswith("""-p '{"spec":{"costPolicy":{"unitUs":null}}}'""")
-
-
 def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
     few = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].do
     assert [line for line in few if " delete pods " in line] == [
@@ -189,10 +150,6 @@ def test_pods_that_wait_at_their_gate_too_long_are_let_through_by_one_line() -> 
     line = diagnose(facts(pods=waiting(created=NOW_S - 700)))[0].do[-1]
     assert all(f" p{i} " in line for i in range(11))
     assert "/spec/schedulingGates" in line
-
-
-def test_nothing_is_found_where_nothing_is_wrong() -> None:
-    assert diagnose(facts(pods=(pod(node="n1", phase="Running"), pod("new", created=NOW_S - 2)))) == ()
 
 
 def test_running_pods_that_a_rollout_replaces_or_that_go_are_not_told_as_lost() -> None:
@@ -214,19 +171,10 @@ def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> 
     assert named <= alerts & sections
 
 
-def test_the_table_of_the_documentation_is_this_one() -> None:
-    text = (ROOT / "docs" / "troubleshooting.md").read_text()
-    assert text.partition(BEGIN + "\n")[2].partition(END)[0] == table()
-
-
 def test_a_frozen_controller_is_one_finding_and_not_one_for_each_of_its_pods() -> None:
     (finding,) = diagnose(facts(around=around(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()))
     assert len(finding.hurts) == 11
     assert (finding.since, finding.alert) == (NOW_S - 32, "NetawareNoLeader")
-
-
-def test_what_may_not_be_read_is_not_taken_for_absent() -> None:
-    assert diagnose(facts(around=around(programs=None, lease=None, lease_known=False))) == ()
 
 
 def test_an_overlay_without_a_scheduler_misses_none_until_somebody_asks_for_it() -> None:
@@ -253,25 +201,10 @@ def test_a_node_that_others_contradict_is_told_of_when_each_pair_has_had_its_nex
     assert len(diagnose(facts(topologies={"netaware-system/nt-default": (odd,)}))) == told
 
 
-def test_a_node_that_is_not_in_use_needs_no_agent() -> None:
-    assert diagnose(facts(agents=agents(n3={"state": "away", "heard": None}))) == ()
-
-
 def test_pods_that_wait_behind_one_without_a_node_are_hurt_by_it_and_no_finding_of_their_own() -> None:
     stuck = pod(scheduled=unscheduled("0/4 nodes are available: 4 Insufficient cpu."))
     (finding,) = diagnose(facts(pods=(stuck, *waiting(workload="cart"))))
     assert (finding.code, len(finding.hurts)) == ("no-node-room", 12)
-
-
-def test_a_violated_dependency_of_a_zone_that_is_blind_is_not_said_again() -> None:
-    costs = {
-        "type": "CostsMet",
-        "status": "False",
-        "reason": "CostsExceeded",
-        "message": "front to cart costs 40, at most 5 (z0 to z1)",
-    }
-    found = diagnose(facts(groups=(group([costs]),), agents=agents(n1=SILENT, n3=SILENT)))
-    assert [finding.code for finding in found] == ["zone-blind"]
 
 
 def test_every_leaderless_finding_says_that_nobody_leads() -> None:
@@ -281,6 +214,7 @@ def test_every_leaderless_finding_says_that_nobody_leads() -> None:
     assert codes == LEADERLESS
 
 
+GATED = Condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
 UNSCHEDULABLE = unscheduled("0/4 nodes are available: 4 Insufficient cpu.")
 REFUSED = unscheduled(
     "0/1 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: "
@@ -312,22 +246,12 @@ REFUSED = unscheduled(
         ({"scheduler": "default-scheduler"}, "not-ours", "does not ask us"),
         ({"scheduler": "default-scheduler", "told": True}, "waiting", "has not answered yet"),
         ({}, "waiting", "has not answered yet"),
+        ({"scheduled": GATED}, "waiting", "has not answered yet"),
     ],
 )
 def test_the_verdict_on_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
     verdict = judge_pod(pod(**fields), facts())
     assert (verdict.kind, words in verdict.what) == (kind, True), verdict.what
-
-
-def test_a_gate_opens_at_the_latest_after_the_time_that_is_configured() -> None:
-    verdict = judge_pod(pod(gates=(GATE,)), facts(max_wait_s=300.0))
-    assert (verdict.since, verdict.until) == (NOW_S - 60, NOW_S + 240)
-
-
-def test_a_gated_pod_without_a_leader_waits_for_the_leader_and_has_no_end() -> None:
-    broken = facts(around=around(lease=LeaseFact("a", NOW_S - 60)))
-    verdict = judge_pod(pod(gates=(GATE,)), broken, leads=leads(broken))
-    assert ("no controller leads" in verdict.what, verdict.until) == (True, None)
 
 
 def test_taints_are_honoured_and_tolerations_as_well() -> None:
@@ -336,13 +260,6 @@ def test_taints_are_honoured_and_tolerations_as_well() -> None:
     assert "tolerates the taints of none of 4 nodes" in judge_pod(gated, tainted).what
     bears = msgspec.structs.replace(gated, spec=BORNE)
     assert "taints" not in judge_pod(bears, tainted).what
-
-
-def test_pods_of_our_scheduler_that_it_has_not_seen_for_a_while_are_told() -> None:
-    assert diagnose(facts(pods=(pod(created=NOW_S - 19),))) == ()
-    (finding,) = diagnose(facts(pods=(pod(created=NOW_S - 21),)))
-    assert (finding.code, finding.alert) == ("nobody-schedules", "NetawareSchedulerDown")
-    assert SCHEDULER in finding.what
 
 
 @pytest.mark.parametrize("scheduler", [SCHEDULER, "default-scheduler"])
@@ -364,24 +281,6 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
     assert codes.count("nobody-schedules") == told
     late = [f.code for f in diagnose(facts(pods=(others, msgspec.structs.replace(waits, created=NOW_S - 700))))]
     assert "nobody-schedules" in late
-
-
-def test_a_gate_of_somebody_else_is_told_after_a_while() -> None:
-    assert diagnose(facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 19),))) == ()
-    (finding,) = diagnose(facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 21),)))
-    assert finding.code == "foreign-gate"
-
-
-def test_what_the_condition_says_of_gates_that_are_open_is_no_answer_of_the_scheduler() -> None:
-    """The API server writes it at creation, and it stays until the scheduler's first attempt."""
-    gated = Condition(
-        "PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates"
-    )
-    fresh = pod(scheduled=gated)
-    assert diagnose(facts(pods=(fresh,))) == ()
-    assert judge_pod(fresh, facts()).kind == "waiting"
-    (finding,) = diagnose(facts(pods=(msgspec.structs.replace(fresh, created=NOW_S - 300),)))
-    assert finding.code == "nobody-schedules"
 
 
 @pytest.mark.parametrize(
@@ -417,12 +316,6 @@ def test_what_a_tenant_calls_things_comes_into_no_line_that_is_pasted(owner: str
             assert "; curl" not in line
 
 
-@pytest.mark.parametrize(("told", "codes"), [(False, {"not-ours"}), (True, set[str]())])
-def test_pods_that_carry_their_plan_themselves_need_no_scheduler_that_asks_us(*, told: bool, codes: set[str]) -> None:
-    pods = (pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2", told=told))
-    assert {finding.code for finding in diagnose(facts(pods=pods))} & {"not-ours"} == codes
-
-
 @pytest.mark.parametrize(
     ("labels", "space", "placement", "told"),
     [
@@ -446,3 +339,96 @@ def test_how_a_pod_is_told_its_place_is_read_of_pod_namespace_and_configuration(
     )
     (fact,) = facts_of(snapshot).pods
     assert fact.told is told
+
+
+ABOVE = said("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
+VOLUMES = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
+TOLD = pod("front-2", scheduler="default-scheduler", node="n2", told=True)
+
+
+def without_a_node(message: str) -> Facts:
+    return facts(pods=(pod(scheduled=unscheduled(message)),))
+
+
+@pytest.mark.parametrize(
+    ("now", "codes"),
+    [
+        (facts(pods=(pod(node="n1", phase="Running"), pod("new", created=NOW_S - 2))), []),
+        (facts(around=around(programs=None, lease=None, lease_known=False)), []),  # What may not be read is not absent.
+        (facts(agents=agents(n3={"state": "away", "heard": None})), []),
+        (facts(pods=(pod(node="n1"), TOLD)), []),
+        (facts(pods=(pod(created=NOW_S - 19),)), []),
+        (facts(pods=(pod(created=NOW_S - 21),)), ["nobody-schedules"]),
+        # Written at creation, it stays until the scheduler's first attempt.
+        (facts(pods=(pod(scheduled=GATED, created=NOW_S - 2),)), []),
+        (facts(pods=(pod(scheduled=GATED, created=NOW_S - 300),)), ["nobody-schedules"]),
+        (facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 19),)), []),
+        (facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 21),)), ["foreign-gate"]),
+        (facts(groups=(group([ABOVE]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-blind"]),
+        *(
+            (without_a_node(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
+            for words in VOLUMES
+        ),
+        (
+            without_a_node(
+                "0/8 nodes are available: 2 Node n0 does not meet several network requirements from Workload "
+                "dependencies: Satisfied: 0 Violated: 1, 6 node(s) didn't match Pod's node affinity/selector."
+            ),
+            ["no-node-max-cost"],
+        ),
+    ],
+)
+def test_what_is_found_and_nothing_beside_it(now: Facts, codes: list[str]) -> None:
+    assert [finding.code for finding in diagnose(now)] == codes
+
+
+@pytest.mark.parametrize(
+    ("now", "line"),
+    [
+        (
+            facts(
+                around=without("scheduler", node="", why="0/4 nodes are available: 4 node(s) were unschedulable."),
+                nodes=CORDONED,
+            ),
+            "kubectl uncordon n0 n1 n2 n3",
+        ),
+        (
+            facts(
+                nodes={name: msgspec.structs.replace(node, labels={"name": name}) for name, node in CORDONED.items()},
+                pods=(
+                    pod(
+                        spec=GroupPodSpec(node_selector={"name": "n2"}),
+                        scheduled=unscheduled(
+                            "0/4 nodes are available: 1 node(s) were unschedulable, "
+                            "3 node(s) didn't match Pod's node affinity/selector."
+                        ),
+                    ),
+                ),
+            ),
+            "kubectl uncordon n2",
+        ),
+        (
+            topology("InputValid", "False", "BadCostPolicy", "costPolicy is not an object"),
+            """-p '{"spec":{"costPolicy":null}}'""",
+        ),
+        (
+            topology("InputValid", "False", "BadCostPolicy", "costPolicy.unitUs: 0 is out of range"),
+            """-p '{"spec":{"costPolicy":{"unitUs":null}}}'""",
+        ),
+    ],
+)
+def test_the_last_line_names_what_is_to_be_changed(now: Facts, line: str) -> None:
+    assert diagnose(now)[0].do[-1].endswith(line)
+
+
+def test_a_gate_opens_at_the_latest_after_the_time_that_is_configured_and_without_a_leader_at_no_time() -> None:
+    gated, broken = pod(gates=(GATE,)), facts(around=around(lease=LeaseFact("a", NOW_S - 60)))
+    led = judge_pod(gated, facts(max_wait_s=300.0))
+    assert (led.since, led.until) == (NOW_S - 60, NOW_S + 240)
+    assert judge_pod(gated, broken, leads=leads(broken)).until is None
+
+
+def test_the_documentation_lists_every_situation_with_its_code() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    listed = re.findall(r"^\| (.+?) \| `([\w-]+)` \|", text, re.MULTILINE)
+    assert listed == [(each.name, each.code) for each in SITUATIONS]
