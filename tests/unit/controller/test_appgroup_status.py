@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,23 +12,22 @@ from hypothesis import strategies as st
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostTable, Location
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
-from controller.cluster.resources import (
-    AppGroup,
-    AppGroupSpec,
-    AppGroupStatus,
-    CostInfo,
-    Dependency,
-    OriginInfo,
-    TopologyInfo,
-    WeightInfo,
-    Workload,
-    WorkloadRef,
-)
-from controller.cluster.services import Routing, Service, ServiceIndex, ServiceSpec
+from controller.cluster.services import Routing, ServiceIndex
 from controller.groups.status import GroupFacts, gather, plan_status
 from kubekit.conditions import find
-from kubekit.wire import Condition, ObjectMeta
+from kubekit.wire import Condition
+from tests.unit.controller.objects import (
+    REGION,
+    WORKLOAD_LABEL,
+    ZONE,
+    AppGroup,
+    AppGroupStatus,
+    GroupPod,
+    appgroup,
+    service,
+    weight_info,
+)
+from tests.unit.controller.objects import group_pod as pod
 
 NODES: dict[str, Location] = {
     "n1": Location("west", "z1"),
@@ -35,78 +36,26 @@ NODES: dict[str, Location] = {
     "n5": Location("east", "z3"),
     "bare": Location("", ""),
 }
-ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 
 
 def costs() -> CostTable:
-    def level(key: str, entries: dict[tuple[str, str], int]) -> TopologyInfo:
-        origins = sorted({origin for origin, _ in entries})
-        return TopologyInfo(
-            key, [OriginInfo(o, [CostInfo(d, c) for (a, d), c in entries.items() if a == o]) for o in origins]
-        )
+    def level(*ways: tuple[str, str, int]) -> list[tuple[str, str, dict[str, int]]]:
+        both = [*ways, *((b, a, cost) for a, b, cost in ways)]
+        return [(origin, destination, {"networkCost": cost}) for origin, destination, cost in both]
 
-    return CostTable(
-        WeightInfo(
-            "NetperfCosts",
-            [
-                level(REGION, {("west", "east"): 20, ("east", "west"): 20}),
-                level(ZONE, {("z1", "z2"): 5, ("z2", "z1"): 5}),
-            ],
-        )
-    )
+    return CostTable(weight_info("NetperfCosts", {REGION: level(("west", "east", 20)), ZONE: level(("z1", "z2", 5))}))
 
 
 def group(
-    needs: dict[str, dict[str, int]],
-    *,
-    members: int = 2,
-    algorithm: str = "ReverseKahn",
-    status: AppGroupStatus | None = None,
-    generation: int = 1,
+    needs: dict[str, dict[str, int]], *, members: int = 2, algorithm: str = "ReverseKahn", **more: Any
 ) -> AppGroup:
-    workloads = [
-        Workload(
-            workload=WorkloadRef(kind="Deployment", name=f"{name}-deployment", selector=name),
-            dependencies=[
-                Dependency(
-                    workload=WorkloadRef(kind="Deployment", name=f"{d}-deployment", selector=d), max_network_cost=c
-                )
-                for d, c in below.items()
-            ],
-        )
-        for name, below in needs.items()
-    ]
-    return AppGroup(
-        metadata=ObjectMeta(name="g", namespace="shop", generation=generation),
-        spec=AppGroupSpec(num_members=members, topology_sorting_algorithm=algorithm, workloads=workloads),
-        status=status or AppGroupStatus(),
-    )
+    demands = {one: {d: {"maxNetworkCost": cost} for d, cost in below.items()} for one, below in needs.items()}
+    return appgroup(demands, members=members, algorithm=algorithm, **more)
 
 
-def pod(
-    workload: str,
-    node: str,
-    *,
-    phase: str = "Running",
-    name: str = "p",
-    namespace: str = "shop",
-    of: str = "g",
-    created: str = "2026-01-01T00:00:00Z",
-    leaving: bool = False,
-) -> GroupPod:
-    labels = {"appgroup.diktyo.x-k8s.io": of, "appgroup.diktyo.x-k8s.io.workload": workload}
-    meta = ObjectMeta(
-        name=name,
-        namespace=namespace,
-        labels=labels,
-        creation_timestamp=created,
-        deletion_timestamp="2026-01-02T00:00:00Z" if leaving else None,
-    )
-    return GroupPod(metadata=meta, spec=GroupPodSpec(node_name=node), status=GroupPodStatus(phase=phase))
-
-
-def look(found: AppGroup, *pods: GroupPod) -> GroupFacts:
-    return gather(found, pods, NODES, costs(), Membership.among([found], (), NetworkOverheadArgs()))
+def look(found: AppGroup, *pods: GroupPod, rules: NetworkOverheadArgs | None = None, **more: Any) -> GroupFacts:
+    membership = Membership.among([found], (), rules or NetworkOverheadArgs())
+    return gather(found, pods, NODES, more.pop("costs", costs()), membership, **more)
 
 
 def condition(found: AppGroup, type_: str, *pods: GroupPod) -> Condition:
@@ -166,13 +115,7 @@ def test_dependencies_are_judged_by_the_rule_of_network_overhead(
 
 def test_a_cost_that_is_not_known_is_neither_met_nor_violated() -> None:
     found = group(CHAIN)
-    facts = gather(
-        found,
-        [pod("P1", "n1"), pod("P2", "n3")],
-        NODES,
-        CostTable(),
-        Membership.among([found], (), NetworkOverheadArgs()),
-    )
+    facts = look(found, pod("P1", "n1"), pod("P2", "n3"), costs=CostTable())
     assert facts.judged[0].verdict == "unknown"
     held = find(plan_status(found, facts, 1.0).conditions, "CostsMet")
     assert held is not None
@@ -255,13 +198,8 @@ def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
     pods = [pod("P1", "n1"), pod("P1", "n3", name="q"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s")]
 
     def verdict(distribution: str, *which: GroupPod) -> tuple[str, int]:
-        services = ServiceIndex()
-        selector = {"appgroup.diktyo.x-k8s.io.workload": "P2"}
-        spec = ServiceSpec(selector=selector, cluster_ip="10.0.0.1", traffic_distribution=distribution)
-        services.take("shop/p2", None, Service(ObjectMeta(name="p2", namespace="shop"), spec))
-        facts = gather(
-            found, which, NODES, costs(), Membership.among([found], (), NetworkOverheadArgs()), services=services
-        )
+        services = ServiceIndex.among([service("p2", {WORKLOAD_LABEL: "P2"}, distribution)])
+        facts = look(found, *which, services=services)
         return facts.judged[0].verdict, facts.judged[0].cost
 
     assert verdict("", *pods) == ("violated", 5)
@@ -276,22 +214,20 @@ def test_costs_are_met_when_the_replica_that_answers_is_near() -> None:
 
 def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_counts_whichever_pod_comes_last() -> None:
     found = group({"P1": {"P2": 3}, "P2": {}})
-    services, rules = ServiceIndex(), NetworkOverheadArgs(namespaces=("shop",))
-    spec = ServiceSpec(selector={"appgroup.diktyo.x-k8s.io.workload": "P2"}, cluster_ip="10.0.0.1")
-    near = msgspec.structs.replace(spec, traffic_distribution="PreferSameZone")
-    services.take("shop/p2", None, Service(ObjectMeta(name="p2", namespace="shop"), near))
-    services.take("more/p2", None, Service(ObjectMeta(name="p2", namespace="more"), spec))
+    rules, selector = NetworkOverheadArgs(namespaces=("shop",)), {WORKLOAD_LABEL: "P2"}
+    services = ServiceIndex.among(
+        [service("p2", selector, "PreferSameZone"), service("p2", selector, namespace="more")]
+    )
     pods = [pod("P1", "n1"), pod("P2", "n2", name="r"), pod("P2", "n3", name="s", namespace="more")]
     for order in (pods, pods[::-1]):
-        facts = gather(found, order, NODES, costs(), Membership.among([found], (), rules), services=services)
+        facts = look(found, *order, rules=rules, services=services)
         assert (facts.judged[0].verdict, facts.judged[0].cost) == ("violated", 5)
 
 
 def test_a_changed_service_is_told_only_where_it_changes_an_answer() -> None:
-    services, spec = ServiceIndex(), ServiceSpec(selector={"app": "x"}, cluster_ip="10.0.0.1")
-    plain = Service(ObjectMeta(name="s", namespace="shop", resource_version="1"), spec)
-    touched = Service(ObjectMeta(name="s", namespace="shop", resource_version="2"), spec)
-    near = Service(plain.metadata, msgspec.structs.replace(spec, traffic_distribution="PreferClose"))
+    services = ServiceIndex()
+    plain, touched = (service("s", {"app": "x"}, version=version) for version in ("1", "2"))
+    near = service("s", {"app": "x"}, "PreferClose")
     assert services.take("shop/s", None, plain)
     assert not services.take("shop/s", plain, touched)
     assert services.take("shop/s", touched, near)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,20 +13,6 @@ from hypothesis import strategies as st
 
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
-from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
-from controller.cluster.resources import (
-    AppGroup,
-    AppGroupSpec,
-    CostInfo,
-    Dependency,
-    NetworkTopology,
-    NetworkTopologySpec,
-    OriginInfo,
-    TopologyInfo,
-    WeightInfo,
-    Workload,
-    WorkloadRef,
-)
 from controller.topology.bandwidth import (
     allocated_bps,
     between_regions,
@@ -38,9 +25,19 @@ from controller.topology.bandwidth import (
     spell,
 )
 from controller.topology.weights import Bandwidths, build_weight, patch_topology
-from kubekit.wire import ObjectMeta
 from netperf.costs import ZoneCost, ZoneCosts
 from netperf.sample import Measurement, Place, Sample
+from tests.unit.controller.objects import (
+    REGION,
+    ZONE,
+    AppGroup,
+    GroupPod,
+    NetworkTopology,
+    WeightInfo,
+    appgroup,
+    weight_info,
+)
+from tests.unit.controller.objects import group_pod as pod
 
 ZONE_OF = {"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "bare": ""}
 PLACES = {node: Place(node, zone) for node, zone in ZONE_OF.items()}
@@ -51,31 +48,9 @@ MBIT = 1_000_000
 def group(name: str = "g", needs: dict[tuple[str, str], str | int] | None = None) -> AppGroup:
     needs = needs if needs is not None else {("a", "b"): "100M"}
     selectors = sorted({s for pair in needs for s in pair})
-    return AppGroup(
-        metadata=ObjectMeta(name=name, namespace="shop"),
-        spec=AppGroupSpec(
-            num_members=1,
-            topology_sorting_algorithm="KahnSort",
-            workloads=[
-                Workload(
-                    workload=WorkloadRef(kind="Deployment", name=s, selector=s),
-                    dependencies=[
-                        Dependency(workload=WorkloadRef(selector=d, name=d), min_bandwidth=rate)
-                        for (w, d), rate in needs.items()
-                        if w == s
-                    ],
-                )
-                for s in selectors
-            ],
-        ),
+    return appgroup(
+        {s: {d: {"minBandwidth": rate} for (w, d), rate in needs.items() if w == s} for s in selectors}, name=name
     )
-
-
-def pod(workload: str, node: str, *, of: str = "g", phase: str = "Running", leaving: bool = False) -> GroupPod:
-    labels = {"appgroup.diktyo.x-k8s.io": of, "appgroup.diktyo.x-k8s.io.workload": workload}
-    deletion = "2026-01-02T00:00:00Z" if leaving else None
-    meta = ObjectMeta(name="p", namespace="shop", labels=labels, deletion_timestamp=deletion)
-    return GroupPod(metadata=meta, spec=GroupPodSpec(node_name=node), status=GroupPodStatus(phase=phase))
 
 
 def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], int]:
@@ -84,44 +59,36 @@ def account(pods: list[GroupPod], *groups: AppGroup) -> dict[tuple[str, str], in
     )
 
 
-def test_one_pod_of_each_takes_its_demand_from_the_way_there_only() -> None:
-    assert account([pod("a", "n1"), pod("b", "n3")]) == {("z1", "z2"): 100 * MBIT}
-
-
-def test_pods_in_one_zone_take_nothing() -> None:
-    assert account([pod("a", "n1"), pod("b", "n2")]) == {}
-
-
-def test_each_caller_spreads_its_demand_over_the_replicas_it_calls() -> None:
-    pods = [pod("a", "n1"), pod("a", "n1"), pod("b", "n1"), pod("b", "n3"), pod("b", "n3"), pod("b", "n4")]
-    assert account(pods) == {("z1", "z2"): 100 * MBIT, ("z1", "z3"): 50 * MBIT}
-
-
-def test_shares_that_are_no_whole_bits_are_rounded_up_once() -> None:
-    pods = [pod("a", "n1"), pod("b", "n1"), pod("b", "n3"), pod("b", "n4")]
-    assert account(pods, group(needs={("a", "b"): 100})) == {("z1", "z2"): 34, ("z1", "z3"): 34}
-
-
-def test_groups_add_up() -> None:
-    pods = [pod("a", "n1"), pod("b", "n3"), pod("a", "n2", of="h"), pod("b", "n3", of="h")]
-    assert account(pods, group(), group("h", {("a", "b"): "1Mi"})) == {("z1", "z2"): 100 * MBIT + 2**20}
-
-
 @pytest.mark.parametrize(
-    "peer",
+    ("pods", "groups", "taken"),
     [
-        pod("b", "n3", phase="Failed"),
-        pod("b", "n3", phase="Succeeded"),
-        pod("b", "n3", leaving=True),
-        pod("b", ""),
-        pod("b", "gone"),
-        pod("b", "bare"),
-        pod("b", "n3", of="another"),
-        pod("c", "n3"),
+        # The way back takes nothing, nor do pods in one zone.
+        ("a@n1 b@n3", [group()], {("z1", "z2"): 100 * MBIT}),
+        ("a@n1 b@n2", [group()], {}),
+        # Each caller spreads its demand over the replicas that it calls.
+        ("a@n1 a@n1 b@n1 b@n3 b@n3 b@n4", [group()], {("z1", "z2"): 100 * MBIT, ("z1", "z3"): 50 * MBIT}),
+        # Shares that are no whole bits are rounded up once.
+        ("a@n1 b@n1 b@n3 b@n4", [group(needs={("a", "b"): 100})], {("z1", "z2"): 34, ("z1", "z3"): 34}),
+        # Groups add up.
+        (
+            "a@n1 b@n3 a@n2@h b@n3@h",
+            [group(), group("h", {("a", "b"): "1Mi"})],
+            {("z1", "z2"): 100 * MBIT + 2**20},
+        ),
+        # A node that is gone or has no zone, another group, no dependency.
+        *((f"a@n1 {peer}", [group()], {}) for peer in ("b@", "b@gone", "b@bare", "b@n3@another", "c@n3")),
     ],
 )
-def test_pods_that_are_not_really_placed_in_a_zone_take_nothing(peer: GroupPod) -> None:
-    assert account([pod("a", "n1"), peer]) == {}
+def test_callers_take_their_demand_from_the_ways_to_the_replicas_that_they_call(
+    pods: str, groups: list[AppGroup], taken: dict[tuple[str, str], int]
+) -> None:
+    found = [(*one.split("@"), "g")[:3] for one in pods.split()]
+    assert account([pod(workload, node, of=of) for workload, node, of in found], *groups) == taken
+
+
+@pytest.mark.parametrize("fields", [{"phase": "Failed"}, {"phase": "Succeeded"}, {"leaving": True}])
+def test_pods_that_do_not_run_take_nothing(fields: dict[str, Any]) -> None:
+    assert account([pod("a", "n1"), pod("b", "n3", **fields)]) == {}
 
 
 def test_between_regions_is_the_sum_over_the_zone_pairs_that_join_them() -> None:
@@ -188,24 +155,23 @@ def _recount(pods: list[GroupPod]) -> dict[tuple[str, str], int]:
 
 
 def topology(*weights: WeightInfo) -> NetworkTopology:
-    return NetworkTopology(spec=NetworkTopologySpec(configmap_name="c", weights=list(weights)))
+    empty = NetworkTopology()
+    return msgspec.structs.replace(empty, spec=msgspec.structs.replace(empty.spec, weights=list(weights)))
 
 
-def weight(name: str, capacity: str | int | None, *, key: str = "topology.kubernetes.io/zone") -> WeightInfo:
-    return WeightInfo(name, [TopologyInfo(key, [OriginInfo("z1", [CostInfo("z2", 5, capacity)])])])
+def weight(name: str, *capacities: str | int | None, key: str = ZONE) -> WeightInfo:
+    return weight_info(name, {key: [("z1", "z2", {"networkCost": 5, "bandwidthCapacity": c}) for c in capacities]})
 
 
 def test_capacities_are_the_users_as_written_and_never_read_back_from_our_own_weight() -> None:
     found = topology(weight("NetperfCosts", "7"), weight("UserDefined", "10Gi"), weight("Other", "1Gi"))
     assert declared_capacities(found, "NetperfCosts") == ({("z1", "z2"): "10Gi"}, {})
-    regional = topology(weight("UserDefined", 5, key="topology.kubernetes.io/region"))
+    regional = topology(weight("UserDefined", 5, key=REGION))
     assert declared_capacities(regional, "NetperfCosts") == ({}, {("z1", "z2"): 5})
 
 
 def test_of_a_pair_that_is_listed_twice_the_first_counts_as_for_its_cost() -> None:
-    entries = [CostInfo("z2"), CostInfo("z2", bandwidth_capacity="10Gi")]
-    level = TopologyInfo("topology.kubernetes.io/zone", [OriginInfo("z1", entries)])
-    assert declared_capacities(topology(WeightInfo("UserDefined", [level])), "NetperfCosts") == ({}, {})
+    assert declared_capacities(topology(weight("UserDefined", None, "10Gi")), "NetperfCosts") == ({}, {})
 
 
 @pytest.mark.parametrize("bad", ["ten", "", "-1"])
