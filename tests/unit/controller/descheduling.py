@@ -9,16 +9,70 @@ import msgspec
 
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod
+from controller.cluster.pods import GroupPod, Target
+from controller.cluster.volumes import PersistentVolume, Volumes
+from controller.descheduler.classify import Detector
 from controller.descheduler.config import DeschedulerConfig, Settings
 from controller.descheduler.decision import RoundDecision, Watched
 from controller.descheduler.followup import Ended, follow
-from controller.descheduler.memory import Memory, add_moves
-from controller.descheduler.plan import deliberate
-from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex, by_namespace
-from controller.descheduler.usage import UsageView
+from controller.descheduler.memory import Followed, Heir, Memory, Rest, Spent, Tried, add_moves, mark_of
+from controller.descheduler.plan import confirm, deliberate
+from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex, World, by_namespace
+from controller.descheduler.usage import Batch, UsageBook, UsageReading, UsageView
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.state import State
 from kubekit.selectors import parse
 from kubekit.wire import Node, format_time
+
+# Tests take what they build, read and answer with from here too: one place to change when the product renames it.
+__all__ = [
+    "CALM",
+    "GI",
+    "NOW_S",
+    "Batch",
+    "Days",
+    "DeschedulerConfig",
+    "Detector",
+    "Followed",
+    "Guard",
+    "Heir",
+    "Host",
+    "LoadSnapshot",
+    "Memory",
+    "PersistentVolume",
+    "PodIndex",
+    "PodInfo",
+    "Rest",
+    "RoundDecision",
+    "SchedulerConfig",
+    "Settings",
+    "Spent",
+    "State",
+    "Target",
+    "Tried",
+    "UsageBook",
+    "UsageReading",
+    "UsageView",
+    "Volumes",
+    "Watched",
+    "World",
+    "add_moves",
+    "amounts",
+    "by_namespace",
+    "confirm",
+    "decide",
+    "deliberate",
+    "follow",
+    "guard",
+    "mark_of",
+    "moved",
+    "node",
+    "once",
+    "pod",
+    "read",
+    "settings",
+    "snapshot",
+]
 
 GI = 1 << 30
 NOW_S = 1_800_000_000.0

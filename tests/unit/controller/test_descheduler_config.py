@@ -9,9 +9,10 @@ import msgspec
 import pytest
 import yaml
 
-from controller.descheduler.config import DeschedulerConfig, share_of
+from controller.descheduler.config import share_of
 from controller.descheduler.policy import parse_policy, read_policy
 from kubekit.errors import ConfigError
+from tests.unit.controller.descheduling import DeschedulerConfig
 
 SEED = """
 apiVersion: descheduler/v1alpha2
@@ -199,6 +200,7 @@ def test_limits_of_the_document_win_over_our_defaults() -> None:
         (args(detectorCacheTimeout="-5m"), "detectorCacheTimeout"),
         (args(nodePools=[{"name": "a"}, {"name": "a"}]), "nodePools"),
         (args(nodePools=[{"name": "a", "lowThresholds": {"cpu": 70}}]), "nodePools[0].lowThresholds.cpu"),
+        (args(nodePools=[{"name": "a", "prodHighThresholds": {"cpu": 70}}]), "nodePools[0].prodHighThresholds"),
         ({"useDeviationThresholds": True}, "highThresholds"),
         ({"kind": "HighNodeLoadArgs"}, "kind"),
         ({"apiVersion": "descheduler/v1"}, "apiVersion"),

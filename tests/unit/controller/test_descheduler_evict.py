@@ -12,12 +12,9 @@ from aiohttp import web
 
 from controller.descheduler.decision import Move
 from controller.descheduler.evict import ApiEvictor, DryRunEvictor, outdated
-from controller.descheduler.snapshot import World
-from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.state import State
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
-from tests.unit.controller.descheduling import guard, node, pod, snapshot
+from tests.unit.controller.descheduling import SchedulerConfig, State, World, guard, node, pod, snapshot
 
 Answer = tuple[int, dict[str, Any], dict[str, str]]
 FINE: Answer = (201, {"kind": "Status", "status": "Success"}, {})

@@ -8,24 +8,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.pod_info import PodInfo
-from controller.cluster.volumes import PersistentVolume, Volumes
-from controller.descheduler.classify import Detector
-from controller.descheduler.decision import NodeState, RoundDecision, Watched
-from controller.descheduler.followup import follow
+from controller.descheduler.decision import NodeState
 from controller.descheduler.load import shunned_by
-from controller.descheduler.memory import Heir, Memory, Tried, mark_of
 from controller.descheduler.reporting import STOPPED, plan_conditions, taint_patches
 from controller.descheduler.round import Trust
-from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.stock import place
 from kubekit.wire import Condition, Node
 from netperf.contract import HOT_TAINT
 from tests.unit.controller.descheduling import (
     NOW_S,
     Days,
+    Detector,
+    Heir,
+    LoadSnapshot,
+    Memory,
+    PersistentVolume,
+    PodInfo,
+    RoundDecision,
+    Tried,
+    Volumes,
+    Watched,
     amounts,
     decide,
+    follow,
+    mark_of,
     moved,
     node,
     once,

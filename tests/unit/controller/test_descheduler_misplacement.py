@@ -8,30 +8,44 @@ import msgspec
 import pytest
 
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.hosts import Host
-from controller.cluster.pod_info import PodInfo
-from controller.cluster.pods import TARGET_ANNOTATION, Target
+from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decision import RoundDecision, Watched
-from controller.descheduler.followup import follow
-from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.misplacement import describe_misplacement
-from controller.descheduler.plan import confirm, deliberate, questions
+from controller.descheduler.plan import questions
 from controller.descheduler.preview import preview
 from controller.descheduler.round import Round
-from controller.descheduler.snapshot import LoadSnapshot, World
-from controller.descheduler.usage import Batch, UsageView
 from controller.scheduler.affinity import NARROWED_ANNOTATION
-from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.planning import PlanningError
 from controller.scheduler.rules import Tally
-from controller.scheduler.state import State
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import Node, Resource, format_time
-from tests.unit.controller.descheduling import NOW_S, amounts, moved, pod, read, settings
+from tests.unit.controller.descheduling import (
+    NOW_S,
+    Batch,
+    DeschedulerConfig,
+    Followed,
+    Host,
+    LoadSnapshot,
+    Memory,
+    PodInfo,
+    RoundDecision,
+    SchedulerConfig,
+    State,
+    Target,
+    UsageView,
+    Watched,
+    World,
+    amounts,
+    confirm,
+    deliberate,
+    follow,
+    moved,
+    pod,
+    read,
+    settings,
+)
 
 ZONES = ("z1", "z2", "z3")
 CHEAP = {("z1", "z2"): 5, ("z1", "z3"): 40, ("z2", "z3"): 40}

@@ -6,12 +6,21 @@ import msgspec
 import pytest
 
 from controller.descheduler.config import Strategy
-from controller.descheduler.decision import Watched
-from controller.descheduler.followup import follow
-from controller.descheduler.memory import Followed, Memory, add_moves
-from controller.descheduler.snapshot import World
-from controller.descheduler.usage import UsageView
-from tests.unit.controller.descheduling import NOW_S, amounts, decide, moved, read, settings
+from tests.unit.controller.descheduling import (
+    NOW_S,
+    Followed,
+    Memory,
+    UsageView,
+    Watched,
+    World,
+    add_moves,
+    amounts,
+    decide,
+    follow,
+    moved,
+    read,
+    settings,
+)
 from tests.unit.controller.test_descheduler_misplacement import cluster, plan, pod_document
 
 TOGETHER = {"web-1": "z1-n1", "web-2": "z1-n2", "db-1": "z1-n1", "db-2": "z2-n1"}

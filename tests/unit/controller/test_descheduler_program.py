@@ -15,20 +15,34 @@ from prometheus_client import CollectorRegistry
 from controller.cluster.costs import CostIndex
 from controller.cluster.membership import Membership
 from controller.cluster.services import Service, ServiceIndex
-from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, Volumes
+from controller.cluster.volumes import PersistentVolumeClaim
 from controller.descheduler import program as of_program
-from controller.descheduler.config import DeschedulerConfig
-from controller.descheduler.decision import Watched
 from controller.descheduler.load import LoadRound
-from controller.descheduler.memory import Followed, Memory
 from controller.descheduler.plan import think
 from controller.descheduler.program import Descheduler
-from controller.descheduler.snapshot import Budget, PodIndex, World
-from controller.descheduler.usage import Batch, UsageBook, UsageReading
-from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.state import State
+from controller.descheduler.snapshot import Budget
 from kubekit.wire import Node, ObjectMeta
-from tests.unit.controller.descheduling import CALM, GI, NOW_S, moved, pod, settings
+from tests.unit.controller.descheduling import (
+    CALM,
+    GI,
+    NOW_S,
+    Batch,
+    DeschedulerConfig,
+    Followed,
+    Memory,
+    PersistentVolume,
+    PodIndex,
+    SchedulerConfig,
+    State,
+    UsageBook,
+    UsageReading,
+    Volumes,
+    Watched,
+    World,
+    moved,
+    pod,
+    settings,
+)
 from tests.unit.controller.test_descheduler_misplacement import cluster
 
 PATIENCE_S = 5.0

@@ -14,16 +14,32 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from controller.cluster.hosts import Host
-from controller.cluster.pod_info import PodInfo
-from controller.cluster.volumes import PersistentVolume, Volumes
-from controller.descheduler.config import DeschedulerConfig, Settings
-from controller.descheduler.decision import RoundDecision, Watched
-from controller.descheduler.followup import follow
-from controller.descheduler.memory import Followed, Memory, Rest, Spent, Tried
-from controller.descheduler.snapshot import Guard, LoadSnapshot, PodIndex, by_namespace
-from controller.descheduler.usage import UsageView
-from tests.unit.controller.descheduling import NOW_S, decide, guard, node, pod
+from tests.unit.controller.descheduling import (
+    NOW_S,
+    DeschedulerConfig,
+    Followed,
+    Guard,
+    Host,
+    LoadSnapshot,
+    Memory,
+    PersistentVolume,
+    PodIndex,
+    PodInfo,
+    Rest,
+    RoundDecision,
+    Settings,
+    Spent,
+    Tried,
+    UsageView,
+    Volumes,
+    Watched,
+    by_namespace,
+    decide,
+    follow,
+    guard,
+    node,
+    pod,
+)
 
 ROUNDS = 300
 NAMESPACES = ("shop", "back.office", "kube-system")

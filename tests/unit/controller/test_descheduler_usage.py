@@ -17,11 +17,10 @@ from aiohttp import web
 
 from controller.descheduler.config import Queries, UsageConfig
 from controller.descheduler.sources import MetricsApi, PrometheusUsage, source_of
-from controller.descheduler.usage import Batch, UsageBook, UsageReading
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time
-from tests.unit.controller.descheduling import GI, NOW_S
+from tests.unit.controller.descheduling import GI, NOW_S, Batch, UsageBook, UsageReading
 
 BANDWIDTH = "network.aware.com/bandwidth"
 

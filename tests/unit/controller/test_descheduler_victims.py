@@ -6,17 +6,35 @@ from typing import Any
 
 import pytest
 
-from controller.cluster.pod_info import PodInfo
-from controller.descheduler.decision import RoundDecision
-from controller.descheduler.memory import Followed, Memory, Rest, Spent
-from tests.unit.controller.descheduling import NOW_S, amounts, moved, node, once, pod, settings, snapshot
+from tests.unit.controller.descheduling import (
+    NOW_S,
+    Followed,
+    Host,
+    Memory,
+    PodInfo,
+    Rest,
+    RoundDecision,
+    Spent,
+    amounts,
+    moved,
+    node,
+    once,
+    pod,
+    settings,
+    snapshot,
+)
 
 EVICT = "descheduler.alpha.kubernetes.io/evict"
 
 
-def hot_with(*pods: PodInfo, cpu: float = 0.5, memory: Memory | None = None, **sections: Any) -> RoundDecision:
-    """A node at 100 % cpu with these pods of half a core each, and a big idle node."""
-    nodes = [node("hot"), node("idle", cpu="64", memory="256Gi")]
+BIG = node("idle", cpu="64", memory="256Gi")
+
+
+def hot_with(
+    *pods: PodInfo, cpu: float = 0.5, memory: Memory | None = None, idle: Host = BIG, **sections: Any
+) -> RoundDecision:
+    """A node at 100 % cpu with these pods of half a core each, and an idle node, big unless given."""
+    nodes = [node("hot"), idle]
     usage = {"hot": amounts(4, 1), "idle": amounts(0.1, 1)}
     view = snapshot(nodes, pods, usage, {p.key: amounts(cpu, 0.1) for p in pods})
     return once(view, settings(sections.pop("policy", None), **sections), memory=memory)
@@ -28,36 +46,39 @@ def separate(name: str, **fields: Any) -> PodInfo:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind"),
+    ("kind", "fields"),
     [
-        ({"annotations": {"kubernetes.io/config.mirror": "x"}}, "protected"),
-        ({"owner": "Node/hot"}, "protected"),
-        ({"owner": "DaemonSet/agent"}, "protected"),
-        ({"owner": "DaemonSet/agent", "annotations": {EVICT: "true"}}, "protected"),
-        ({"priority": 2_000_000_000}, "protected"),
-        ({"priority_class": "system-cluster-critical"}, "protected"),
-        ({"annotations": {EVICT: "false"}}, "protected"),
-        ({"annotations": {"descheduler.alpha.kubernetes.io/prefer-no-eviction": ""}}, "protected"),
-        ({"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}, "protected"),
-        ({"annotations": {"descheduler.koordinator.sh/eviction-cost": "2147483647"}}, "protected"),
-        ({"owner": ""}, "bare"),
-        ({"owner": "Job/migrate"}, "owner"),
-        ({"owner": "TaskRun/build"}, "owner"),
-        ({"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}, "volume"),
-        ({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}, "local-storage"),
-        ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}, "local-storage"),
+        ("protected", {"annotations": {"kubernetes.io/config.mirror": "x"}}),
+        ("protected", {"owner": "Node/hot"}),
+        ("protected", {"owner": "DaemonSet/agent"}),
+        ("protected", {"owner": "DaemonSet/agent", "annotations": {EVICT: "true"}}),
+        ("protected", {"priority": 2_000_000_000}),
+        ("protected", {"priority_class": "system-cluster-critical"}),
+        ("protected", {"annotations": {EVICT: "false"}}),
+        ("protected", {"annotations": {"descheduler.alpha.kubernetes.io/prefer-no-eviction": ""}}),
+        ("protected", {"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}}),
+        ("protected", {"annotations": {"descheduler.koordinator.sh/eviction-cost": "2147483647"}}),
+        ("bare", {"owner": ""}),
+        ("owner", {"owner": "Job/migrate"}),
+        ("owner", {"owner": "TaskRun/build"}),
+        ("volume", {"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}}),
+        ("local-storage", {"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
+        ("local-storage", {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}}),
+        ("replicas", {"protection": {"minReplicas": 2}}),
+        ("young", {"created_s": NOW_S - 30, "protection": {"minPodAgeS": 60}}),
     ],
 )
-def test_pods_that_never_go_unless_allowed(fields: dict[str, Any], kind: str) -> None:
-    decision = hot_with(separate("p", **fields))
-    assert moved(decision) == []
-    assert decision.plan.skipped == {kind: 1}
-    assert moved(hot_with(separate("p"))) == ["p"]
+def test_pods_that_never_go_unless_allowed(kind: str, fields: dict[str, Any]) -> None:
+    protection = fields.get("protection", {})
+    more = {name: value for name, value in fields.items() if name != "protection"}
+    decision = hot_with(separate("p", **more), protection=protection)
+    assert (moved(decision), decision.plan.skipped) == ([], {kind: 1})
 
 
 @pytest.mark.parametrize(
     ("fields", "sections"),
     [
+        ({}, {}),
         ({"owner": ""}, {"protection": {"barePods": True}}),
         ({"owner": "", "annotations": {EVICT: "true"}}, {}),
         ({"spec": {"volumes": [{"emptyDir": {}}]}}, {"protection": {"localStorage": True}}),
@@ -165,31 +186,27 @@ def test_node_fit_checks_selectors_taints_requests_and_usage(
 
 
 @pytest.mark.parametrize(
-    ("requirement", "fits"),
+    ("key", "operator", "values", "fits"),
     [
-        ({"key": "disk", "operator": "In", "values": ["ssd"]}, True),
-        ({"key": "disk", "operator": "In", "values": ["hdd"]}, False),
-        ({"key": "disk", "operator": "NotIn", "values": ["ssd"]}, False),
-        ({"key": "other", "operator": "NotIn", "values": ["x"]}, True),
-        ({"key": "disk", "operator": "Exists"}, True),
-        ({"key": "disk", "operator": "DoesNotExist"}, False),
-        ({"key": "cores", "operator": "Gt", "values": ["31"]}, True),
-        ({"key": "cores", "operator": "Lt", "values": ["32"]}, False),
-        ({"key": "disk", "operator": "Gt", "values": ["1"]}, False),
-        ({"key": "digits", "operator": "Gt", "values": ["5"]}, False),  # Go's ParseInt refuses 1_000
-        ({"key": "cores", "operator": "Gt", "values": [" 5"]}, False),
+        ("disk", "In", ["ssd"], True),
+        ("disk", "In", ["hdd"], False),
+        ("disk", "NotIn", ["ssd"], False),
+        ("other", "NotIn", ["x"], True),
+        ("disk", "Exists", [], True),
+        ("disk", "DoesNotExist", [], False),
+        ("cores", "Gt", ["31"], True),
+        ("cores", "Lt", ["32"], False),
+        ("disk", "Gt", ["1"], False),
+        ("digits", "Gt", ["5"], False),  # Go's ParseInt refuses 1_000
+        ("cores", "Gt", [" 5"], False),
     ],
 )
-def test_required_node_affinity_has_every_operator(requirement: dict[str, Any], *, fits: bool) -> None:
+def test_required_node_affinity_has_every_operator(key: str, operator: str, values: list[str], *, fits: bool) -> None:
+    requirement = {"key": key, "operator": operator, "values": values}
     term = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
     spec = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}}
-    nodes = [
-        node("hot"),
-        node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32", "digits": "1_000"}),
-    ]
-    usage = {"hot": amounts(4, 1), "idle": amounts(0, 0)}
-    decision = once(snapshot(nodes, [separate("p", spec=spec)], usage, {"p": amounts(0.6, 0.1)}), settings())
-    assert moved(decision) == (["p"] if fits else [])
+    idle = node("idle", cpu="32", memory="64Gi", labels={"disk": "ssd", "cores": "32", "digits": "1_000"})
+    assert moved(hot_with(separate("p", spec=spec), idle=idle)) == (["p"] if fits else [])
 
 
 def test_one_term_of_node_affinity_suffices_and_names_are_a_field() -> None:
@@ -232,24 +249,20 @@ def many(count: int, **fields: Any) -> list[PodInfo]:
 
 
 @pytest.mark.parametrize(
-    ("limits", "count"),
+    ("limits", "spent_s", "count"),
     [
-        ({}, 5),
-        ({"perNode": 2}, 2),
-        ({"perNamespace": 3}, 3),
-        ({"perRound": 1}, 1),
-        ({"perHour": 4}, 4),
-        ({"perHour": 0}, 0),
+        ({}, (), 5),
+        ({"perNode": 2}, (), 2),
+        ({"perNamespace": 3}, (), 3),
+        ({"perRound": 1}, (), 1),
+        ({"perHour": 4}, (), 4),
+        ({"perHour": 0}, (), 0),
+        ({"perHour": 4}, (10, 3590, 3601, 4000), 2),
     ],
 )
-def test_limits_of_one_round(limits: dict[str, int], count: int) -> None:
-    decision = hot_with(*many(5), cpu=0.4, limits=limits)
-    assert len(moved(decision)) == count
-
-
-def test_the_hourly_budget_counts_what_was_spent_in_the_last_hour() -> None:
-    spent = tuple(Spent(NOW_S - age, "default/Deployment/x") for age in (10, 3590, 3601, 4000))
-    assert len(moved(hot_with(*many(5), cpu=0.4, memory=Memory(spent=spent), limits={"perHour": 4}))) == 2
+def test_limits_of_one_round_and_of_the_last_hour(limits: dict[str, int], spent_s: tuple[int, ...], count: int) -> None:
+    memory = Memory(spent=tuple(Spent(NOW_S - age, "default/Deployment/x") for age in spent_s))
+    assert len(moved(hot_with(*many(5), cpu=0.4, memory=memory, limits=limits))) == count
 
 
 def test_a_workload_moves_one_pod_at_a_time_by_default_and_a_share_of_its_pods_when_it_is_large() -> None:
