@@ -13,7 +13,7 @@ from rich.text import Text
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.style import BAD, FAINT, GOOD, counted, grid
 from controller.cluster.config import NetworkOverheadArgs
-from controller.cluster.costs import CostIndex, Costs
+from controller.cluster.costs import CostIndex, Costs, is_one_zone
 from controller.cluster.eligibility import required_terms
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Fleet, Room, hosts_of
@@ -158,7 +158,12 @@ class _Reading:
             if refused := self._members.refused_by(key):
                 self.remarks.append(f"AppGroup {key} has no pods of {', '.join(refused)}: no such Namespace lets it in")
         self._costs = CostIndex.among(
-            cluster.topologies, self._rules, HOME_NAMESPACE, topology=given.topology, weights=given.weights
+            cluster.topologies,
+            self._rules,
+            HOME_NAMESPACE,
+            one_zone=is_one_zone(host.location for host in self._hosts.values()),
+            topology=given.topology,
+            weights=given.weights,
         )
         self._volumes = Volumes.among(cluster.volumes, cluster.claims)
         self._standing: list[Standing] = []

@@ -22,7 +22,7 @@ from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, counted, grid
 from controller.cli.templates import Controller
-from controller.cluster.costs import CostIndex, Costs, CostTable
+from controller.cluster.costs import Costs, CostTable
 from controller.cluster.graph import Graph, build_graph
 from controller.cluster.hosts import Host, hosts_of
 from controller.cluster.pod_info import PodReader
@@ -176,8 +176,7 @@ class Simulate(Command):
         # Services are looked for where its pods will be.
         group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, namespace=namespace))
         snapshot = await session.snapshot()
-        asked = {"topology": options.topology, "weights": options.weights}
-        costs = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home, **asked).of(namespace)
+        costs = snapshot.costs(topology=options.topology, weights=options.weights).of(namespace)
         if options.weights and not costs.weight:
             msg = f"there is no weight {options.weights!r}"
             raise NotFoundError(msg)

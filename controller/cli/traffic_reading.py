@@ -12,7 +12,7 @@ import yaml
 
 from controller.cli.parser import duration
 from controller.cli.session import Session
-from controller.cluster.costs import SAME_ZONE_COST, CostIndex, Location
+from controller.cluster.costs import SAME_ZONE_COST, Location
 from controller.cluster.resources import APPGROUPS, SERVICES, AppGroup
 from controller.cluster.services import Service
 from controller.cluster.zones import draw_map
@@ -136,7 +136,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
 
 
 def _costs(snapshot: ClusterSnapshot, namespace: str) -> CostOf:
-    table = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home).of(namespace).table
+    table = snapshot.costs().of(namespace).table
 
     def cost_of(client: Place, server: Place) -> int | None:
         return SAME_ZONE_COST if client == server else table.cost(Location(*client), Location(*server))

@@ -40,6 +40,11 @@ def location_of(node: Node) -> Location:
     return Location(node.metadata.label(REGION_LABEL), node.metadata.label(ZONE_LABEL))
 
 
+def is_one_zone(locations: Iterable[Location]) -> bool:
+    """Whether the nodes' labels tell no zones apart, since none has one; never asked in upstream parity."""
+    return not any(location.zone for location in locations)
+
+
 def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location]) -> Counter[Location]:
     """How many of what is on nodes is where; nodes that are gone count nowhere."""
     found: Counter[Location] = Counter()
@@ -78,9 +83,13 @@ class CostTable:
     Args:
         weight: the weight.
         latencies: priced round trips that were published with it; None when it is not one of ours.
+        one_zone: nodes without labels are in one zone, see `is_one_zone`; in upstream's table they are far from everywhere.
     """
 
-    def __init__(self, weight: WeightInfo | None = None, latencies: Latencies | None = None) -> None:
+    def __init__(
+        self, weight: WeightInfo | None = None, latencies: Latencies | None = None, *, one_zone: bool = False
+    ) -> None:
+        self.one_zone = one_zone
         self._zones, self._regions = _Ways(entries_of(weight, ZONE_LABEL)), _Ways(entries_of(weight, REGION_LABEL))
         self._latencies = latencies
 
@@ -103,7 +112,7 @@ class CostTable:
 
     def judge(self, candidate: Location, peer: Location, max_cost: int) -> tuple[Verdict, int]:
         """The contract's table for two different nodes, from ``candidate`` to the node of ``peer``."""
-        if peer == NOWHERE:
+        if peer == NOWHERE and not self.one_zone:
             return "violated", UNKNOWN_COST
         if candidate == peer:
             return "satisfied", SAME_ZONE_COST
@@ -236,10 +245,11 @@ class CostIndex:
     Args:
         rules: which NetworkTopology and weight count.
         home: netaware's own namespace.
+        one_zone: see `is_one_zone`.
     """
 
-    def __init__(self, rules: NetworkOverheadArgs, home: str) -> None:
-        self._rules, self._home = rules, home
+    def __init__(self, rules: NetworkOverheadArgs, home: str, *, one_zone: bool = False) -> None:
+        self._rules, self._home, self._one_zone = rules, home, one_zone
         self._topologies: dict[str, NetworkTopology] = {}
         self._made: dict[str, Costs] = {}
 
@@ -250,6 +260,7 @@ class CostIndex:
         rules: NetworkOverheadArgs,
         home: str,
         *,
+        one_zone: bool,
         topology: str = "",
         weights: str = "",
     ) -> CostIndex:
@@ -261,7 +272,7 @@ class CostIndex:
         if topology:
             rules = msgspec.structs.replace(rules, search_everywhere=True)  # the only one there is counts everywhere
             topologies = filter(None, (topology_named(topologies, topology),))
-        made = cls(rules, home)
+        made = cls(rules, home, one_zone=one_zone)
         for found in topologies:
             made.take(found.metadata.key, None, found)
         return made
@@ -277,9 +288,16 @@ class CostIndex:
         self._made.pop(key, None)
         return True
 
+    def take_nodes(self, locations: Iterable[Location]) -> None:
+        """Nodes came, went or moved; not told in upstream parity."""
+        one_zone = is_one_zone(locations)
+        if one_zone != self._one_zone:
+            self._one_zone = one_zone
+            self._made.clear()
+
     def copy(self) -> CostIndex:
         """As it is now, for a thread: nothing that is taken later changes it."""
-        made = CostIndex(self._rules, self._home)
+        made = CostIndex(self._rules, self._home, one_zone=self._one_zone)
         made._topologies, made._made = self._topologies.copy(), self._made.copy()
         return made
 
@@ -288,7 +306,7 @@ class CostIndex:
         topology = topology_for(self._topologies, self._rules, home=self._home, namespace=namespace)
         key = topology.metadata.key if topology is not None else ""
         if key not in self._made:
-            self._made[key] = costs_of(topology, self._rules)
+            self._made[key] = costs_of(topology, self._rules, one_zone=self._one_zone)
         return self._made[key]
 
 
@@ -297,13 +315,15 @@ def _same_costs(old: NetworkTopology, new: NetworkTopology) -> bool:
     return same_latencies and old.spec.weights == new.spec.weights
 
 
-def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs) -> Costs:
+def costs_of(topology: NetworkTopology | None, rules: NetworkOverheadArgs, *, one_zone: bool) -> Costs:
     """The costs in use of one NetworkTopology; None has none."""
     if topology is None:
-        return Costs(CostTable())
+        return Costs(CostTable(one_zone=one_zone))
     meta, weight = topology.metadata, weight_for(topology, rules)
     name = weight.name if weight is not None else ""
     # What was measured says nothing about costs that a user wrote.
     latencies = decode_latencies(meta.annotation(LATENCY_ANNOTATION)) if name == NETPERF_COSTS else None
     problem = latencies.problem if latencies is not None else ""
-    return Costs(CostTable(weight, latencies), meta.key, name, f"{meta.uid}/{meta.resource_version}", problem)
+    return Costs(
+        CostTable(weight, latencies, one_zone=one_zone), meta.key, name, f"{meta.uid}/{meta.resource_version}", problem
+    )

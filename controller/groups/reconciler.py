@@ -137,6 +137,8 @@ class AppGroupController:
             self._last_conditions.pop(key, None)
             return None
         pods = (pod for _, pod in self._pods.of(key, self._membership.group_of))
+        if self._by_answer:
+            self._costs.take_nodes(self._locations.values())
         costs = self._costs.of(group.metadata.namespace).table
         services = self._services if self._by_answer else None
         facts = gather(group, pods, self._locations, costs, self._membership, services=services)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Location
+from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Location, is_one_zone
 from controller.cluster.eligibility import is_choosy, may_run_on, required_of, selects_node, tolerated
 from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector
@@ -338,8 +338,8 @@ def price_table(locations: tuple[Location, ...], costs: CostTable, objective: Ob
     if objective == "parity":
         flat = [float(costs.judge(a, b, 0)[1]) for a in locations for b in locations]
     else:
-        mixed = any(location.zone for location in locations)
-        flat = [latency_us(a, b, costs, measured=measured, mixed=mixed) for a in locations for b in locations]
+        one_zone = is_one_zone(locations)
+        flat = [latency_us(a, b, costs, measured=measured, one_zone=one_zone) for a in locations for b in locations]
     return _closed(np.array(flat, np.float64).reshape(len(locations), len(locations)))
 
 
@@ -376,13 +376,13 @@ def timed(demand: Demand, problem: Problem) -> Problem:
 
 
 def latency_us(
-    origin: Location, destination: Location, costs: CostTable, *, measured: bool, mixed: bool = True
+    origin: Location, destination: Location, costs: CostTable, *, measured: bool, one_zone: bool = False
 ) -> float:
     """Measured, else from the whole cost (1 is a millisecond), else a guess that keeps regions apart.
 
-    Two nodes without a zone are near each other where no node has one, and anywhere in a cluster that is ``mixed``.
+    Two nodes without a zone are near each other where all are ``one_zone``, and anywhere in another cluster.
     """
-    if origin == destination and (origin.zone or not mixed):
+    if origin == destination and (origin.zone or one_zone):
         return costs.latency_us(origin, destination) or IN_ZONE_US
     latency = costs.latency_us(origin, destination)
     if latency is not None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.cluster.costs import NOWHERE, SAME_HOST_COST, SAME_ZONE_COST, UNKNOWN_COST, CostTable, Location
+from controller.cluster.costs import SAME_HOST_COST, SAME_ZONE_COST, CostTable, Location, Verdict
 from controller.cluster.requests import amount
 from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing
@@ -50,7 +50,7 @@ class Tally(NamedTuple):
         violated: dependencies beyond it.
         cost: accumulated network cost.
         starved: a dependency lacks bandwidth; never set unless the bandwidth filter is on.
-        unknown: placed pods to which no cost is known; each counts `UNKNOWN_COST`.
+        unknown: placed pods to which no cost is known; each counts `controller.cluster.costs.UNKNOWN_COST`.
     """
 
     satisfied: int = 0
@@ -97,7 +97,7 @@ def weigh(
     Args:
         dependencies: what the pod depends on; decides filter and score.
         dependants: what depends on the pod; adds to the score alone. Empty in upstream parity.
-        places: every place there is, `NOWHERE` included where a node may be there.
+        places: every place there is, `controller.cluster.costs.NOWHERE` included where a node may be there.
         place_of: node name -> index in ``places``.
         costs: the weight in use.
         bandwidth: apply the bandwidth filter.
@@ -143,10 +143,9 @@ class _Sums:
             if bond.routing is Routing.NODE or near:
                 self._answer_here(bond, node, by_place, near)
                 continue
-            here = self._correct(node, count)
-            if self._places[self._place_of[node]] == NOWHERE:
-                here[0] += count
-                here[1] -= count
+            here, verdict = self._correct(node, count)
+            here[0] += count * (verdict != "satisfied")
+            here[1] -= count * (verdict == "violated")
 
     def _answered_near(self, bond: Bond, by_place: Mapping[int, int]) -> frozenset[int]:
         """Places whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
@@ -212,12 +211,12 @@ class _Sums:
             if way is not None and way.free_bps is not None and way.free_bps < bond.min_bandwidth_bps:
                 self._starved[i] = True
 
-    def _correct(self, node: str, count: int) -> list[int]:
-        """The node's place took its own pods for those of neighbours; they are on the same host."""
-        unlabelled = self._places[self._place_of[node]] == NOWHERE
-        here = self._here[node]
-        here[2] += count * (SAME_HOST_COST - (UNKNOWN_COST if unlabelled else SAME_ZONE_COST))
-        return here
+    def _correct(self, node: str, count: int) -> tuple[list[int], Verdict]:
+        """The node's place took its own pods for those of neighbours, with this verdict; they are on the same host."""
+        place, here = self._places[self._place_of[node]], self._here[node]
+        verdict, cost = self._costs.judge(place, place, 0)
+        here[2] += count * (SAME_HOST_COST - cost)
+        return here, verdict
 
 
 def normalise(cost: int, low: int, high: int) -> int:

@@ -154,6 +154,8 @@ class State:
         self.surroundings_version += 1
 
     def _touch_nodes(self) -> None:
+        if self._by_answer:  # upstream parity keeps its table
+            self._costs.take_nodes(self.places[place] for place in self.population)
         self._touch()
         self.node_version += 1
 

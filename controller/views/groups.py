@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.costs import NOWHERE, CostIndex, CostTable, Location
+from controller.cluster.costs import NOWHERE, CostTable, Location
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
@@ -51,7 +51,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         if name and not pod.finished:
             members[membership.group_of(pod.metadata.namespace, name)].append(pod)
     shown = _shown_costs(snapshot, network)
-    index = CostIndex.among(snapshot.topologies, snapshot.rules, snapshot.home)
+    index = snapshot.costs()
     services = ServiceIndex.among(snapshot.services)
     savings = Savings(locations, pairs)
     return tuple(
@@ -73,7 +73,8 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
 
 def _shown_costs(snapshot: ClusterSnapshot, network: NetworkView) -> CostTable:
     topology = choose_topology(snapshot, network.topology) if network.topology else None
-    return CostTable(topology.weight(network.weights) if topology is not None and network.weights else None)
+    weight = topology.weight(network.weights) if topology is not None and network.weights else None
+    return CostTable(weight, one_zone=snapshot.one_zone)
 
 
 def build_group(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.costs import CostIndex, is_one_zone, location_of
 from controller.cluster.membership import Membership
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod, Placement, placement_of
@@ -106,6 +107,17 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     def rules(self) -> NetworkOverheadArgs:
         """Which NetworkTopology and which of its weights count."""
         return self.scheduler.rules
+
+    @property
+    def one_zone(self) -> bool:
+        """Whether costs take all nodes for one zone, see `is_one_zone`."""
+        return self.scheduler.by_answer and is_one_zone(map(location_of, self.nodes))
+
+    def costs(self, *, topology: str = "", weights: str = "") -> CostIndex:
+        """The costs, see `CostIndex.among`; made at each call."""
+        return CostIndex.among(
+            self.topologies, self.rules, self.home, one_zone=self.one_zone, topology=topology, weights=weights
+        )
 
     @property
     def placements(self) -> dict[str, Placement]:

@@ -357,6 +357,36 @@ async def test_a_group_has_no_pods_of_a_namespace_that_does_not_let_it_in() -> N
     everybody_says(await World(*NODES, *PODS, told, namespace("x", lets_in="friends.evil")).members("evil/g"), 2)
 
 
+@pytest.mark.parametrize(
+    ("parity", "third", "met"), [("none", "", True), ("none", "z1", False), ("upstream", "", False)]
+)
+async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in_parity(
+    parity: Parity, third: str, *, met: bool
+) -> None:
+    pods = [pod(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n2"), ("b", "n1"))]
+    nodes = [node("n1", ""), node("n2", ""), node("n3", third)]
+    config = SchedulerConfig(parity=parity)
+    world = World(*nodes, *pods, group("default", most=3), topology(weight("UserDefined", 5)), config=config)
+    state = world.scheduler()
+    (shown,), _ = await world.command(GraphOf(), "-n", "default")
+    (page,) = (await world.view("default/g")).edges
+
+    def tally(on: str) -> tuple[int, ...]:
+        return state.weigh("default", "g", "a").tally(on, state.place_of[on])[:3]
+
+    tallies = [tally("n1"), tally("n2")]
+    assert tallies == ([(2, 0, 1)] * 2 if met else [(1, 1, 100)] * 2)
+    found = {
+        "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
+        "page": page.verdict == "met",
+        "graph": shown.edges[0].verdict == "met",
+    }
+    assert found == dict.fromkeys(found, met)
+    labelled = msgspec.convert(node("n3", "z2"), Node)
+    state.take_node("n3", None, labelled)
+    assert tally("n1") == (1, 1, 100), "as soon as one node has a label, the others are somewhere else"
+
+
 async def test_in_parity_a_group_beside_its_pods_has_none_where_upstream_does_not_look() -> None:
     parity = SchedulerConfig(parity="upstream")
     everybody_says(await World(*NODES, *PODS, group("x"), config=parity).members("x/g"), 0)
