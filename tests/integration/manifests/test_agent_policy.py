@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -260,6 +261,34 @@ async def test_full_shard_with_both_formats_can_still_be_written(agent: Client, 
     own = merge_patch(encode_samples([sample("node-a", "node-b")], ["p90"]))
     written = await agent.patch(CONFIGMAPS, RESULTS, own, ConfigMap, namespace=NAMESPACE)
     assert len(written.data or {}) == len(data) + 2
+
+
+def noted(fields: dict[str, Any], version: str = "v1") -> dict[str, Any]:
+    """What the server notes of who wrote what, by somebody else."""
+    entry = {"apiVersion": version, "fieldsType": "FieldsV1", "fieldsV1": fields, "manager": "x", "operation": "Update"}
+    return {"metadata": {"managedFields": [entry]}}
+
+
+LONG = [f"{i:05d}{'x' * 180}" for i in range(3000)]
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"data": {f"netaware.v1.node-a_{name}": "" for name in LONG}},
+        {"data": {f"netperf.p90.latency.milliseconds.origin.node-a.destination.{name}": "1" for name in LONG}},
+        noted({"f:data": {f"f:{name}": {} for name in LONG}}),
+        noted({"f:data": {"f:x": {f"f:{name}": {} for name in LONG}}}),
+        noted({f"f:{name}": {} for name in LONG}),
+        noted({"f:data": {"f:x": {}}}, version="x" * 600_000),
+    ],
+    ids=["names", "upstream", "managed", "managed-deep", "managed-other", "managed-version"],
+)
+async def test_agent_cannot_fill_the_results(agent: Client, admin: Client, patch: dict[str, Any]) -> None:
+    with suppress(ApiError):
+        await agent.patch(CONFIGMAPS, RESULTS, patch, ConfigMap, namespace=NAMESPACE)
+    found = await admin.request("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/{RESULTS}")
+    assert len(found) < 500_000
 
 
 async def test_policies_have_no_type_errors(agent: Client, kubectl: Kubectl, plane: ControlPlane) -> None:
