@@ -2,106 +2,95 @@
 
 from __future__ import annotations
 
-from controller.cluster.graph import Edge, build_graph, namespaces_of
-from controller.cluster.resources import AppGroupSpec, Dependency, Workload, WorkloadRef
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cluster.graph import Edge, Graph, build_graph, namespaces_of
+from tests.unit.controller.objects import AppGroup
+
+Workload = tuple[str, list[dict[str, Any]]]
 
 
-def ref(selector: str = "", name: str = "", kind: str = "Deployment", namespace: str = "") -> WorkloadRef:
-    return WorkloadRef(kind=kind, name=name, selector=selector, namespace=namespace)
+def ref(text: str, kind: str = "") -> dict[str, str]:
+    """``selector/name/kind``, of which the last may be left out."""
+    selector, name, said = (text + "//").split("/")[:3]
+    return {"selector": selector, "name": name, "kind": said or kind}
 
 
-def needs(
-    selector: str = "", name: str = "", cost: int = 0, rate: str | int | None = None, kind: str = ""
-) -> Dependency:
-    return Dependency(workload=ref(selector, name, kind), max_network_cost=cost, min_bandwidth=rate)
+def needs(text: str, **more: Any) -> dict[str, Any]:
+    return {"workload": ref(text), **more}
 
 
-def spec(*workloads: tuple[WorkloadRef, list[Dependency]]) -> AppGroupSpec:
-    return AppGroupSpec(
-        num_members=1,
-        topology_sorting_algorithm="KahnSort",
-        workloads=[Workload(workload=w, dependencies=d or None) for w, d in workloads],
-    )
+def graph(*workloads: Workload) -> Graph:
+    items = [{"workload": ref(one, "Deployment"), "dependencies": below} for one, below in workloads]
+    return build_graph(msgspec.convert({"spec": {"numMembers": 1, "workloads": items}}, AppGroup).spec)
 
 
-def test_a_dependency_is_found_by_its_selector_whatever_its_name() -> None:
-    graph = build_graph(spec((ref("a", "x"), [needs("b", "another-name", cost=5, rate="1M")]), (ref("b", "y"), [])))
-    assert graph.edges == (Edge(0, 1, 1_000_000, 5),)
-    assert graph.faults == ()
-    assert graph.children == [[1], []]
+@pytest.mark.parametrize(
+    ("workloads", "edges", "problems"),
+    [
+        # By its selector, whatever its name; else by its name, and kind tells which is meant.
+        (
+            [("a/x", [needs("b/another-name", maxNetworkCost=5, minBandwidth="1M")]), ("b/y", [])],
+            [Edge(0, 1, 1_000_000, 5)],
+            [],
+        ),
+        ([("a/web", [needs("/db")]), ("b/db", [])], [Edge(0, 1)], []),
+        ([("a/web", [needs("/db/StatefulSet")]), ("b/db", []), ("c/db/StatefulSet", [])], [Edge(0, 2)], []),
+        ([("a/web", [needs("/db")]), ("b/db", []), ("c/db", [])], [], ["AmbiguousDependency"]),
+        ([("a", [needs("nowhere"), needs("b")]), ("b", [])], [Edge(0, 1)], ["UnknownDependency"]),
+        ([("a/x", [needs("/x")])], [], ["SelfDependency"]),
+        # Of a repeated dependency the strictest demands count; bad numbers become what bounds them.
+        (
+            [
+                (
+                    "a",
+                    [
+                        needs("b", maxNetworkCost=9, minBandwidth="1k"),
+                        needs("b", maxNetworkCost=4, minBandwidth="500"),
+                    ],
+                ),
+                ("b", []),
+            ],
+            [Edge(0, 1, 1000, 4)],
+            [],
+        ),
+        (
+            [
+                ("a", [needs("b", maxNetworkCost=20_000, minBandwidth="much"), needs("c", minBandwidth="-5")]),
+                ("b", []),
+                ("c", []),
+            ],
+            [Edge(0, 1, 0, 10_000), Edge(0, 2)],
+            ["BadCost", "BadBandwidth", "BadBandwidth"],
+        ),
+        ([], [], []),
+    ],
+)
+def test_dependencies_become_edges_and_what_is_wrong_is_told(
+    workloads: list[Workload], edges: list[Edge], problems: list[str]
+) -> None:
+    found = graph(*workloads)
+    assert (list(found.edges), [fault.problem for fault in found.faults]) == (edges, problems)
+    assert found.children == [[e.dependency for e in found.edges if e.dependant == i] for i in range(len(workloads))]
+    assert all(fault.detail for fault in found.faults)
 
 
-def test_a_dependency_without_selector_is_found_by_name() -> None:
-    graph = build_graph(spec((ref("a", "web"), [needs(name="db")]), (ref("b", "db"), [])))
-    assert graph.edges == (Edge(0, 1),)
-
-
-def test_names_may_repeat_and_kind_tells_which_is_meant() -> None:
-    workloads: tuple[tuple[WorkloadRef, list[Dependency]], ...] = (
-        (ref("a", "web"), [needs(name="db", kind="StatefulSet")]),
-        (ref("b", "db"), []),
-        (ref("c", "db", "StatefulSet"), []),
-    )
-    assert build_graph(spec(*workloads)).edges == (Edge(0, 2),)
-
-
-def test_a_name_that_several_workloads_have_is_told_and_not_guessed() -> None:
-    graph = build_graph(spec((ref("a", "web"), [needs(name="db")]), (ref("b", "db"), []), (ref("c", "db"), [])))
-    assert graph.edges == ()
-    assert [f.problem for f in graph.faults] == ["AmbiguousDependency"]
-
-
-def test_a_workload_that_is_not_there_is_told_and_the_rest_stands() -> None:
-    graph = build_graph(spec((ref("a"), [needs("nowhere"), needs("b")]), (ref("b"), [])))
-    assert graph.edges == (Edge(0, 1),)
-    assert [(f.problem, f.detail) for f in graph.faults] == [
-        ("UnknownDependency", "a: depends on an unknown workload, nowhere")
-    ]
-
-
-def test_a_workload_that_depends_on_itself_is_told() -> None:
-    graph = build_graph(spec((ref("a", "x"), [needs(name="x")])))
-    assert graph.edges == ()
-    assert [f.problem for f in graph.faults] == ["SelfDependency"]
-
-
-def test_a_repeated_selector_keeps_the_first_workload() -> None:
-    graph = build_graph(spec((ref("a", "one"), []), (ref("a", "two"), [needs("a")]), (ref("b"), [])))
-    assert [w.name for w in graph.workloads] == ["one", ""]
-    assert [f.problem for f in graph.faults] == ["DuplicateSelector"]
-
-
-def test_a_workload_without_selector_has_no_pods_and_is_told() -> None:
-    graph = build_graph(spec((ref("", "x"), []), (ref("b"), [])))
-    assert graph.selectors == ("b",)
-    assert [f.problem for f in graph.faults] == ["NoSelector"]
-
-
-def test_of_a_repeated_dependency_the_strictest_demands_count() -> None:
-    graph = build_graph(
-        spec((ref("a"), [needs("b", cost=9, rate="1k"), needs("b", cost=4, rate="500")]), (ref("b"), []))
-    )
-    assert graph.edges == (Edge(0, 1, 1000, 4),)
-
-
-def test_bad_numbers_are_told_and_replaced_by_what_bounds_them() -> None:
-    graph = build_graph(
-        spec((ref("a"), [needs("b", cost=20_000, rate="much"), needs("c", rate="-5")]), (ref("b"), []), (ref("c"), []))
-    )
-    assert graph.edges == (Edge(0, 1, 0, 10_000), Edge(0, 2, 0, 0))
-    assert [f.problem for f in graph.faults] == ["BadCost", "BadBandwidth", "BadBandwidth"]
-
-
-def test_an_empty_spec_is_an_empty_graph() -> None:
-    assert build_graph(AppGroupSpec()).workloads == ()
+def test_a_workload_without_a_selector_of_its_own_is_told_and_left_out() -> None:
+    found = graph(("a/one", []), ("a/two", [needs("a")]), ("/x", []), ("b", []))
+    assert [one.name for one in found.workloads] == ["one", ""]
+    assert found.selectors == ("a", "b")
+    assert [fault.problem for fault in found.faults] == ["DuplicateSelector", "NoSelector"]
 
 
 def test_a_group_of_500_workloads_is_read() -> None:
-    workloads = [(ref(f"w{i}"), [needs(f"w{j}") for j in range(i + 1, min(i + 5, 500))]) for i in range(500)]
-    graph = build_graph(spec(*workloads))
-    assert len(graph.workloads) == 500
-    assert graph.faults == ()
+    found = graph(*((f"w{i}", [needs(f"w{j}") for j in range(i + 1, min(i + 5, 500))]) for i in range(500)))
+    assert (len(found.workloads), found.faults) == (500, ())
 
 
 def test_pods_are_looked_for_in_the_groups_namespace_and_in_those_its_workloads_name() -> None:
-    assert namespaces_of("shop", [ref("a"), ref("b", namespace="db")]) == {"shop", "db"}
+    workloads = graph(("a", []), ("b", [])).workloads
+    far = msgspec.structs.replace(workloads[1], namespace="db")
+    assert namespaces_of("shop", [workloads[0], far]) == {"shop", "db"}

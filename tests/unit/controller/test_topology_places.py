@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
-from controller.cluster.pod_info import PodInfo, PodReader
-from controller.cluster.pods import GroupPod, GroupPodSpec, GroupPodStatus
 from controller.cluster.zones import AgentPods, agent_pods_by_node, draw_map, facts_of, same_facts, same_place
 from controller.topology.planner import plan_changes
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.reflector import Reflector
-from kubekit.wire import (
-    NODES,
-    Condition,
-    ConfigMap,
-    Node,
-    NodeAddress,
-    NodeSpec,
-    NodeStatus,
-    ObjectMeta,
-    PodIP,
-)
+from kubekit.wire import NODES, ConfigMap, Node
 from netperf.pairs import PlanOptions, ProbeNode, eligible, plan_pairs
 from netperf.plans import ZonePlan, encode_plan, plan_object_name
 from netperf.sample import Place
+from tests.unit.controller.descheduling import PodInfo, read
 
 
 def node(
@@ -42,19 +32,20 @@ def node(
 ) -> Node:
     labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": region}
     note = json.dumps({"address": "10.0.0.1", "port": 1}) if agent is True else agent
-    return Node(
-        metadata=ObjectMeta(
-            name=name,
-            resource_version=version,
-            labels={k: v for k, v in labels.items() if v},
-            annotations={"netaware.io/agent": str(note)} if note else None,
-        ),
-        spec=NodeSpec(unschedulable=cordoned),
-        status=NodeStatus(
-            conditions=[Condition("Ready", str(ready))],
-            addresses=[NodeAddress("InternalIP", "10.0.0.1"), NodeAddress("InternalIP", "fd00::1")],
-        ),
-    )
+    document = {
+        "metadata": {
+            "name": name,
+            "resourceVersion": version,
+            "labels": {k: v for k, v in labels.items() if v},
+            "annotations": {"netaware.io/agent": str(note)} if note else None,
+        },
+        "spec": {"unschedulable": cordoned},
+        "status": {
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "addresses": [{"type": "InternalIP", "address": address} for address in ("10.0.0.1", "fd00::1")],
+        },
+    }
+    return msgspec.convert(document, Node)
 
 
 def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_told() -> None:
@@ -136,16 +127,10 @@ def test_heartbeats_change_neither_map_nor_plan_but_labels_and_readiness_do() ->
 
 
 def agent_pod(on: str, ips: tuple[str, ...] = (), *, leaving: bool = False) -> PodInfo:
-    pod = GroupPod(
-        metadata=ObjectMeta(
-            name="p",
-            labels={"app.kubernetes.io/name": "netaware-agent"},
-            deletion_timestamp="2026-01-01T00:00:00Z" if leaving else None,
-        ),
-        spec=GroupPodSpec(node_name=on),
-        status=GroupPodStatus(conditions=[Condition("Ready", "True")], pod_ips=[PodIP(ip) for ip in ips]),
-    )
-    return PodReader().read(pod)
+    metadata = {"name": "p", "labels": {"app.kubernetes.io/name": "netaware-agent"}}
+    gone = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaving else {}
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "podIPs": [{"ip": ip} for ip in ips]}
+    return read({"metadata": {**metadata, **gone}, "spec": {"nodeName": on}, "status": status})
 
 
 def test_an_agent_is_ready_when_one_of_its_pods_is_and_not_on_its_way_out() -> None:
@@ -159,7 +144,9 @@ def facts(*names: str) -> list[ProbeNode]:
 
 def objects(plans: dict[str, ZonePlan]) -> dict[str, ConfigMap]:
     return {
-        plan_object_name(z): ConfigMap(metadata=ObjectMeta(name=plan_object_name(z)), data=encode_plan(p))
+        plan_object_name(z): msgspec.convert(
+            {"metadata": {"name": plan_object_name(z)}, "data": encode_plan(p)}, ConfigMap
+        )
         for z, p in plans.items()
     }
 

@@ -16,8 +16,6 @@ from controller.cli.traffic_reading import Traffic
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
-from controller.cluster.resources import AppGroup, AppGroupSpec
-from controller.cluster.services import Service
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
@@ -42,6 +40,7 @@ from controller.traffic.workloads import Place, RunningPod, Workloads, workload_
 from controller.views.snapshot import ClusterSnapshot
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
+from tests.unit.controller.objects import AppGroup, service
 
 A, B = ("r1", "z1"), ("r1", "z2")
 SHOP = [("frontend", "cart", 5000.0), ("cart", "redis", 4000.0), ("frontend", "catalog", 3000.0)]
@@ -62,6 +61,19 @@ def world(names: Iterable[str], places: dict[Place, int] | None = None) -> Workl
         found.places[of(name)] = Counter(places or {A: 1})
         found.labels[of(name)] = {"app": name}
     return found
+
+
+def boutique(spec: dict[str, Any], name: str = "boutique", namespace: str = "shop") -> AppGroup:
+    return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, AppGroup)
+
+
+def running(
+    name: str, owner: str = "", labels: dict[str, str] | None = None, on: str = "n1", namespace: str = "shop"
+) -> RunningPod:
+    kind, _, owner_name = owner.partition("/")
+    owners = [{"kind": kind, "name": owner_name, "controller": True}] if owner else []
+    meta = {"name": name, "namespace": namespace, "labels": labels or {}, "ownerReferences": owners}
+    return msgspec.convert({"metadata": meta, "spec": {"nodeName": on}, "status": {"phase": "Running"}}, RunningPod)
 
 
 def no_cost(_: Place, __: Place) -> int | None:
@@ -94,6 +106,11 @@ class Answers(PrometheusClient):
         ]
 
 
+async def read_from(prometheus: Answers, served: frozenset[tuple[str, str]] = frozenset()) -> list[Flow]:
+    """What the first source that answers tells of an hour."""
+    return list(await read_flows(prometheus, (await choose_among(prometheus))[0], 3600, served))
+
+
 def obi(source: str, destination: str, **more: str) -> dict[str, str]:
     ends = {"k8s_src_namespace": "shop", "k8s_src_owner_name": source, "k8s_src_owner_type": "Deployment"}
     return (
@@ -122,8 +139,7 @@ async def test_obi_with_the_direction_selected_tells_client_and_server() -> None
 @pytest.mark.parametrize("port", ["9" * 5000, "70000", "\u0667\u0660", "1_0", "-1", ""])
 async def test_a_port_that_is_none_is_left_out(port: str) -> None:
     series = {"obi_network_flow_bytes_total": [(obi("frontend", "cart", direction="request", server_port=port), 100.0)]}
-    prometheus = Answers(series)
-    (found,) = await read_flows(prometheus, (await choose_among(prometheus))[0], 3600)
+    (found,) = await read_from(Answers(series))
     assert found.port == 0
 
 
@@ -135,8 +151,7 @@ async def test_without_a_direction_the_one_behind_a_service_answers_else_who_sen
     served: set[tuple[str, str]], client: str
 ) -> None:
     series = {"beyla_network_flow_bytes_total": [(obi("frontend", "cart"), 100.0), (obi("cart", "frontend"), 900.0)]}
-    prometheus = Answers(series)
-    (found,) = await read_flows(prometheus, (await choose_among(prometheus))[0], 3600, frozenset(served))
+    (found,) = await read_from(Answers(series), frozenset(served))
     assert found.client.name == client
     assert found.bytes_per_s == 1000
     assert not found.direction_known
@@ -153,10 +168,7 @@ async def test_istio_counts_what_the_server_sent_as_response_and_unknown_ends_as
         "istio_tcp_received_bytes_total": [(ends, 1.0)],
         "istio_tcp_sent_bytes_total": [(ends, 3.0)],
     }
-    prometheus = Answers(series)
-    known, unknown = sorted(
-        await read_flows(prometheus, (await choose_among(prometheus))[0], 3600), key=lambda f: not f.server.known
-    )
+    known, unknown = sorted(await read_from(Answers(series)), key=lambda f: not f.server.known)
     assert (known.request_bytes_per_s, known.response_bytes_per_s, known.requests_per_s) == (11, 23, 12.5)
     assert build_traffic_graph([known, unknown]).left_out[0].reason == "external"
 
@@ -199,7 +211,7 @@ async def test_addresses_of_the_agents_become_workloads_and_one_that_moved_is_sh
 async def test_a_peak_that_is_too_much_for_prometheus_becomes_the_mean() -> None:
     series = {"obi_network_flow_bytes_total": [(obi("a", "b", direction="request"), 100.0)]}
     prometheus = Answers(series, refuse="quantile_over_time")
-    (found,) = await read_flows(prometheus, (await choose_among(prometheus))[0], 3600)
+    (found,) = await read_from(prometheus)
     assert found.peak_bytes_per_s == 100
 
 
@@ -240,7 +252,7 @@ def test_flows_over_zones_and_ports_add_up() -> None:
 def test_a_proposal_is_an_appgroup_that_the_controller_reads_without_faults() -> None:
     graph = build_traffic_graph(flow(*edge, peak=edge[2] * 1.1) for edge in SHOP)
     (found,) = propose(graph, world(["frontend", "cart", "redis", "catalog"]), [], "shop", lambda _, __: 7)
-    spec = msgspec.convert(found.manifest["spec"], AppGroupSpec)
+    spec = boutique(found.manifest["spec"]).spec
     read = build_graph(spec)
     assert read.faults == ()
     edges = {(read.selectors[e.dependant], read.selectors[e.dependency]): e for e in read.edges}
@@ -269,7 +281,7 @@ def test_what_a_person_wrote_is_kept_and_only_what_is_missing_is_added() -> None
             {"workload": {"kind": "Deployment", "name": "cart", "selector": "P2"}},
         ],
     }
-    group = msgspec.convert({"metadata": {"name": "boutique", "namespace": "shop"}, "spec": written}, AppGroup)
+    group = boutique(written)
     graph = build_traffic_graph(flow(*edge) for edge in SHOP)
     (found,) = propose(graph, world(["frontend", "cart", "redis", "catalog"]), [group], "shop", no_cost)
     spec = found.manifest["spec"]
@@ -373,22 +385,10 @@ def test_cycles_external_ends_and_daemonsets_do_no_harm() -> None:
 
 
 def test_pods_lead_to_their_workloads_and_ends_that_are_gone_are_told() -> None:
-    def pod(name: str, owner: dict[str, Any] | None, labels: dict[str, str], node: str = "n1") -> RunningPod:
-        meta: dict[str, Any] = {"name": name, "namespace": "shop", "labels": labels}
-        if owner:
-            meta["ownerReferences"] = [owner | {"controller": True}]
-        return msgspec.convert(
-            {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": "Running"}}, RunningPod
-        )
-
-    web = pod("web-5d-x", {"kind": "ReplicaSet", "name": "web-5d"}, {"app": "web", "pod-template-hash": "5d"})
-    db = pod("db-0", {"kind": "StatefulSet", "name": "db"}, {"app": "db"}, "n2")
-    lone = pod("lone", None, {})
+    web = running("web-5d-x", "ReplicaSet/web-5d", {"app": "web", "pod-template-hash": "5d"})
+    db, lone = running("db-0", "StatefulSet/db", {"app": "db"}, "n2"), running("lone")
     assert [workload_of(p).kind for p in (web, db, lone)] == ["Deployment", "StatefulSet", "Pod"]
-    service = msgspec.convert(
-        {"metadata": {"name": "db", "namespace": "shop"}, "spec": {"selector": {"app": "db"}}}, Service
-    )
-    found = Workloads.among([web, db, lone], {"n1": A, "n2": B}, [service])
+    found = Workloads.among([web, db, lone], {"n1": A, "n2": B}, [service("db", {"app": "db"})])
     assert found.served == {("shop", "db")}
     flows, unknown = found.resolve(
         [
@@ -467,8 +467,7 @@ def declaring(needs: dict[str, str], **elsewhere: str) -> AppGroup:
         {"workload": reference(name), "dependencies": [{"workload": reference(d)} for d in below.split()]}
         for name, below in needs.items()
     ]
-    body = {"metadata": {"name": "boutique", "namespace": "shop"}, "spec": {"workloads": workloads}}
-    return msgspec.convert(body, AppGroup)
+    return boutique({"workloads": workloads})
 
 
 def members(groups: Iterable[AppGroup], admitted: dict[str, str] | None = None) -> Membership:
@@ -503,13 +502,9 @@ def test_a_guessed_direction_gives_way_to_the_one_that_a_group_declares() -> Non
 
 def written(dependency: dict[str, str]) -> AppGroup:
     """An AppGroup shop/boutique of frontend and cart, where frontend needs one workload of kind Deployment."""
+    names = [{"kind": "Deployment", "name": name, "selector": name[0].upper()} for name in ("frontend", "cart")]
     needs = [{"workload": {"kind": "Deployment", **dependency}}]
-    workloads = [
-        {"workload": {"kind": "Deployment", "name": "frontend", "selector": "F"}, "dependencies": needs},
-        {"workload": {"kind": "Deployment", "name": "cart", "selector": "C"}},
-    ]
-    body = {"metadata": {"name": "boutique", "namespace": "shop"}, "spec": {"workloads": workloads}}
-    return msgspec.convert(body, AppGroup)
+    return boutique({"workloads": [{"workload": names[0], "dependencies": needs}, {"workload": names[1]}]})
 
 
 def test_a_dependency_counts_as_declared_where_the_scheduler_finds_its_workload() -> None:
@@ -543,13 +538,8 @@ def test_workloads_of_another_namespace_are_neither_drift_nor_told_of() -> None:
     assert drift_of(group, graph) == []
     assert measured_weights(group, graph) == {"FRONTEND": {"CART": 100}}
     foreign = declaring({"cart": ""}, cart="other")
-    mine = msgspec.convert(
-        {
-            "metadata": {"name": "mine", "namespace": "other"},
-            "spec": {"workloads": [{"workload": {"kind": "Deployment", "name": "cart", "selector": "C"}}]},
-        },
-        AppGroup,
-    )
+    alone = {"workload": {"kind": "Deployment", "name": "cart", "selector": "C"}}
+    mine = boutique({"workloads": [alone]}, "mine", "other")
     for groups in ([foreign, mine], [mine, foreign]):
         assert groups_of_workloads(members(groups)) == {"other/cart": "other/mine"}
     assert groups_of_workloads(members([foreign])) == {}, "whoever may write an AppGroup must not read what others pay"
@@ -576,9 +566,7 @@ def test_a_price_that_is_left_out_is_that_of_the_nearer_reach_and_never_free() -
 
 def test_a_zone_that_no_workload_is_in_any_more_keeps_its_region() -> None:
     left = flow("a", "b", 1000, client_zone="z1", server_zone="z2")
-    meta = {"name": "a", "namespace": "shop"}
-    pod = msgspec.convert({"metadata": meta, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}, RunningPod)
-    workloads = Workloads.among([pod], {"n1": A, "n2": B})
+    workloads = Workloads.among([running("a")], {"n1": A, "n2": B})
     bill = bill_of(build_traffic_graph([left]), workloads, PriceTable(between_zones=0.01, between_regions=0.05))
     assert [pair.reach for pair in bill.zone_pairs] == ["zones"]
 
@@ -592,7 +580,7 @@ def test_two_workloads_of_one_name_are_told_apart_by_kind() -> None:
 
 def test_all_groups_are_held_against_traffic_at_once_and_each_by_its_own() -> None:
     group = declaring({"frontend": "cart", "cart": ""})
-    other = msgspec.convert({"metadata": {"name": "empty", "namespace": "else"}, "spec": {}}, AppGroup)
+    other = boutique({}, "empty", "else")
     flows = [flow(*edge) for edge in SHOP]
     seen = judge(
         flows,

@@ -6,7 +6,7 @@ import argparse
 import io
 from collections import Counter
 from itertools import combinations
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -15,34 +15,25 @@ from rich.console import Console
 from controller.cli.simulate import Simulate, simulate
 from controller.cluster.costs import Costs, CostTable
 from controller.cluster.hosts import hosts_of
-from controller.cluster.pods import GroupPod, GroupPodSpec
-from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.cluster.services import Service, ServiceIndex
+from controller.cluster.pods import GroupPodSpec
+from controller.cluster.services import ServiceIndex
 from controller.traffic.placed import crossing_of, month_of, near_of, traffic_of
 from controller.traffic.prices import PriceTable, per_month
 from kubekit.wire import Node
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
+from tests.unit.controller.objects import WORKLOAD_LABEL, AppGroup, appgroup, group_pod, service
 
 Z1, Z2, FAR = ("r1", "z1"), ("r1", "z2"), ("r2", "z3")
 PRICES = PriceTable(currency="EUR", between_zones=0.02, between_regions=0.05)
 
 
 def group(annotation: str = "") -> AppGroup:
-    def reference(name: str) -> dict[str, str]:
-        return {"kind": "Deployment", "name": name, "selector": name.upper()}
+    found = appgroup({"WEB": {"CART": {"minBandwidth": "8k"}}, "CART": {}}, name="shop", members=2)
+    return noted(found, MEASURED_WEIGHTS_ANNOTATION, annotation) if annotation else found
 
-    needs = [{"workload": reference("cart"), "minBandwidth": "8k"}]
-    body: dict[str, Any] = {
-        "metadata": {"name": "shop", "namespace": "shop"},
-        "spec": {
-            "numMembers": 2,
-            "topologySortingAlgorithm": "KahnSort",
-            "workloads": [{"workload": reference("web"), "dependencies": needs}, {"workload": reference("cart")}],
-        },
-    }
-    if annotation:
-        body["metadata"]["annotations"] = {MEASURED_WEIGHTS_ANNOTATION: annotation}
-    return msgspec.convert(body, AppGroup)
+
+def noted(found: AppGroup, key: str, value: str) -> AppGroup:
+    return msgspec.structs.replace(found, metadata=msgspec.structs.replace(found.metadata, annotations={key: value}))
 
 
 def test_measured_traffic_counts_before_min_bandwidth_and_nonsense_does_not() -> None:
@@ -72,17 +63,14 @@ def test_a_service_that_keeps_calls_near_saves_what_crosses_and_a_caller_without
 
 @pytest.mark.parametrize("last", ["shop", "more"])
 def test_of_pods_in_several_namespaces_the_service_that_keeps_least_near_tells_where_money_goes(last: str) -> None:
-    def service(namespace: str, distribution: str) -> Service:
-        spec = {"selector": {WORKLOAD_LABEL: "CART"}, "trafficDistribution": distribution, "clusterIP": "10.0.0.1"}
-        return msgspec.convert({"metadata": {"name": "cart", "namespace": namespace}, "spec": spec}, Service)
+    def services(elsewhere: str) -> ServiceIndex:
+        ours, selector = service("cart", {WORKLOAD_LABEL: "CART"}, "PreferSameZone"), {WORKLOAD_LABEL: "CART"}
+        return ServiceIndex.among([ours, service("cart", selector, elsewhere, namespace="more")])
 
-    mixed = ServiceIndex.among([service("shop", "PreferSameZone"), service("more", "")])
-    alike = ServiceIndex.among([service("shop", "PreferSameZone"), service("more", "PreferSameNode")])
-    pods = [pod("c", "CART", "n1"), pod("c", "CART", "n2")]
-    pods[1] = msgspec.structs.replace(pods[1], metadata=msgspec.structs.replace(pods[1].metadata, namespace="more"))
+    pods = [group_pod("CART", "n1", of="shop"), group_pod("CART", "n2", of="shop", namespace="more")]
     pods.sort(key=lambda each: each.metadata.namespace == last)
-    assert near_of(pods, mixed) == frozenset()
-    assert near_of(pods, alike) == {"CART"}
+    assert near_of(pods, services("")) == frozenset()
+    assert near_of(pods, services("PreferSameNode")) == {"CART"}
 
 
 def test_two_replicas_in_two_zones_and_any_of_them_answering_leave_half_of_all_calls_between_zones() -> None:
@@ -101,15 +89,9 @@ def test_a_simulation_follows_the_groups_annotations_and_the_services() -> None:
     wanted = {"WEB": [spec, spec], "CART": [spec, spec]}
     packed = simulate(annotated("none"), wanted, hosts, {}, costs=Costs(CostTable())).network_aware.zones
     assert len({zone for zones in packed.values() for zone in zones}) == 1
-    service = msgspec.convert(
-        {
-            "metadata": {"name": "cart", "namespace": "shop"},
-            "spec": {"selector": {"app": "cart"}, "trafficDistribution": "PreferClose", "clusterIP": "10.0.0.1"},
-        },
-        Service,
-    )
+    near = service("cart", {"app": "cart"}, "PreferClose")
     labels = {"CART": {"app": "cart"}}
-    spread = simulate(annotated("zone"), wanted, hosts, {}, costs=Costs(CostTable()), services=[service], labels=labels)
+    spread = simulate(annotated("zone"), wanted, hosts, {}, costs=Costs(CostTable()), services=[near], labels=labels)
     zones = spread.network_aware.zones
     # Each caller has a replica in its own zone: nothing else keeps calls near.
     assert sorted(zones["WEB"]) == sorted(zones["CART"])
@@ -135,21 +117,7 @@ def node(name: str, place: tuple[str, str]) -> Node:
 
 
 def annotated(spread: str) -> AppGroup:
-    found = group()
-    metadata = msgspec.structs.replace(found.metadata, annotations={"netaware.io/spread": spread})
-    return msgspec.structs.replace(found, metadata=metadata)
+    return noted(group(), "netaware.io/spread", spread)
 
 
 NODES = (node("n1", Z1), node("n2", Z2), node("n3", FAR))
-
-
-def pod(name: str, workload: str, on: str) -> GroupPod:
-    labels = {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: workload}
-    return msgspec.convert(
-        {
-            "metadata": {"name": name, "namespace": "shop", "labels": labels},
-            "spec": {"nodeName": on},
-            "status": {"phase": "Running"},
-        },
-        GroupPod,
-    )
