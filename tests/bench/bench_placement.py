@@ -1,32 +1,27 @@
-"""Placement of whole groups: a production cluster that others published, random clusters against CP-SAT, and size.
+"""Placement of whole groups: a production cluster that others published, and size.
 
 Runs on two cores; deadlines are those of `simulate`. Figures for docs/scheduling.md.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from controller.cli.offline import EFFORT as SIMULATE_EFFORT
 from controller.cluster.hosts import Room, host_of
 from controller.scheduler.plan.solve import solve
-from controller.scheduler.planner import EFFORT, plan_group
+from controller.scheduler.planner import plan_group
 from tests.bench import m3
 from tests.unit.controller import groups
-from tests.unit.controller.optimum import Score, optimum, random_cluster, score
 
 Figure = dict[str, Any]
 DEALS = 20
-CLUSTERS = int(os.environ.get("NETAWARE_BENCH_CLUSTERS", "500"))
 PUBLISHED = (
     "published: production 7.0 %, ApplSci19 58.2 %, RASA's best 84.9 %; annealing of whole replicas levels at 85.5 %"
 )
@@ -34,7 +29,7 @@ PUBLISHED = (
 
 def measure() -> dict[str, Figure]:
     """All figures."""
-    return measure_m3() | measure_zones() | measure_size() | measure_optimum()
+    return measure_m3() | measure_zones() | measure_size()
 
 
 def _figure(value: float, unit: str, budget: str, ok: bool | None, reference: str = "") -> Figure:
@@ -104,45 +99,3 @@ def measure_size() -> dict[str, Figure]:
         "plan_5000_replicas_10000_hosts": _figure(took, "s", "< 2", took < 2, "processor time of one plan"),
         "plan_5000_replicas_unplaced": _figure(len(plan.unplaced), "pods", "0", not plan.unplaced),
     }
-
-
-def _compare(seed: int) -> tuple[Score | None, Score]:
-    """CP-SAT's score, None where it proved none in time, and ours; every other cluster in parity without spreading."""
-    parity = seed % 2 == 1
-    problem = random_cluster(random.Random(seed), parity=parity, spread=not parity)
-    return optimum(problem, seconds=60.0), score(problem, solve(problem, seed=seed, effort=EFFORT))
-
-
-def _compare_zone(seed: int) -> tuple[Score | None, Score]:
-    """The same where every workload is to survive a zone."""
-    problem = random_cluster(random.Random(seed))
-    problem = msgspec.structs.replace(problem, survives=np.ones(problem.workloads, np.bool_))
-    return optimum(problem, seconds=15.0), score(problem, solve(problem, seed=seed, effort=EFFORT))
-
-
-def _alike(one: Score, other: Score) -> bool:
-    return (one.unplaced, one.together, one.beyond) == (other.unplaced, other.together, other.beyond)
-
-
-def measure_optimum() -> dict[str, Figure]:
-    """Random clusters with sizes, closed hosts, spread and pods already there, Services of each kind; half of them in parity."""
-    with ProcessPoolExecutor(2) as pool:
-        pairs = list(pool.map(_compare, range(CLUSTERS)))
-        zone = list(pool.map(_compare_zone, range(1000, 1000 + CLUSTERS // 3)))
-    figures: dict[str, Figure] = {}
-    for name, of in (("time", pairs[::2]), ("parity", pairs[1::2]), ("zone", zone)):
-        proven = [(best, found) for best, found in of if best is not None]
-        worse = sum(found.unplaced > best.unplaced for best, found in proven)
-        broken = sum((found.together, found.beyond) > (best.together, best.beyond) for best, found in proven)
-        ratios = np.array([found.cost / max(best.cost, 1) for best, found in proven if _alike(found, best)])
-        p95, worst, median = float(np.percentile(ratios, 95)), float(ratios.max()), float(np.median(ratios))
-        share = 100 * broken / len(proven)
-        of_all = f"of {len(proven)} clusters that CP-SAT solved, of {len(of)}"
-        figures |= {
-            f"optimum_{name}_unplaced_more": _figure(worse, "clusters", "0", worse == 0, of_all),
-            f"optimum_{name}_violations_more": _figure(share, "%", "<= 1", share <= 1, of_all),
-            f"optimum_{name}_median": _figure(median, "x", "<= 1.01", median <= 1.01),
-            f"optimum_{name}_p95": _figure(p95, "x", "<= 1.03", p95 <= 1.03),
-            f"optimum_{name}_worst": _figure(worst, "x", "<= 1.15", worst <= 1.15),
-        }
-    return figures

@@ -40,6 +40,19 @@ def random_objects(seed: int) -> list[Json]:
     return _Cluster(random.Random(seed), style_of(seed)).objects()
 
 
+def _object(kind: str, name: str, spec: Json, *, namespace: str = "", version: str = "v1", **more: Any) -> Json:
+    meta = {"name": name, **({"namespace": namespace} if namespace else {}), **more.pop("metadata", {})}
+    return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec, **more}
+
+
+def _required(**terms: Any) -> Json:
+    return {"requiredDuringSchedulingIgnoredDuringExecution": terms.get("terms", terms)}
+
+
+def _one_of(key: str, *values: str, operator: str = "In") -> Json:
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
 class _Cluster:
     def __init__(self, rng: random.Random, style: Style) -> None:
         self.rng, self.style = rng, style
@@ -87,13 +100,7 @@ class _Cluster:
             spec["taints"] = taints
         conditions = [{"type": "Ready", "status": ready, "reason": "KubeletReady"}]
         status = {"allocatable": allocatable, "capacity": dict(allocatable), "conditions": conditions}
-        return {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": name, "labels": labels},
-            "spec": spec,
-            "status": status,
-        }
+        return _object("Node", name, spec, metadata={"labels": labels}, status=status)
 
     def _template(self, workload: str) -> Json:
         """What the pods of a workload ask for."""
@@ -107,11 +114,8 @@ class _Cluster:
             requests[GPU] = "1"
         elif lot < 0.24:
             requests[BANDWIDTH] = rng.choice(("200M", "400M"))
-        container: Json = {
-            "name": "main",
-            "image": "example.com/app:1",
-            "resources": {"requests": requests, "limits": requests},
-        }
+        resources = {"requests": requests, "limits": requests}
+        container: Json = {"name": "main", "image": "example.com/app:1", "resources": resources}
         spec["containers"] = [container]
         if rng.random() < 0.15:
             container["ports"] = [{"containerPort": PORT, "hostPort": PORT, "protocol": "TCP"}]
@@ -135,50 +139,27 @@ class _Cluster:
         elif lot < 0.35:
             required = rng.choice(
                 (
-                    {"key": "pool", "operator": "NotIn", "values": ["db"]},
-                    {"key": ZONE, "operator": "In", "values": self.zones[:2]},
-                    {"key": "generation", "operator": "Gt", "values": ["3"]},
+                    _one_of("pool", "db", operator="NotIn"),
+                    _one_of(ZONE, *self.zones[:2]),
+                    _one_of("generation", "3", operator="Gt"),
                     {"key": "pool", "operator": "Exists"},
                 )
             )
             terms: list[Json] = [{"matchExpressions": [required]}]
             if rng.random() < 0.3:
-                terms.append({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-0"]}]})
-            spec["affinity"] = {
-                "nodeAffinity": {
-                    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
-                    "preferredDuringSchedulingIgnoredDuringExecution": [
-                        {
-                            "weight": 50,
-                            "preference": {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["db"]}]},
-                        }
-                    ],
-                }
-            }
-        spec["tolerations"] = [
-            {
-                "key": "node.kubernetes.io/not-ready",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": 300,
-            },
-            {
-                "key": "node.kubernetes.io/unreachable",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": 300,
-            },
-        ]
+                terms.append({"matchFields": [_one_of("metadata.name", "node-0")]})
+            wish = {"weight": 50, "preference": {"matchExpressions": [_one_of("pool", "db")]}}
+            wishes = {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}
+            spec["affinity"] = {"nodeAffinity": _required(nodeSelectorTerms=terms) | wishes}
+        lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+        spec["tolerations"] = [{"key": f"node.kubernetes.io/{state}", **lost} for state in ("not-ready", "unreachable")]
         if rng.random() < 0.35:
-            spec["tolerations"].append(
-                rng.choice(
-                    (
-                        {"key": "dedicated", "operator": "Equal", "value": "batch"},
-                        {"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"},
-                        {"operator": "Exists"},
-                    )
-                )
+            tolerations: tuple[Json, ...] = (
+                {"key": "dedicated", "operator": "Equal", "value": "batch"},
+                {"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"},
+                {"operator": "Exists"},
             )
+            spec["tolerations"].append(rng.choice(tolerations))
 
     def _add_company(self, workload: str, spec: Json) -> None:
         """Spread constraints, anti-affinity and affinity."""
@@ -200,16 +181,12 @@ class _Cluster:
                 constraint["nodeTaintsPolicy"] = rng.choice(("Honor", "Ignore"))
             spec["topologySpreadConstraints"] = [constraint]
         elif lot < 0.4:
-            other = {
-                "matchExpressions": [{"key": "app", "operator": "In", "values": [workload, rng.choice(self.workloads)]}]
-            }
+            other = {"matchExpressions": [_one_of("app", workload, rng.choice(self.workloads))]}
             term = {"topologyKey": HOSTNAME, "labelSelector": rng.choice((mine, mine, other))}
-            spec.setdefault("affinity", {})["podAntiAffinity"] = {
-                "requiredDuringSchedulingIgnoredDuringExecution": [term]
-            }
+            spec.setdefault("affinity", {})["podAntiAffinity"] = _required(terms=[term])
         elif lot < 0.5 and workload != "w0":
             term = {"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "w0"}}}
-            spec.setdefault("affinity", {})["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+            spec.setdefault("affinity", {})["podAffinity"] = _required(terms=[term])
 
     def _pods_of(self, workload: str) -> list[Json]:
         """Waiting replicas, and some that are bound, finished or on their way out."""
@@ -251,23 +228,10 @@ class _Cluster:
         else:
             body["schedulingGates"] = [{"name": "netaware.io/topological-order"}]
             status["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
-        owner = {
-            "apiVersion": "apps/v1",
-            "kind": "ReplicaSet",
-            "name": f"{workload}-6d4",
-            "uid": f"u-{workload}",
-            "controller": True,
-        }
-        meta = {
-            "name": name,
-            "namespace": "default",
-            "uid": f"u-{name}",
-            "resourceVersion": "7",
-            "creationTimestamp": CREATED,
-            "labels": labels,
-            "ownerReferences": [owner],
-        }
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body, "status": status}
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{workload}-6d4", "uid": f"u-{workload}"}
+        meta: Json = {"uid": f"u-{name}", "resourceVersion": "7", "creationTimestamp": CREATED, "labels": labels}
+        meta["ownerReferences"] = [{**owner, "controller": True}]
+        return _object("Pod", name, body, namespace="default", metadata=meta, status=status)
 
     def _somewhere(self) -> str:
         """A node that is ready."""
@@ -279,34 +243,20 @@ class _Cluster:
         rng, name = self.rng, f"data-{pod['metadata']['name']}"
         pod["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
         node = rng.choice(self.nodes)["metadata"]
-        spec: Json = {
-            "capacity": {"storage": "10Gi"},
-            "claimRef": {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name},
-        }
+        reference = {"kind": "PersistentVolumeClaim", "namespace": "default", "name": name}
+        spec: Json = {"capacity": {"storage": "10Gi"}, "claimRef": reference}
         labels = {}
         lot = rng.random()
         if lot < 0.6:
             key = ZONE if lot < 0.4 else HOSTNAME
-            expression = {"key": key, "operator": "In", "values": [node["labels"][key]]}
-            spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+            terms = [{"matchExpressions": [_one_of(key, node["labels"][key])]}]
+            spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": terms}}
         elif lot < 0.8:
             labels = {ZONE: node["labels"][ZONE]}
-        volume = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"pv-{name}", "labels": labels},
-            "spec": spec,
-        }
-        self.extra.append(volume)
+        self.extra.append(_object("PersistentVolume", f"pv-{name}", spec, metadata={"labels": labels}))
         if rng.random() < 0.7:
-            meta = {"name": name, "namespace": "default"}
-            claim = {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": meta,
-                "spec": {"volumeName": f"pv-{name}"},
-            }
-            self.extra.append(claim)
+            bound = {"volumeName": f"pv-{name}"}
+            self.extra.append(_object("PersistentVolumeClaim", name, bound, namespace="default"))
 
     def _strangers(self) -> list[Json]:
         """Pods of nobody's group that stay where they are, and a DaemonSet pod that is on its way."""
@@ -316,26 +266,19 @@ class _Cluster:
             spec: Json = {"containers": [{"name": "c", "resources": {"requests": requests}}]}
             lot = rng.random()
             if lot < 0.2:
-                spec["containers"][0]["ports"] = [
-                    {"containerPort": PORT, "hostPort": PORT, "protocol": rng.choice(("TCP", "UDP"))}
-                ]
+                port = {"containerPort": PORT, "hostPort": PORT, "protocol": rng.choice(("TCP", "UDP"))}
+                spec["containers"][0]["ports"] = [port]
             elif lot < 0.4:
                 term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {"app": rng.choice(self.workloads)}}}
-                spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-            elif lot < 0.5:
-                held = {
-                    "name": "c",
-                    "allocatedResources": {"cpu": "1500m"},
-                    "resources": {"requests": {"cpu": "1500m"}},
-                }
-                found.append(self._pod(f"other-{i}", "other", spec, node=self._somewhere(), ours=False))
-                found[-1]["status"]["containerStatuses"] = [held]
-                continue
+                spec["affinity"] = {"podAntiAffinity": _required(terms=[term])}
             found.append(self._pod(f"other-{i}", "other", spec, node=self._somewhere(), ours=False))
+            if 0.4 <= lot < 0.5:
+                has = {"cpu": "1500m"}
+                held = {"name": "c", "allocatedResources": has, "resources": {"requests": has}}
+                found[-1]["status"]["containerStatuses"] = [held]
         if rng.random() < 0.3:
-            field = {"key": "metadata.name", "operator": "In", "values": [self.nodes[0]["metadata"]["name"]]}
-            terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
-            affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+            field = _one_of("metadata.name", self.nodes[0]["metadata"]["name"])
+            affinity = {"nodeAffinity": _required(nodeSelectorTerms=[{"matchFields": [field]}])}
             spec = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "300m"}}}], "affinity": affinity}
             daemon = self._pod("daemon", "daemon", spec, ours=False)
             del daemon["spec"]["schedulingGates"]
@@ -353,44 +296,30 @@ class _Cluster:
         ]
         items = []
         for i, reference in enumerate(references):
-            needs = [
-                {"workload": references[j], "maxNetworkCost": rng.choice((3, 6, 12, 30))}
-                for a, j in self.pairs
-                if a == i
-            ]
+            mine = [references[j] for a, j in self.pairs if a == i]
+            needs = [{"workload": other, "maxNetworkCost": rng.choice((3, 6, 12, 30))} for other in mine]
             items.append({"workload": reference, "dependencies": needs})
         spread = rng.choice(("soft", "zone")) if self.style == "spread" else "none"
-        annotations = {
-            "netaware.io/spread": spread,
-            "netaware.io/objective": "parity" if self.style == "parity" else "time",
-        }
+        objective = "parity" if self.style == "parity" else "time"
+        annotations = {"netaware.io/spread": spread, "netaware.io/objective": objective}
         if rng.random() < 0.5:
             weights: dict[str, dict[str, float]] = {}
             for a, b in self.pairs:
                 weights.setdefault(self.workloads[a], {})[self.workloads[b]] = float(rng.randint(1, 9))
             annotations["netaware.io/weights"] = json.dumps(weights)
-        meta = {"name": "shop", "namespace": "default", "annotations": annotations}
         spec = {"numMembers": 9, "topologySortingAlgorithm": "KahnSort", "workloads": items}
-        return {"apiVersion": f"{GROUP}/v1alpha1", "kind": "AppGroup", "metadata": meta, "spec": spec}
+        noted = {"annotations": annotations}
+        return _object("AppGroup", "shop", spec, namespace="default", version=f"{GROUP}/v1alpha1", metadata=noted)
 
     def _service(self, workload: str) -> Json | None:
         rng = self.rng
         if rng.random() < 0.2:
             return None
-        spec: Json = {
-            "selector": {"app": workload},
-            "clusterIP": "10.96.0.7",
-            "type": "ClusterIP",
-            "ports": [{"port": 80}],
-        }
+        spec: Json = {"selector": {"app": workload}, "clusterIP": "10.96.0.7", "type": "ClusterIP"}
+        spec["ports"] = [{"port": 80}]
         if self.style == "spread" and rng.random() < 0.6:
             spec["trafficDistribution"] = rng.choice(("PreferClose", "PreferSameZone", "PreferSameNode"))
-        return {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": workload, "namespace": "default"},
-            "spec": spec,
-        }
+        return _object("Service", workload, spec, namespace="default")
 
     def _topology(self) -> Json:
         """Costs between the zones of a region and between regions; a pair may be unknown, or measured in microseconds."""
@@ -401,27 +330,21 @@ class _Cluster:
                 for b in places:
                     if a != b and rng.random() < 0.95:
                         levels[key].setdefault(a, {})[b] = rng.choice((2, 4, 7, 15)) * (3 if key == REGION else 1)
+
+        def list_of(row: dict[str, int]) -> list[Json]:
+            return [{"destination": b, "networkCost": cost} for b, cost in sorted(row.items())]
+
         lists = [
             {
                 "topologyKey": key,
-                "originList": [
-                    {
-                        "origin": a,
-                        "costList": [{"destination": b, "networkCost": cost} for b, cost in sorted(row.items())],
-                    }
-                    for a, row in sorted(rows.items())
-                ],
+                "originList": [{"origin": a, "costList": list_of(row)} for a, row in sorted(rows.items())],
             }
             for key, rows in sorted(levels.items())
         ]
-        meta: Json = {"name": "nt-default", "namespace": "default"}
+        said = {}
         if rng.random() < 0.5:
             table = [[None if a == b else rng.choice((300, 450, 900, 1900)) for b in self.zones] for a in self.zones]
-            meta["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
+            said["annotations"] = {"netaware.io/latency-us": json.dumps({"zones": self.zones, "us": table})}
         spec = {"configmapName": "netperf-metrics", "weights": [{"name": "NetperfCosts", "topologyList": lists}]}
-        return {
-            "apiVersion": "networktopology.diktyo.x-k8s.io/v1alpha1",
-            "kind": "NetworkTopology",
-            "metadata": meta,
-            "spec": spec,
-        }
+        version = "networktopology.diktyo.x-k8s.io/v1alpha1"
+        return _object("NetworkTopology", "nt-default", spec, namespace="default", version=version, metadata=said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -14,7 +15,8 @@ from controller.cluster.graph import build_graph
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WeightInfo
-from controller.scheduler.planner import GroupSnapshot
+from controller.cluster.services import Service
+from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
@@ -126,15 +128,27 @@ def optimum(case: Case, known: tuple[int, int] | None = None) -> tuple[int, int]
 
 def node_of(zone: int, slots: int) -> Node:
     """A zone's one node: room for that many pods."""
-    labels = {ZONE_LABEL: f"z{zone}", REGION_LABEL: "r", "kubernetes.io/hostname": f"n{zone}"}
-    allocatable = {"cpu": str(slots), "memory": "64Gi", "pods": "110"}
-    return msgspec.convert(
-        {"metadata": {"name": f"n{zone}", "labels": labels}, "status": {"allocatable": allocatable}}, Node
-    )
+    return node(f"n{zone}", f"z{zone}", str(slots))
 
 
-def group_of(case: Case, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default") -> AppGroup:
-    """The AppGroup of a case; workloads are w0, w1, ..."""
+def node(name: str, zone: str, cpu: str = "8", *, labels: dict[str, str] | None = None, **spec: Any) -> Node:
+    """A node of the region r."""
+    known = {ZONE_LABEL: zone, REGION_LABEL: "r", "kubernetes.io/hostname": name, **(labels or {})}
+    body = {"metadata": {"name": name, "labels": known}, "spec": spec}
+    return msgspec.convert({**body, "status": {"allocatable": {"cpu": cpu, "memory": "64Gi", "pods": "110"}}}, Node)
+
+
+def service(workload: str, distribution: str = "", **spec: Any) -> Service:
+    """A Service of a workload's pods; ``annotations`` are of the object, everything else is of the spec."""
+    meta = {"name": f"svc-{workload}", "namespace": "default", "annotations": spec.pop("annotations", {})}
+    body = {"selector": {WORKLOAD_LABEL: workload}, "trafficDistribution": distribution, **spec}
+    return msgspec.convert({"metadata": meta, "spec": body}, Service)
+
+
+def group_of(
+    case: Case, algorithm: str = "KahnSort", name: str = "g", namespace: str = "default", **annotations: str
+) -> AppGroup:
+    """The AppGroup of a case; workloads are w0, w1, ...; annotations without their prefix, and ``_`` for ``-``."""
     references = [{"kind": "Deployment", "name": f"w{i}", "selector": f"w{i}"} for i in range(len(case.replicas))]
     workloads = [
         {
@@ -146,7 +160,9 @@ def group_of(case: Case, algorithm: str = "KahnSort", name: str = "g", namespace
         for position, reference in enumerate(references)
     ]
     spec = {"numMembers": sum(case.replicas), "topologySortingAlgorithm": algorithm, "workloads": workloads}
-    return msgspec.convert({"metadata": {"name": name, "namespace": namespace}, "spec": spec}, AppGroup)
+    notes = {f"netaware.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    meta = {"name": name, "namespace": namespace, "annotations": notes}
+    return msgspec.convert({"metadata": meta, "spec": spec}, AppGroup)
 
 
 def weight_of(case: Case, name: str = "UserDefined") -> WeightInfo:
@@ -182,6 +198,13 @@ def waiting_pod(name: str, workload: str, cpu: str = "1", **spec: Any) -> GroupP
     return msgspec.convert(body, GroupPod)
 
 
+def bound_pod(name: str, workload: str, host: str) -> GroupPod:
+    """A pod that runs."""
+    pod = waiting_pod(name, workload)
+    spec = msgspec.structs.replace(pod.spec, node_name=host, scheduling_gates=None)
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, uid=name), spec=spec)
+
+
 def hosts_of(*nodes: Node) -> dict[str, Host]:
     """Hosts by name."""
     return {node.metadata.name: host_of(node) for node in nodes}
@@ -199,3 +222,14 @@ def snapshot_of(case: Case) -> GroupSnapshot:
         spread="none",
         objective="parity",
     )
+
+
+def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
+    """The case with all pods waiting, on these nodes instead of one a zone."""
+    hosts = {} if nodes is None else {"hosts": hosts_of(*nodes)}
+    return msgspec.structs.replace(snapshot_of(case), **{**hosts, **changes})
+
+
+def plan_of(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:
+    """The plan of ``snapshot``."""
+    return plan_group(snapshot(case, nodes, **changes))

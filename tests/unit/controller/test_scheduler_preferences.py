@@ -2,75 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
 from controller.cluster.graph import build_graph
-from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
-from controller.scheduler.planner import Plan, plan_group
+from controller.scheduler.planner import Plan
 from controller.traffic.weights import measured_traffic
 from tests.unit.controller import groups
 
 CASE = groups.Case((1, 1, 1), ((0, 1, 100), (0, 2, 100)), ((0, 9, 9), (9, 0, 9), (9, 9, 0)), (9, 9, 9))
 """w0 calls w1 and w2."""
+TO_1, TO_2, RATES = '{"w0": {"w1": 900, "w2": 5}}', '{"w0": {"w1": 5, "w2": 900}}', ("1M", "900M")
 
 
-def bound(name: str, workload: str, node: str) -> GroupPod:
-    waiting = groups.waiting_pod(name, workload)
-    spec = msgspec.structs.replace(waiting.spec, node_name=node, scheduling_gates=None)
-    return msgspec.structs.replace(waiting, spec=spec)
-
-
-def group_with(bandwidths: tuple[str, str] | None = None, **annotations: str) -> AppGroup:
-    group = groups.group_of(CASE)
-    named = {f"netaware.io/{name.replace('_', '-')}": text for name, text in annotations.items()}
-    raw: dict[str, Any] = msgspec.to_builtins(group)
-    raw["metadata"]["annotations"] = named
-    for dependency, rate in zip(raw["spec"]["workloads"][0]["dependencies"], bandwidths or (), strict=False):
-        dependency["minBandwidth"] = rate
-    return msgspec.convert(raw, AppGroup)
-
-
-def plan_of(group: AppGroup) -> Plan:
+def plan_of(bandwidths: tuple[str, ...] = (), **annotations: str) -> Plan:
     """w1 stays in zone 1, w2 in zone 2; w0 goes where most of its traffic is."""
-    pods = [groups.waiting_pod("w0-0", "w0"), bound("w1-0", "w1", "n1"), bound("w2-0", "w2", "n2")]
-    base = groups.snapshot_of(CASE)
-    graph = build_graph(group.spec)
-    return plan_group(msgspec.structs.replace(base, graph=graph, pods=pods, group=group, objective="time"))
-
-
-TO_1, TO_2 = '{"w0": {"w1": 900, "w2": 5}}', '{"w0": {"w1": 5, "w2": 900}}'
+    raw = msgspec.to_builtins(groups.group_of(CASE, **annotations))
+    for dependency, rate in zip(raw["spec"]["workloads"][0]["dependencies"], bandwidths, strict=False):
+        dependency["minBandwidth"] = rate
+    group = msgspec.convert(raw, AppGroup)
+    pods = [
+        groups.waiting_pod("w0-0", "w0"),
+        groups.bound_pod("w1-0", "w1", "n1"),
+        groups.bound_pod("w2-0", "w2", "n2"),
+    ]
+    return groups.plan_of(CASE, graph=build_graph(group.spec), pods=pods, group=group, objective="time")
 
 
 @pytest.mark.parametrize(
-    ("group", "zone"),
+    ("bandwidths", "said", "zone"),
     [
-        (group_with(measured_weights=TO_1), "z1"),
-        (group_with(measured_weights=TO_2), "z2"),
-        (group_with(("1M", "900M"), measured_weights=TO_1), "z1"),
-        (group_with(("1M", "900M")), "z2"),
-        (group_with(measured_weights=TO_1, weights=TO_2), "z2"),
-        (group_with(("1M", "900M"), measured_weights="{"), "z2"),
-        (group_with(measured_weights=TO_2, weights='{"x": {"y": 3}}'), "z2"),
+        ((), {"measured_weights": TO_1}, "z1"),
+        ((), {"measured_weights": TO_2}, "z2"),
+        (RATES, {"measured_weights": TO_1}, "z1"),
+        (RATES, {}, "z2"),
+        ((), {"measured_weights": TO_1, "weights": TO_2}, "z2"),
+        (RATES, {"measured_weights": "{"}, "z2"),
+        ((), {"measured_weights": TO_2, "weights": '{"x": {"y": 3}}'}, "z2"),
     ],
     ids=["measured", "measured-otherwise", "before-bandwidth", "bandwidth", "user-first", "unreadable", "of-no-pair"],
 )
-def test_the_plan_follows_the_users_weights_then_measured_traffic_then_bandwidths(group: AppGroup, zone: str) -> None:
-    assert plan_of(group).targets["default/w0-0"].zone == zone
+def test_the_plan_follows_the_users_weights_then_measured_traffic_then_bandwidths(
+    bandwidths: tuple[str, ...], said: dict[str, str], zone: str
+) -> None:
+    assert plan_of(bandwidths, **said).targets["default/w0-0"].zone == zone
 
 
-def test_measured_traffic_that_makes_no_sense_is_left_out_and_told() -> None:
+def test_traffic_that_makes_no_sense_is_left_out_and_told() -> None:
     problems: list[str] = []
-    assert measured_traffic(group_with(measured_weights='{"w0": {"w1": -1, "w2": 7.5}}'), problems) == {
-        ("w0", "w2"): 7.5
-    }
+    odd = groups.group_of(CASE, measured_weights='{"w0": {"w1": -1, "w2": 7.5}}')
+    assert measured_traffic(odd, problems) == {("w0", "w2"): 7.5}
     assert problems == ["annotation netaware.io/measured-weights: not within 0 to 1e+18: w0 to w1"]
-    huge = plan_of(group_with(weights='{"w0": {"w1": 1.7e308, "w2": 1.7e308}}'))
+    huge = plan_of(weights='{"w0": {"w1": 1.7e308, "w2": 1.7e308}}')
     assert huge.latency_us < 1e9, "no latency comes of sums that are infinite"
     assert huge.problems == ("annotation netaware.io/weights: not within 0 to 1e+18: w0 to w1, w0 to w2",)
-    plan = plan_of(group_with(measured_weights='["w1"]'))
-    assert len(plan.problems) == 1
-    assert "netaware.io/measured-weights" in plan.problems[0]
+    (problem,) = plan_of(measured_weights='["w1"]').problems
+    assert "netaware.io/measured-weights" in problem

@@ -466,18 +466,6 @@ def test_of_callees_in_several_namespaces_the_service_that_keeps_least_near_coun
     assert answer["violations"] == 1
 
 
-def test_ports_of_the_host_that_a_pod_holds_are_taken(simulate: Any) -> None:
-    def serving(name: str, **more: Any) -> dict[str, Any]:
-        made = pod(name, "a", **more)
-        made["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
-        return made
-
-    objects = (node("n0"), node("n1", "z1"), app_group(workloads="a"), serving("there", nodeName="n0"))
-    answer = simulate(*objects, serving("p"), serving("q"))
-    assert list(answer["placements"].values()) == ["n1"]
-    assert len(answer["unplaced"]) == 1
-
-
 def test_wrong_usage_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate"]) == 2
     assert "--filename" in capsys.readouterr().err
