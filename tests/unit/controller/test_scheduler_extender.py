@@ -336,13 +336,6 @@ def test_settings_that_make_no_sense_are_named(section: dict[str, Any], field: s
     assert refused.value.field == field
 
 
-def test_the_defaults_are_valid_and_upstreams() -> None:
-    config = SchedulerConfig()
-    config.validate()
-    assert config.rules.namespaces == ("default",)
-    assert (config.rules.weights_name, config.rules.network_topology_name) == ("UserDefined", "nt-default")
-
-
 async def test_beyond_the_machine_it_speaks_tls_with_the_certificate_it_is_given(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "pki", "tests")
     pair = authority.issue("extender", "extender", hosts=("127.0.0.1",))

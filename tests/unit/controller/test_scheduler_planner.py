@@ -31,6 +31,9 @@ def line(replicas: tuple[int, ...] = (1, 1, 1), most: int = 100) -> groups.Case:
     return groups.Case(replicas, edges, ((0, 5, 50), (5, 0, 5), (50, 5, 0)), (9, 9, 9))
 
 
+THREE = [node("a", "z0"), node("b", "z1"), node("c", "z2")]
+
+
 def zones_of(plan: Plan) -> dict[str, str]:
     return {key.removeprefix("default/"): target.zone for key, target in plan.targets.items()}
 
@@ -62,6 +65,41 @@ def test_a_plan_never_puts_more_on_a_host_than_fits_and_its_figures_are_those_of
     pods = {p.metadata.key: p for p in start.pods}
     places = [(pods[key].workload, start.hosts[t.node].location, t.node) for key, t in plan.targets.items()]
     assert total_cost(start.graph, places, start.costs) == (plan.cost, plan.violations)
+
+
+def test_the_same_state_gives_the_same_plan_whatever_the_order_of_its_parts() -> None:
+    one = groups.snapshot_of(groups.random_case(random.Random(4)))
+    other = msgspec.structs.replace(one, pods=list(reversed(one.pods)), hosts=dict(reversed(list(one.hosts.items()))))
+    assert plan_group(one) == plan_group(other)
+
+
+def test_what_is_bound_stays_and_draws_the_rest_and_room_that_others_take_is_not_given_away() -> None:
+    pods = [waiting_pod("w0-0", "w0"), waiting_pod("w1-0", "w1"), bound_pod("w2-0", "w2", "c")]
+    assert zones_of(plan_of(line(), THREE, pods=pods)) == {"w0-0": "z2", "w1-0": "z2"}
+    small = [node("a", "z0", "2"), node("b", "z1", "2"), node("c", "z2", "2")]
+    plan = plan_of(line(), small, used={"a": {"cpu": 2000}, "b": {"cpu": 1000}})
+    assert sorted(zones_of(plan).values()) == ["z1", "z2", "z2"]
+
+
+@pytest.mark.parametrize(
+    ("services", "elsewhere", "near"),
+    [
+        ((), False, False),
+        ((groups.service("w1", "PreferSameZone"),), False, True),
+        ((groups.service("w1", "PreferSameZone"),), True, False),
+    ],
+    ids=["none", "one", "pods of a second namespace that it does not select"],
+)
+def test_the_services_that_select_a_workload_tell_who_answers(services: Any, *, elsewhere: bool, near: bool) -> None:
+    """Of several namespaces the Service that keeps least near counts: one that sorts first decides nothing."""
+    full = {"a": {"cpu": 1000}, "b": {"cpu": 1000}}
+    pods = [bound_pod("w0-0", "w0", "a"), bound_pod("w0-1", "w0", "b"), *groups.pods_of(line((0, 2)))]
+    if elsewhere:
+        moved = msgspec.structs.replace(pods[-1].metadata, namespace="elsewhere")
+        pods[-1] = msgspec.structs.replace(pods[-1], metadata=moved)
+    nodes = [node("a", "z0", "2"), node("b", "z1", "2")]
+    plan = plan_of(line((2, 2, 0)), nodes, used=full, pods=pods, objective="time", services=services)
+    assert plan.latency_us < 1000.0 if near else plan.latency_us > 2000.0
 
 
 def test_targets_of_released_pods_stay_and_hold_their_room() -> None:
@@ -194,6 +232,18 @@ def test_node_selectors_affinity_and_taints_are_honoured(spec: dict[str, Any], z
 def test_cordoned_nodes_get_nothing() -> None:
     plan = plan_of(line(), [node("a", "z0", unschedulable=True), node("b", "z1")])
     assert set(zones_of(plan).values()) == {"z1"}
+
+
+def test_replicas_spread_over_zones_when_a_constraint_asks_for_it() -> None:
+    constraint = {
+        "topologyKey": "topology.kubernetes.io/zone",
+        "maxSkew": 1,
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {WORKLOAD_LABEL: "w0"}},
+    }
+    pods = [waiting_pod(f"w0-{k}", "w0", topologySpreadConstraints=[constraint]) for k in range(3)]
+    where = zones_of(plan_of(line((3, 1, 1)), THREE, pods=[*pods, waiting_pod("w1-0", "w1")]))
+    assert ({where[f"w0-{k}"] for k in range(3)}, where["w1-0"]) == ({"z0", "z1", "z2"}, "z1")
 
 
 @pytest.mark.parametrize("required", [True, False], ids=["required", "preferred"])
