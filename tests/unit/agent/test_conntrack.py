@@ -60,6 +60,8 @@ def test_a_connection_is_read_with_the_pod_that_answers_and_both_counters(kind: 
 def test_what_is_cut_off_or_has_no_ports_is_passed_over_and_errors_are_raised() -> None:
     whole = message(Entry(CLIENT, SERVER, 80, 5, 6))
     assert list(read_entries(whole[:60])) == []
+    assert list(read_entries(struct.pack("=IHHII", 3, 0x100, 0, 1, 0))) == []
+    assert len(list(read_entries(whole + whole[:2]))) == 1
     # A tuple of a protocol without ports, such as ICMP, is of another length.
     assert list(read_entries(whole.replace(struct.pack("=HH", 52, 0x8001), struct.pack("=HH", 60, 0x8001)))) == []
     assert list(read_entries(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, 0))) == []

@@ -14,11 +14,10 @@ from prometheus_client.registry import Collector
 
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource
-from agent.probing.scheduler import Outcome
 from agent.traffic.conntrack import Entry
 from agent.traffic.ledger import KEEP_GONE_S, PodEnd
 from agent.traffic.manager import Counting
-from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
+from tests.unit.agent.probing import THERE, outcome, plan
 
 Step = Callable[[int], None]
 
@@ -73,20 +72,16 @@ def counting() -> tuple[Collector, Step]:
 
 
 def probing() -> tuple[Collector, Step]:
-    here, there = Peer("n1", "10.0.0.1", "z1"), Peer("n2", "10.0.0.2", "z2")
-    probe = Probe(origin=here, destination=there, slot=0)
-    settings = ProbeSettings()
-    plan = ZonePlan(zone="z1", epoch=1, interval_s=60, slots=1, results="r", settings=settings, probes=(probe,))
     plans = PlanSource("n1")
     metrics = ProbeMetrics(plans)
 
     def step(number: int) -> None:
-        plans.use(plan if number % 2 else None)
+        plans.use(plan(THERE[0]) if number % 2 else None)
         for kind in range(400):
             told = f"outcome-{number}-{kind}"
             plans.refusals[told] = 1
             for rank in (0, 1):
-                metrics.add(Outcome(origin=here.place, destination=there.place, test="TCP_RR", result=told, rank=rank))
+                metrics.add(outcome(THERE[0], result=told, rank=rank))
 
     return metrics, step
 

@@ -9,43 +9,22 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from agent.probing.metrics import BUCKETS_S, ProbeMetrics
 from agent.probing.plan_source import PlanSource
-from agent.probing.scheduler import Outcome
-from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
-from netperf.sample import Measurement, Sample
+from tests.unit.agent.probing import THERE, measured, outcome, plan
 
-HERE = Peer("n1", "10.0.0.1", "z1", "r1")
-PEERS = [Peer("n2", "10.0.0.2", "z2", "r1"), Peer("n3", "10.0.0.3", "z3", "r2")]
 PAIR = {"origin_zone": "z1", "destination_zone": "z2", "origin_region": "r1", "destination_region": "r1"}
-
-
-def plan(*peers: Peer) -> ZonePlan:
-    probes = tuple(Probe(origin=HERE, destination=peer, slot=0) for peer in peers)
-    return ZonePlan(zone="z1", epoch=7, interval_s=60, slots=1, results="r", settings=ProbeSettings(), probes=probes)
-
-
-def outcome(peer: Peer, *, result: str = "ok", **fields: object) -> Outcome:
-    values = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0, "transactions": 1000, **fields}
-    measurement = Measurement(prober="netperf", test="TCP_RR", **values)  # type: ignore[arg-type]
-    sample = Sample(origin=HERE.place, destination=peer.place, measurement=measurement, taken_at=1000.0)
-    return Outcome(
-        origin=HERE.place,
-        destination=peer.place,
-        test="TCP_RR",
-        result=result,
-        sample=sample if result == "ok" else None,
-    )
+RUN = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 
 
 def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
     registry, plans = CollectorRegistry(), plans or PlanSource("n1")
     metrics = ProbeMetrics(plans, registry, wall_clock=lambda: 1030.0)
-    plans.use(plan(*PEERS))
+    plans.use(plan(*THERE[:2], epoch=7))
     return metrics, registry
 
 
 def test_latency_is_told_in_seconds_by_pair_and_quantile() -> None:
     metrics, registry = bench()
-    metrics.add(outcome(PEERS[0]))
+    metrics.add(outcome(THERE[0], measured(**RUN)))
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
         labels = {**PAIR, "quantile": quantile}
         assert registry.get_sample_value("netaware_probe_latency_seconds", labels) == value
@@ -56,7 +35,7 @@ def test_latency_is_told_in_seconds_by_pair_and_quantile() -> None:
 
 def test_a_percentile_that_the_run_was_too_short_for_is_absent() -> None:
     metrics, registry = bench()
-    metrics.add(outcome(PEERS[0], transactions=20))
+    metrics.add(outcome(THERE[0], measured(**RUN, transactions=20)))
     name = "netaware_probe_latency_seconds"
     assert registry.get_sample_value(name, {**PAIR, "quantile": "0.9"}) == 600e-6
     assert registry.get_sample_value(name, {**PAIR, "quantile": "0.99"}) is None
@@ -64,9 +43,9 @@ def test_a_percentile_that_the_run_was_too_short_for_is_absent() -> None:
 
 def test_failures_are_counted_by_name_and_keep_the_last_good_value_with_its_age() -> None:
     metrics, registry = bench()
-    metrics.add(outcome(PEERS[0]))
-    metrics.add(outcome(PEERS[0], result="timeout"))
-    metrics.add(outcome(PEERS[0], result="timeout"))
+    metrics.add(outcome(THERE[0], measured(**RUN)))
+    metrics.add(outcome(THERE[0], result="timeout"))
+    metrics.add(outcome(THERE[0], result="timeout"))
     name = "netaware_probe_runs_total"
     assert registry.get_sample_value(name, {**PAIR, "test": "TCP_RR", "outcome": "timeout"}) == 2
     assert registry.get_sample_value(name, {**PAIR, "test": "TCP_RR", "outcome": "ok"}) == 1
@@ -78,7 +57,7 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
     assert BUCKETS_S[0] == 50e-6
     assert all(later == 2 * earlier for earlier, later in pairwise(BUCKETS_S))
     for p50_us in (50.0, 51.0, 3_000_000.0):
-        metrics.add(outcome(PEERS[0], p50_us=p50_us))
+        metrics.add(outcome(THERE[0], measured(**RUN | {"p50_us": p50_us})))
     bucket = "netaware_probe_rtt_seconds_bucket"
     assert registry.get_sample_value(bucket, {**PAIR, "le": "5e-05"}) == 1
     assert registry.get_sample_value(bucket, {**PAIR, "le": "0.0001"}) == 2
@@ -89,10 +68,10 @@ def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None
 def test_series_go_with_their_pair_and_late_outcomes_do_not_bring_them_back() -> None:
     plans = PlanSource("n1")
     metrics, registry = bench(plans)
-    for peer in PEERS:
-        metrics.add(outcome(peer))
-    plans.use(plan(PEERS[1]))
-    metrics.add(outcome(PEERS[0]))
+    for peer in THERE[:2]:
+        metrics.add(outcome(peer, measured(**RUN)))
+    plans.use(plan(THERE[1]))
+    metrics.add(outcome(THERE[0], measured(**RUN)))
     text = generate_latest(registry).decode()
     assert 'destination_zone="z2"' not in text
     assert 'destination_zone="z3"' in text
@@ -102,11 +81,9 @@ def test_series_go_with_their_pair_and_late_outcomes_do_not_bring_them_back() ->
 
 def test_jitter_and_loss_of_datagrams_are_told_beside_a_run_of_netperf_and_its_p99_where_they_are_few() -> None:
     metrics, registry = bench()
-    run = outcome(PEERS[0])
-    datagrams = Measurement(
-        prober="datagrams", test="UDP_RR", p50_us=410.0, p90_us=500.0, p99_us=510.0, transactions=85,
-        loss_ratio=0.02, jitter_us=30.0,
-    )  # fmt: skip
+    run = outcome(THERE[0], measured(**RUN))
+    told = {"p50_us": 410.0, "p90_us": 500.0, "p99_us": 510.0, "loss_ratio": 0.02, "jitter_us": 30.0}
+    datagrams = measured(prober="datagrams", test="UDP_RR", transactions=85, **told)
     assert run.sample is not None
     sample = msgspec.structs.replace(run.sample, datagrams=datagrams, prices="datagrams")
     metrics.add(msgspec.structs.replace(run, sample=sample))

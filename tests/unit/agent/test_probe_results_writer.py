@@ -20,13 +20,14 @@ from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
 from kubekit.wire import ConfigMap, ObjectMeta, Resource
 from netperf.errors import OBJECT_LIMIT_BYTES
-from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
+from netperf.plans import ZonePlan
 from netperf.results import FAILED_SUFFIX, REFRESH_S, decode_results, encode_failure, encode_samples, sample_key
-from netperf.sample import Failure, Measurement, Place, Sample
+from netperf.sample import Failure, Sample
+from tests.unit.agent.probing import measured, peer, plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 NAME = "netperf-metrics"
-PLACES = {node: Place(node, f"z-{node}") for node in ("here", "n1", "n2", "n3")}
+PLACES = {node: peer(node).place for node in ("here", "n1", "n2", "n3")}
 LIMIT_S = 300.0
 
 
@@ -76,8 +77,7 @@ class Store:
 
 
 def sample(node: str = "n1", sequence: int = 1, p50_us: float = 2000.0) -> Sample:
-    measurement = Measurement(prober="netperf", test="TCP_RR", p50_us=p50_us, p90_us=1.2 * p50_us, transactions=500)
-    return Sample(origin=PLACES["here"], destination=PLACES[node], measurement=measurement, sequence=sequence)
+    return Sample(origin=PLACES["here"], destination=PLACES[node], measurement=measured(p50_us), sequence=sequence)
 
 
 def written(*samples: Sample) -> dict[str, str]:
@@ -89,11 +89,9 @@ def written_failure(node: str, sequence: int) -> dict[str, str]:
     return {key: value for key, value in told.items() if value is not None}
 
 
-def plan(*nodes: str) -> ZonePlan:
-    here, *peers = (Peer(node, "10.0.0.1", PLACES[node].zone) for node in ("here", *nodes))
-    probes = tuple(Probe(origin=here, destination=peer, slot=0) for peer in peers)
-    settings = ProbeSettings(extra_tests=("UDP_RR", "TCP_STREAM"))
-    return ZonePlan(zone=here.zone, epoch=1, interval_s=60.0, slots=1, results=NAME, settings=settings, probes=probes)
+def planned(*nodes: str) -> ZonePlan:
+    tests = {"extra_tests": ("UDP_RR", "TCP_STREAM")}
+    return plan(*map(peer, nodes), origin=peer("here"), settings=tests)
 
 
 @asynccontextmanager
@@ -105,7 +103,7 @@ async def writing(
     writer = ResultsWriter(
         cast("Client", store), "ns", plans, registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
     )
-    plans.use(plan("n1", "n2", "n3"))
+    plans.use(planned("n1", "n2", "n3"))
     task = asyncio.create_task(writer.run())
     try:
         yield writer, registry
@@ -327,7 +325,7 @@ async def test_pairs_that_left_the_plan_are_not_written_any_more() -> None:
     async with writing(store, plans=plans) as (writer, _):
         writer.add(sample("n1"))
         writer.add(sample("n2"))
-        plans.use(plan("n2"))
+        plans.use(planned("n2"))
         await asyncio.sleep(5)
     assert store.sequences() == {"n2": 1}
 
@@ -336,7 +334,7 @@ async def test_upstreams_format_speaks_of_the_usual_test_only() -> None:
     store = Store()
     plans = PlanSource("here")
     writer = ResultsWriter(cast("Client", store), "ns", plans, upstream=("p90",), rng=random.Random(1))
-    plans.use(plan("n1"))
+    plans.use(planned("n1"))
     task = asyncio.create_task(writer.run())
     usual = sample("n1", p50_us=2000.0)
     extra = msgspec.structs.replace(

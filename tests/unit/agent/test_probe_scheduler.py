@@ -12,14 +12,13 @@ import pytest
 from agent.probing.plan_source import PlanSource
 from agent.probing.scheduler import DatagramReader, Outcome, ProbeScheduler
 from netperf.pacing import ProbeBudget
-from netperf.plans import Peer, Probe, ProbeSettings, ZonePlan
+from netperf.plans import Probe, ProbeSettings
 from netperf.probers.prober import ProbeFailedError
 from netperf.sample import Measurement, ProberName, Test
+from tests.unit.agent.probing import THERE, measured, plan
 
 pytestmark = [pytest.mark.looptime, pytest.mark.asyncio]
 EPOCH = 1_800_000_000.0
-HERE = Peer("n1", "10.0.0.1", "z1")
-THERE = [Peer(f"n{i}", f"10.0.0.{i}", f"z{i}") for i in (2, 3, 4)]
 
 
 class Steady:
@@ -45,29 +44,7 @@ class Steady:
             self.running -= 1
         if self.failure is not None:
             raise self.failure
-        return Measurement(
-            prober="netperf",
-            test=settings.test,
-            p50_us=self.p50_us,
-            p90_us=self.p50_us * 1.2,
-            transactions=1000,
-            duration_s=settings.duration_s,
-            cpu_us=self.cpu_us,
-        )
-
-
-def plan(*destinations: Peer, epoch: int = 1, interval_s: float = 60.0) -> ZonePlan:
-    probes = tuple(Probe(origin=HERE, destination=peer, slot=slot) for slot, peer in enumerate(destinations))
-    elsewhere = Probe(origin=Peer("other", "10.0.0.9", "z1"), destination=THERE[0], slot=3)
-    return ZonePlan(
-        zone="z1",
-        epoch=epoch,
-        interval_s=interval_s,
-        slots=4,
-        results="netperf-metrics",
-        settings=ProbeSettings(),
-        probes=(*probes, elsewhere),
-    )
+        return measured(self.p50_us, test=settings.test, duration_s=settings.duration_s, cpu_us=self.cpu_us)
 
 
 @asynccontextmanager
@@ -176,7 +153,7 @@ class Answers:
 
 
 def datagrams(p50_us: float, transactions: int = 100) -> Measurement:
-    return Measurement(prober="datagrams", test="UDP_RR", p50_us=p50_us, p90_us=1.1 * p50_us, transactions=transactions)
+    return measured(p50_us, prober="datagrams", test="UDP_RR", transactions=transactions)
 
 
 async def outcome_of(between: Answers, prober: Steady) -> Outcome:

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubekit.errors import ConfigError
 from netperf.pacing import ProbeBudget, Spending, choose_test, next_turn, probes_of, start_s, within_budget
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import ProbeSettings
 from netperf.sample import Test
+from tests.unit.netperf.building import one_each, plan_of
 
-NODES = [ProbeNode(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}") for z in range(9)]
-PLAN = plan_pairs(NODES, PlanOptions(node_pairs=1), None, 1_700_000_000.0)
+PLAN = plan_of(one_each(9), node_pairs=1)
 BUSIEST = max(PLAN.zones.values(), key=lambda p: len(p.probes))
 NODE = BUSIEST.probes[0].origin.node
 
@@ -115,8 +113,3 @@ def test_a_turn_says_which_test_it_is_for() -> None:
         now_s = turn.starts_at_s + 1.0
     assert sorted(tests[:2]) == ["TCP_RR", "TCP_STREAM"]
     assert tests[:2] == tests[2:]
-
-
-def test_a_test_that_is_named_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="extraTests"):
-        PlanOptions(extra_tests=("TCP_RR",)).validate()

@@ -151,6 +151,7 @@ def test_a_few_pairs_of_nodes_stand_for_two_zones_and_no_node_is_asked_alone(siz
             assert len({origin for origin, _ in pairs}) > 1
 
 
+@pytest.mark.slow
 def test_a_rotation_at_100_zones_of_100_nodes_costs_agents_less_than_5_megabytes_a_minute() -> None:
     nodes = [
         ProbeNode(name=f"ip-10-{z}-{i}.compute.internal", address=f"10.{z}.0.{i}", zone=f"zone-{z:03}", region="r")
@@ -286,12 +287,16 @@ def test_epochs_only_grow_even_when_the_clock_goes_back() -> None:
     assert all(second.zones[zone].epoch > first.zones[zone].epoch for zone in changed)
 
 
-def test_settings_that_make_no_sense_are_refused_by_field() -> None:
-    with pytest.raises(ConfigError, match=r"plan\.slotS"):
-        PlanOptions(duration_s=10.0, slot_s=6.0).validate("plan")
-    with pytest.raises(ConfigError, match=r"plan\.intervalS"):
-        PlanOptions(interval_s=0).validate("plan")
-    with pytest.raises(ConfigError, match=r"plan\.rotationS"):
-        PlanOptions(rotation_s=1).validate("plan")
-    with pytest.raises(ConfigError, match=r"plan\.nodePairs"):
-        PlanOptions(node_pairs=0).validate("plan")
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (PlanOptions(duration_s=10.0, slot_s=6.0), "slotS"),
+        (PlanOptions(interval_s=0), "intervalS"),
+        (PlanOptions(rotation_s=1), "rotationS"),
+        (PlanOptions(node_pairs=0), "nodePairs"),
+        (PlanOptions(extra_tests=("TCP_RR",)), "extraTests"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_field(options: PlanOptions, field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"plan\.{field}"):
+        options.validate("plan")

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netperf.errors import PlanRefusedError, TooLargeError
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import PLAN_KEY, ZonePlan, decode_plan, encode_plan, is_address, plan_object_name
+from tests.unit.netperf.building import one_each, plan_of
 
-NODES = [ProbeNode(name=f"n{z}", address=f"10.0.0.{z + 1}", zone=f"z{z}", region="r") for z in range(6)]
-PLANS = plan_pairs(NODES, PlanOptions(), None, 1_700_000_000.0).zones
+PLANS = plan_of(one_each(6)).zones
 PLAN = max(PLANS.values(), key=lambda p: len(p.probes))
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from kubekit.settings import YEAR_S
 from netperf.errors import OBJECT_LIMIT_BYTES, TooLargeError
-from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.results import (
     KEY_LIMIT,
     LONGEST_NAME,
@@ -31,6 +30,7 @@ from netperf.results import (
 )
 from netperf.sample import Failure, Measurement, Percentile, Place, Sample
 from netperf.shards import shard_index, shard_name
+from tests.unit.netperf.building import one_each, plan_of
 
 P90: tuple[Percentile, ...] = ("p90",)
 PLACES = {name: Place(name, f"z-{name[0]}", "r") for name in ("a1", "a2", "b1.example.com", "c1")}
@@ -265,12 +265,7 @@ def test_a_patch_names_only_the_writers_own_keys() -> None:
 
 
 def test_keys_of_pairs_that_left_the_plan_are_found_and_those_of_others_left_alone() -> None:
-    nodes = [
-        ProbeNode(name=p.node, address=f"10.0.0.{i + 1}", zone=p.zone)
-        for i, p in enumerate(PLACES.values())
-        if p.node != "a2"
-    ]
-    plans = plan_pairs(nodes, PlanOptions(), None, 1.7e9).zones.values()
+    plans = plan_of((p.node, p.zone) for p in PLACES.values() if p.node != "a2").zones.values()
     gone = sample(origin="a2")
     foreign = "netperf.p90.latency.milliseconds.origin.c1.destination.a2"
     data = {**written(sample(), gone, upstream=("p90",)), foreign: "5", "theirs": "x", "netaware.v1.broken": "{"}
@@ -299,9 +294,8 @@ def test_other_objects_are_no_shards(name: str) -> None:
 
 
 def test_keys_of_a_test_that_is_not_planned_any_more_go() -> None:
-    nodes = [ProbeNode(name=n, address=f"10.0.0.{i + 1}", zone=f"z{i}") for i, n in enumerate("ab")]
-    with_streams = planned_keys(plan_pairs(nodes, PlanOptions(extra_tests=("TCP_STREAM",)), None, 1.7e9).zones.values())
-    without = planned_keys(plan_pairs(nodes, PlanOptions(), None, 1.7e9).zones.values())
+    with_streams = planned_keys(plan_of(one_each(2), extra_tests=("TCP_STREAM",)).zones.values())
+    without = planned_keys(plan_of(one_each(2)).zones.values())
     streams = {key for key in with_streams if "TCP_STREAM" in key}
     assert len(streams) == 2
     assert keys_to_remove(dict.fromkeys(streams, "{}"), without) == streams
