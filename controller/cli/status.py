@@ -16,8 +16,10 @@ from controller.cli.looking import count_unmeasured, note_unused
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, counted, percent, rate
 from controller.cli.why import describe
-from controller.views.model import NetworkView, Overview, ProblemView
+from controller.views.model import GroupView, NetworkView, Overview, ProblemView
 from controller.views.overview import build
+
+SHOWN = 3
 
 
 class ShowStatus(Command):
@@ -77,6 +79,8 @@ def _lines(answer: Overview) -> Iterable[tuple[str, Text]]:
     yield "Samples", _samples(answer.network, answer.at)
     yield "Costs", _costs(answer.network)
     yield "AppGroups", _groups(answer)
+    if (lost := _in_one_zone(answer.groups)) is not None:
+        yield "Zone loss", lost
     yield "Bandwidth", _bandwidth(answer)
     if answer.prometheus:
         state = answer.prometheus_error or f"{sum(bool(p.firing) for p in answer.problems)} of our alerts firing"
@@ -147,6 +151,14 @@ def _groups(answer: Overview) -> Text:
     violated, edges = sum(g.violated for g in groups), sum(len(g.edges) for g in groups)
     text.append(f"  {violated} of {edges} dependencies violated", style=BAD if violated else FAINT)
     return text
+
+
+def _in_one_zone(groups: Iterable[GroupView]) -> Text | None:
+    names = [f"{group.namespace}/{workload}" for group in groups for workload in group.in_one_zone]
+    if not names:
+        return None
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return Text(f"{counted(len(names), 'service')} wholly in one zone: {', '.join(names[:SHOWN])}{more}")
 
 
 def _bandwidth(answer: Overview) -> Text:

@@ -14,7 +14,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.cluster.services import ServiceIndex
 from controller.cluster.zones import draw_map
 from controller.groups.status import GroupFacts, Judged, gather
-from controller.scheduler.survival import survival_of
+from controller.scheduler.survival import survival_of, wholly_in_one_zone
 from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.weights import Edges, measured_traffic
@@ -126,6 +126,7 @@ def build_group(
         faults=tuple(fault.detail for fault in facts.graph.faults),
         conditions=_conditions(group.status.conditions),
         survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
+        in_one_zone=wholly_in_one_zone(selectors, facts.members, locations),
         saving=savings.of(facts, costs),
     )
 

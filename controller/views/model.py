@@ -225,6 +225,7 @@ class GroupView(View, frozen=True):
         total_cost: sum of its dependencies' costs, as far as known.
         violated: how many dependencies have that verdict.
         survival: what the loss of each zone would take.
+        in_one_zone: workloads of several replicas that the loss of one zone would stop, though there are others -> that zone.
         advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
         saving: what its placement saves; null where that is not known.
     """
@@ -244,6 +245,7 @@ class GroupView(View, frozen=True):
     faults: tuple[str, ...]
     conditions: tuple[ConditionView, ...]
     survival: Survival = Survival()
+    in_one_zone: dict[str, str] = {}
     advice: tuple[Advice, ...] = ()
     saving: SavingView | None = None
 
