@@ -29,13 +29,13 @@ from controller.cluster.resources import AppGroup
 from controller.config import ControllerConfiguration
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.planner import GroupSnapshot, plan_group
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from kubekit.errors import ConfigError
 from kubekit.wire import Node
 from tests.unit.controller.test_one_answer import NODES, group, node, pod, topology, weight
+from tests.unit.kubekit.simulated_api import connected
 
 HOME = "netaware-system"
+APPGROUPS = "appgroup.diktyo.x-k8s.io/v1alpha1"
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 MINE = (
     HEAD
@@ -79,22 +79,27 @@ async def cluster(config: str | None, *objects: dict[str, Any]) -> AsyncIterator
                 return web.json_response(found)
         return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
 
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Client(ClusterConfig(f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
-            yield Session(client, None, "x", HOME)
-    finally:
-        await runner.cleanup()
+    async with connected(answer) as client:
+        yield Session(client, None, "x", HOME)
 
 
 def asked(command: Any, *argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     command.configure(parser)
     return parser.parse_args(argv)
+
+
+def group_file(folder: Any, *made: Any) -> str:
+    """A file of an AppGroup and other objects."""
+    file = folder / "group.json"
+    file.write_text(json.dumps([{**each, "apiVersion": each.get("apiVersion") or APPGROUPS} for each in made]))
+    return str(file)
+
+
+async def simulate(session: Session, file: str, *argv: str) -> Simulation:
+    answer = await Simulate().ask(session, asked(Simulate(), "-f", file, *argv))
+    assert isinstance(answer, Simulation)
+    return answer
 
 
 async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
@@ -124,18 +129,16 @@ async def test_a_configuration_that_is_given_is_not_read() -> None:
 
 async def test_commands_look_costs_up_where_the_scheduler_does(tmp_path: Any) -> None:
     objects = (*NODES, COSTS, OTHER, group(most=5), pod("a", "n1"), pod("b", "n2"))
-    file = tmp_path / "group.json"
-    file.write_text(json.dumps({**group(most=5), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    file = group_file(tmp_path, group(most=5))
     async with cluster(MINE, *objects) as session:
         shown = await ShowCosts().ask(session, asked(ShowCosts()))
         (view,) = await GraphOf().ask(session, asked(GraphOf()))
-        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+        simulated = await simulate(session, file)
         explained = await Explain().ask(session, asked(Explain(), "pod", "a-n1"))
         proposed = _costs(await session.snapshot(measurements=False), "x")(("west", "z1"), ("west", "z2"))
     assert proposed == 7
     assert (shown.network.topology, shown.network.weights) == (f"{HOME}/ours", "Mine")
     assert [(edge.cost, edge.verdict) for edge in view.edges] == [(7, "violated")]
-    assert isinstance(simulated, Simulation)
     assert (simulated.topology, simulated.weights) == (f"{HOME}/ours", "Mine")
     assert isinstance(explained, Explained)
     assert (explained.now.topology, explained.now.weight) == (f"{HOME}/ours", "Mine")
@@ -149,19 +152,17 @@ async def test_a_simulation_counts_violations_by_the_replica_that_answers_and_in
     full = [{**each, "status": {"allocatable": {"pods": "2"}}} for each in NODES]
     spec = {"selector": {"app": "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
     near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    mine = {**group("default", most=3), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}
+    mine = group("default", most=3)
     made = [mine, deployment("a", replicas=2), deployment("b", replicas=2)]
     for item in made:
         del item["metadata"]["namespace"]
     mine["spec"]["workloads"].pop()
     mine["metadata"]["annotations"] = {"netaware.io/spread": "zone"}
-    file = tmp_path / "group.json"
-    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": made}))
+    file = group_file(tmp_path, *made)
     costs = topology(weight("UserDefined", 5))
     async with cluster(f"{HEAD}scheduler: {{parity: {parity}}}\n", *full, near, costs) as session:
         session.namespace = "default"
-        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
-    assert isinstance(simulated, Simulation)
+        simulated = await simulate(session, file)
     assert simulated.network_aware.zones == {"a": ["z1", "z2"], "b": ["z1", "z2"]}
     assert simulated.network_aware.violations == violations
     assert simulated.dependencies[0].network_aware_verdict == ("violated" if violations else "met")
@@ -199,24 +200,16 @@ def large(name: str, on: str = "", **more: Any) -> dict[str, Any]:
 async def test_the_room_of_a_groups_own_pods_is_free_for_it_whichever_namespace_they_are_in(tmp_path: Any) -> None:
     nodes = [{**each, "status": {"allocatable": {"cpu": "4", "pods": "110"}}} for each in NODES]
     mine = group("default")
-    file = tmp_path / "group.json"
-    made = [{**mine, "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}]
+    made = [mine]
     for name in "ab":
         template = large(name)
         template["spec"] = {"containers": template["spec"]["containers"]}
-        made.append(
-            {
-                "apiVersion": "apps/v1",
-                "kind": "Deployment",
-                "metadata": {"name": name, "namespace": "default"},
-                "spec": {"replicas": 1, "template": template},
-            }
-        )
-    file.write_text("\n".join(json.dumps(each) + "\n---" for each in made))
+        one = deployment(name, replicas=1)
+        made.append({**one, "spec": {**one["spec"], "template": template}})
+    file = group_file(tmp_path, *made)
     async with cluster(HEAD, *nodes, mine, large("a", "n1"), large("b", "n2")) as session:
         session.namespace = "default"
-        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
-    assert isinstance(simulated, Simulation)
+        simulated = await simulate(session, file)
     assert simulated.network_aware.unplaced == simulated.default.unplaced == 0
 
 
@@ -235,14 +228,12 @@ ELSEWHERE = (topology(weight("UserDefined", 7), name="other", namespace="a"), to
 async def test_plans_go_by_no_other_costs_than_the_scheduler_and_views_say_when_they_show_others(
     config: str, topologies: tuple[dict[str, Any], ...], tmp_path: Any
 ) -> None:
-    file = tmp_path / "group.json"
-    file.write_text(json.dumps({**group(), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    file = group_file(tmp_path, group())
     async with cluster(HERE[config], *NODES, *topologies) as session:
         used = state_of(await session.snapshot(), ()).costs("x")
-        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+        simulated = await simulate(session, file)
         session.notes.clear()
         shown = await ShowCosts().ask(session, asked(ShowCosts()))
-    assert isinstance(simulated, Simulation)
     assert used.weight == ""
     assert (simulated.topology or "", simulated.weights or "") == (used.topology, used.weight)
     assert shown.network.weights is not None
@@ -260,14 +251,12 @@ async def test_costs_that_the_scheduler_uses_are_shown_without_a_note() -> None:
 
 
 async def test_costs_that_a_person_asks_for_are_planned_by(tmp_path: Any) -> None:
-    file = tmp_path / "group.json"
-    file.write_text(json.dumps({**group(), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    file = group_file(tmp_path, group())
     topologies = (*ELSEWHERE, topology(weight("UserDefined", 3), weight("Mine", 5)))
     async with cluster(HEAD, *NODES, *topologies) as session:
 
         async def told(*argv: str) -> tuple[str | None, str | None]:
-            answer = await Simulate().ask(session, asked(Simulate(), "-f", str(file), *argv))
-            assert isinstance(answer, Simulation)
+            answer = await simulate(session, file, *argv)
             return answer.topology, answer.weights
 
         assert await told() == ("default/nt-default", "UserDefined")
@@ -288,8 +277,7 @@ async def test_plans_use_the_nodes_that_the_scheduler_does_and_taints_tell_which
     status: dict[str, Any], taints: list[dict[str, str]], room: bool, tmp_path: Any
 ) -> None:
     lone = {**node("n1", "z1"), "spec": {"taints": taints}, "status": {**status, "allocatable": {"pods": "110"}}}
-    file = tmp_path / "group.json"
-    file.write_text(json.dumps({**group("default"), "apiVersion": "appgroup.diktyo.x-k8s.io/v1alpha1"}))
+    file = group_file(tmp_path, group("default"))
     mine, fleet = msgspec.convert(group("default"), AppGroup), Fleet()
     fleet.take_node("n1", None, msgspec.convert(lone, Node))
     waiting = msgspec.convert({"kind": "Pod", **pod("a", "", namespace="default", phase="Pending")}, GroupPod)
@@ -297,11 +285,10 @@ async def test_plans_use_the_nodes_that_the_scheduler_does_and_taints_tell_which
     assert bool(leader.targets) == room
     async with cluster(HEAD, lone, group("default"), pod("a", "n1", namespace="default")) as session:
         session.namespace = "default"
-        simulated = await Simulate().ask(session, asked(Simulate(), "-f", str(file)))
+        simulated = await simulate(session, file)
     offline, _ = plan_offline(
         ClusterFile([msgspec.convert(lone, Node)], [waiting], groups=[mine]),
         Given(),
     )
-    assert isinstance(simulated, Simulation)
     assert (simulated.network_aware.unplaced == simulated.default.unplaced == 0) == room
     assert bool(offline.placements) == room

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from controller.cli.session import Session
-from kubekit.client import Client
-from kubekit.config import ClusterConfig
+from tests.unit.kubekit.simulated_api import Handler, connected
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 PODS = "/api/v1/namespaces/netaware-system/pods"
 
@@ -32,17 +29,9 @@ async def answer(request: web.Request) -> web.Response:
 
 async def asked(handler: Handler) -> Session:
     """A session that has asked the replicas, of an API server that answers like this."""
-    app = web.Application()
-    app.router.add_get("/{path:.*}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Client(ClusterConfig(f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
-            session = Session(client, None, None, "netaware-system")
-            await session.ask_controllers()
-    finally:
-        await runner.cleanup()
+    async with connected(handler) as client:
+        session = Session(client, None, None, "netaware-system")
+        await session.ask_controllers()
     return session
 
 

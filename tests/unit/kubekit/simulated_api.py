@@ -8,17 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
+from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import Resource
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 END = object()
 """Put on a watch queue to end that watch."""
+
+
+@asynccontextmanager
+async def serving(answer: Handler) -> AsyncIterator[ClusterConfig]:
+    """A server on a free port of the loopback that answers like this."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield ClusterConfig(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def connected(answer: Handler) -> AsyncIterator[Client]:
+    """A client of such a server."""
+    async with serving(answer) as config, Client(config) as client:
+        yield client
 
 
 class SimulatedApi:
@@ -51,18 +74,12 @@ class SimulatedApi:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ClusterConfig]:
         """Serve on a free port of the loopback."""
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            yield ClusterConfig(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
-        finally:
-            self.end_watches()
-            self.answering.set()
-            await runner.cleanup()
+        async with serving(self._handle) as config:
+            try:
+                yield config
+            finally:
+                self.end_watches()
+                self.answering.set()
 
     def put(self, name: str, *, event: bool = True, **fields: Any) -> dict[str, Any]:
         """Create or change an object, and tell the watches."""

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from kubekit.client import Client
-from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, SilentWatchError, UnreachableError
 from kubekit.reflector import Reflector
 from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Object
 from kubekit.workqueue import WorkQueue
 from tests.support.mirrors import wait_synced
-from tests.unit.kubekit.simulated_api import SimulatedApi
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def connected(answer: Handler) -> AsyncIterator[Client]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Client(ClusterConfig(f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
-            yield client
-    finally:
-        await runner.cleanup()
+from tests.unit.kubekit.simulated_api import SimulatedApi, connected
 
 
 async def test_a_lease_waits_neither_for_watches_nor_for_lists_nor_for_writes() -> None:

@@ -42,7 +42,7 @@ class SimulatedApiServer:
 
 
 async def settle(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

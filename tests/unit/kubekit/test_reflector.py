@@ -32,7 +32,7 @@ class Mirror:
         return {key: (found.data or {}).get("v", "") for key, found in self.reflector.items.items()}
 
 
-async def until(check: Callable[[], bool], deadline_s: float = 5.0) -> None:
+async def until(check: Callable[[], bool], deadline_s: float = 60.0) -> None:
     """Wait until ``check`` holds."""
     async with asyncio.timeout(deadline_s):
         while not check():
@@ -63,7 +63,7 @@ async def test_lists_all_pages_and_then_follows_changes(api: SimulatedApi) -> No
     for i in range(5):
         api.put(f"c{i}", data={"v": str(i)})
     async with mirroring(api) as mirror:
-        await wait_synced(mirror.reflector, timeout_s=5)
+        await wait_synced(mirror.reflector, timeout_s=60)
         assert mirror.data == {f"c{i}": str(i) for i in range(5)}
         assert api.count("continue=") == 2
         await until(lambda: api.watching == 1)
@@ -104,7 +104,7 @@ async def test_one_malformed_object_fails_alone_in_a_list(api: SimulatedApi) -> 
     api.put("good", data={"v": "1"})
     api.put("bad", data=["not", "a", "map"])
     async with mirroring(api) as mirror:
-        await wait_synced(mirror.reflector, timeout_s=5)
+        await wait_synced(mirror.reflector, timeout_s=60)
         assert mirror.data == {"good": "1"}
         assert list(mirror.reflector.malformed) == ["bad"]
 
@@ -141,7 +141,6 @@ async def test_a_bookmark_moves_the_version_without_an_object(api: SimulatedApi)
     async with mirroring(api) as mirror:
         await until(lambda: api.watching == 1)
         api.tell("BOOKMARK", {"metadata": {"resourceVersion": "4711"}})
-        await asyncio.sleep(0.05)
         api.end_watches()
         await until(lambda: api.count("resourceVersion=4711") == 1)
         assert mirror.data == {}
@@ -162,9 +161,10 @@ async def test_a_watch_that_breaks_goes_on_from_the_last_event(api: SimulatedApi
 async def test_failures_back_off_and_do_not_hammer_the_server(api: SimulatedApi) -> None:
     api.fail_lists += [403] * 50
     async with mirroring(api) as mirror:
+        await until(lambda: api.count("GET") >= 1)
         await asyncio.sleep(1.0)
         assert not mirror.reflector.synced.is_set()
-        assert 1 <= api.count("GET") <= 4
+        assert api.count("GET") <= 4
 
 
 async def test_watches_that_end_at_once_do_not_hammer_the_server(api: SimulatedApi) -> None:
@@ -179,10 +179,10 @@ async def test_a_resource_that_is_not_installed_settles_and_is_mirrored_once_it_
     api.fail_lists.append(404)
     api.put("a", data={"v": "1"})
     async with mirroring(api) as mirror:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await mirror.reflector.settled.wait()
         assert not mirror.reflector.synced.is_set()
-        await wait_synced(mirror.reflector, timeout_s=5)
+        await wait_synced(mirror.reflector, timeout_s=60)
         assert mirror.data == {"a": "1"}
 
 
@@ -237,7 +237,7 @@ async def test_a_transformed_mirror_holds_what_was_made_of_objects_and_tells_onl
         part: FilteredStore[int] = FilteredStore(lengths, lambda value: int(value) if value.isdigit() else None)
         task = asyncio.create_task(lengths.run())
         try:
-            await wait_synced(lengths, timeout_s=5)
+            await wait_synced(lengths, timeout_s=60)
             assert (dict(lengths.items), dict(part.items)) == ({"kept": "1"}, {"kept": 1})
             await until(lambda: api.watching == 1)
             api.put("kept", data={"v": "1", "note": "b"})
