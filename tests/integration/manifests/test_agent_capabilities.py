@@ -18,22 +18,24 @@ from tests.integration.manifests.kubectl import MANIFESTS
 
 ROOT = MANIFESTS.parent
 DEVICE = "nawcap0"
-# Runs with the capabilities of the DaemonSet: limits a pod's device both ways, reads it back, takes the limits off.
+# Runs with the capabilities of the DaemonSet: limits a pod's device both ways, reads it back, takes the limits off, and starts
+# a program without rights, as it starts netserver.
 SCRIPT = """
-import asyncio, json, sys
+import asyncio, json, subprocess, sys
 from pathlib import Path
 from agent.bandwidth import locate
 from agent.bandwidth.kernel import execute
-from agent.bandwidth.state import LimitEgress, LimitIngress, Unlimit
-from agent.bandwidth.tbf import Shape
+from agent.bandwidth.state import LimitEgress, LimitIngress, RemoveLimit
+from agent.bandwidth.tbf import TbfParams
 from agent.bandwidth.traffic_control import read_kernel
+from netperf.probers.child import Limits, start_confined
 
 async def main(pid, name):
-    shape = Shape(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
+    shape = TbfParams(rate_bytes_per_s=1_250_000, buffer_ticks=625_000, limit_bytes=100_000)
     state, numbers = await read_kernel({"uid": pid})
     device = next(d for d in state.devices if d.name == name)
     await execute(LimitIngress(device.index, name, shape))
-    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, shape, "netaware:test"))
+    await execute(LimitEgress(device.index, name, "nawcapifb0", 1500, shape, "netaware:test", add_hook=True))
     after, _ = await read_kernel({})
     through = next(d for d in after.devices if d.name == "nawcapifb0")
     print(json.dumps({
@@ -43,8 +45,14 @@ async def main(pid, name):
         "egress": any(q.device == through.index and q.shape == shape for q in after.qdiscs),
         "redirect": any(f.device == device.index and f.redirects_to == through.index for f in after.filters),
     }))
-    await execute(Unlimit(device.index, name, "ingress"))
-    await execute(Unlimit(device.index, name, "egress", "nawcapifb0"))
+    await execute(RemoveLimit(device.index, name, "ingress"))
+    ours = tuple(f.priority for f in after.filters if f.device == device.index)
+    await execute(RemoveLimit(device.index, name, "egress", "nawcapifb0", ours, remove_hook=True))
+    limits = Limits(memory_bytes=1 << 28, cpu_s=10, open_files=32)
+    try:
+        await (await start_confined("/bin/true", stdin=asyncio.subprocess.DEVNULL, limits=limits)).wait()
+    except subprocess.SubprocessError as error:
+        sys.exit(f"not permitted: {error}")
 
 asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 """
