@@ -44,7 +44,7 @@ from tests.integration.netperf.peers import (
 HOME = "127.66.0.1"
 RESULTS = "netperf-metrics"
 SLOT_S = 2.0
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -66,7 +66,7 @@ async def test_connections_follow_neither_zones_nor_viewers(
         "spec": {"configmapName": "netperf-metrics", "weights": []},
     }
     await client.create(NETWORK_TOPOLOGIES, topology, Object, namespace=namespace)
-    replica = Replica(tmp_path, control_plane.kubeconfig, namespace)
+    replica = Replica(tmp_path, control_plane.kubeconfig, namespace, {"page": {"auth": "none"}})
     replica.start()
     try:
         await eventually(replica.leads)

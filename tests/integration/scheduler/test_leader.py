@@ -211,7 +211,7 @@ async def test_room_of_a_deleted_group_is_free_for_others(
             guest,
             "theirs",
             group="first",
-            workload="P2",
+            workload="P1",
             requests={"cpu": "2"},
             automountServiceAccountToken=False,
         )
