@@ -24,14 +24,12 @@ POLL_S = 60.0
 
 
 def decode_secret(data: dict[str, str] | None) -> bytes:
-    """The passphrase in a Secret's data; empty when it has none.
+    """The passphrase in a Secret's data.
 
     Raises:
-        ConfigError: it is not base64, or too short to keep a secret.
+        ConfigError: there is none, it is not base64, or it is too short to keep a secret.
     """
     text = (data or {}).get(PASSPHRASE_KEY, "")
-    if not text:
-        return b""
     try:
         return check_secret(base64.b64decode(text, validate=True).strip())
     except ValueError as error:
@@ -42,7 +40,7 @@ def read_secret_file(path: Path) -> bytes:
     """The passphrase in a file; empty when there is no such file, as with an optional volume.
 
     Raises:
-        ConfigError: the file cannot be read, or is too short to keep a secret.
+        ConfigError: the file cannot be read, is blank, or is too short to keep a secret.
     """
     try:
         secret = path.read_bytes().strip()
@@ -50,7 +48,7 @@ def read_secret_file(path: Path) -> bytes:
         return b""
     except OSError as error:
         raise ConfigError("--passphrase-file", f"{path}: {error.strerror}") from error
-    return check_secret(secret) if secret else b""
+    return check_secret(secret)
 
 
 class SecretSource:

@@ -188,7 +188,7 @@ class GroupPlans:
         """Namespaces that have used little planner time first, then small groups: no tenant's groups keep others' waiting."""
         known = self._state.groups.get(group)
         members = known.spec.num_members if known is not None else 0
-        return int(self._planner_time.used_s(group.partition("/")[0])), members
+        return int(self._planner_time.used_s(group.partition("/")[0])), max(members, len(self._pods_of(group)))
 
     def look(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The plan that holds for a group; where none does, one is asked for."""

@@ -13,6 +13,7 @@ import hmac
 import socket
 import time
 from asyncio.subprocess import DEVNULL
+from collections import Counter
 from collections.abc import Callable
 from subprocess import SubprocessError
 
@@ -26,7 +27,7 @@ log = logs.get("netperf.netserver")
 REQUEST_BYTES, PASSPHRASE_AT = 656, 8
 """``struct netperf_request`` of netperf 2.7.0 (netlib.h), and where a PASSPHRASE request has the text."""
 MAX_PENDING = 64
-"""Connections that have not shown a passphrase; the oldest is closed for one more."""
+"""Connections that have not shown a passphrase; for one more, the oldest of the peer with most of them is closed."""
 REQUEST_DEADLINE_S = 5.0
 MAX_RUNS = 8
 """A plan lets one peer probe a node at a time; clocks that differ make it two."""
@@ -62,7 +63,7 @@ class Netserver:
         self._binary, self._address, self._port, self._secret = binary, address, port, secret
         self._wall_clock, self._backoff = wall_clock, Backoff()
         self._ready = asyncio.Event()
-        self._pending: dict[asyncio.Task[None], None] = {}
+        self._pending: dict[asyncio.Task[None], str] = {}
         self._runs: set[asyncio.Task[None]] = set()
         self.failure, self.rejected = "not started", 0
 
@@ -116,11 +117,14 @@ class Netserver:
         log.change(f"netserver/{self._address}", "", "netserver serves again", port=self._port)
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            connection, peer = await loop.sock_accept(listener)
             if len(self._pending) >= MAX_PENDING:
-                next(iter(self._pending)).cancel()
+                greediest, _ = Counter(self._pending.values()).most_common(1)[0]
+                oldest = next(task for task, address in self._pending.items() if address == greediest)
+                del self._pending[oldest]
+                oldest.cancel()
             task = loop.create_task(self._admit(connection), name="netserver-admit")
-            self._pending[task] = None
+            self._pending[task] = str(peer[0])
             task.add_done_callback(lambda done: self._pending.pop(done, None))
 
     async def _admit(self, connection: socket.socket) -> None:

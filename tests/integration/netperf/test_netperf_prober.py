@@ -190,15 +190,20 @@ async def test_netserver_listens_on_its_own_address_only(netserver: Netserver, s
 
 
 async def test_seven_hundred_silent_connections_start_no_process_and_do_not_keep_an_agent_out(
-    prober: NetperfProber, netserver: Netserver, settings: ProbeSettings
+    prober: NetperfProber, netserver: Netserver, settings: ProbeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("netperf.probers.netserver.REQUEST_DEADLINE_S", 600.0)
     async with running(netserver), AsyncExitStack() as stack:
+        reader, waiting = await asyncio.open_connection(ADDRESS, settings.port, local_addr=(RELAY_ADDRESS, 0))
+        stack.callback(waiting.close)
         for number in range(700):
             _, writer = await asyncio.open_connection(ADDRESS, settings.port)
             stack.callback(writer.close)
             if number % 2:
                 writer.write(bytes(REQUEST_BYTES))
         assert our_netservers() == []
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 0.5)  # another peer keeps its place
         assert (await prober.probe(ADDRESS, settings)).p50_us is not None
 
 

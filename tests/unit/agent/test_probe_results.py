@@ -53,11 +53,13 @@ SECRET = b"0123456789abcdef"
 
 def test_a_secret_is_read_from_base64_and_must_be_long_enough() -> None:
     assert decode_secret({"passphrase": base64.b64encode(SECRET + b"\n").decode()}) == SECRET
-    assert decode_secret({}) == b""
-    assert decode_secret(None) == b""
-    for bad in ("not base64!", base64.b64encode(b"short").decode()):
+    for bad in ("not base64!", base64.b64encode(b"short").decode(), base64.b64encode(b" \n").decode(), ""):
         with pytest.raises(ConfigError):
             decode_secret({"passphrase": bad})
+    with pytest.raises(ConfigError):
+        decode_secret({})
+    with pytest.raises(ConfigError):
+        decode_secret(None)
 
 
 @pytest.mark.looptime
