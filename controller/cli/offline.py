@@ -165,7 +165,7 @@ class _Reading:
             topology=given.topology,
             weights=given.weights,
         )
-        self._volumes = Volumes.among(cluster.volumes, cluster.claims)
+        self._volumes = Volumes.among(cluster.volumes, cluster.claims, cluster.classes)
         self._standing: list[Standing] = []
         self._waiting: dict[str, list[GroupPod]] = {}
         self._placed: dict[str, list[GroupPod]] = {}

@@ -16,7 +16,7 @@ import yaml
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
+from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass
 from controller.convert.documents import objects_in
 from controller.convert.spellings import convert
 from kubekit.errors import ConfigError, KubekitError
@@ -42,6 +42,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
     services: list[Service] = []
     volumes: list[PersistentVolume] = []
     claims: list[PersistentVolumeClaim] = []
+    classes: list[StorageClass] = []
     groups: list[AppGroup] = []
     namespaces: list[Object] = []
     topologies: list[NetworkTopology] = []
@@ -54,6 +55,7 @@ _KINDS: dict[str, tuple[str, type[Object]]] = {
     "Service": ("services", Service),
     "PersistentVolume": ("volumes", PersistentVolume),
     "PersistentVolumeClaim": ("claims", PersistentVolumeClaim),
+    "StorageClass": ("classes", StorageClass),
     "AppGroup": ("groups", AppGroup),
     "Namespace": ("namespaces", Object),
     "NetworkTopology": ("topologies", NetworkTopology),

@@ -117,8 +117,8 @@ class Simulate(Command):
         "as it is now: our planner, and a model of the default scheduler (resources, spreading; 25 runs, since it draws lots "
         "between equal nodes). Workloads whose template is neither in the file nor in the cluster count as one pod without "
         "requests. Nothing is created. With --exit-code the command ends with 3 when ours would violate a dependency or not "
-        "fit. With --offline everything is read from a file instead, as `kubectl get ns,nodes,pods,services,pv,pvc,appgroups,"
-        "networktopologies -A -o json` prints it: the plan is the one that the controller would make of the pods in it that wait, "
+        "fit. With --offline everything is read from a file instead, as `kubectl get ns,nodes,pods,services,pv,pvc,storageclasses,"
+        "appgroups,networktopologies -A -o json` prints it: the plan is the one that the controller would make of the pods in it that wait, "
         "and no cluster is asked."
     )
     watchable = False

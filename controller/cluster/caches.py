@@ -21,7 +21,7 @@ from controller.cluster.resources import (
     NetworkTopology,
 )
 from controller.cluster.services import Service
-from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, PersistentVolumeClaim
+from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
 from kubekit.client import Client
 from kubekit.reflector import FilteredStore, HasMetadata, Mirror, Reflector
 from kubekit.selectors import parse
@@ -49,7 +49,7 @@ class Caches:
         plans: the probe plans' ConfigMaps.
         namespaces: all of them; their labels say which AppGroups may have their pods.
         services: all of them; they say which replica answers a call.
-        volumes, claims: all of them; they say which nodes a pod's data can be reached from.
+        volumes, claims, classes: all of them; they say which nodes a pod's data can be reached from, or made at.
     """
 
     def __init__(self, client: Client, namespace: str) -> None:
@@ -65,6 +65,7 @@ class Caches:
         self.services: Reflector[Service] = Reflector(client, SERVICES, Service)
         self.volumes: Reflector[PersistentVolume] = Reflector(client, VOLUMES, PersistentVolume)
         self.claims: Reflector[PersistentVolumeClaim] = Reflector(client, CLAIMS, PersistentVolumeClaim)
+        self.classes: Reflector[StorageClass] = Reflector(client, CLASSES, StorageClass)
         self.plans: Reflector[ConfigMap] = Reflector(
             client, CONFIGMAPS, ConfigMap, namespace=namespace, label_selector=PLAN_SELECTOR
         )
@@ -84,6 +85,7 @@ class Caches:
             "services": self.services,
             "volumes": self.volumes,
             "claims": self.claims,
+            "storage-classes": self.classes,
         }
 
     def tasks(self) -> dict[str, Awaitable[None]]:

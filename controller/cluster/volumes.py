@@ -1,22 +1,28 @@
-"""Which nodes a pod's volumes can be reached from: one rule for the leader and for `simulate`.
+"""Which nodes a pod's volumes can be reached from, or made at: one rule for the leader and for `simulate`.
 
 A volume that a claim is bound to says so by its node affinity, or, as older provisioners have it, by labels of its zone
-and region (kube-scheduler's VolumeBinding and VolumeZone). A claim that is bound to nothing yet demands nothing here: what
-its class would provide, and where, is not read.
+and region (kube-scheduler's VolumeBinding and VolumeZone). A claim that waits for its first consumer goes where a free volume fits
+it, or where its class may provide one. How much room a CSI driver has left there (CSIStorageCapacity) is not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
+import msgspec
+
+from controller.cluster.eligibility import selects
 from controller.cluster.pods import GroupPod, NodeSelector, NodeSelectorTerm
+from controller.cluster.requests import amount
 from kubekit.reflector import Mirror, follow
-from kubekit.selectors import MatchExpression
-from kubekit.wire import Object, Resource, Wire
+from kubekit.selectors import LabelSelector, MatchExpression
+from kubekit.wire import Object, Resource, ResourceRequirements, Wire
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
 VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
 PLACE_LABELS = {
     ZONE_LABEL: ZONE_LABEL,
     REGION_LABEL: REGION_LABEL,
@@ -24,6 +30,14 @@ PLACE_LABELS = {
     "failure-domain.beta.kubernetes.io/region": REGION_LABEL,
 }
 """Label of a volume -> label of the nodes that reach it; several places in one value are joined by ``__``."""
+CLASS_ANNOTATION = "volume.beta.kubernetes.io/storage-class"
+"""Stands before the field of a volume or claim."""
+SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
+"""On a claim: where kube-scheduler has its volume made."""
+_NO_PROVISIONER = frozenset({"", "kubernetes.io/no-provisioner"})
+_AVAILABLE = frozenset({"Available", ""})
+"""Phases of volumes that a claim may take; one that somebody wrote into a file has none."""
+T = TypeVar("T", bound=Object)
 
 
 class VolumeNodeAffinity(Wire, frozen=True):
@@ -37,6 +51,7 @@ class ClaimReference(Wire, frozen=True):
 
     namespace: str = ""
     name: str = ""
+    uid: str = ""
 
 
 class VolumeSpec(Wire, frozen=True):
@@ -44,18 +59,36 @@ class VolumeSpec(Wire, frozen=True):
 
     node_affinity: VolumeNodeAffinity | None = None
     claim_ref: ClaimReference | None = None
+    capacity: dict[str, str] | None = None
+    access_modes: list[str] | None = None
+    volume_mode: str = "Filesystem"
+    storage_class_name: str = ""
+    volume_attributes_class_name: str = ""
+
+
+class VolumeStatus(Wire, frozen=True):
+    """Of a volume."""
+
+    phase: str = ""
 
 
 class PersistentVolume(Object, frozen=True):
     """v1 PersistentVolume."""
 
     spec: VolumeSpec = VolumeSpec()
+    status: VolumeStatus = VolumeStatus()
 
 
 class ClaimSpec(Wire, frozen=True):
     """Of a claim."""
 
     volume_name: str = ""
+    resources: ResourceRequirements = ResourceRequirements()
+    access_modes: list[str] | None = None
+    selector: LabelSelector | None = None
+    volume_mode: str = "Filesystem"
+    storage_class_name: str = ""
+    volume_attributes_class_name: str = ""
 
 
 class PersistentVolumeClaim(Object, frozen=True):
@@ -64,8 +97,29 @@ class PersistentVolumeClaim(Object, frozen=True):
     spec: ClaimSpec = ClaimSpec()
 
 
+class LabelValues(Wire, frozen=True):
+    """A label of nodes, and values of which it has one."""
+
+    key: str = ""
+    values: list[str] | None = None
+
+
+class TopologySelectorTerm(Wire, frozen=True):
+    """Labels that must all be as said."""
+
+    match_label_expressions: list[LabelValues] | None = None
+
+
+class StorageClass(Object, frozen=True):
+    """storage.k8s.io/v1 StorageClass."""
+
+    provisioner: str = ""
+    volume_binding_mode: str = ""
+    allowed_topologies: list[TopologySelectorTerm] | None = None
+
+
 class Volumes:
-    """Volumes and claims, kept up to date by watch events.
+    """Volumes, claims and classes, kept up to date by watch events.
 
     Attributes:
         version: counts the changes that may change an answer.
@@ -73,64 +127,121 @@ class Volumes:
 
     def __init__(self) -> None:
         self.version = 0
-        self._reach: dict[str, tuple[NodeSelector, ...]] = {}
-        self._bound_by_claim: dict[str, str] = {}
+        self._volumes: dict[str, PersistentVolume] = {}
+        self._claims: dict[str, PersistentVolumeClaim] = {}
+        self._classes: dict[str, StorageClass] = {}
         self._bound_by_volume: dict[str, str] = {}
+        self._free: dict[str, PersistentVolume] = {}
+        self._offers: dict[bytes, tuple[NodeSelector, ...]] = {}
 
     @classmethod
-    def among(cls, volumes: Iterable[PersistentVolume], claims: Iterable[PersistentVolumeClaim]) -> Volumes:
+    def among(
+        cls,
+        volumes: Iterable[PersistentVolume],
+        claims: Iterable[PersistentVolumeClaim],
+        classes: Iterable[StorageClass] = (),
+    ) -> Volumes:
         """Those that were there at one moment."""
         made = cls()
         for volume in volumes:
             made.take_volume(volume.metadata.key, None, volume)
         for claim in claims:
             made.take_claim(claim.metadata.key, None, claim)
+        for class_ in classes:
+            made.take_class(class_.metadata.key, None, class_)
         return made
 
     def copy(self) -> Volumes:
         """As they are now, for a thread: nothing that is taken later changes them."""
         made = Volumes()
-        made.version, made._reach = self.version, self._reach.copy()
-        made._bound_by_claim, made._bound_by_volume = self._bound_by_claim.copy(), self._bound_by_volume.copy()
+        made.version = self.version
+        made._volumes, made._claims, made._classes = self._volumes.copy(), self._claims.copy(), self._classes.copy()
+        made._bound_by_volume, made._free = self._bound_by_volume.copy(), self._free.copy()
         return made
 
-    def follow(self, volumes: Mirror[PersistentVolume], claims: Mirror[PersistentVolumeClaim]) -> None:
+    def follow(
+        self, volumes: Mirror[PersistentVolume], claims: Mirror[PersistentVolumeClaim], classes: Mirror[StorageClass]
+    ) -> None:
         """Take everything that these mirrors hold, and every change to come."""
         follow(volumes, self.take_volume)
         follow(claims, self.take_claim)
+        follow(classes, self.take_class)
 
-    def take_volume(self, name: str, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
+    def take_volume(self, name: str, _: PersistentVolume | None, new: PersistentVolume | None) -> None:
         """A volume came, changed or went."""
-        before = self._reach.pop(name, ())
-        claim = _claim_of(old)
+        before = self._volumes.get(name)
+        claim = _claim_of(before)
         if claim and self._bound_by_volume.get(claim) == name:
             del self._bound_by_volume[claim]
-        claim = _claim_of(new)
-        if new is not None:
-            self._reach[name] = tuple(_reach_of(new))
-            if claim:
-                self._bound_by_volume[claim] = name
-        self.version += self._reach.get(name, ()) != before or claim != _claim_of(old)
+        self._free.pop(name, None)
+        self._put(self._volumes, name, new)
+        if claim := _claim_of(new):
+            self._bound_by_volume[claim] = name
+        elif new is not None and new.metadata.deletion_timestamp is None and new.status.phase in _AVAILABLE:
+            self._free[name] = new
 
     def take_claim(self, key: str, _: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None) -> None:
         """A claim came, changed or went."""
-        before = self._bound_by_claim.pop(key, "")
-        if new is not None and new.spec.volume_name:
-            self._bound_by_claim[key] = new.spec.volume_name
-        self.version += self._bound_by_claim.get(key, "") != before
+        self._put(self._claims, key, new)
+
+    def take_class(self, name: str, _: StorageClass | None, new: StorageClass | None) -> None:
+        """A class came, changed or went."""
+        self._put(self._classes, name, new)
+
+    def _put(self, held: dict[str, T], key: str, new: T | None) -> None:
+        before = held.pop(key, None)
+        if new is not None:
+            held[key] = new
+        if _content(before) != _content(new):
+            self.version += 1
+            self._offers.clear()
 
     def demands_of(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
-        """What the volumes of its bound claims demand of a node; every one must hold."""
+        """What the volumes of its claims demand of a node; every one must hold."""
         return self.demands(pod.metadata.namespace, claims_of(pod))
+
+    def demands_of_next(self, pod: GroupPod) -> tuple[NodeSelector, ...]:
+        """The same of one more replica: a claim that is named after its pod is followed by one that is bound to nothing."""
+        found: list[NodeSelector] = []
+        for name in claims_of(pod):
+            claim = self._claims.get(f"{pod.metadata.namespace}/{name}")
+            if claim is None or pod.metadata.name not in name:
+                found += self.demands(pod.metadata.namespace, [name])
+            else:
+                spec = msgspec.structs.replace(claim.spec, volume_name="")
+                found += self._offers_to(PersistentVolumeClaim(spec=spec))
+        return tuple(found)
 
     def demands(self, namespace: str, claims: Iterable[str]) -> tuple[NodeSelector, ...]:
         """The same of claims by name."""
         found: list[NodeSelector] = []
         for name in claims:
             key = f"{namespace}/{name}"
-            volume = self._bound_by_claim.get(key) or self._bound_by_volume.get(key, "")
-            found += self._reach.get(volume, ())
+            claim = self._claims.get(key)
+            bound = claim.spec.volume_name if claim is not None else ""
+            volume = self._volumes.get(bound or self._bound_by_volume.get(key, ""))
+            if volume is not None and _is_for(volume, claim):
+                found += _any_of([_reach_of(volume)])
+            elif claim is not None and not bound:
+                found += self._offers_to(claim)
         return tuple(found)
+
+    def _offers_to(self, claim: PersistentVolumeClaim) -> tuple[NodeSelector, ...]:
+        """What a claim that is bound to nothing demands; one that waits for no consumer is bound before its pod is placed."""
+        name = _class_of(claim)
+        class_ = self._classes.get(name)
+        if class_ is None or class_.volume_binding_mode != "WaitForFirstConsumer":
+            return ()
+        node = claim.metadata.annotation(SELECTED_NODE_ANNOTATION)
+        if node:
+            return (NodeSelector([NodeSelectorTerm(match_fields=[MatchExpression("metadata.name", "In", [node])])]),)
+        key = msgspec.json.encode((name, claim.spec))
+        if key not in self._offers:
+            ways = [_reach_of(v) for v in self._free.values() if _class_of(v) == name and _suits(v, claim)]
+            if class_.provisioner not in _NO_PROVISIONER:
+                ways.append(_places_of(class_))
+            self._offers[key] = _any_of(ways)
+        return self._offers[key]
 
 
 def claims_of(pod: GroupPod) -> Iterator[str]:
@@ -142,17 +253,84 @@ def claims_of(pod: GroupPod) -> Iterator[str]:
             yield f"{pod.metadata.name}-{volume.name}"
 
 
+def _content(found: Object | None) -> object:
+    """All that an answer may depend on: any write changes the resourceVersion."""
+    if found is None:
+        return None
+    meta = found.metadata
+    return meta.uid, meta.labels, meta.annotations, meta.deletion_timestamp, msgspec.structs.astuple(found)[1:]
+
+
 def _claim_of(volume: PersistentVolume | None) -> str:
     claim = volume.spec.claim_ref if volume is not None else None
     return f"{claim.namespace}/{claim.name}" if claim is not None else ""
 
 
-def _reach_of(volume: PersistentVolume) -> Iterator[NodeSelector]:
+def _is_for(volume: PersistentVolume, claim: PersistentVolumeClaim | None) -> bool:
+    """Whether a volume is kept for this claim, and not for one of its name that was deleted."""
+    of = volume.spec.claim_ref.uid if volume.spec.claim_ref is not None else ""
+    return claim is None or not of or not claim.metadata.uid or of == claim.metadata.uid
+
+
+def _class_of(found: PersistentVolume | PersistentVolumeClaim) -> str:
+    return found.metadata.annotation(CLASS_ANNOTATION) or found.spec.storage_class_name
+
+
+def _suits(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
+    """Whether a claim may take a free volume of its class (component-helpers/storage/volume, FindMatchingVolume)."""
+    has, wants = volume.spec, claim.spec
+    return (
+        _size(has.capacity) >= _size(wants.resources.requests)
+        and has.volume_mode == wants.volume_mode
+        and has.volume_attributes_class_name == wants.volume_attributes_class_name
+        and set(wants.access_modes or ()) <= set(has.access_modes or ())
+        and (wants.selector is None or selects(wants.selector, volume.metadata.labels or {}))
+    )
+
+
+def _size(of: Mapping[str, str] | None) -> int:
+    return amount("storage", (of or {}).get("storage", "0"))
+
+
+def _reach_of(volume: PersistentVolume) -> Sequence[NodeSelectorTerm] | None:
+    """Terms of which a node has to meet one; None where every node reaches the volume."""
+    places = [
+        MatchExpression(of_node, "In", [part.strip() for part in value.split("__")])
+        for label, of_node in PLACE_LABELS.items()
+        if (value := volume.metadata.label(label))
+    ]
     affinity = volume.spec.node_affinity
-    if affinity is not None and affinity.required is not None:
-        yield affinity.required
-    for label, of_node in PLACE_LABELS.items():
-        value = volume.metadata.label(label)
-        if value:
-            places = MatchExpression(of_node, "In", [part.strip() for part in value.split("__")])
-            yield NodeSelector([NodeSelectorTerm(match_expressions=[places])])
+    if affinity is None or affinity.required is None:
+        return [NodeSelectorTerm(places)] if places else None
+    return [
+        NodeSelectorTerm([*(term.match_expressions or ()), *places], term.match_fields)
+        for term in affinity.required.node_selector_terms or ()
+        if term.match_expressions or term.match_fields
+    ]
+
+
+def _places_of(class_: StorageClass) -> Sequence[NodeSelectorTerm] | None:
+    """The same of a volume that the class is to provide."""
+    if not class_.allowed_topologies:
+        return None
+    return [
+        NodeSelectorTerm([MatchExpression(r.key, "In", r.values) for r in term.match_label_expressions or ()])
+        for term in class_.allowed_topologies
+    ]
+
+
+def _any_of(ways: Iterable[Sequence[NodeSelectorTerm] | None]) -> tuple[NodeSelector, ...]:
+    """One way must be open to a node. There may be a volume on each of a thousand nodes, all told apart by one label."""
+    values: dict[str, list[str]] = {}
+    terms: list[NodeSelectorTerm] = []
+    for way in ways:
+        if way is None:
+            return ()
+        for term in way:
+            match term.match_expressions, term.match_fields:
+                case [MatchExpression(operator="In") as one], None:
+                    values.setdefault(one.key, []).extend(one.values or ())
+                case _:
+                    terms.append(term)
+    merged = [NodeSelectorTerm([MatchExpression(key, "In", list(dict.fromkeys(v)))]) for key, v in values.items()]
+    return (NodeSelector([*merged, *terms]),)

@@ -15,7 +15,15 @@ from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod, Target
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, SERVICES, AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.cluster.volumes import CLAIMS, VOLUMES, PersistentVolume, PersistentVolumeClaim, Volumes
+from controller.cluster.volumes import (
+    CLAIMS,
+    CLASSES,
+    VOLUMES,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    Volumes,
+)
 from controller.descheduler.config import DeschedulerConfig
 from controller.descheduler.decision import Answer, RoundDecision, RoundPlan, Watched
 from controller.descheduler.memory import Memory, MemoryStore
@@ -88,11 +96,13 @@ async def preview(
         _memory(client, namespace, notes),
         reader.read(),
     )
-    volumes, claims = await asyncio.gather(
-        _optional(client, VOLUMES, PersistentVolume, notes), _optional(client, CLAIMS, PersistentVolumeClaim, notes)
+    volumes, claims, classes = await asyncio.gather(
+        _optional(client, VOLUMES, PersistentVolume, notes),
+        _optional(client, CLAIMS, PersistentVolumeClaim, notes),
+        _optional(client, CLASSES, StorageClass, notes),
     )
     moment = time.time() if now is None else now
-    reached = Volumes.among(volumes, claims)
+    reached = Volumes.among(volumes, claims, classes)
     world = World(State(scheduler or SchedulerConfig(), namespace), reached)
     world.take_lists(
         nodes,

@@ -139,15 +139,19 @@ class GatingController:
         )
         self.fleet.follow(caches.nodes, caches.pods)
         self._process.follow(caches.nodes, caches.pods)
-        self.volumes.follow(caches.volumes, caches.claims)
+        self.volumes.follow(caches.volumes, caches.claims, caches.classes)
         self._mirror.subscribe(self._on_pod)
-        caches.volumes.subscribe(lambda *_: self._on_surroundings())
-        caches.claims.subscribe(lambda *_: self._on_surroundings())
-        caches.nodes.subscribe(lambda *_: self._on_surroundings())
-        caches.topologies.subscribe(lambda *_: self._on_surroundings())
+        for mirror in (
+            caches.volumes,
+            caches.claims,
+            caches.classes,
+            caches.nodes,
+            caches.topologies,
+            caches.namespaces,
+            caches.services,
+        ):
+            mirror.subscribe(lambda *_: self._on_surroundings())
         caches.app_groups.subscribe(self._on_group)
-        caches.namespaces.subscribe(lambda *_: self._on_surroundings())
-        caches.services.subscribe(lambda *_: self._on_surroundings())
         self._declared.subscribe(lambda *_: self._wake_waiting())
 
     def mirrors(self) -> dict[str, Awaitable[None]]:

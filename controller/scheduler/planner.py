@@ -73,7 +73,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         measured: whether there is a NetworkTopology.
         promised: node -> requests of pods of other groups that are expected there, beyond ``used``.
         refused: pod key -> hosts that the scheduler refused to its like, and that have not changed since.
-        volumes: pod key -> what its volumes demand of a node; every one must hold.
+        volumes: pod key, or workload selector for replicas to come -> what volumes demand of a node; every one must hold.
         hot: hosts above what the descheduler lets them be loaded with; they are taken only where nothing else will do.
         foreign: bound pods of others that rules about sharing domains count, see `foreign_pods`.
         turn: the same question asked again gets another search.
@@ -204,7 +204,8 @@ class _Reading:
         for position, selector in enumerate(self.graph.selectors):
             model = self._model(position) or GroupPod()
             missing = self.snapshot.replicas.get(selector, 0) - live[position]
-            slots += [_Slot(WaitingReplica("", position, model), ("~", str(i))) for i in range(missing)]
+            to_come = WaitingReplica("", position, model, self.snapshot.volumes.get(selector, ()))
+            slots += [_Slot(to_come, ("~", str(i))) for i in range(missing)]
         return slots
 
     def _model(self, position: int) -> GroupPod | None:
@@ -446,7 +447,7 @@ def _refused(demand: Demand, waiting: WaitingReplica, name: str) -> str:
         return "did not match the pod's node selector or affinity"
     if name in waiting.refused:
         return "were refused by the scheduler a moment ago, or are hot"
-    return "had a volume node affinity conflict"
+    return "had a volume node affinity conflict, or no volume to bind"
 
 
 def _lack(resource: str) -> str:

@@ -201,13 +201,14 @@ class GroupPlans:
         now = self._clock()
         self._stands(group, standing.plan, pods)
         verdict = judge(standing.plan, group, pods, self._fleet, self.assumed)
+        replicas, _ = self.replicas(group, known, pods)
         same = standing.fits(
             self._state.graph(group),
             self._state.costs(known.metadata.namespace).table,
             self._fleet.version,
             pods,
-            replicas=self.replicas(group, known, pods)[0],
-            volumes=self._demands_of(pods),
+            replicas=replicas,
+            volumes=self._demands_of(pods, replicas),
             foreign=foreign_pods(self._fleet, pods),
         )
         self._expected = self._coming()
@@ -306,7 +307,7 @@ class GroupPlans:
             raise PlanningError("PodGone", "the pod or its group is gone")
         replicas, _ = self.replicas(group, known, pods)
         question = without(self._snapshot(group, known, pods, replicas), key)
-        volumes = self._demands_of(question.pods)
+        volumes = self._demands_of(question.pods, replicas)
         previous = {k: target for k, target in question.previous.items() if k != key}
         hurried = True
         plan = await self._solve(
@@ -437,16 +438,21 @@ class GroupPlans:
             measured=bool(costs.topology),
             promised=self._promised_to_others(group),
             refused=self.assumed.refused(pods),
-            volumes=self._demands_of(pods),
+            volumes=self._demands_of(pods, replicas),
             hot=self._fleet.hot,
             foreign=foreign_pods(self._fleet, pods),
             prices=self._prices,
         )
 
-    def _demands_of(self, pods: Sequence[GroupPod]) -> dict[str, tuple[NodeSelector, ...]]:
-        """Pod key -> what its volumes demand of a node, for pods that wait."""
-        found = ((pod.metadata.key, self._volumes.demands_of(pod)) for pod in pods if pod.waiting and pod.spec.volumes)
-        return {key: demands for key, demands in found if demands}
+    def _demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
+        """See `GroupSnapshot.volumes`, for pods that wait and for replicas to come."""
+        live = [pod for pod in pods if not pod.over]
+        found = {p.metadata.key: self._volumes.demands_of(p) for p in live if p.waiting and p.spec.volumes}
+        counts = Counter(pod.workload for pod in live)
+        for workload, model in {pod.workload: pod for pod in live if pod.spec.volumes}.items():
+            if counts[workload] < replicas.get(workload, 0):
+                found[workload] = self._volumes.demands_of_next(model)
+        return {key: demands for key, demands in found.items() if demands}
 
     def _fail(self, group: str, known: AppGroup, error: PlanningError) -> None:
         _, times = self._failed.get(group, (0.0, 0))

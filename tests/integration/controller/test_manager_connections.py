@@ -28,6 +28,7 @@ WATCHED = (
     "resourcequotas",
     "persistentvolumes",
     "persistentvolumeclaims",
+    "storageclasses",
     "deployments",
     "statefulsets",
     "appgroups",

@@ -1,4 +1,4 @@
-"""From which nodes a pod's volumes can be reached, by whichever side says that they are bound."""
+"""From which nodes a pod's volumes can be reached or made, by whichever side says so."""
 
 from __future__ import annotations
 
@@ -7,26 +7,52 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.cluster.eligibility import selects_node
 from controller.cluster.pods import GroupPod
-from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, Volumes
+from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass, Volumes
+from tests.unit.controller.leader import HOST, ZONE, Both
 
-ZONE = "topology.kubernetes.io/zone"
-
-
-def in_zones(*zones: str) -> dict[str, Any]:
-    return {"nodeSelectorTerms": [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": list(zones)}]}]}
+NODES = {f"n{i}": {ZONE: f"z{i}", HOST: f"n{i}"} for i in range(3)}
+WAITING: dict[str, Any] = {"storageClassName": "local", "accessModes": ["ReadWriteOnce"]}
 
 
-def volume(name: str = "pv", *, claim: str = "", zones: tuple[str, ...] = ("z1",), **labels: str) -> PersistentVolume:
-    spec: dict[str, Any] = {"nodeAffinity": {"required": in_zones(*zones)}} if zones else {}
+def terms(key: str, *values: str) -> dict[str, Any]:
+    return {"nodeSelectorTerms": [{"matchExpressions": [{"key": key, "operator": "In", "values": list(values)}]}]}
+
+
+def volume(
+    name: str = "pv", *, claim: str = "", zones: tuple[str, ...] = ("z1",), labels: Any = None, **spec: Any
+) -> PersistentVolume:
+    if zones:
+        spec["nodeAffinity"] = {"required": terms(ZONE, *zones)}
     if claim:
         spec["claimRef"] = {"namespace": "d", "name": claim}
     return msgspec.convert({"metadata": {"name": name, "labels": labels}, "spec": spec}, PersistentVolume)
 
 
-def claim(name: str, bound: str = "") -> PersistentVolumeClaim:
-    body = {"metadata": {"name": name, "namespace": "d"}, "spec": {"volumeName": bound}}
-    return msgspec.convert(body, PersistentVolumeClaim)
+def free(name: str, node: str, size: str = "10Gi", *, phase: str = "Available", labels: Any = None, **spec: Any) -> Any:
+    spec = {**WAITING, "capacity": {"storage": size}, "nodeAffinity": {"required": terms(HOST, node)}, **spec}
+    body = {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": {"phase": phase}}
+    return msgspec.convert(body, PersistentVolume)
+
+
+def claim(name: str, bound: str = "", annotations: Any = None, **spec: Any) -> PersistentVolumeClaim:
+    meta = {"name": name, "namespace": "d", "uid": "new", "annotations": annotations}
+    return msgspec.convert({"metadata": meta, "spec": {"volumeName": bound, **spec}}, PersistentVolumeClaim)
+
+
+def waiting(name: str = "data", annotations: Any = None, size: str = "5Gi", **spec: Any) -> PersistentVolumeClaim:
+    return claim(name, "", annotations, **{**WAITING, "resources": {"requests": {"storage": size}}, **spec})
+
+
+def class_(*places: dict[str, Any], provisioner: str = "csi", mode: str = "WaitForFirstConsumer") -> StorageClass:
+    body = {
+        "metadata": {"name": "local"},
+        "provisioner": provisioner,
+        "volumeBindingMode": mode,
+        "allowedTopologies": [{"matchLabelExpressions": [place]} for place in places] or None,
+    }
+    return msgspec.convert(body, StorageClass)
 
 
 def pod(**volume_of: Any) -> GroupPod:
@@ -34,35 +60,67 @@ def pod(**volume_of: Any) -> GroupPod:
     return msgspec.convert(body, GroupPod)
 
 
+def nodes_for(known: Volumes, asked: GroupPod) -> str:
+    demands = known.demands_of(asked)
+    return "".join(n for n, labels in NODES.items() if all(selects_node(d, n, labels) for d in demands))
+
+
 WITH_CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "data"}}
 EPHEMERAL: dict[str, Any] = {"ephemeral": {}}
+ANYWHERE = "n0n1n2"
+OLD_LABEL = {"failure-domain.beta.kubernetes.io/zone": "z2"}
+OF_A_DELETED: dict[str, Any] = {"claimRef": {"namespace": "d", "name": "data", "uid": "old"}}
 
 
 @pytest.mark.parametrize(
-    ("volumes", "claims", "of_pod", "wanted"),
+    ("volumes", "claims", "of_pod", "nodes"),
     [
-        ([volume()], [claim("data", "pv")], WITH_CLAIM, [in_zones("z1")]),
-        ([volume()], [claim("p-v", "pv")], EPHEMERAL, [in_zones("z1")]),
-        ([volume(claim="data")], [], WITH_CLAIM, [in_zones("z1")]),  # a file without claims
-        ([volume(claim="data")], [claim("data")], WITH_CLAIM, [in_zones("z1")]),  # the claim's side lags behind
-        ([volume(zones=(), **{ZONE: "z1__z2"})], [claim("data", "pv")], WITH_CLAIM, [in_zones("z1", "z2")]),
-        (
-            [volume(zones=("z1",), **{"failure-domain.beta.kubernetes.io/zone": "z1"})],
-            [claim("data", "pv")],
-            WITH_CLAIM,
-            [in_zones("z1"), in_zones("z1")],
-        ),
-        ([volume(claim="other")], [claim("data")], WITH_CLAIM, []),
-        ([volume()], [claim("data", "pv")], {"emptyDir": {}}, []),
-        ([], [claim("data", "pv")], WITH_CLAIM, []),
-        ([volume(zones=())], [claim("data", "pv")], WITH_CLAIM, []),
+        ([volume()], [claim("data", "pv")], WITH_CLAIM, "n1"),
+        ([volume()], [claim("p-v", "pv")], EPHEMERAL, "n1"),
+        ([volume(claim="data")], [], WITH_CLAIM, "n1"),  # a file without claims
+        ([volume(claim="data")], [claim("data")], WITH_CLAIM, "n1"),  # the claim's side lags behind
+        ([volume(**OF_A_DELETED)], [claim("data")], WITH_CLAIM, ANYWHERE),
+        ([volume(zones=(), labels={ZONE: "z1__z2"})], [claim("data", "pv")], WITH_CLAIM, "n1n2"),
+        ([volume(zones=("z1", "z2"), labels=OLD_LABEL)], [claim("data", "pv")], WITH_CLAIM, "n2"),
+        ([volume(claim="other")], [claim("data")], WITH_CLAIM, ANYWHERE),
+        ([volume()], [claim("data", "pv")], {"emptyDir": {}}, ANYWHERE),
+        ([], [claim("data", "pv")], WITH_CLAIM, ANYWHERE),
+        ([volume(zones=())], [claim("data", "pv")], WITH_CLAIM, ANYWHERE),
     ],
 )
-def test_what_volumes_demand_of_a_node(
-    volumes: list[PersistentVolume], claims: list[PersistentVolumeClaim], of_pod: Any, wanted: list[Any]
+def test_where_a_bound_claim_leaves_a_pod(volumes: Any, claims: Any, of_pod: Any, nodes: str) -> None:
+    assert nodes_for(Volumes.among(volumes, claims), pod(**of_pod)) == nodes
+
+
+LOCAL = class_(provisioner="kubernetes.io/no-provisioner")
+OFFERED = [free("a", "n0"), free("b", "n2")]
+SELECTED = {"volume.kubernetes.io/selected-node": "n1"}
+
+
+@pytest.mark.parametrize(
+    ("known", "volumes", "asked", "nodes"),
+    [
+        (LOCAL, OFFERED, waiting(), "n0n2"),
+        (LOCAL, OFFERED, waiting(size="20Gi"), ""),
+        (LOCAL, [], waiting(), ""),
+        (LOCAL, [free("a", "n0", phase="Released"), free("b", "n2", "5Gi")], waiting(), "n2"),
+        (LOCAL, [free("a", "n0", volumeMode="Block"), free("b", "n2", accessModes=["ReadWriteMany"])], waiting(), ""),
+        (LOCAL, [free("a", "n0", storageClassName="other"), volume(claim="other")], waiting(), ""),
+        (LOCAL, [free("a", "n0", labels={"disk": "ssd"}), free("b", "n1")], waiting(selector={"matchLabels": {"disk": "ssd"}}), "n0"),
+        (LOCAL, [free("a", "n0", nodeAffinity=None)], waiting(), ANYWHERE),
+        (class_(), [], waiting(), ANYWHERE),
+        (class_({"key": ZONE, "values": ["z1"]}), [], waiting(), "n1"),
+        (class_({"key": ZONE, "values": ["z1"]}), OFFERED[:1], waiting(), "n0n1"),
+        (class_({"key": ZONE, "values": ["z0"]}, {"key": HOST, "values": ["n2"]}), [], waiting(), "n0n2"),
+        (class_(), [], waiting(annotations=SELECTED), "n1"),
+        (class_(provisioner="kubernetes.io/no-provisioner", mode="Immediate"), [], waiting(), ANYWHERE),
+        (LOCAL, [], waiting(storageClassName="unknown"), ANYWHERE),
+    ],
+)  # fmt: skip
+def test_where_a_claim_that_waits_for_its_first_consumer_can_be_bound(
+    known: StorageClass, volumes: Any, asked: PersistentVolumeClaim, nodes: str
 ) -> None:
-    found = Volumes.among(volumes, claims).demands_of(pod(**of_pod))
-    assert [msgspec.to_builtins(demand) for demand in found] == wanted
+    assert nodes_for(Volumes.among(volumes, [asked], [known]), pod(**WITH_CLAIM)) == nodes
 
 
 def test_changes_are_followed_and_counted_only_where_an_answer_may_change() -> None:
@@ -70,15 +128,49 @@ def test_changes_are_followed_and_counted_only_where_an_answer_may_change() -> N
     one, other = volume(claim="data"), volume(claim="data", zones=("z2",))
     known.take_volume("pv", None, one)
     seen = known.version
-    known.take_volume("pv", one, volume(claim="data", zones=("z1",), note="a label that says nothing"))
-    assert (known.version, len(known.demands_of(asked))) == (seen, 1)
-    known.take_volume("pv", one, other)
+    again = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, resource_version="2"))
+    known.take_volume("pv", one, again)
+    assert (known.version, nodes_for(known, asked)) == (seen, "n1")
+    known.take_volume("pv", again, other)
     assert known.version > seen
-    assert msgspec.to_builtins(known.demands_of(asked)[0]) == in_zones("z2")
+    assert nodes_for(known, asked) == "n2"
     known.take_volume("pv", other, None)
-    assert known.demands_of(asked) == ()
+    assert nodes_for(known, asked) == ANYWHERE
     known.take_claim("d/data", None, claim("data", "pv2"))
     known.take_volume("pv2", None, volume("pv2"))
-    assert len(known.demands_of(asked)) == 1
-    known.take_claim("d/data", claim("data", "pv2"), None)
-    assert known.demands_of(asked) == ()
+    assert nodes_for(known, asked) == "n1"
+    known.take_claim("d/data", claim("data", "pv2"), waiting())
+    known.take_class("local", None, LOCAL)
+    assert nodes_for(known, asked) == ""
+    for offer in OFFERED:
+        known.take_volume(offer.metadata.name, None, offer)
+    assert nodes_for(known.copy(), asked) == nodes_for(known, asked) == "n0n2"
+    known.take_volume("b", OFFERED[1], volume("b", claim="other"))
+    assert nodes_for(known, asked) == "n0"
+    known.take_claim("d/data", waiting(), None)
+    assert nodes_for(known, asked) == ANYWHERE
+
+
+@pytest.mark.parametrize(
+    ("volumes", "zones"), [([free("a", "n02"), free("b", "n05")], {"z2"}), ([free("a", "n02", "1Gi")], set())]
+)
+async def test_leader_and_file_place_a_pod_where_its_claim_can_be_bound(volumes: Any, zones: set[str]) -> None:
+    both = Both()
+    both.add_volumes(LOCAL, [waiting()], volumes)
+    assert await both.zones({"volumes": [{"name": "v", **WITH_CLAIM}]}) == zones
+
+
+async def test_replicas_to_come_are_expected_where_claims_like_those_of_today_can_be_bound() -> None:
+    both = Both()
+    both.add_volumes(LOCAL, [claim("data-p1-0", "pv", **WAITING)], [volume(claim="data-p1-0"), free("a", "n02")])
+    both.declared.by_workload = {"P1": 5}
+    both.add_group("d/g", 6)
+    both.add_pod("d/g", "p1-0", "P1", 1)
+    both.change("d/p1-0", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data-p1-0"}}]})
+    both.bind("d/p1-0", "n01")
+    both.seat("d/p1-0")
+    both.add_pod("d/g", "p2-0", "P2", 1)
+    await both.plans.make("d/g")
+    plan = both.plans.look("d/g", both.of("d/g")).plan
+    assert plan is not None
+    assert plan.targets["d/p2-0"].zone == "z2"
