@@ -5,7 +5,7 @@ Each room owns the struct of its section; this module puts them together and rea
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from controller.bootstrap import BootstrapConfig
 from controller.descheduler.config import DeschedulerConfig
@@ -17,9 +17,9 @@ from controller.traffic.config import TrafficConfig
 from kubekit.errors import ConfigError
 from kubekit.http import parse_listen
 from kubekit.lease import Timing
-from kubekit.settings import Section, join, load_yaml, parse_yaml, read
+from kubekit.settings import Range, Section, join, load_yaml, parse_yaml, read
 from kubekit.wire import DNS_LABEL
-from netperf.contract import API_VERSION, CONTROLLER, HOME_NAMESPACE
+from netperf.contract import API_VERSION, HOME_NAMESPACE
 
 KIND = "ControllerConfiguration"
 
@@ -29,31 +29,15 @@ class LeaderElectionConfig(Section, frozen=True):
 
     Attributes:
         enabled: off for a single replica that need not wait.
-        lease_name: name of the Lease, in netaware's namespace.
-        lease_duration_s: after this time without renewal another replica may take over.
-        renew_deadline_s: after this time without renewal the leader stops writing.
-        retry_period_s: between attempts; less than half of the renewal's deadline.
+        lease_duration_s: after this time without renewal another replica takes over; the leader stops writing after 70 % of it.
     """
 
     enabled: bool = True
-    lease_name: str = CONTROLLER
-    lease_duration_s: float = 10.0
-    renew_deadline_s: float = 7.0
-    retry_period_s: float = 2.0
+    lease_duration_s: Annotated[float, Range(1, 3600)] = 10.0
 
     def timing(self) -> Timing:
-        """The same for `kubekit.lease.LeaderElector`.
-
-        Raises:
-            ConfigError: the times do not fit together.
-        """
-        return Timing(self.lease_duration_s, self.renew_deadline_s, self.retry_period_s)
-
-    def check(self, field: str) -> None:
-        """Raise ConfigError when the Lease has no name or the times do not fit together."""
-        if not self.lease_name:
-            raise ConfigError(join(field, "leaseName"), "is empty", "name a Lease, such as netaware-controller")
-        self.timing()
+        """The same for `kubekit.lease.LeaderElector`."""
+        return Timing(self.lease_duration_s, 0.7 * self.lease_duration_s, min(2.0, 0.2 * self.lease_duration_s))
 
 
 class ControllerConfiguration(Section, frozen=True):

@@ -21,7 +21,7 @@ from controller.cluster.status_writing import Capabilities
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.groups.reconciler import AppGroupController
-from controller.page.server import Page
+from controller.page.server import MAX_VIEWERS, Page
 from controller.scheduler.gates import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
@@ -79,7 +79,7 @@ class Manager:
         self.elector = LeaderElector(
             client,
             namespace=config.namespace,
-            name=election.lease_name,
+            name=CONTROLLER,
             identity=self.identity,
             timing=election.timing(),
         )
@@ -185,7 +185,7 @@ class Manager:
             checks=self._checks(),
             registry=self._registry,
             hosts=page.allowed_hosts,
-            viewers=page.max_viewers,
+            viewers=MAX_VIEWERS,
         )
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {

@@ -72,7 +72,7 @@ class Timing:
             raise ConfigError(
                 "leaderElection",
                 f"{self.duration_s:g}, {self.renew_deadline_s:g} and {self.retry_s:g} s do not fit together",
-                "twice retryPeriodS below renewDeadlineS, and that below leaseDurationS",
+                "twice the retry period below the renewal deadline, and that below the duration",
             )
 
 

@@ -185,7 +185,7 @@ async def _prepare(client: Client, installation: Installation) -> None:
 def _write_config(file: Path, changes: Mapping[str, Any]) -> None:
     base = yaml.safe_load((MANIFESTS / "base" / "controller" / "config.yaml").read_text())
     probing = {"intervalS": ROUND_S, "slotS": SLOT_S, "durationS": PROBE_S}
-    document = _merged(base, {"topology": {"probing": probing, "resyncS": 3}, "page": {"auth": "none"}})
+    document = _merged(base, {"topology": {"probing": probing}, "page": {"auth": "none"}})
     file.write_text(yaml.safe_dump(_merged(document, changes), sort_keys=False))
 
 

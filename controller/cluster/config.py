@@ -11,19 +11,15 @@ from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join
 
 
-class NetworkOverheadArgs(Section, frozen=True):
-    """Arguments of NetworkOverhead (docs/contracts, section 4).
+class NetworkOverheadConfig(Section, frozen=True):
+    """Arguments of NetworkOverhead (docs/contracts, section 4). Where the NetworkTopology has no weight of `weights_name`,
+    NetperfCosts counts.
 
     Attributes:
         namespaces: where AppGroups and NetworkTopologies are looked for, in order; the first hit wins.
         weights_name: which costs of the NetworkTopology count.
         network_topology_name: its name.
-        fallback_weights_name: taken when the NetworkTopology has no weight of `weights_name`; empty for none. Ours.
-        search_everywhere: a pod's own namespace comes before `namespaces`, then groups that name the pod's namespace; for
-            the NetworkTopology, the group's namespace comes first, then netaware's, then the only one there is. Ours.
-        dependants_weigh: placed pods that depend on the pod add their cost to a node's score. Ours.
-        finished_pods_count: finished and terminating pods count as placed, as upstream has it.
-        deleted_nodes_block: a dependency's pod on a node that is gone fails the pod, as upstream has it.
+        score_dependents: placed pods that depend on the pod add their cost to a node's score. Ours.
         bandwidth_filter: refuse a node when the free bandwidth towards a dependency's pod is below minBandwidth. Ours.
         weight: factor of this score in the extender's answer.
     """
@@ -31,11 +27,7 @@ class NetworkOverheadArgs(Section, frozen=True):
     namespaces: tuple[str, ...] = ("default",)
     weights_name: str = USER_DEFINED
     network_topology_name: str = "nt-default"
-    fallback_weights_name: str = NETPERF_COSTS
-    search_everywhere: bool = True
-    dependants_weigh: bool = True
-    finished_pods_count: bool = False
-    deleted_nodes_block: bool = False
+    score_dependents: bool = True
     bandwidth_filter: bool = False
     weight: Annotated[int, Range(0, 100)] = 1
 
@@ -47,13 +39,34 @@ class NetworkOverheadArgs(Section, frozen=True):
         if not self.namespaces or not all(self.namespaces):
             raise ConfigError(join(field, "namespaces"), "names no namespace", "default is upstream's")
 
-    def in_parity(self) -> NetworkOverheadArgs:
-        """The same with everything of ours off."""
+
+class NetworkOverheadArgs(NetworkOverheadConfig, frozen=True):
+    """The same with what follows from ``scheduler.parity``.
+
+    Attributes:
+        fallback_weights_name: taken when the NetworkTopology has no weight of `weights_name`; empty for none.
+        search_everywhere: a pod's own namespace comes before `namespaces`, then groups that name the pod's namespace; for
+            the NetworkTopology, the group's namespace comes first, then netaware's, then the only one there is.
+        finished_pods_count: finished and terminating pods count as placed, as upstream has it.
+        deleted_nodes_block: a dependency's pod on a node that is gone fails the pod, as upstream has it.
+    """
+
+    fallback_weights_name: str = NETPERF_COSTS
+    search_everywhere: bool = True
+    finished_pods_count: bool = False
+    deleted_nodes_block: bool = False
+
+    @classmethod
+    def of(cls, config: NetworkOverheadConfig, *, parity: bool) -> NetworkOverheadArgs:
+        """The rules of a configuration; in ``parity`` with upstream everything of ours is off."""
+        args = cls(**msgspec.structs.asdict(config))
+        if not parity:
+            return args
         return msgspec.structs.replace(
-            self,
+            args,
             fallback_weights_name="",
             search_everywhere=False,
-            dependants_weigh=False,
+            score_dependents=False,
             finished_pods_count=True,
             deleted_nodes_block=True,
             bandwidth_filter=False,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from kubekit.settings import Range, Section
+from kubekit.settings import Section
 
 
 class AppGroupConfig(Section, frozen=True):
@@ -12,10 +10,6 @@ class AppGroupConfig(Section, frozen=True):
 
     Attributes:
         namespaces: where AppGroups are looked after; empty for everywhere.
-        settle_s: pods and costs change in bursts; a group is looked at once per this time at most.
-        resync_s: every group is looked at again after this time, whatever happened.
     """
 
     namespaces: tuple[str, ...] = ()
-    settle_s: Annotated[float, Range(0, 60)] = 0.3
-    resync_s: Annotated[float, Range(10, 86_400)] = 300.0

@@ -30,6 +30,9 @@ from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
 
 NOT_YET_S = 0.2
+DEBOUNCE_S = 0.3
+"""Pods and costs change in bursts."""
+RESYNC_S = 300.0
 ALL = "*"
 """Stands for every group in the queue: ten thousand nodes that appear at once must not queue each group as often."""
 
@@ -85,7 +88,7 @@ class AppGroupController:
         self._soon(key)
 
     def _soon(self, key: str) -> None:
-        self._queue.add_after(key, self._config.settle_s)
+        self._queue.add_after(key, DEBOUNCE_S)
 
     def _group_changed(self, key: str, old: AppGroup | None, new: AppGroup | None) -> None:
         self._soon(key)
@@ -153,7 +156,7 @@ class AppGroupController:
             if error.conflict:  # somebody wrote it since: the mirror will have the new version in a moment
                 return NOT_YET_S
             raise
-        return self._config.resync_s
+        return RESYNC_S
 
     async def _write_status(self, key: str, group: AppGroup, facts: GroupFacts, let_in: Condition | None) -> None:
         kept = await self._capabilities.has_status(APPGROUPS)

@@ -40,6 +40,12 @@ HEARTBEAT_S = 5.0
 """Browsers say that there are no data when they have heard nothing for three of these (assets/app.js)."""
 SEND_TIMEOUT_S = 10.0
 FIRST_PAGE_TIMEOUT_S = 15.0
+REFRESH_S = 1.0
+RESYNC_S = 15.0
+"""Measurements age without any event."""
+IDLE_S = 120.0
+"""So long after the last viewer left, what only the page reads is forgotten."""
+MAX_VIEWERS = 64
 LEAST_REST = 4.0
 """Rest after a page, as a multiple of what it took: at 100 zones it takes seconds, which the leader has not to give all the time."""
 
@@ -79,7 +85,7 @@ class Page:
     ) -> None:
         self._config, self._clock = config, clock
         self._access = Access(client, namespace) if config.auth == "token" else None
-        self._audience = Audience(config.max_viewers)
+        self._audience = Audience(MAX_VIEWERS)
         self._changed = asyncio.Event()
         self.sources = Sources(
             caches,
@@ -135,11 +141,11 @@ class Page:
             if not await made:
                 self._forget()
             took_s = time.monotonic() - began
-            await comes(self._changed, self._config.resync_s)
-            await asyncio.sleep(rest_s(self._config.refresh_s, took_s))
+            await comes(self._changed, RESYNC_S)
+            await asyncio.sleep(max(REFRESH_S, LEAST_REST * took_s))
             now = time.monotonic()
             alone_since = None if len(self._audience) else alone_since or now
-            if alone_since is not None and now - alone_since >= self._config.idle_s:
+            if alone_since is not None and now - alone_since >= IDLE_S:
                 return
 
     async def _compute(self) -> None:
@@ -212,11 +218,6 @@ class Page:
                     async with asyncio.timeout(SEND_TIMEOUT_S):
                         await stream.write(message)
         return stream
-
-
-def rest_s(refresh_s: float, took_s: float) -> float:
-    """How long to wait before the page is made again: it is made for a fifth of the time at most."""
-    return max(refresh_s, LEAST_REST * took_s)
 
 
 def _no_seat() -> web.Response:

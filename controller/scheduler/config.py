@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from controller.cluster.config import NetworkOverheadArgs
+from controller.cluster.config import NetworkOverheadArgs, NetworkOverheadConfig
 from controller.cluster.pods import OUR_SCHEDULER, Placement
 from kubekit.errors import ConfigError
 from kubekit.settings import Range, Section, join
@@ -55,54 +55,25 @@ class GatesConfig(Section, frozen=True):
 
     Attributes:
         max_wait_s: no pod stays gated for longer than this after it was created, or after the last gate of others opened.
-        absent_wait_s: how long a pod waits for earlier workloads that have no pods at all, or fewer than they declare.
-        settle_s: a group whose pods were just created is planned after this pause, so that the plan knows all of them.
-        replace_after_s: in affinity mode, how long a pod must have been unschedulable before it is replaced through its owner
-            because costs have moved; doubles for each replacement of the same owner's pods.
+        missing_workload_timeout_s: how long a pod waits for earlier workloads that have no pods at all, or fewer than they declare.
     """
 
     max_wait_s: Annotated[float, Range(1, 3600)] = 120.0
-    absent_wait_s: Annotated[float, Range(0, 3600)] = 15.0
-    settle_s: Annotated[float, Range(0, 3600)] = 0.5
-    replace_after_s: Annotated[float, Range(1, 3600)] = 10.0
+    missing_workload_timeout_s: Annotated[float, Range(0, 3600)] = 15.0
 
     def check(self, field: str) -> None:
         """Raise ConfigError when a part of the wait is longer than all of it."""
-        for name, part_s in (("absentWaitS", self.absent_wait_s), ("settleS", self.settle_s)):
-            Range(0, self.max_wait_s).check(part_s, join(field, name))
-
-
-class PlanningConfig(Section, frozen=True):
-    """Planning of whole groups.
-
-    Attributes:
-        enabled: off, every pod is judged by itself.
-        most_pods: groups with more pods, declared ones included, are placed by the plain rule.
-        most_pods_per_namespace: the same for all groups of one namespace that wait at a time.
-        deadline_s: a plan that takes longer is given up, and the group is placed by the plain rule.
-    """
-
-    enabled: bool = True
-    most_pods: Annotated[int, Range(1, 100_000)] = 10_000
-    most_pods_per_namespace: Annotated[int, Range(1, 1_000_000)] = 20_000
-    deadline_s: Annotated[float, Range(0.1, 600)] = 30.0
+        Range(0, self.max_wait_s).check(self.missing_workload_timeout_s, join(field, "missingWorkloadTimeoutS"))
 
 
 class ExtenderConfig(Section, frozen=True):
-    """Limits of the HTTP service.
+    """TLS of the HTTP service.
 
     Attributes:
-        max_request_bytes: larger requests are refused; 15,000 nodes need about half a megabyte.
-        request_timeout_s: for one request to arrive.
-        reasons_limit: refused nodes that are named with a sentence each; further ones share a sentence per zone, because
-            kube-scheduler writes every different sentence into the pod's status.
         tls_cert_file: PEM certificate chain; needed off localhost.
         tls_key_file: its key.
     """
 
-    max_request_bytes: Annotated[int, Range(1 << 12, 1 << 30)] = 16 << 20
-    request_timeout_s: Annotated[float, Range(0.1, 600)] = 5.0
-    reasons_limit: Annotated[int, Range(0, 10_000)] = 50
     tls_cert_file: str = ""
     tls_key_file: str = ""
 
@@ -127,16 +98,15 @@ class SchedulerConfig(Section, frozen=True):
     scheduler_names: tuple[str, ...] = (OUR_SCHEDULER,)
     placement: Placement = "extender"
     parity: Parity = "none"
-    network_overhead: NetworkOverheadArgs = NetworkOverheadArgs()
+    network_overhead: NetworkOverheadConfig = NetworkOverheadConfig()
     allocatable: AllocatableArgs = AllocatableArgs()
     gates: GatesConfig = GatesConfig()
-    planning: PlanningConfig = PlanningConfig()
     extender: ExtenderConfig = ExtenderConfig()
 
     @property
     def rules(self) -> NetworkOverheadArgs:
         """NetworkOverhead's arguments after parity."""
-        return self.network_overhead.in_parity() if self.parity == "upstream" else self.network_overhead
+        return NetworkOverheadArgs.of(self.network_overhead, parity=self.parity == "upstream")
 
     @property
     def by_answer(self) -> bool:
@@ -146,4 +116,4 @@ class SchedulerConfig(Section, frozen=True):
     @property
     def plans(self) -> bool:
         """Whether groups are planned."""
-        return self.planning.enabled and self.parity != "upstream"
+        return self.parity != "upstream"

@@ -90,7 +90,7 @@ class GatingController:
         self._declared = Declared(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._mirror, self.state, clock)
-        self._process = PlanningProcess(self.fleet, deadline_s=config.planning.deadline_s)
+        self._process = PlanningProcess(self.fleet)
         self.plans = GroupPlans(
             self.state,
             self.fleet,
@@ -243,7 +243,7 @@ class GatingController:
             await self._placements.report(pods)
             return None
         queue = self._queue_of(group, pods)
-        settled = settles_in_s(queue, now, self._config.gates) <= 0
+        settled = settles_in_s(queue, now) <= 0
         outlook = self.plans.look(group, pods) if settled else PlanState()
         if outlook.plan is not None and not outlook.pending:
             queue = msgspec.structs.replace(queue, unplaced=frozenset(outlook.plan.unplaced))

@@ -43,6 +43,8 @@ from kubekit.workqueue import WorkQueue
 log = logs.get("controller.scheduler.planning")
 
 PLANNED = "Planned"
+MAX_PODS, MAX_PODS_PER_NAMESPACE = 10_000, 20_000
+"""Of a group, and of all groups of a namespace that wait at a time; declared pods count."""
 SHARE = 3.0
 """A group rests this many times as long as its last plan took, so that one that never settles leaves time to others."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
@@ -403,18 +405,18 @@ class GroupPlans:
     def _check_limits(self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:
         live = Counter(pod.workload for pod in pods if not pod.over)
         count = live.total() + sum(max(wanted - live[workload], 0) for workload, wanted in replicas.items())
-        limits, namespace = self._config.planning, known.metadata.namespace
+        namespace = known.metadata.namespace
         self._slots.pop(group, None)
-        if count > limits.most_pods:
+        if count > MAX_PODS:
             raise PlanningError(
-                "TooManyPods", f"{count} pods, declared ones included; at most {limits.most_pods} are planned together"
+                "TooManyPods", f"{count} pods, declared ones included; at most {MAX_PODS} are planned together"
             )
         beside = sum(n for key, n in self._slots.items() if key.partition("/")[0] == namespace)
-        if count + beside > limits.most_pods_per_namespace:
+        if count + beside > MAX_PODS_PER_NAMESPACE:
             raise PlanningError(
                 "TooManyPodsInNamespace",
                 f"{count} pods beside {beside} of the namespace's other groups that wait; at most "
-                f"{limits.most_pods_per_namespace} are planned at a time",
+                f"{MAX_PODS_PER_NAMESPACE} are planned at a time",
             )
         self._slots[group] = count
 

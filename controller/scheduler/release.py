@@ -23,6 +23,8 @@ Cause = Literal["turn", "no-group", "no-workload", "waited", "unplaced"]
 """Why a pod is released: its turn; no such AppGroup; the group has no such workload; it waited for the longest time; the plan
 found no place for it."""
 
+DEBOUNCE_S = 0.5
+"""Pods of a group are created one by one; the plan should know all of them."""
 PENDING = "the plan of its group is being made"
 
 FORCED: frozenset[Cause] = frozenset({"no-group", "no-workload", "waited"})
@@ -85,7 +87,7 @@ def plan_release(queue: GroupQueue, now: float, config: GatesConfig) -> ReleaseD
     return _Decider(queue, now, config).decide()
 
 
-def settles_in_s(queue: GroupQueue, now: float, config: GatesConfig) -> float:
+def settles_in_s(queue: GroupQueue, now: float) -> float:
     """How long until the group's pods may be taken for all there are; 0 when that is now.
 
     While pods are missing and one came just now, more will come, and the plan should know them all.
@@ -94,7 +96,7 @@ def settles_in_s(queue: GroupQueue, now: float, config: GatesConfig) -> float:
     if live.total() >= queue.members and all(live[selector] >= count for selector, count in queue.replicas.items()):
         return 0.0
     newest = max((queue.seen_at.get(p.metadata.key, 0.0) for p in queue.pods if not p.over), default=0.0)
-    return max(newest + config.settle_s - now, 0.0)
+    return max(newest + DEBOUNCE_S - now, 0.0)
 
 
 def peers_first(order: Mapping[str, int], pods: Iterable[GroupPod]) -> dict[str, int]:
@@ -162,7 +164,7 @@ class _Decider:
             elif pod.metadata.deletion_timestamp is None:
                 self._finished.add(pod.workload)
         self._wakes: list[float] = []
-        self._settles_s = settles_in_s(queue, now, config)
+        self._settles_s = settles_in_s(queue, now)
         sequence = sorted(queue.order.items(), key=lambda entry: entry[1])
         self._unbound = self._first(sequence, self._unbound_reason)
         self._short = self._first(sequence, self._short_reason)
@@ -195,11 +197,11 @@ class _Decider:
         if age_s >= self._config.max_wait_s:
             return "waited", ""
         self._wakes.append(self._config.max_wait_s - age_s)
-        patient = age_s < self._config.absent_wait_s
+        patient = age_s < self._config.missing_workload_timeout_s
         if not self._queue.exists or pod.workload not in self._queue.order:
             if not patient:
                 return ("no-workload" if self._queue.exists else "no-group"), ""
-            self._wakes.append(self._config.absent_wait_s - age_s)
+            self._wakes.append(self._config.missing_workload_timeout_s - age_s)
             return None, "its AppGroup has no such workload" if self._queue.exists else "its AppGroup does not exist"
         if pod.metadata.key in self._queue.unplaced and self._settles_s <= 0:
             return "unplaced", ""
@@ -218,14 +220,14 @@ class _Decider:
         place = self._queue.order[pod.workload]
         if self._unbound.place < place:
             return self._unbound.reason
-        if age_s >= self._config.absent_wait_s:
+        if age_s >= self._config.missing_workload_timeout_s:
             return ""
         # Of a workload that has run already this is a scale-out or a successor: the group stands, and what it has no pods
         # of, such as a Job that is done and swept away, is not about to come.
         missing = (self._short,) if pod.workload in self._begun else (self._short, self._absent)
         first = min(missing)
         if first.place < place:
-            self._wakes.append(self._config.absent_wait_s - age_s)
+            self._wakes.append(self._config.missing_workload_timeout_s - age_s)
             return first.reason
         return ""
 
@@ -252,7 +254,7 @@ class _Decider:
             return True
         found = pod.condition("PodScheduled")
         since = found.last_transition_time if found is not None else None
-        left_s = parse_time(since) + self._config.absent_wait_s - self._now if since else 0.0
+        left_s = parse_time(since) + self._config.missing_workload_timeout_s - self._now if since else 0.0
         if left_s > 0:
             self._wakes.append(left_s)
         return left_s <= 0

@@ -345,7 +345,7 @@ class State:
                 dependencies.append(
                     Bond(dependency.selector, *limits, pods, self._routing_to(key, dependency.selector))
                 )
-            elif dependency.selector == workload and self._rules.dependants_weigh:
+            elif dependency.selector == workload and self._rules.score_dependents:
                 pods = self._existing(members.get(dependant.selector, {}), complain=False)
                 dependants.append(Bond(dependant.selector, *limits, pods))
         return dependencies, dependants

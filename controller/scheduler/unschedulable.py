@@ -24,7 +24,8 @@ OUR_WORDS = "Workload dependencies"
 """In every reason that the extender refuses a node for."""
 RETRY_EVERY_S, _LONGEST_RETRY_S, _FREE_TRIES = 1.0, 60.0, 8
 """A pod that is refused every host in turn is tried less and less often, from a few tries on."""
-_LONGEST_BACKOFF_S = 600.0
+REPLACE_AFTER_S, _LONGEST_BACKOFF_S = 10.0, 600.0
+"""A frozen pod has been unschedulable for so long before it is replaced; doubles with each pod of its owner."""
 _REMEMBERED_OWNERS, _REMEMBERED_CLASSES = 1000, 10_000
 
 
@@ -154,7 +155,7 @@ class StuckPods:
         if not pod.metadata.annotation(NARROWED_ANNOTATION):
             # Nothing that we wrote refuses it a node; the scheduler tries it again by itself.
             return None, None
-        left_s = self._since[key] + self._config.gates.replace_after_s - now
+        left_s = self._since[key] + REPLACE_AFTER_S - now
         if left_s > 0:
             return None, left_s
         before = target_of(pod)
@@ -173,7 +174,7 @@ class StuckPods:
         """Replace a pod for which there is another place, less and less often for the pods of one owner."""
         owner = class_of(pod)
         last, times = self._replaced.get(owner, (float("-inf"), 0))
-        left_s = last + min(self._config.gates.replace_after_s * 2**times, _LONGEST_BACKOFF_S) - now
+        left_s = last + min(REPLACE_AFTER_S * 2**times, _LONGEST_BACKOFF_S) - now
         if left_s > 0:
             return None, left_s
         self._replaced.pop(owner, None)

@@ -47,6 +47,7 @@ zones, these leave 2.
 """
 FEW_ENOUGH = 0.5
 """Of all hosts, so many may a question be about, and a table of these alone is worth making."""
+DEADLINE_S = 30.0
 SEARCH_SHARE = 0.7
 """Of the deadline, the longest search, which then gives what it has."""
 START_S = 60.0
@@ -64,7 +65,7 @@ class PlanningProcess:
         deadline_s: for one plan, the way there and back included.
     """
 
-    def __init__(self, fleet: Fleet, *, deadline_s: float) -> None:
+    def __init__(self, fleet: Fleet, *, deadline_s: float = DEADLINE_S) -> None:
         self._fleet, self._deadline_s = fleet, deadline_s
         self._process: asyncio.subprocess.Process | None = None
         self._dirty: set[str] = set()
@@ -92,7 +93,7 @@ class PlanningProcess:
                 await self.stop()
                 raise PlanningError(
                     "DeadlineExceeded",
-                    f"no plan was found within {self._deadline_s:g} s (scheduler.planning.deadlineS)",
+                    f"no plan was found within {self._deadline_s:g} s",
                 ) from None
             except (OSError, EOFError, asyncio.IncompleteReadError) as error:
                 await self.stop()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from kubekit.errors import ConfigError
-from kubekit.settings import Range, Section, join
+from kubekit.settings import Section, join
 from netperf.pairs import PlanOptions
 from netperf.policy import CostPolicy, parse_policy
 
@@ -17,15 +17,11 @@ class TopologyConfig(Section, frozen=True):
         namespaces: where NetworkTopologies are looked after; empty for everywhere.
         probing: the probe plan.
         cost_policy: defaults of `netperf.policy.CostPolicy` fields, in camelCase; a NetworkTopology's own win.
-        settle_s: samples arrive one by one; a topology is priced once per this time at most.
-        resync_s: and at least once per this time, since measurements age without any event.
     """
 
     namespaces: tuple[str, ...] = ()
     probing: PlanOptions = PlanOptions()
     cost_policy: dict[str, Any] = {}
-    settle_s: Annotated[float, Range(0, 60)] = 1.0
-    resync_s: Annotated[float, Range(1, 3600)] = 15.0
 
     def check(self, field: str) -> None:
         """Raise ConfigError when the cost policy makes no sense."""

@@ -44,6 +44,8 @@ from netperf.sample import Place
 log = logs.get("controller.topology")
 
 NOT_YET_S = 0.2
+LEAST_DEBOUNCE_S = 0.1
+RESYNC_S = 15.0
 ALL = "*"
 """Stands for every topology in the queue."""
 
@@ -104,7 +106,7 @@ class TopologyController:
 
     def _soon(self, key: str) -> None:
         # Samples of many zones arrive all the time, but none twice in a round: long rounds are not priced every second.
-        self._queue.add_after(key, max(self._config.settle_s, self.planner.interval_s / 60))
+        self._queue.add_after(key, max(LEAST_DEBOUNCE_S, self.planner.interval_s / 60))
 
     def _node_changed(self, _key: str, old: Node | None, new: Node | None) -> None:
         if not same_place(old, new):
@@ -183,7 +185,7 @@ class TopologyController:
                 self._metrics.conflicts.inc()
                 return NOT_YET_S
             raise
-        return self._config.resync_s
+        return min(RESYNC_S, self.planner.interval_s / 4)  # measurements age without any event
 
     def _think(
         self, key: str, snapshot: TopologySnapshot, state: CostState | None, *, now_s: float, wall_s: float

@@ -45,7 +45,7 @@ class Watch:
 
 
 async def _measure() -> dict[str, Figure]:
-    world = World(HOSTS, CPU, most_pods=10_000)
+    world = World(HOSTS, CPU)
     world.state.take_group(GROUP, None, _group())
     for number in range(WORKLOADS):
         for replica in range(REPLICAS):

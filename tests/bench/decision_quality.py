@@ -60,7 +60,7 @@ def modes() -> list[Mode]:
     """The default scheduler, upstream's rule in six orders, ours in both deliveries."""
     rules = NetworkOverheadArgs(namespaces=(NAMESPACE,))
     # A pod that upstream's rule finds no node for holds up the rest of its group for this long only.
-    gates = GatesConfig(absent_wait_s=3.0)
+    gates = GatesConfig(missing_workload_timeout_s=3.0)
     parity = SchedulerConfig(parity="upstream", network_overhead=rules, gates=gates)
     found = [Mode("default scheduler")]
     found += [Mode(f"upstream's rule, {algorithm}", algorithm, parity) for algorithm in ALGORITHMS]

@@ -79,7 +79,7 @@ TWELFTH = {
 def configuration(url: str) -> dict[str, Any]:
     """The overlay's, with short times, and awake."""
     document: dict[str, Any] = yaml.safe_load((MANIFESTS / "components" / "descheduler" / "config.yaml").read_text())
-    document["topology"] = {"probing": {"intervalS": 8.0, "slotS": 2.5, "durationS": 1.0}, "resyncS": 3}
+    document["topology"] = {"probing": {"intervalS": 8.0, "slotS": 2.5, "durationS": 1.0}}
     document["topology"]["costPolicy"] = {"percentile": "p50"}
     document["descheduler"] |= {
         "dryRun": False,

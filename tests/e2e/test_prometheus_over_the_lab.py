@@ -68,7 +68,7 @@ FAST = {
 }
 RIGHTS = [("netaware-descheduler", "pods/eviction"), ("netaware-agent", "events")]
 CONFIG: dict[str, Any] = {
-    "scheduler": {"gates": {"absentWaitS": 100}},
+    "scheduler": {"gates": {"missingWorkloadTimeoutS": 100}},
     "topology": {"costPolicy": {"percentile": "p50", "staleAfterS": 5}},
     "descheduler": {
         "enabled": True,

@@ -28,6 +28,9 @@ log = logs.get("controller.scheduler.extender")
 
 Verb = Literal["filter", "prioritize", "preempt"]
 
+MAX_REQUEST_BYTES = 16 << 20
+"""15,000 nodes need about half a megabyte."""
+REQUEST_TIMEOUT_S = 5.0
 NOT_OURS = "the pod is not for a scheduler that this extender serves"
 BY_POD = "the decision is handed over on the pod itself, by its node affinity"
 _NOT_FOR_US = frozenset({NOT_OURS, BY_POD, NO_GROUP_LABEL})
@@ -76,7 +79,7 @@ class Extender:
     ) -> None:
         self._state, self._config, self._metrics, self._unready = state, config, metrics, unready
         self._names = frozenset(config.scheduler_names)
-        self._answers = Answers(state, config.rules, config.allocatable, reasons_limit=config.extender.reasons_limit)
+        self._answers = Answers(state, config.rules, config.allocatable)
 
     def add_routes(self, app: web.Application) -> None:
         """Attach the verbs to an application."""
@@ -104,14 +107,12 @@ class Extender:
         reason = self._unready()
         if reason:
             raise BadRequestError(f"not ready: {reason}", 503)
-        limit = self._config.extender.max_request_bytes
         try:
-            return await read_body(request, limit, self._config.extender.request_timeout_s)
+            return await read_body(request, MAX_REQUEST_BYTES, REQUEST_TIMEOUT_S)
         except TimeoutError:
             raise BadRequestError("the request did not arrive in time", 408) from None
         except BodyTooLargeError:
-            message = f"the request is larger than {limit} bytes (scheduler.extender.maxRequestBytes)"
-            raise BadRequestError(message, 413) from None
+            raise BadRequestError(f"the request is larger than {MAX_REQUEST_BYTES} bytes", 413) from None
 
     def answer_filter(self, body: bytes) -> bytes:
         """ExtenderFilterResult for ExtenderArgs, both as JSON.

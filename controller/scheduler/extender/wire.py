@@ -20,6 +20,8 @@ from controller.scheduler.config import AllocatableArgs
 from controller.scheduler.rules import MAX_SCORE, Tally, Weighing, normalise, normalise_allocatable, raw_score, refusal
 from controller.scheduler.state import State
 
+REASONS_LIMIT = 50
+"""Refused nodes with a sentence each: kube-scheduler writes every different sentence into the pod's status."""
 _REMEMBERED = 64
 _END = b',"failedNodes":{},"failedAndUnresolvableNodes":{},"error":""}'
 _ZONE_SCORE, _ZONE_SHARE, _OTHERS_SHARE = 70, 5, 2
@@ -158,11 +160,8 @@ class Answers:
         state: State,
         overhead: NetworkOverheadArgs,
         allocatable: AllocatableArgs,
-        *,
-        reasons_limit: int,
     ) -> None:
         self._state, self._overhead, self._allocatable = state, overhead, allocatable
-        self._reasons_limit = reasons_limit
         self._index = NodeIndex(state, allocatable)
         self._given: OrderedDict[str, Names] = OrderedDict()
         self._given_at = -1
@@ -262,7 +261,7 @@ class Answers:
         named: dict[str, str] = {}
         rest: list[bytes] = []
         for place, group in refused.items():
-            left = max(self._reasons_limit - len(named), 0)
+            left = max(REASONS_LIMIT - len(named), 0)
             named |= {name: refusal(name, weighing.tally(name, place)) for name in group[:left]}
             if len(group) > left:
                 rest.append(self._shared_reasons(place, group[left:], weighing.by_class[place]))

@@ -32,7 +32,7 @@ from netperf.sample import Measurement, Sample
 ROOT = Path(__file__).parents[3]
 # The longest rotation: one that fell into a test that wants quiet would rewrite a plan, rightly.
 FAST_PROBING = {"intervalS": 1, "slotS": 0.2, "durationS": 0.1, "rotationS": 30 * 86400}
-FAST_ELECTION = {"leaseDurationS": 4, "renewDeadlineS": 2.5, "retryPeriodS": 0.5}
+FAST_ELECTION = {"leaseDurationS": 4}
 
 
 class Replica:
@@ -59,10 +59,8 @@ class Replica:
             "topology": {
                 "namespaces": [namespace],
                 "probing": FAST_PROBING,
-                "settleS": 0.1,
-                "resyncS": 1,
             },
-            "appGroup": {"namespaces": [namespace], "settleS": 0.1},
+            "appGroup": {"namespaces": [namespace]},
         }
         for section, values in (config or {}).items():
             body[section] = {**body.get(section, {}), **values}

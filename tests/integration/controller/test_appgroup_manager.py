@@ -209,7 +209,7 @@ async def test_a_status_is_not_written_again_while_nothing_changes(
     version = (await read(client, namespace)).metadata.resource_version
     touch = {"metadata": {"annotations": {"touched": "yes"}}}
     await client.patch(APPGROUPS, "g", touch, Object, kind=MERGE_PATCH, namespace=namespace)
-    await asyncio.sleep(1.0)  # several times settleS
+    await asyncio.sleep(1.0)  # longer than the group's debounce
     metrics = await replica.metrics()
     assert metrics["netaware_appgroup_writes_total"] == 1
     assert (await read(client, namespace)).metadata.resource_version != version

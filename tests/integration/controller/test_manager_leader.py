@@ -33,14 +33,9 @@ from tests.integration.conftest import CRDS, eventually
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
 from tests.support.audit_log import audit_events
 
-LONG_ELECTION = {"leaseDurationS": 600.0, "renewDeadlineS": 400.0, "retryPeriodS": 0.5}
+LONG_ELECTION = {"leaseDurationS": 600.0}
 DURATION_S = FAST_ELECTION["leaseDurationS"]
-_SHIPPED = LeaderElectionConfig()
-SHIPPED_ELECTION = {
-    "leaseDurationS": _SHIPPED.lease_duration_s,
-    "renewDeadlineS": _SHIPPED.renew_deadline_s,
-    "retryPeriodS": _SHIPPED.retry_period_s,
-}
+SHIPPED_ELECTION = {"leaseDurationS": LeaderElectionConfig().lease_duration_s}
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",

@@ -153,7 +153,7 @@ async def _start(running: Running, folder: Path) -> None:
     # A machine that is busy with tests makes runs doubtful; what they are worth is not the question here.
     trusting = {"acceptDoubts": ["throttled", "too-few-samples", "run-queue", "loss", "outlier"]}
     probing = {"intervalS": 3, "slotS": 1.5, "durationS": 0.5}
-    config["topology"] = {"probing": probing, "resyncS": 1, "costPolicy": trusting}
+    config["topology"] = {"probing": probing, "costPolicy": trusting}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     extender_port, scheduler_port = free_ports(2)
     kubeconfigs = {

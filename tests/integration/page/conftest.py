@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 import yaml
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
+from controller.page import server
 from controller.page.config import PageConfig
-from controller.page.server import Page
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ResultsMirror
 from kubekit.client import Client
@@ -33,7 +34,7 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
     caches = Caches(client, namespace)
     results = ResultsMirror(client, namespace)
     policy, scheduler = CostPolicy(), SchedulerConfig()
-    page = Page(
+    page = server.Page(
         caches,
         results,
         config,
@@ -43,11 +44,11 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
         scheduler=scheduler,
         client=client,
     )
-    server = Server("127.0.0.1:0", registry=registry)
-    page.add_routes(server.app)
+    http = Server("127.0.0.1:0", registry=registry)
+    page.add_routes(http.app)
     tasks = [asyncio.ensure_future(work) for work in (*caches.tasks().values(), results.run(), page.run())]
     try:
-        async with server.running() as address:
+        async with http.running() as address:
             await asyncio.wait_for(caches.settle(), 20)
             yield f"http://{address}"
     finally:
@@ -57,9 +58,13 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
 
 
 @pytest_asyncio.fixture
-async def serve_page(client: Client, namespace: str, crds: list[str]) -> AsyncIterator[ServePage]:
+async def serve_page(
+    client: Client, namespace: str, crds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ServePage]:
     """``await serve_page(config)`` serves the page for the rest of the test and returns its URL."""
     assert crds
+    monkeypatch.setattr(server, "REFRESH_S", 0.1)
+    monkeypatch.setattr(server, "RESYNC_S", 1.0)
     async with AsyncExitStack() as stack:
 
         async def serve(config: PageConfig | None = None) -> str:

@@ -23,7 +23,6 @@ from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE, PAGE_TOKEN_HEADER
 from tests.integration.page.conftest import RBAC, ServePage
 
 DOORS = ("", "api/v1/overview", "api/v1/events")
-LOCKED = PageConfig(refresh_s=0.1, resync_s=1.0)
 
 
 async def token_of(client: Client, namespace: str, account: str, *, audience: str = PAGE_AUDIENCE) -> str:
@@ -63,7 +62,7 @@ async def statuses(url: str, headers: dict[str, str]) -> list[int]:
 async def test_every_door_is_behind_the_log_in_and_health_is_not(
     serve_page: ServePage, client: Client, component: str, control_plane: ControlPlane
 ) -> None:
-    url = await serve_page(LOCKED)
+    url = await serve_page(PageConfig())
     good = await token_of(client, component, PAGE_ACCOUNT)
     key = serialization.load_pem_private_key((control_plane.authority.folder / "sa.key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)

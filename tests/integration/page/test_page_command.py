@@ -60,7 +60,7 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
     (tmp_path / "kubectl").write_text(KUBECTL)
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    url = await serve_page(PageConfig(refresh_s=0.1, resync_s=1.0))
+    url = await serve_page(PageConfig())
     async with AsyncExitStack() as stack:
         session = Session(client, None, None, component, stack=stack)
         with pytest.raises(PortForwardError, match="there is no pod of netaware-controller"):

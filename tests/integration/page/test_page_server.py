@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 import pytest_asyncio
 
 from controller.cluster.resources import NETWORK_TOPOLOGIES
+from controller.page import server
 from controller.page.config import PageConfig
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import CONFIGMAPS, PODS, Object
@@ -20,7 +22,7 @@ from netperf.sample import Measurement, Place, Sample
 from tests.integration.conftest import MakeNode
 from tests.integration.page.conftest import ServePage
 
-QUICK = PageConfig(auth="none", refresh_s=0.1, resync_s=1.0)
+OPEN = PageConfig(auth="none")
 
 
 @pytest_asyncio.fixture
@@ -92,7 +94,7 @@ async def next_with_cells(events: AsyncIterator[tuple[str, Any]], value: float) 
 async def test_the_document_and_the_data_come_with_headers_that_let_nothing_else_in(
     serve_page: ServePage, browser: aiohttp.ClientSession
 ) -> None:
-    url = await serve_page(QUICK)
+    url = await serve_page(OPEN)
     async with browser.get(url + "/") as answer:
         assert answer.status == 200
         assert answer.content_type == "text/html"
@@ -110,7 +112,7 @@ async def test_a_sample_that_an_agent_writes_reaches_an_open_page_as_two_cells(
     serve_page: ServePage, browser: aiohttp.ClientSession, client: Client, namespace: str, make_node: MakeNode
 ) -> None:
     zones = await two_zones(client, namespace, make_node)
-    url = await serve_page(QUICK)
+    url = await serve_page(OPEN)
     async with browser.get(url + "/api/v1/overview") as answer:
         page = await answer.json()
     names = [zone["name"] for zone in page["network"]["zones"]]
@@ -127,15 +129,18 @@ async def test_a_sample_that_an_agent_writes_reaches_an_open_page_as_two_cells(
 async def test_a_browser_with_another_version_is_given_everything(
     serve_page: ServePage, browser: aiohttp.ClientSession
 ) -> None:
-    url = await serve_page(QUICK)
+    url = await serve_page(OPEN)
     async with stream(browser, url, "12345") as events:
         name, page = await asyncio.wait_for(anext(events), 15)
     assert name == "page"
     assert "matrix" in page
 
 
-async def test_one_viewer_too_many_is_told_to_come_back(serve_page: ServePage, browser: aiohttp.ClientSession) -> None:
-    url = await serve_page(PageConfig(auth="none", refresh_s=0.1, max_viewers=1))
+async def test_one_viewer_too_many_is_told_to_come_back(
+    serve_page: ServePage, browser: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_VIEWERS", 1)
+    url = await serve_page(OPEN)
     async with stream(browser, url) as events:
         await asyncio.wait_for(anext(events), 15)
         async with browser.get(f"{url}/api/v1/events") as answer:
@@ -144,10 +149,16 @@ async def test_one_viewer_too_many_is_told_to_come_back(serve_page: ServePage, b
 
 
 async def test_nothing_is_computed_while_nobody_looks_and_the_next_viewer_finds_the_present(
-    serve_page: ServePage, browser: aiohttp.ClientSession, client: Client, namespace: str, make_node: MakeNode
+    serve_page: ServePage,
+    browser: aiohttp.ClientSession,
+    client: Client,
+    namespace: str,
+    make_node: MakeNode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
     zones = await two_zones(client, namespace, make_node)
-    url = await serve_page(PageConfig(auth="none", refresh_s=0.1, resync_s=1.0, idle_s=0.2))
+    url = await serve_page(OPEN)
     async with browser.get(url + "/api/v1/overview") as answer:
         first = await answer.json()
     await measure(client, namespace, zones, 8888.0, sequence=3)
@@ -170,7 +181,7 @@ async def test_a_pod_that_asks_for_bandwidth_is_shown_without_belonging_to_any_g
         "spec": {"containers": [{"name": "main", "image": "none"}]},
     }
     await client.create(PODS, body, Object, namespace=namespace)
-    url = await serve_page(QUICK)
+    url = await serve_page(OPEN)
     async with browser.get(url + "/api/v1/overview") as answer:
         page = await answer.json()
     rows = [row for row in page["podRows"] if row["namespace"] == namespace]

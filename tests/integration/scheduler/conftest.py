@@ -52,7 +52,7 @@ DEADLINE_S = 150.0
 """For what should happen at once, on a machine with much else to do. kube-scheduler looks at a pod that it gave up again
 after 300 s without being told to, so what is bound within this was brought back by somebody.
 """
-PATIENT = GatesConfig(max_wait_s=1200, absent_wait_s=600)
+PATIENT = GatesConfig(max_wait_s=1200, missing_workload_timeout_s=600)
 """No gate opens just because the machine is slow."""
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]

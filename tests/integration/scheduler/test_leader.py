@@ -37,7 +37,7 @@ from tests.integration.scheduler.conftest import (
 pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
 
 FAR = {("a", "b"): 40, ("b", "a"): 40}
-NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, absent_wait_s=0))
+NO_WAIT = SchedulerConfig(gates=GatesConfig(max_wait_s=1200, missing_workload_timeout_s=0))
 FOREIGN = "somebodys.example/gate"
 ALONE: dict[str, list[tuple[str, int]]] = {"P0": [], "P1": []}
 

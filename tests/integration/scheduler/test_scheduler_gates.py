@@ -222,7 +222,7 @@ async def test_gates_open_in_time_whatever_is_wrong_with_the_group(
 ) -> None:
     """No such group, no such workload, a cycle, workloads that never come, an earlier pod that never fits."""
     await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
-    config = SchedulerConfig(gates=GatesConfig(max_wait_s=6, absent_wait_s=2, settle_s=0.1))
+    config = SchedulerConfig(gates=GatesConfig(max_wait_s=6, missing_workload_timeout_s=2))
     await create_group(client, namespace, {"A": [("B", 5)], "B": [("A", 5)]}, name="cycle")
     await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="absent", algorithm="ReverseKahn")
     await create_group(client, namespace, {"A": [("B", 5)], "B": []}, name="huge", algorithm="ReverseKahn")
@@ -247,7 +247,7 @@ async def test_a_pod_that_waits_for_its_group_says_for_whom(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
 ) -> None:
     await ready_node("n-a", zone="a", region="r")
-    config = SchedulerConfig(gates=GatesConfig(max_wait_s=120, absent_wait_s=60, settle_s=0.1))
+    config = SchedulerConfig(gates=GatesConfig(max_wait_s=120, missing_workload_timeout_s=60))
     await create_group(client, namespace, {"A": [("B", 5)], "B": []}, algorithm="ReverseKahn")
     async with lead(config):
         await scheduler()
@@ -317,7 +317,7 @@ async def test_a_frozen_pod_is_replaced_through_its_owner_when_its_zone_is_no_lo
     await ready_node("n-a", zone="a", region="r", capacity={"cpu": "2"})
     await set_costs(client, namespace, {("a", "b"): 40, ("b", "a"): 40})
     await create_group(client, namespace, {"P1": [], "P2": []}, members=1)
-    config = SchedulerConfig(placement="affinity", gates=GatesConfig(replace_after_s=1, absent_wait_s=1))
+    config = SchedulerConfig(placement="affinity", gates=GatesConfig(missing_workload_timeout_s=1))
     labels = {"appgroup.diktyo.x-k8s.io": "a1", "appgroup.diktyo.x-k8s.io.workload": "P1"}
     spec = {
         "schedulerName": "network-aware-scheduler",

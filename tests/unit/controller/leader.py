@@ -16,7 +16,7 @@ from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
-from controller.scheduler.config import PlanningConfig, SchedulerConfig
+from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import GroupPlans, PlanningError
@@ -46,8 +46,8 @@ class Declarations:
 class World:
     """A cluster, and what the leader knows of it; plans are made at once, in this process."""
 
-    def __init__(self, hosts: int, cpu: int, **planning: Any) -> None:
-        self.config = SchedulerConfig(planning=PlanningConfig(**planning))
+    def __init__(self, hosts: int, cpu: int) -> None:
+        self.config = SchedulerConfig()
         self.state, self.fleet, self.volumes = State(self.config, "netaware-system"), Fleet(), Volumes()
         self.cpu, self.now = cpu, 1000.0
         self.pods: dict[str, GroupPod] = {}

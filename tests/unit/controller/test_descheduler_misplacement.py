@@ -61,10 +61,10 @@ def cluster(
     labels: dict[str, dict[str, str]] | None = None,
     requests: dict[str, str] | None = None,
     cordoned: frozenset[str] = frozenset(),
-    dependants_weigh: bool = True,
+    score_dependents: bool = True,
 ) -> World:
     """Two nodes per zone; workload ``web`` depends on ``db``; pods named ``workload-n`` on the nodes given."""
-    overhead = NetworkOverheadArgs(dependants_weigh=dependants_weigh)
+    overhead = NetworkOverheadArgs(score_dependents=score_dependents)
     world = World(State(SchedulerConfig(network_overhead=overhead), "netaware-system"))
     for zone in ZONES:
         for i in (1, 2):
@@ -202,7 +202,7 @@ def test_a_share_of_the_cost_counts_when_it_is_more_than_the_margin() -> None:
     # Where web is, its peers cost 30; beside one of them, 20.
     placed = {"web-1": "z3-n1", "db-1": "z1-n1", "db-2": "z2-n1"}
     costs = {("z1", "z2"): 20, ("z1", "z3"): 15, ("z2", "z3"): 15}
-    world = cluster(placed, costs=costs, max_cost=1000, dependants_weigh=False)
+    world = cluster(placed, costs=costs, max_cost=1000, score_dependents=False)
     assert moved(plan(world, margin=1, marginPercent=33)) == ["web-1"]
     assert moved(plan(world, margin=1, marginPercent=34)) == []
 
@@ -329,7 +329,7 @@ def test_a_zone_that_our_own_gate_required_holds_nobody_there() -> None:
     required = {"nodeSelectorTerms": [{"matchExpressions": [ours]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     for narrowed, moves in ((True, 1), (False, 0)):
-        world = cluster(APART, dependants_weigh=False)
+        world = cluster(APART, score_dependents=False)
         document = pod_document("web-1", "z3-n1")
         document["spec"]["affinity"] = affinity
         if narrowed:
@@ -460,7 +460,7 @@ async def test_a_dry_run_weighs_calls_by_who_answers_them_as_the_leader_does(
     )
     sections = {"misplacement": {"enabled": True}, "protection": {"minReplicas": 1}}
     config = msgspec.convert(sections, DeschedulerConfig)
-    rules = SchedulerConfig(network_overhead=NetworkOverheadArgs(dependants_weigh=False))
+    rules = SchedulerConfig(network_overhead=NetworkOverheadArgs(score_dependents=False))
     shown = await preview(
         cast("Client", client), config, namespace="netaware-system", scheduler=rules, source=client, now=NOW_S
     )

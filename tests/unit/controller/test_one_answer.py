@@ -144,7 +144,7 @@ class World:
         controller = AppGroupController(
             cast("Client", client),
             caches,
-            AppGroupConfig(settle_s=0),
+            AppGroupConfig(),
             Silent(),
             CollectorRegistry(),
             namespace=HOME,

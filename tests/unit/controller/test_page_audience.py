@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from controller.page.audience import QUEUE_LENGTH, Audience
-from controller.page.server import rest_s
 
 
 async def test_everybody_hears_everything_in_order() -> None:
@@ -46,8 +45,3 @@ async def test_there_is_room_for_so_many_and_an_empty_room_is_known() -> None:
     with audience.seat():
         assert seen() == (True, True)
     assert seen() == (False, False)
-
-
-def test_a_page_that_takes_long_is_made_a_fifth_of_the_time_at_most() -> None:
-    assert rest_s(1.0, 0.02) == 1.0
-    assert rest_s(1.0, 2.0) == 8.0

@@ -166,10 +166,6 @@ def test_the_policy_allows_this_script_and_style_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"refresh_s": 0.0}, "page.refreshS"),
-        ({"max_viewers": 0}, "page.maxViewers"),
-        ({"resync_s": 9999.0}, "page.resyncS"),
-        ({"idle_s": -1.0}, "page.idleS"),
         ({"prometheus_url": "prometheus:9090"}, "page.prometheusUrl"),
     ],
 )

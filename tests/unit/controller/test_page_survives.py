@@ -43,6 +43,8 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
         return build(snapshot)
 
     monkeypatch.setattr(server, "build", confused)
+    monkeypatch.setattr(server, "REFRESH_S", 0.05)
+    monkeypatch.setattr(server, "RESYNC_S", 0.05)
     monkeypatch.setattr(server, "FIRST_PAGE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(server, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(sources, "SETTLE_TIMEOUT_S", 0.01)
@@ -50,7 +52,7 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     page = Page(
         Caches(client, "netaware"),
         ResultsMirror(client, "netaware"),
-        PageConfig(auth="none", refresh_s=0.05, resync_s=0.05),
+        PageConfig(auth="none"),
         CollectorRegistry(),
         namespace="netaware",
         policy=CostPolicy(),

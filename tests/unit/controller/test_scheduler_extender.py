@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from controller.scheduler.config import AllocatableArgs, ExtenderConfig, SchedulerConfig
+from controller.scheduler.extender import handler, wire
 from controller.scheduler.extender.handler import BadRequestError, Extender
 from controller.scheduler.extender.program import ExtenderService as Program
 from controller.scheduler.metrics import ExtenderMetrics
@@ -185,9 +186,11 @@ async def test_the_list_that_filter_gave_is_scored_right_even_when_nodes_changed
         (b'{"pod": {}, "nodenames": "' + b"x" * 5000 + b'"}', 413, "larger than 4096 bytes"),
     ],
 )
-async def test_what_cannot_be_read_gets_an_error_that_says_why(body: bytes, status: int, says: str) -> None:
-    config = SchedulerConfig(extender=ExtenderConfig(max_request_bytes=4096))
-    async with serving(config) as service:
+async def test_what_cannot_be_read_gets_an_error_that_says_why(
+    body: bytes, status: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "MAX_REQUEST_BYTES", 4096)
+    async with serving() as service:
         for verb in ("filter", "prioritize"):
             got, answer = await service.post(verb, body)
             assert got == status
@@ -204,25 +207,25 @@ async def test_names_of_the_wrong_type_are_refused_where_they_are_looked_at() ->
         assert "nodenames" in answer["error"]
 
 
-async def test_a_body_of_unannounced_length_is_cut_off_at_the_limit() -> None:
-    config = SchedulerConfig(extender=ExtenderConfig(max_request_bytes=4096))
+async def test_a_body_of_unannounced_length_is_cut_off_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "MAX_REQUEST_BYTES", 4096)
 
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(64):
             yield b" " * 1024
 
-    async with serving(config) as service, service.session.post(f"{service.url}/filter", data=endless()) as answer:
+    async with serving() as service, service.session.post(f"{service.url}/filter", data=endless()) as answer:
         assert answer.status == 413
 
 
-async def test_a_request_that_does_not_arrive_is_given_up() -> None:
-    config = SchedulerConfig(extender=ExtenderConfig(request_timeout_s=0.2))
+async def test_a_request_that_does_not_arrive_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "REQUEST_TIMEOUT_S", 0.2)
 
     async def stuck() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(5)
 
-    async with serving(config) as service, service.session.post(f"{service.url}/filter", data=stuck()) as answer:
+    async with serving() as service, service.session.post(f"{service.url}/filter", data=stuck()) as answer:
         assert answer.status == 408
 
 
@@ -243,9 +246,11 @@ async def test_keys_are_read_in_any_case_as_go_reads_them(keys: str) -> None:
         assert answer["nodenames"] == ["n1", "n2"]
 
 
-async def test_reasons_beyond_the_limit_are_shared_by_zone_so_that_a_pods_status_stays_small() -> None:
-    config = SchedulerConfig(extender=ExtenderConfig(reasons_limit=1))
-    async with serving(config) as service:
+async def test_reasons_beyond_the_limit_are_shared_by_zone_so_that_a_pods_status_stays_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "REASONS_LIMIT", 1)
+    async with serving() as service:
         answer = await service.ask("filter", asked_pod(), ALL)
         assert set(answer["failedNodes"]) == {"n3"}
         assert answer["failedAndUnresolvableNodes"]["n3"].startswith("Node n3 does not meet")
@@ -322,12 +327,11 @@ async def test_allocatable_adds_its_own_weighted_score_for_our_pods_alone() -> N
     ("section", "field"),
     [
         ({"gates": {"maxWaitS": 0}}, "scheduler.gates.maxWaitS"),
-        ({"gates": {"absentWaitS": 500}}, "scheduler.gates.absentWaitS"),
+        ({"gates": {"missingWorkloadTimeoutS": 500}}, "scheduler.gates.missingWorkloadTimeoutS"),
         ({"networkOverhead": {"namespaces": []}}, "scheduler.networkOverhead.namespaces"),
         ({"networkOverhead": {"weightsName": ""}}, "scheduler.networkOverhead.weightsName"),
         ({"allocatable": {"resources": [{"name": "cpu", "weight": 0}]}}, "scheduler.allocatable.resources"),
         ({"extender": {"tlsKeyFile": "k"}}, "scheduler.extender.tlsCertFile"),
-        ({"extender": {"reasonsLimit": -1}}, "scheduler.extender.reasonsLimit"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(section: dict[str, Any], field: str) -> None:

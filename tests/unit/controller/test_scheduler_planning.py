@@ -11,6 +11,7 @@ import pytest
 
 from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
+from controller.scheduler import planning
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import FIRST_PAUSE_S, PlanningError
 from controller.scheduler.worker import PlanningProcess
@@ -224,8 +225,10 @@ async def test_a_quota_limits_what_is_planned_for_too() -> None:
     assert world.plans._standing["d/g1"].replicas == {"P1": 3}
 
 
-async def test_a_namespace_has_a_limit_over_all_its_groups() -> None:
-    world = World(3, 4, most_pods=10, most_pods_per_namespace=12)
+async def test_a_namespace_has_a_limit_over_all_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MAX_PODS", 10)
+    monkeypatch.setattr(planning, "MAX_PODS_PER_NAMESPACE", 12)
+    world = World(3, 4)
     world.declared.by_workload = {"P1": 10}
     for group in ("d/g1", "d/g2", "e/g3"):
         world.add_group(group, 10)

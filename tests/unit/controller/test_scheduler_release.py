@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.release import GroupQueue, ReleaseDecision, peers_first, plan_release, settles_in_s
+from controller.scheduler.release import (
+    DEBOUNCE_S,
+    GroupQueue,
+    ReleaseDecision,
+    peers_first,
+    plan_release,
+    settles_in_s,
+)
 from kubekit.wire import format_time
 
 CREATED = 1_700_000_000.0
-CONFIG = GatesConfig(max_wait_s=100, absent_wait_s=20, settle_s=2)
+CONFIG = GatesConfig(max_wait_s=100, missing_workload_timeout_s=20)
 
 
 def pod(name: str, workload: str, *, gated: bool = True, node: str = "", age_s: float = 0, **status: Any) -> GroupPod:
@@ -72,8 +79,8 @@ def test_a_pod_without_a_place_goes_when_its_group_has_settled_and_not_a_moment_
     lone = GroupQueue(
         {"A": 1}, exists=True, pods=(pod("a", "A"),), unplaced=frozenset({"d/a"}), members=2, seen_at={"d/a": CREATED}
     )
-    assert released(plan_release(lone, CREATED + CONFIG.settle_s - 0.5, CONFIG)) == []
-    assert released(plan_release(lone, CREATED + CONFIG.settle_s, CONFIG)) == [("a", "unplaced")]
+    assert released(plan_release(lone, CREATED + DEBOUNCE_S - 0.1, CONFIG)) == []
+    assert released(plan_release(lone, CREATED + DEBOUNCE_S, CONFIG)) == [("a", "unplaced")]
 
 
 def test_the_next_goes_when_all_pods_before_it_are_bound_and_not_before() -> None:
@@ -87,14 +94,14 @@ def test_replicas_that_are_declared_and_not_there_yet_are_waited_for_a_while() -
     few = queue(pod("a1", "A", node="n"), pod("b", "B"), replicas={"A": 2, "B": 1})
     turns = plan_release(few, CREATED, CONFIG)
     assert "1 of its pods do not exist yet" in turns.waiting["d/b"]
-    assert turns.again_s == pytest.approx(CONFIG.absent_wait_s)
-    assert released(plan_release(few, CREATED + CONFIG.absent_wait_s, CONFIG)) == [("b", "turn")]
+    assert turns.again_s == pytest.approx(CONFIG.missing_workload_timeout_s)
+    assert released(plan_release(few, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("b", "turn")]
 
 
 def test_a_workload_without_pods_holds_nobody_up_for_longer_than_that() -> None:
     lonely = queue(pod("b", "B"))
     assert plan_release(lonely, CREATED, CONFIG).releases == ()
-    assert released(plan_release(lonely, CREATED + CONFIG.absent_wait_s, CONFIG)) == [("b", "turn")]
+    assert released(plan_release(lonely, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("b", "turn")]
 
 
 def test_a_workload_scaled_to_nothing_is_not_waited_for() -> None:
@@ -114,15 +121,15 @@ def test_finished_and_terminating_pods_hold_nobody_up() -> None:
 def test_an_earlier_pod_that_fits_nowhere_is_passed_over_after_a_while() -> None:
     fresh = queue(unschedulable("a", "A", since_s=1), pod("b", "B"))
     assert plan_release(fresh, CREATED, CONFIG).releases == ()
-    old = queue(unschedulable("a", "A", since_s=CONFIG.absent_wait_s), pod("b", "B"))
+    old = queue(unschedulable("a", "A", since_s=CONFIG.missing_workload_timeout_s), pod("b", "B"))
     assert released(plan_release(old, CREATED, CONFIG)) == [("b", "turn")]
 
 
 def test_a_pod_whose_volume_cannot_be_bound_is_passed_over_as_well() -> None:
     """kube-scheduler then says SchedulerError, not Unschedulable."""
-    old = queue(unschedulable("a", "A", CONFIG.absent_wait_s, reason="SchedulerError"), pod("b", "B"))
+    old = queue(unschedulable("a", "A", CONFIG.missing_workload_timeout_s, reason="SchedulerError"), pod("b", "B"))
     assert released(plan_release(old, CREATED, CONFIG)) == [("b", "turn")]
-    gated = queue(unschedulable("a", "A", CONFIG.absent_wait_s, reason="SchedulingGated"), pod("b", "B"))
+    gated = queue(unschedulable("a", "A", CONFIG.missing_workload_timeout_s, reason="SchedulingGated"), pod("b", "B"))
     assert released(plan_release(gated, CREATED, CONFIG)) == []
 
 
@@ -169,22 +176,22 @@ def test_replicas_that_an_earlier_workload_declares_are_waited_for_in_a_scale_ou
     ],
 )
 def test_pods_that_nobody_orders_go_after_a_while(unknown: GroupQueue, cause: str) -> None:
-    early = plan_release(unknown, CREATED + CONFIG.absent_wait_s - 1, CONFIG)
+    early = plan_release(unknown, CREATED + CONFIG.missing_workload_timeout_s - 1, CONFIG)
     assert early.releases == ()
     assert set(early.waiting.values()) == {
         "its AppGroup does not exist" if cause == "no-group" else "its AppGroup has no such workload"
     }
     assert early.again_s == pytest.approx(1)
-    assert released(plan_release(unknown, CREATED + CONFIG.absent_wait_s, CONFIG)) == [("x", cause)]
+    assert released(plan_release(unknown, CREATED + CONFIG.missing_workload_timeout_s, CONFIG)) == [("x", cause)]
 
 
 def test_a_group_whose_pods_still_arrive_is_left_to_settle_but_a_complete_one_is_not() -> None:
     seen = {"d/a": CREATED}
     growing = queue(pod("a", "A"), members=3, seen_at=seen)
-    turns = plan_release(growing, CREATED + 0.5, CONFIG)
+    turns = plan_release(growing, CREATED + 0.1, CONFIG)
     assert turns.waiting == {"d/a": "the group's pods are still being created"}
-    assert turns.again_s == pytest.approx(1.5)
-    assert released(plan_release(growing, CREATED + CONFIG.settle_s, CONFIG)) == [("a", "turn")]
+    assert turns.again_s == pytest.approx(0.4)
+    assert released(plan_release(growing, CREATED + DEBOUNCE_S, CONFIG)) == [("a", "turn")]
     complete = queue(pod("a", "A"), members=1, seen_at=seen)
     assert released(plan_release(complete, CREATED, CONFIG)) == [("a", "turn")]
 
@@ -246,16 +253,16 @@ def test_a_group_settles_once_every_workload_has_what_it_declares_and_the_group_
     for short in ({"members": 3}, {"replicas": {"A": 1, "B": 2}}):
         growing = queue(*pods, order="AB", seen_at=seen, **{"members": 2, **short})
         assert released(plan_release(growing, CREATED, CONFIG)) == []
-    almost = queue(*pods, order="AB", members=3, seen_at={"d/a": CREATED - 9, "d/b": CREATED - CONFIG.settle_s + 0.5})
-    assert plan_release(almost, CREATED, CONFIG).again_s == pytest.approx(0.5), "the newest pod counts"
-    assert settles_in_s(almost, CREATED, CONFIG) == pytest.approx(0.5)
-    assert settles_in_s(almost, CREATED + 9, CONFIG) == 0
+    almost = queue(*pods, order="AB", members=3, seen_at={"d/a": CREATED - 9, "d/b": CREATED - DEBOUNCE_S + 0.2})
+    assert plan_release(almost, CREATED, CONFIG).again_s == pytest.approx(0.2), "the newest pod counts"
+    assert settles_in_s(almost, CREATED) == pytest.approx(0.2)
+    assert settles_in_s(almost, CREATED + 9) == 0
     unseen = queue(*pods, order="AB", members=3)
-    assert settles_in_s(unseen, CREATED, CONFIG) == 0
+    assert settles_in_s(unseen, CREATED) == 0
     over = queue(
         pod("a", "A"), pod("b", "B", gated=False, phase="Failed"), order="AB", members=3, seen_at={"d/b": CREATED}
     )
-    assert settles_in_s(over, CREATED, CONFIG) == 0, "nobody waits for company of one that is done"
+    assert settles_in_s(over, CREATED) == 0, "nobody waits for company of one that is done"
 
 
 @pytest.mark.parametrize(

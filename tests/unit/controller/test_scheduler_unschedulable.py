@@ -9,13 +9,12 @@ import pytest
 
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION
-from controller.scheduler.config import GatesConfig, SchedulerConfig
+from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.planner import Plan
 from controller.scheduler.state import State
-from controller.scheduler.unschedulable import Action, Replace, Retry, StuckPods, Tell
+from controller.scheduler.unschedulable import REPLACE_AFTER_S, Action, Replace, Retry, StuckPods, Tell
 
-AFTER_S = 10.0
-CONFIG = SchedulerConfig(placement="affinity", gates=GatesConfig(replace_after_s=AFTER_S))
+CONFIG = SchedulerConfig(placement="affinity")
 ZONE_A, ZONE_B = Target("a", "r", "n-a"), Target("b", "r", "n-b")
 NARROWED = '{"key":"topology.kubernetes.io/zone","operator":"In","values":["a"]}'
 
@@ -45,9 +44,9 @@ def test_a_frozen_pod_that_cannot_be_met_is_replaced_and_its_successor_gets_wish
 ) -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod(kind)
     assert look(stuck, pod, 100, target) == []
-    assert look(stuck, pod, 100 + AFTER_S - 1, target) == []
+    assert look(stuck, pod, 100 + REPLACE_AFTER_S - 1, target) == []
     assert stuck.may_demand(pod)
-    (action,) = look(stuck, pod, 100 + AFTER_S, target)
+    (action,) = look(stuck, pod, 100 + REPLACE_AFTER_S, target)
     assert isinstance(action, Replace)
     assert not stuck.may_demand(pod)
     successor = stuck_pod(kind, name="p" if kind == "StatefulSet" else "q")
@@ -58,7 +57,7 @@ def test_each_pod_of_a_stateful_set_is_judged_by_itself() -> None:
     """Its volume may be in another zone than those of its siblings."""
     stuck = StuckPods(CONFIG)
     look(stuck, stuck_pod("StatefulSet", "db-0"), 0)
-    look(stuck, stuck_pod("StatefulSet", "db-0"), AFTER_S)
+    look(stuck, stuck_pod("StatefulSet", "db-0"), REPLACE_AFTER_S)
     assert not stuck.may_demand(stuck_pod("StatefulSet", "db-0"))
     assert stuck.may_demand(stuck_pod("StatefulSet", "db-1"))
 
@@ -68,8 +67,8 @@ def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_t
     stuck = StuckPods(CONFIG)
     assert not stuck.may_demand(stuck_pod(kind))
     look(stuck, stuck_pod(kind), 0, ZONE_B)
-    assert [type(action) for action in look(stuck, stuck_pod(kind), AFTER_S, ZONE_B)] == [Tell]
-    assert look(stuck, stuck_pod(kind), 10 * AFTER_S, ZONE_B) == []
+    assert [type(action) for action in look(stuck, stuck_pod(kind), REPLACE_AFTER_S, ZONE_B)] == [Tell]
+    assert look(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
 def test_without_the_right_to_evict_no_zone_is_demanded_and_what_was_is_told_once() -> None:
@@ -78,27 +77,27 @@ def test_without_the_right_to_evict_no_zone_is_demanded_and_what_was_is_told_onc
     stuck.may_evict = False
     assert not stuck.may_demand(pod)
     look(stuck, pod, 0, ZONE_B)
-    (told,) = look(stuck, pod, AFTER_S, ZONE_B)
+    (told,) = look(stuck, pod, REPLACE_AFTER_S, ZONE_B)
     assert isinstance(told, Tell)
-    assert look(stuck, pod, 10 * AFTER_S, ZONE_B) == []
+    assert look(stuck, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
     stuck.may_evict = True
-    assert isinstance(look(stuck, pod, 20 * AFTER_S, ZONE_B)[0], Replace)
+    assert isinstance(look(stuck, pod, 20 * REPLACE_AFTER_S, ZONE_B)[0], Replace)
 
 
 def test_a_pod_that_we_demand_nothing_of_is_left_to_the_scheduler() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod(annotations={})
     assert look(stuck, pod, 0) == []
-    assert look(stuck, pod, 10 * AFTER_S) == []
+    assert look(stuck, pod, 10 * REPLACE_AFTER_S) == []
 
 
 def test_a_pod_with_another_place_is_replaced_less_and_less_often() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
     look(stuck, pod, 0, ZONE_B)
-    assert [isinstance(a, Replace) for a in look(stuck, pod, AFTER_S, ZONE_B)] == [True]
+    assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S, ZONE_B)] == [True]
     assert stuck.may_demand(pod)
-    assert look(stuck, pod, AFTER_S + 2 * AFTER_S - 1, ZONE_B) == []
-    assert [isinstance(a, Replace) for a in look(stuck, pod, AFTER_S + 2 * AFTER_S, ZONE_B)] == [True]
-    assert look(stuck, pod, AFTER_S + 5 * AFTER_S, ZONE_B) == []
+    assert look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S - 1, ZONE_B) == []
+    assert [isinstance(a, Replace) for a in look(stuck, pod, REPLACE_AFTER_S + 2 * REPLACE_AFTER_S, ZONE_B)] == [True]
+    assert look(stuck, pod, REPLACE_AFTER_S + 5 * REPLACE_AFTER_S, ZONE_B) == []
 
 
 def test_a_volume_that_cannot_be_bound_is_a_refusal_too() -> None:
