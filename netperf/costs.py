@@ -17,7 +17,7 @@ import msgspec
 from netperf.consensus import Consensus, Link, NodePairReading, find_consensus, link_of
 from netperf.histogram import rank_of
 from netperf.latencies import Latencies, ZonePair, two_figures
-from netperf.levels import window_runs
+from netperf.levels import WINDOW_RUNS
 from netperf.memory import (
     INFERRED_ERROR,
     CostState,
@@ -121,12 +121,12 @@ def price(
     fresh = {p: _fresh(state[p], policy, now_s, stale_s) for p in pairs if p in state}
     dead = {link for link in {link_of(*p) for p in pairs} if _is_dead(link, state, fresh)}
     verdict = _weigh(fresh, state, dead)
-    good = {p: found for p in pairs if (found := _measured(p, fresh, verdict, policy)) is not None}
+    good = {p: found for p in pairs if (found := _measured(p, fresh, verdict)) is not None}
     alive = [p for p in pairs if link_of(*p) not in dead]
     known = {
         p: found for p in alive if (found := good.get(p) or _last_good(p, state, fresh, now_s - expire_s)) is not None
     }
-    if policy.infer and len(known) < len(alive):
+    if len(known) < len(alive):
         inferred = infer_us(names, {pair: entry.latency_us for pair, entry in known.items()})
         known |= {
             pair: _Known(us, 0.0, "inferred", now_s, INFERRED_ERROR * us)
@@ -184,7 +184,7 @@ def price(
     return (
         ZoneCosts(
             zones=table,
-            regions=region_costs(table, zones, policy),
+            regions=region_costs(table, zones),
             absent=absent,
             outliers_us={node: us for node, us in verdict.outliers_us.items() if node in lasting},
             disputed=verdict.disputed & {link_of(*pair) for pair, found in aside.items() if found},
@@ -252,9 +252,7 @@ def _mark_aside(streams: Iterable[Stream], verdict: Consensus, now_s: float) -> 
     return tuple(marked)
 
 
-def _measured(
-    pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Consensus, policy: CostPolicy
-) -> _Known | None:
+def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verdict: Consensus) -> _Known | None:
     """What the believed readings of both directions agree on (a round trip has both in it), else numbers of others."""
     back = (pair[1], pair[0])
     link = link_of(*pair)
@@ -282,7 +280,7 @@ def _measured(
         seen_s=max(s.sighting.first_seen_s for s in measured),
         error_us=error_us,
         readings=len(measured),
-        settled=min(s.level.runs for s in measured) >= window_runs(policy),
+        settled=min(s.level.runs for s in measured) >= WINDOW_RUNS,
     )
 
 
@@ -338,10 +336,8 @@ def held_cost(in_force: int | None, latency_us: float, deviation_us: float, poli
     return in_force if low_us < latency_us <= high_us else cost
 
 
-def region_costs(
-    table: Mapping[ZonePair, ZoneCost], zones: Mapping[str, str], policy: CostPolicy
-) -> dict[ZonePair, int]:
-    """Directed pair of regions -> percentile (nearest rank) of the costs between their zones.
+def region_costs(table: Mapping[ZonePair, ZoneCost], zones: Mapping[str, str]) -> dict[ZonePair, int]:
+    """Directed pair of regions -> median (nearest rank) of the costs between their zones.
 
     Costs, not latencies: they already hold still within the noise, so these do as well. Zones without a region, and
     pairs without a cost, do not take part.
@@ -351,10 +347,7 @@ def region_costs(
         regions = (zones.get(origin, ""), zones.get(destination, ""))
         if all(regions) and regions[0] != regions[1]:
             between[regions].append(entry.cost)
-    return {
-        pair: sorted(costs)[rank_of(policy.region_percentile, len(costs)) - 1]
-        for pair, costs in sorted(between.items())
-    }
+    return {pair: sorted(costs)[rank_of(50.0, len(costs)) - 1] for pair, costs in sorted(between.items())}
 
 
 # --- pairs that nobody measured ---------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import statistics
 
 import msgspec
 
-from netperf.policy import CostPolicy
-
+WINDOW_RUNS = 5
+JUMP_RATIO = 0.15
 FLOOR_US = 100.0
 """Below this no distance is a jump: less is the work of schedulers and interrupts."""
 DEVIATIONS = 5.0
@@ -36,52 +36,44 @@ class Level(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     runs: int = 0
 
 
-def window_runs(policy: CostPolicy) -> int:
-    """Of how many runs the median is taken; the mean age of a moving average of the same `smoothing`."""
-    return max(1, int(2 / policy.smoothing - 1))
-
-
-def follow(level: Level | None, value_us: float, policy: CostPolicy, expected_us: float | None = None) -> Level:
+def follow(level: Level | None, value_us: float, expected_us: float | None = None) -> Level:
     """The level after one more run.
 
     Args:
         level: before; None for a pair of nodes that is new.
         value_us: what the run says.
-        policy: `smoothing` and `jump_ratio`.
         expected_us: what the zones are worth, as far as known; a new pair of nodes is measured against it.
     """
     if level is None:
         if expected_us is None:
             return _level((value_us,), 1)
         level = Level(estimate_us=expected_us)
-    if not is_far(value_us, level, policy):
-        return _level((*level.recent_us, value_us)[-window_runs(policy) :], level.runs + 1)
+    if not is_far(value_us, level):
+        return _level((*level.recent_us, value_us)[-WINDOW_RUNS:], level.runs + 1)
     pending_us = level.pending_us
-    if pending_us is not None and not _apart(value_us, pending_us, policy):
+    if pending_us is not None and not _apart(value_us, pending_us):
         return _level((pending_us, value_us), 2)
-    if window_runs(policy) == 1:
-        return _level((value_us,), 1)
     return msgspec.structs.replace(level, pending_us=value_us)
 
 
-def correct(level: Level, value_us: float, policy: CostPolicy) -> Level:
+def correct(level: Level, value_us: float) -> Level:
     """The level with its newest run replaced: what is written again within a round is the same run."""
-    if is_far(value_us, level, policy):
+    if is_far(value_us, level):
         return msgspec.structs.replace(level, pending_us=value_us)
     if level.pending_us is not None or not level.recent_us:
         return msgspec.structs.replace(level, pending_us=None)
     return _level((*level.recent_us[:-1], value_us), level.runs)
 
 
-def is_far(value_us: float, level: Level, policy: CostPolicy) -> bool:
+def is_far(value_us: float, level: Level) -> bool:
     """Whether a run is too far from the level to belong to it."""
     noise_us = DEVIATIONS * level.deviation_us if len(level.recent_us) > 2 else 0.0
-    bound_us = max(policy.jump_ratio * level.estimate_us, min(noise_us, level.estimate_us / 2), FLOOR_US)
+    bound_us = max(JUMP_RATIO * level.estimate_us, min(noise_us, level.estimate_us / 2), FLOOR_US)
     return abs(value_us - level.estimate_us) > bound_us
 
 
-def _apart(value_us: float, other_us: float, policy: CostPolicy) -> bool:
-    return abs(value_us - other_us) > max(policy.jump_ratio * max(value_us, other_us), FLOOR_US)
+def _apart(value_us: float, other_us: float) -> bool:
+    return abs(value_us - other_us) > max(JUMP_RATIO * max(value_us, other_us), FLOOR_US)
 
 
 def _level(recent_us: tuple[float, ...], runs: int) -> Level:

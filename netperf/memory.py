@@ -205,13 +205,13 @@ def _update_stream(
             sighting = Sighting(0, 0.0, clocks.now_s)
         level = Level(estimate_us=value_us, recent_us=(value_us,), runs=1)
     elif before is None:
-        level = follow(None, value_us, policy, expected_us)
+        level = follow(None, value_us, expected_us)
     elif sighting == before.sighting:
         return before
     elif clocks.now_s - before.counted_s < clocks.run_s:
-        level, counted_s = correct(before.level, value_us, policy), before.counted_s
+        level, counted_s = correct(before.level, value_us), before.counted_s
     else:
-        level = follow(before.level, value_us, policy, expected_us)
+        level = follow(before.level, value_us, expected_us)
     return Stream(
         origin=sample.origin,
         destination=sample.destination,

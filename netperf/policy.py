@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kubekit.errors import ConfigError
-from kubekit.settings import YEAR_S, Percent, Range, Section, Share, join, read
+from kubekit.settings import YEAR_S, Range, Section, Share, join, read
 from netperf.sample import Doubt, Percentile
 
 SAME_HOST_COST = 0
@@ -25,30 +25,21 @@ class CostPolicy(Section, frozen=True):
     Attributes:
         percentile: which latency counts.
         unit_us: latency per unit of cost, rounded up; 1000 is a millisecond, 100 suits sub-millisecond clouds.
-        smoothing: a level is the median of the last 2 / smoothing - 1 runs, 5 by default; 1 takes each run as it is.
-        jump_ratio: a run that differs by more than this share does not count until a second one says the same, and is a new
-            level then, at once: one spike is no level, and a change should not take ten rounds to arrive.
         hysteresis: a cost stays while the estimate is within this share of the latencies it stands for.
         stale_after_s: a measurement older than this, or than three rounds, is stale: its last value stays, flagged.
         expire_after_s: after this it is a hole, to be inferred or absent.
         external_stale_after_s: the same as stale_after_s for numbers of other components, which carry no time and do
             not change when written again; None never ages them.
-        infer: fill holes with the shortest path over measured pairs.
-        region_percentile: the cost between regions is this percentile (nearest rank) of the costs between their zones.
         unreachable_cost: cost of a pair whose path is known to be dead; the default is beyond every maxNetworkCost.
         accept_doubts: doubtful runs that count all the same. Loss is a property of the path, not of the measurement.
     """
 
     percentile: Percentile = "p90"
     unit_us: Annotated[float, Range(1, 1_000_000)] = 1000.0
-    smoothing: Annotated[float, Range(0.01, 1)] = 0.3
-    jump_ratio: Annotated[float, Range(0, 100)] = 0.15
     hysteresis: Share = 0.1
     stale_after_s: Annotated[float, Range(1, 30 * 86_400)] = 300.0
     expire_after_s: Annotated[float, Range(1, YEAR_S)] = 3600.0
     external_stale_after_s: Annotated[float, Range(1, YEAR_S)] | None = None
-    infer: bool = True
-    region_percentile: Percent = 50.0
     unreachable_cost: Annotated[int, Range(LEAST_ZONE_COST, 1_000_000)] = 10_001
     accept_doubts: tuple[Doubt, ...] = ("loss",)
 

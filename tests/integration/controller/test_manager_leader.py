@@ -80,7 +80,7 @@ class Arena:
 
     def start(self, user: str, election: dict[str, float] | None = None) -> Replica:
         kubeconfig = self.plane.write_kubeconfig(user, user, organization="system:masters")
-        topology = {"costPolicy": {"hysteresis": 0.0, "smoothing": 1.0}}
+        topology = {"costPolicy": {"hysteresis": 0.0}}
         config = {"topology": topology, "leaderElection": election or {}}
         replica = Replica(self._folder, kubeconfig, self.namespace, config)
         replica.start()
@@ -91,8 +91,8 @@ class Arena:
         """Measure for ever, with latencies that change unless ``quiet``, so that whoever leads has something to write."""
         while True:
             self._round += not self.quiet
-            self.agents.set("z1", "z2", 10 + 10 * (self._round % 7))
-            self.agents.set("z1", "z3", 20 + 10 * (self._round % 5))
+            self.agents.set("z1", "z2", 10 + 10 * (self._round // 6 % 7))
+            self.agents.set("z1", "z3", 20 + 10 * (self._round // 6 % 5))
             try:
                 await self.agents.measure()
             except Exception as error:

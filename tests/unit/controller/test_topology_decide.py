@@ -253,11 +253,11 @@ def test_a_hole_is_filled_over_other_zones_and_marked() -> None:
 
 def test_the_objects_own_policy_wins_field_by_field() -> None:
     found = topology(costPolicy={"unitUs": 100, "percentile": "p50"})
-    policy, fault = policy_of(found, CostPolicy(smoothing=0.7))
-    assert (policy.unit_us, policy.percentile, policy.smoothing, fault) == (100, "p50", 0.7, "")
+    policy, fault = policy_of(found, CostPolicy(hysteresis=0.7))
+    assert (policy.unit_us, policy.percentile, policy.hysteresis, fault) == (100, "p50", 0.7, "")
 
 
-@pytest.mark.parametrize("bad", [{"unitUs": "x"}, {"units": 1}, {"smoothing": 7}, [], "fast"])
+@pytest.mark.parametrize("bad", [{"unitUs": "x"}, {"units": 1}, {"hysteresis": 7}, [], "fast"])
 def test_a_bad_policy_is_told_and_the_defaults_are_used(bad: object) -> None:
     found = topology(costPolicy=bad)
     policy, fault = policy_of(found, POLICY)

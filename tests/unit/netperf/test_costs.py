@@ -128,8 +128,6 @@ def test_what_cannot_be_inferred_is_absent_and_not_zero() -> None:
     assert ("a", "c") in table.absent
     assert ("c", "d") in table.absent
     assert all(entry.cost >= 2 for entry in table.zones.values())
-    without, _ = step([run("a", "b", 5000), run("b", "c", 7000)], policy=CostPolicy(infer=False))
-    assert ("a", "c") in without.absent
 
 
 @given(st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), latencies))
@@ -306,7 +304,7 @@ def test_samples_inside_a_zone_and_streams_price_nothing() -> None:
     assert table.zones == {}
 
 
-def test_region_costs_are_a_percentile_of_the_costs_between_their_zones() -> None:
+def test_region_costs_are_the_median_of_the_costs_between_their_zones() -> None:
     samples = [
         run("a", "c", 10_000),
         run("a", "d", 20_000),
@@ -316,9 +314,7 @@ def test_region_costs_are_a_percentile_of_the_costs_between_their_zones() -> Non
     ]
     table, _ = step(samples)
     assert table.regions == {("r1", "r2"): 20, ("r2", "r1"): 20}
-    assert region_costs(table.zones, ZONES, CostPolicy(region_percentile=100))["r1", "r2"] == 90
-    assert region_costs(table.zones, ZONES, CostPolicy(region_percentile=0))["r1", "r2"] == 10
-    assert region_costs(table.zones, {"a": "", "c": "r2"}, POLICY) == {}
+    assert region_costs(table.zones, {"a": "", "c": "r2"}) == {}
 
 
 def test_a_policy_is_read_over_the_defaults() -> None:
@@ -333,9 +329,7 @@ def test_a_policy_is_read_over_the_defaults() -> None:
         ({"unitUs": 0}, "unitUs"),
         ({"unitUs": "1ms"}, "unitUs"),
         ({"percentile": "p95"}, "percentile"),
-        ({"smoothing": 0}, "smoothing"),
         ({"expireAfterS": 10}, "expireAfterS"),
-        ({"regionPercentile": 101}, "regionPercentile"),
         ({"hystersis": 0.1}, "hystersis"),
         ({"unitUs": float("nan")}, "unitUs"),
     ],
