@@ -61,7 +61,7 @@ async def show_bandwidth(config: AgentConfig, *, as_json: bool) -> None:
         pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         cilium = await read_cilium(client)
     wishes = tuple(spec_of(pod) for pod in pods if not pod.terminal)
-    cache = ResultCache(config.cni_cache_dir)
+    cache = ResultCache()
     snapshot = await take_snapshot(config.proc, network_of(config), wishes, cache=cache, cilium=cilium)
     plan = plan_limits(snapshot, Policy())
     if as_json:

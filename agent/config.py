@@ -26,7 +26,6 @@ from netperf.pacing import ProbeBudget
 from netperf.plans import is_address
 from netperf.sample import PERCENTILES, Percentile
 
-AllocatableMode = Literal["auto", "always", "never"]
 BandwidthMode = Literal["observe", "enforce", "off"]
 TrafficMode = Literal["off", "conntrack"]
 ENVIRONMENT_PREFIX = "NETAWARE_"
@@ -60,13 +59,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         capacity_bps: capacity that outranks what hardware says.
         capacity_rules, capacity_by_type: the same by node label and by instance type, from the file.
         reserve: held back from whatever the capacity is.
-        allocatable: whether to write allocatable as well; ``auto`` does where no kubelet runs.
         measured_capacity: fall back on the highest throughput that stream probes reached.
         bandwidth: what to do about bandwidth annotations.
         repair_burst: in ``enforce``, also repair limits that the CNI plugin set with a burst that is too large.
-        cni_network: name of the CNI network, part of the plugin's device names; None looks into ``cni_conf_dir``.
-        cni_conf_dir: where the CNI configuration lies.
-        cni_cache_dir: where runtimes keep the results of CNI calls; need not be there.
+        cni_network: name of the CNI network, part of the plugin's device names; None reads the CNI configuration.
         probing: whether to take part in measuring.
         traffic: how to count bytes between pods; ``off`` counts none.
         passphrase_file: the probing secret; None asks the API server for the Secret.
@@ -85,13 +81,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     capacity_rules: tuple[CapacityRule, ...] = ()
     capacity_by_type: Mapping[str, int] = {}
     reserve: Reserve = Reserve()
-    allocatable: AllocatableMode = "auto"
     measured_capacity: bool = False
     bandwidth: BandwidthMode = "observe"
     repair_burst: bool = False
     cni_network: str | None = None
-    cni_conf_dir: Path = Path("/etc/cni/net.d")
-    cni_cache_dir: Path = Path("/var/lib/cni/results")
     probing: bool = True
     traffic: TrafficMode = "off"
     passphrase_file: Path | None = None
@@ -149,21 +142,16 @@ def add_run_flags(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
     )
     flag("capacity", "capacity in bit/s, such as 10G, instead of what hardware says", metavar="QUANTITY")
     flag("reserve", "held back from the capacity: 10%% or a quantity in bit/s", "0", metavar="SHARE")
-    flag("allocatable", "write allocatable too: auto (where no kubelet runs), always, never", "auto", metavar="WHEN")
     switch("measured-capacity", "fall back on the highest throughput that stream probes reached")
     flag("bandwidth", "bandwidth annotations of pods: observe, enforce, off", "observe", metavar="MODE")
     switch("repair-burst", "with enforce, also repair the bursts of limits that the CNI plugin set")
     flag("cni-network", "name of the CNI network; default: from the CNI configuration", metavar="NAME")
-    flag("cni-conf-dir", "where the CNI configuration lies", "/etc/cni/net.d", metavar="DIR")
-    flag("cni-cache-dir", "where runtimes keep CNI results, if they do", "/var/lib/cni/results", metavar="DIR")
     flag("probing", "take part in measuring: on, off", "on", metavar="on|off")
     flag("traffic", "count bytes between pods: conntrack (by connection tracking), off", "off", metavar="MODE")
     flag("passphrase-file", "probing secret; default: Secret netaware-probe", metavar="FILE")
     flag("max-probe-cpu", "share of one core that probes may take, such as 20%%", "20%", metavar="SHARE")
     flag("max-stream-bandwidth", "mean bandwidth that stream probes may take", "10M", metavar="QUANTITY")
     flag("upstream-keys", "percentiles to write in upstream's key format too, such as p90", "", metavar="LIST")
-    flag("proc", "proc file system of the host", "/proc", metavar="DIR")
-    flag("sys", "sys file system of the host", "/sys", metavar="DIR")
     flag("log-format", "text or json", "text", metavar="FORMAT")
     flag("log-level", "debug, info, warning, error", "info", metavar="LEVEL")
 
@@ -199,13 +187,10 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
         capacity_rules=rules,
         capacity_by_type=by_type,
         reserve=parse_reserve(arguments.reserve),
-        allocatable=cast("AllocatableMode", _choice("--allocatable", arguments.allocatable, get_args(AllocatableMode))),
         measured_capacity=_boolean("--measured-capacity", arguments.measured_capacity),
         bandwidth=cast("BandwidthMode", _choice("--bandwidth", arguments.bandwidth, get_args(BandwidthMode))),
         repair_burst=_boolean("--repair-burst", arguments.repair_burst),
         cni_network=arguments.cni_network or None,
-        cni_conf_dir=Path(arguments.cni_conf_dir),
-        cni_cache_dir=Path(arguments.cni_cache_dir),
         probing=_choice("--probing", arguments.probing, ("on", "off")) == "on",
         traffic=cast("TrafficMode", _choice("--traffic", arguments.traffic, get_args(TrafficMode))),
         passphrase_file=Path(arguments.passphrase_file) if arguments.passphrase_file else None,
@@ -214,8 +199,6 @@ def read_config(arguments: argparse.Namespace, *, need_node: bool = True) -> Age
             max_stream_bps=parse_rate("--max-stream-bandwidth", arguments.max_stream_bandwidth),
         ),
         upstream_percentiles=parse_percentiles("--upstream-keys", arguments.upstream_keys),
-        proc=_directory("--proc", arguments.proc),
-        sys=_directory("--sys", arguments.sys),
     )
 
 
@@ -334,10 +317,3 @@ def _name(field: str, text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ConfigError(field, f"{text!r} is no object name", "lower case letters, digits, - and .")
     return text
-
-
-def _directory(field: str, text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise ConfigError(field, f"there is no directory {text}")
-    return path

@@ -17,6 +17,8 @@ import msgspec
 
 from kubekit.wire import UNREADABLE
 
+CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
+"""A node with other directories mounts them here."""
 _MOST_BYTES = 262_144
 
 
@@ -45,7 +47,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     asked: dict[str, int] = {}
 
 
-def read_network(directory: Path) -> Network:
+def read_network(directory: Path = CONFIG_DIR) -> Network:
     """The first configuration of the directory, as container runtimes choose it; empty when there is none."""
     try:
         files = sorted(entry for entry in directory.iterdir() if entry.suffix in {".conflist", ".conf", ".json"})
@@ -99,10 +101,10 @@ class ResultCache:
     """Reads the cache again where files changed.
 
     Args:
-        directory: usually ``/var/lib/cni/results``; need not be there.
+        directory: need not be there.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path = RESULTS_DIR) -> None:
         self._directory = directory
         self._known: dict[str, tuple[int, tuple[str, str, Attachment] | None]] = {}
 

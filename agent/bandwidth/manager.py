@@ -75,7 +75,7 @@ class BandwidthManager:
         pods: Reflector[Pod],
     ) -> None:
         self._client, self._config, self._recorder = client, config, recorder
-        self._cache = ResultCache(config.cni_cache_dir)
+        self._cache = ResultCache()
         self._cilium, self._asked_cilium_s = Cilium(), -math.inf
         self._policy = Policy(enforce=config.bandwidth == "enforce", repair_burst=config.repair_burst)
         self._pods = pods
@@ -268,7 +268,7 @@ class BandwidthManager:
 
 def network_of(config: AgentConfig) -> Network:
     """The CNI network: as configured on the node, with the name that a flag says."""
-    found = read_network(config.cni_conf_dir)
+    found = read_network()
     return msgspec.structs.replace(found, name=config.cni_network) if config.cni_network else found
 
 
@@ -280,7 +280,7 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
     """
     pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
     unlimited = tuple(msgspec.structs.replace(spec_of(pod), wishes={}) for pod in pods if not pod.terminal)
-    snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache(config.cni_cache_dir))
+    snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache())
     actions = plan_limits(snapshot, Policy(enforce=True)).actions
     for action in actions:
         await execute(action)

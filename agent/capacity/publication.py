@@ -11,7 +11,6 @@ import re
 import msgspec
 
 from agent.capacity.node_bandwidth import NodeBandwidth
-from agent.config import AllocatableMode
 from agent.node import OwnNode
 from kubekit import conditions, patches, quantity
 from kubekit.errors import QuantityError
@@ -61,9 +60,7 @@ def foreign_value(node: OwnNode, rate_bps: int | None) -> str:
     return "" if found == "0" or (rate_bps is not None and _same_quantity(found, rate_bps)) else found
 
 
-def plan_writes(
-    node: OwnNode, offer: NodeBandwidth, allocatable: AllocatableMode, now_s: float, *, disputed: str = ""
-) -> Writes:
+def plan_writes(node: OwnNode, offer: NodeBandwidth, now_s: float, *, disputed: str = "") -> Writes:
     """Compare what the node says with the offer.
 
     A capacity that is no longer known stays as it was published, because taking it away would evict nobody and starve
@@ -72,7 +69,6 @@ def plan_writes(
     Args:
         node: as the API server has it.
         offer: what we know.
-        allocatable: see `AgentConfig`.
         now_s: seconds since the epoch, for the condition.
         disputed: that somebody else writes the resource again and again, in words.
     """
@@ -85,17 +81,19 @@ def plan_writes(
     if disputed:
         held = conditions.condition(CONDITION, holds=False, reason="Disputed", message=disputed)
         return Writes(condition=_condition_patch(node, held, now_s))
-    with_allocatable = allocatable == "always" or (allocatable == "auto" and not has_kubelet(node))
+    fields = (
+        ("capacity",) if has_kubelet(node) else ("capacity", "allocatable")
+    )  # a kubelet copies the one to the other
     if offer.rate_bps is None:
         stale = tuple(
             patches.remove(pointer("status", field, BANDWIDTH))
-            for field in (("capacity", "allocatable") if with_allocatable else ("capacity",))
+            for field in fields
             if owner and _amounts(node, field).get(BANDWIDTH) == "0"
         )
         return Writes(status=stale, condition=_condition_patch(node, _state(offer), now_s))
     value = str(offer.rate_bps)
     operations: list[Operation] = []
-    for field in ("capacity", "allocatable") if with_allocatable else ("capacity",):
+    for field in fields:
         if getattr(node.status, field) is None:
             operations.append(patches.add(pointer("status", field), {BANDWIDTH: value}))
         elif not _same_quantity(_amounts(node, field).get(BANDWIDTH), offer.rate_bps):

@@ -191,7 +191,7 @@ class Publisher:
             return False
         disputed = self._disputes.check(node, offer, asyncio.get_running_loop().time())
         self._disputed.set(bool(disputed))
-        writes = plan_writes(node, offer, self._config.allocatable, time.time(), disputed=disputed)
+        writes = plan_writes(node, offer, time.time(), disputed=disputed)
         if not writes:
             return False
         await self._execute(node.metadata.name, writes)

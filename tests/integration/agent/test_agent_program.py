@@ -172,7 +172,6 @@ async def test_starts_without_an_api_server_waits_and_stops_at_once(tmp_path: Pa
         ("--capacity=ten", "--capacity: 'ten' is not a quantity"),
         ("--reserve=120%", "--reserve: '120%' is no share"),
         ("--listen=nonsense", "--listen: 'nonsense' has no port"),
-        ("--allocatable=maybe", "--allocatable: 'maybe' is unknown (write auto, always, never)"),
         ("--bandwidth=on", "--bandwidth: 'on' is unknown (write observe, enforce, off)"),
         ("--address=host.example", "--address: 'host.example' is not an IP address"),
         ("--max-probe-cpu=0", "--max-probe-cpu: '0' is not above 0"),

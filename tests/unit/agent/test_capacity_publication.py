@@ -46,12 +46,11 @@ def settled(**changes: object) -> OwnNode:
 
 
 def test_a_node_that_says_so_already_is_not_written() -> None:
-    assert not plan_writes(settled(), OFFER, "auto", NOW)
-    assert not plan_writes(settled(), OFFER, "always", NOW)
+    assert not plan_writes(settled(), OFFER, NOW)
 
 
 def test_the_first_publication_names_owner_and_source_beside_the_number() -> None:
-    writes = plan_writes(node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}), OFFER, "auto", NOW)
+    writes = plan_writes(node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}), OFFER, NOW)
     assert list(writes.status) == [{"op": "add", "path": f"/status/capacity/{KEY}", "value": "10000000000"}]
     assert writes.metadata == {
         "metadata": {
@@ -65,69 +64,65 @@ def test_the_first_publication_names_owner_and_source_beside_the_number() -> Non
 
 
 def test_a_node_without_any_capacity_gets_the_map_as_well() -> None:
-    writes = plan_writes(node(), OFFER, "never", NOW)
+    writes = plan_writes(node(info=KUBELET), OFFER, NOW)
     assert list(writes.status) == [{"op": "add", "path": "/status/capacity", "value": {BANDWIDTH: "10000000000"}}]
 
 
 @pytest.mark.parametrize("left", [{"cpu": "8", BANDWIDTH: "0"}, {"cpu": "8"}])
 def test_what_a_kubelet_zeroed_or_dropped_is_written_again_and_nothing_else(left: dict[str, str]) -> None:
-    writes = plan_writes(settled(capacity=left), OFFER, "auto", NOW)
+    writes = plan_writes(settled(capacity=left), OFFER, NOW)
     assert writes == Writes(status=({"op": "add", "path": f"/status/capacity/{KEY}", "value": "10000000000"},))
 
 
 @pytest.mark.parametrize(
-    ("mode", "info", "kwok", "both"),
+    ("info", "kwok", "both"),
     [
-        ("auto", KUBELET, False, False),
-        ("auto", KUBELET, True, True),
-        ("auto", NodeInfo(), False, True),
-        ("auto", NodeInfo(kubelet_version="kwok-v0.8.0"), False, True),
-        ("always", KUBELET, False, True),
-        ("never", NodeInfo(), False, False),
+        (KUBELET, False, False),
+        (KUBELET, True, True),
+        (NodeInfo(), False, True),
+        (NodeInfo(kubelet_version="kwok-v0.8.0"), False, True),
     ],
 )
-def test_allocatable_is_written_only_where_no_kubelet_would_copy_it(
-    mode: str, info: NodeInfo, kwok: bool, both: bool
-) -> None:
+def test_allocatable_is_written_only_where_no_kubelet_would_copy_it(info: NodeInfo, kwok: bool, both: bool) -> None:
     annotations = {"kwok.x-k8s.io/node": "fake"} if kwok else None
     fresh = node(capacity={"cpu": "8"}, allocatable={"cpu": "8"}, annotations=annotations, info=info)
-    writes = plan_writes(fresh, OFFER, mode, NOW)  # type: ignore[arg-type]
+    writes = plan_writes(fresh, OFFER, NOW)
     assert len(writes.status) == (2 if both else 1)
     assert has_kubelet(fresh) == (not kwok and info == KUBELET)
 
 
 def test_a_capacity_that_is_no_longer_known_stays_but_the_condition_says_so() -> None:
-    writes = plan_writes(settled(), UNKNOWN, "auto", NOW)
+    writes = plan_writes(settled(), UNKNOWN, NOW)
     assert writes.status == ()
     assert b'"status":"False"' in msgspec.json.encode(writes.condition)
     assert b"eth0 is down" in msgspec.json.encode(writes.condition)
 
 
 def test_a_zero_that_nobody_can_correct_is_removed_since_no_key_is_safer() -> None:
-    writes = plan_writes(settled(capacity={BANDWIDTH: "0"}), UNKNOWN, "auto", NOW)
+    writes = plan_writes(settled(capacity={BANDWIDTH: "0"}), UNKNOWN, NOW)
     assert list(writes.status) == [{"op": "remove", "path": f"/status/capacity/{KEY}"}]
 
 
 def test_an_unknown_capacity_publishes_nothing() -> None:
-    writes = plan_writes(node(capacity={"cpu": "8"}), UNKNOWN, "auto", NOW)
+    writes = plan_writes(node(capacity={"cpu": "8"}), UNKNOWN, NOW)
     assert writes.status == ()
     assert writes.metadata is None
 
 
 def test_hands_off_a_resource_that_somebody_else_owns() -> None:
     theirs = {"netaware.io/bandwidth-owner": "network-team"}
-    writes = plan_writes(node(capacity={BANDWIDTH: "1G"}, annotations=theirs), OFFER, "auto", NOW)
+    writes = plan_writes(node(capacity={BANDWIDTH: "1G"}, annotations=theirs), OFFER, NOW)
     assert writes.status == ()
     assert writes.metadata is None
     assert b"OwnedByOther" in msgspec.json.encode(writes.condition)
 
 
 def test_a_value_that_stood_there_before_us_is_not_taken_over_silently() -> None:
-    writes = plan_writes(node(capacity={BANDWIDTH: "1G"}), OFFER, "auto", NOW)
+    writes = plan_writes(node(capacity={BANDWIDTH: "1G"}), OFFER, NOW)
     assert (writes.status, writes.metadata) == ((), None)
     assert b"OwnedByOther" in msgspec.json.encode(writes.condition)
     ours = {"netaware.io/bandwidth-owner": "netaware-agent"}
-    assert plan_writes(node(capacity={BANDWIDTH: "1G"}, annotations=ours), OFFER, "auto", NOW).status
+    assert plan_writes(node(capacity={BANDWIDTH: "1G"}, annotations=ours), OFFER, NOW).status
 
 
 def test_cleanup_takes_back_what_we_wrote_and_leaves_what_others_wrote() -> None:
