@@ -32,6 +32,7 @@ from controller.cluster.zones import draw_map
 from controller.diagnosis.appgroups import find_groups
 from controller.diagnosis.facts import Facts, Surroundings
 from controller.diagnosis.rules import diagnose
+from controller.groups import reconciler
 from controller.groups.config import AppGroupConfig
 from controller.groups.reconciler import AppGroupController
 from controller.page.sources import Sources
@@ -490,7 +491,8 @@ async def test_a_configuration_that_makes_no_sense_is_a_note_and_the_status_come
     assert len(status.agents) == 2
 
 
-async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name() -> None:
+async def test_a_pod_wakes_its_own_group_and_not_all_that_have_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconciler, "DEBOUNCE_S", 0.0)
     world = World(node("n1", "z1"), group("x"), group("y"), group("z"), pod("a", "n1"), pod("b", "n1", namespace="y"))
     controller, caches = world.groups(Written())
     await asyncio.sleep(0.01)
