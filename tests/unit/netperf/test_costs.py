@@ -375,10 +375,12 @@ def test_readings_that_are_set_aside_are_no_last_good_value() -> None:
 def test_a_dispute_is_over_once_readings_are_clearly_nearer_than_what_began_it() -> None:
     state, told = None, []
     for turn, back_us in enumerate([11_200.0, 11_500.0, 11_200.0, 10_900.0, 10_400.0, 11_200.0]):
+        rounds = []
         for sequence in range(5 * turn + 1, 5 * turn + 6):  # until the median of the last runs is the reading
             samples = [run("a", "b", 10_000.0, sequence), run("b", "a", back_us, sequence)]
             table, state = step(samples, state, now_s=60.0 * sequence)
-        told.append(bool(table.disputed))
+            rounds.append(bool(table.disputed))
+        told.append(rounds[-1])
     assert told == [False, True, True, True, False, False], "11.2 ms begins no dispute, and ends none"
 
 
