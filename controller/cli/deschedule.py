@@ -60,7 +60,12 @@ class Deschedule(Command):
         if session.prometheus is not None:
             section = _with_prometheus(section, session.prometheus.address)
         answer = await preview(
-            session.client, section, namespace=session.home, scheduler=config.scheduler, now=session.clock()
+            session.client,
+            section,
+            namespace=session.home,
+            scheduler=config.scheduler,
+            prices=config.traffic.prices.table(),
+            now=session.clock(),
         )
         for fault in answer.faults:
             session.notes[f"usage ({fault.partition(':')[0]})"] = fault.partition(": ")[2]

@@ -10,18 +10,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Table
-from controller.cli.looking import belongs_to, state_of
+from controller.cli.looking import belongs_to, read_inputs
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
-from controller.cluster.hosts import hosts_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, SPREAD_ANNOTATION
 from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands
+from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.planner import GroupSnapshot, plan_group
 from controller.scheduler.problem_builder import Spread
-from controller.scheduler.state import State
 from controller.scheduler.survival import Survival, describe, survival_of
-from controller.views.snapshot import ClusterSnapshot
 
 LONGEST_S = 20.0
 """For the two plans that the price is the difference of."""
@@ -56,21 +54,28 @@ async def explain_group(session: Session, name: str) -> ExplainedGroup:
     snapshot = await session.snapshot(groups=True)
     session.require(APPGROUPS)
     key = f"{namespace}/{name}"
-    state = state_of(snapshot, snapshot.pods)
-    if key not in state.groups:
+    inputs = await read_inputs(session, snapshot)
+    if key not in inputs.state.groups:
         msg = f"there is no AppGroup {name!r} in namespace {namespace}"
         raise NotFoundError(msg)
-    used = await session.used_without(belongs_to(state, key))
-    return await asyncio.to_thread(explain_as_it_stands, snapshot, state, key, used)
+    return await asyncio.to_thread(explain_as_it_stands, inputs, key, snapshot.pods)
 
 
-def explain_as_it_stands(
-    snapshot: ClusterSnapshot, state: State, key: str, used: dict[str, dict[str, int]]
-) -> ExplainedGroup:
-    """The answer; ``used`` is node -> requests of all other pods there."""
+def explain_as_it_stands(inputs: PlanInputs, key: str, pods: Sequence[GroupPod]) -> ExplainedGroup:
+    """The answer; the group is planned as if none of its pods were there.
+
+    Args:
+        inputs: the cluster, from which the group's pods are taken away.
+        key: of the group.
+        pods: those of AppGroups.
+    """
+    state = inputs.state
     stands = as_it_stands(state, key)
-    pods = [p for p in snapshot.pods if p.group and state.group_of(p.metadata.namespace, p.group) == key and not p.over]
-    paid_us, could_us = _prices(_anew(snapshot, stands, pods, used), stands)
+    mine = [p for p in pods if state.group_of(p.metadata.namespace, p.group) == key and not p.over]
+    inputs.fleet.drop(belongs_to(state, key))
+    anew = [msgspec.structs.replace(p, spec=msgspec.structs.replace(p.spec, node_name="")) for p in mine]
+    start = msgspec.structs.replace(inputs.snapshot(key, anew), released={})
+    paid_us, could_us = _prices(start, stands)
     return ExplainedGroup(
         group=key,
         placed=sum(sum(nodes.values()) for nodes in stands.members),
@@ -84,24 +89,6 @@ def standing_survival(stands: GroupAsItStands, price_us: float | None = None) ->
     """What the loss of each zone would take from a group as it stands."""
     graph = stands.graph
     return survival_of(graph.selectors, stands.members, stands.locations, graph.edges, price_us)
-
-
-def _anew(
-    snapshot: ClusterSnapshot, stands: GroupAsItStands, pods: Sequence[GroupPod], used: dict[str, dict[str, int]]
-) -> GroupSnapshot:
-    """All of the group's pods waiting."""
-    free = [msgspec.structs.replace(p, spec=msgspec.structs.replace(p.spec, node_name="")) for p in pods]
-    return GroupSnapshot(
-        graph=stands.graph,
-        pods=free,
-        replicas={},
-        costs=stands.costs,
-        hosts=hosts_of(snapshot.nodes),
-        used=used,
-        group=stands.group,
-        services=snapshot.services,
-        measured=stands.measured,
-    )
 
 
 def _prices(start: GroupSnapshot, stands: GroupAsItStands) -> tuple[float | None, float | None]:

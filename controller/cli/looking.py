@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from controller.cli.session import Session
+from controller.cluster.hosts import Fleet
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL
+from controller.cluster.volumes import (
+    CLAIMS,
+    CLASSES,
+    VOLUMES,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    StorageClass,
+    Volumes,
+)
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.pods import PodVerdict, judge_pod
 from controller.diagnosis.rules import leads
+from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.state import State
 from controller.views.agents import build_agents
 from controller.views.model import NetworkView, PairBasis, PairView
@@ -90,6 +102,33 @@ def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:
     for pod in pods:
         state.take_pod(pod.metadata.key, None, pod)
     return state
+
+
+def inputs_of(snapshot: ClusterSnapshot, pods: Iterable[PodInfo], volumes: Volumes) -> PlanInputs:
+    """What plans are made from, as the leader has it.
+
+    Args:
+        snapshot: see `state_of`.
+        pods: all pods, those of AppGroups among them.
+        volumes: all volumes, claims and classes.
+    """
+    fleet = Fleet()
+    for node in snapshot.nodes:
+        fleet.take_node(node.metadata.name, None, node)
+    for pod in pods:
+        fleet.take_pod(pod.key, None, pod)
+    return PlanInputs(state_of(snapshot, snapshot.pods), fleet, volumes, snapshot.prices)
+
+
+async def read_inputs(session: Session, snapshot: ClusterSnapshot) -> PlanInputs:
+    """The same of the cluster, read with the snapshot."""
+    pods, volumes, claims, classes = await asyncio.gather(
+        session.unfinished_pods(),
+        session.list_all(VOLUMES, PersistentVolume),
+        session.list_all(CLAIMS, PersistentVolumeClaim),
+        session.list_all(CLASSES, StorageClass),
+    )
+    return inputs_of(snapshot, pods, Volumes.among(volumes, claims, classes))
 
 
 def belongs_to(state: State, key: str) -> Callable[[PodInfo], bool]:

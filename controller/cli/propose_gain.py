@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from controller.cli.looking import belongs_to, state_of
+from controller.cli.looking import read_inputs
 from controller.cli.session import Session
 from controller.cli.simulate import simulate
 from controller.cli.traffic_reading import Traffic
 from controller.cluster.costs import CostTable, Location
-from controller.cluster.hosts import hosts_of
-from controller.cluster.resources import SERVICES, AppGroup
-from controller.cluster.services import Service
+from controller.cluster.resources import AppGroup
+from controller.cluster.services import ServiceIndex
 from controller.scheduler.problem_builder import latency_us
 from controller.traffic.placed import CROSSING, ONE, GroupTraffic, Priced, kept_near, month_of, weighed
 from controller.traffic.prices import PriceTable, per_month
@@ -73,25 +72,16 @@ async def gain_of(
         group = msgspec.structs.replace(group, metadata=metadata)
     namespace = proposal.namespace
     named = {(item.workload.kind, item.workload.name): item.workload for item in group.spec.workloads or ()}
-    snapshot = traffic.snapshot
     templates = {(c.kind, c.metadata.name): c for c in await session.controllers(namespace)}
     known = {ref.selector: templates[which] for which, ref in named.items() if which in templates}
-    replicas = {selector: controller.pods for selector, controller in known.items()}
-    labels = {selector: controller.labels for selector, controller in known.items()}
     own = {f"{namespace}/{kind}/{name}" for kind, name in named}
-    state = state_of(msgspec.structs.replace(snapshot, groups=tuple(traffic.groups)), ())
-    key = f"{namespace}/{proposal.name}"
-    state.take_group(key, existing, group)
-    is_of_group = belongs_to(state, key)
-    used = await session.used_without(lambda pod: is_of_group(pod) or pod.workload in own)
-    hosts = hosts_of(snapshot.nodes)
-    services = await session.list_all(SERVICES, Service, namespace)
-    costs = state.costs(namespace)
-    planned = await asyncio.to_thread(
-        simulate, group, replicas, hosts, used, costs=costs, services=services, labels=labels, prices=prices
-    )
+    inputs = await read_inputs(session, traffic.snapshot)
+    inputs = inputs._replace(prices=prices or inputs.prices)
+    inputs.fleet.drop(lambda pod: pod.workload in own)
+    planned = await asyncio.to_thread(simulate, inputs, group, known)
     selectors = {f"{namespace}/{name}": ref.selector for (_, name), ref in named.items()}
-    near = kept_near(services, namespace, labels)
+    labels = {selector: controller.labels for selector, controller in known.items()}
+    near = kept_near(ServiceIndex.among(traffic.snapshot.services), namespace, labels)
     rates = {(selectors[d.client], selectors[d.server]): d.bytes_per_s for d in proposal.dependencies}
     measured, modelled = _zones_of(proposal, traffic, selectors)
     all_rates = GroupTraffic(rates, measured=True, near=near)
@@ -101,7 +91,8 @@ async def gain_of(
         for end, places in traffic.workloads.places.items()
         if end.namespace == namespace and (end.kind, end.name) in named
     }
-    then = planned.network_aware.placed(hosts)
+    then = planned.network_aware.placed(inputs.fleet.hosts)
+    costs = inputs.state.costs(namespace)
     ways = Ways(costs.table, measured=bool(costs.topology))
 
     def of_today(priced: Priced) -> float:

@@ -18,10 +18,8 @@ import msgspec
 from controller.cli.controller_pods import ControllerPod, configured_port
 from controller.cli.in_force import read_configuration
 from controller.cli.templates import Controller
-from controller.cluster.hosts import Fleet
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import Amounts
 from controller.cluster.resources import (
     APPGROUP_LABEL,
     APPGROUPS,
@@ -60,8 +58,7 @@ from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELE
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
-BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of the pods that hold room."""
+UNFINISHED_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 PROXY_TIMEOUT_S = 5.0
 
 T = TypeVar("T", bound=Object)
@@ -155,6 +152,7 @@ class Session:
             policy=config.topology.policy(),
             scheduler=config.scheduler,
             readings=read,
+            prices=config.traffic.prices.table(),
             around=await self._around() if around else None,
         )
 
@@ -275,13 +273,9 @@ class Session:
             msgspec.structs.replace(item, kind=kind) for kind, items in zip(kinds, found, strict=True) for item in items
         ]
 
-    async def used_without(self, without: Callable[[PodInfo], bool]) -> dict[str, Amounts]:
-        """Node -> requests of the pods on it, ``without`` some."""
-        fleet = Fleet()
-        for pod in await self._pods(None, field_selector=BOUND_PODS):
-            if not without(pod):
-                fleet.take_pod(pod.key, None, pod)
-        return fleet.used
+    async def unfinished_pods(self) -> list[PodInfo]:
+        """The pods of all namespaces that hold room, or will."""
+        return await self._pods(None, field_selector=UNFINISHED_PODS)
 
     async def _pods(
         self, namespace: str | None, label_selector: str = "", *, field_selector: str = "", wanted: bool = True

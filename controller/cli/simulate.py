@@ -8,7 +8,7 @@ import random
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -16,42 +16,32 @@ from rich.text import Text
 
 from controller.cli.command import Command, Table
 from controller.cli.convert import read_files
-from controller.cli.looking import belongs_to, state_of
+from controller.cli.looking import belongs_to, read_inputs
 from controller.cli.offline import OFFLINE_HEADER, Given, OfflinePlan, offline_rows, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, counted, grid
 from controller.cli.templates import Controller
-from controller.cluster.costs import Costs, CostTable
 from controller.cluster.graph import Graph, build_graph
-from controller.cluster.hosts import Host, hosts_of
+from controller.cluster.hosts import Host, Room
 from controller.cluster.pod_info import PodReader
-from controller.cluster.pods import GroupPod, GroupPodSpec
-from controller.cluster.requests import Amounts
-from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, SERVICES, WORKLOAD_LABEL, AppGroup
-from controller.cluster.services import Routing, Service, routing_to
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
+from controller.cluster.services import Routing
 from controller.convert.spellings import convert
 from controller.groups.status import Verdict, hosts_by_location, judge
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, total_cost
+from controller.scheduler.inputs import PlanInputs
+from controller.scheduler.planner import GroupSnapshot, plan_group
 from controller.scheduler.preferences import OBJECTIVES
 from controller.scheduler.problem_builder import PRICED, Spread
 from controller.scheduler.stock import place
 from controller.traffic.placed import Placed
-from controller.traffic.prices import PriceTable
 from controller.traffic.workloads import Place
 from controller.views.model import View
 from kubekit.errors import ConfigError
-from kubekit.wire import ObjectMeta
 
 RUNS = 25
 """The default scheduler draws lots between equal nodes, so that one run of it says little."""
-
-
-class Waiting(NamedTuple):
-    """A replica to place."""
-
-    workload: str
-    spec: GroupPodSpec
 
 
 class Outcome(View, frozen=True):
@@ -147,11 +137,6 @@ class Simulate(Command):
             choices=[name for name, objective in OBJECTIVES.items() if objective not in PRICED],
             help="with --offline: time that calls spend on the network (default), or upstream's sum over all pairs (parity)",
         )
-        parser.add_argument(
-            "--survival",
-            action="store_true",
-            help="with --offline: also what the loss of a zone would take, and what surviving one costs a call (a second plan)",
-        )
         parser.add_argument("--weights", default="", metavar="NAME", help="set of costs (default: as the scheduler's)")
         parser.add_argument("--topology", default="", metavar="NAME", help="NetworkTopology (default: nt-default)")
 
@@ -167,7 +152,7 @@ class Simulate(Command):
             raise ConfigError(
                 "--filename", "is missing", "name a file with an AppGroup, or a whole cluster by --offline FILE"
             )
-        for flag in ("spread", "objective", "survival"):
+        for flag in ("spread", "objective"):
             if getattr(options, flag):
                 raise ConfigError(f"--{flag}", "works with --offline only")
         documents, _ = convert(await asyncio.to_thread(read_files, options.filename))
@@ -175,44 +160,29 @@ class Simulate(Command):
         namespace = group.metadata.namespace or session.namespace or "default"
         # Services are looked for where its pods will be.
         group = msgspec.structs.replace(group, metadata=msgspec.structs.replace(group.metadata, namespace=namespace))
-        snapshot = await session.snapshot()
-        costs = snapshot.costs(topology=options.topology, weights=options.weights).of(namespace)
+        snapshot = await session.snapshot(groups=True)
+        templates = {c.workload: c for c in (*await session.controllers(namespace), *given)}
+        inputs = await read_inputs(session, snapshot)
+        if options.topology or options.weights:
+            inputs.state.judge_by(snapshot.costs(topology=options.topology, weights=options.weights))
+        costs = inputs.state.costs(namespace)
         if options.weights and not costs.weight:
             msg = f"there is no weight {options.weights!r}"
             raise NotFoundError(msg)
         if not costs.weight:
             session.notes["costs"] = "there are none that count, so that every place is as good as another"
-        known = {controller.workload: controller for controller in (*await session.controllers(namespace), *given)}
-        replicas = _replicas(group, known, session)
-        groups = {g.metadata.key: g for g in await session.list_all(APPGROUPS, AppGroup)}
-        key = f"{namespace}/{group.metadata.name}"
-        state = state_of(msgspec.structs.replace(snapshot, groups=tuple(groups.values())), ())
-        state.take_group(key, groups.get(key), group)
-        used = await session.used_without(belongs_to(state, key))
-        hosts = hosts_of(snapshot.nodes)
-        services = await session.list_all(SERVICES, Service, namespace)
-        labels = {
-            selector: known[group.metadata.name, selector].labels
-            for selector in replicas
-            if (group.metadata.name, selector) in known
-        }
-        return await asyncio.to_thread(
-            simulate,
-            group,
-            replicas,
-            hosts,
-            used,
-            costs=costs,
-            services=services,
-            labels=labels,
-            by_answer=snapshot.scheduler.by_answer,
-        )
+        mine = {selector: c for (name, selector), c in templates.items() if name == group.metadata.name}
+        unknown = [selector for selector in build_graph(group.spec).selectors if selector not in mine]
+        if unknown:
+            names = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+            session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
+        return await asyncio.to_thread(simulate, inputs, group, mine)
 
     async def _ask_offline(self, session: Session, options: argparse.Namespace) -> OfflinePlan:
         if options.filename:
             raise ConfigError("--offline", "holds everything, --filename included; give one of them")
         objective = OBJECTIVES[options.objective] if options.objective else None
-        given = Given(options.spread, objective, options.topology, options.weights, options.survival)
+        given = Given(options.spread, objective, options.topology, options.weights)
         cluster = await asyncio.to_thread(read_cluster, options.offline)
         answer, remarks = await asyncio.to_thread(plan_offline, cluster, given)
         session.remarks += remarks
@@ -239,122 +209,73 @@ class Simulate(Command):
         return bool(answer.network_aware.violations or answer.network_aware.unplaced)
 
 
-def simulate(
-    group: AppGroup,
-    replicas: Mapping[str, Sequence[GroupPodSpec]],
-    hosts: Mapping[str, Host],
-    used: Mapping[str, Amounts],
-    *,
-    costs: Costs,
-    services: Sequence[Service] = (),
-    labels: Mapping[str, Mapping[str, str]] | None = None,
-    prices: PriceTable | None = None,
-    by_answer: bool = True,
-) -> Simulation:
-    """Plan a group both ways. Pure; the default scheduler's lots are drawn from fixed seeds.
+def simulate(inputs: PlanInputs, group: AppGroup, templates: Mapping[str, Controller]) -> Simulation:
+    """Plan a group both ways, as if none of its pods were there. Pure; the default scheduler's lots are drawn from fixed seeds.
 
     Args:
-        group: the AppGroup.
-        replicas: workload selector -> the specs of its replicas.
-        hosts: every node that may be used.
-        used: node -> requests of the pods on it.
-        costs: by which both are judged.
-        services: of the group's namespaces; they say who answers a call.
-        labels: workload selector -> labels of its pods, by which Services select them.
-        prices: for a group whose objective weighs money.
-        by_answer: whether dependencies are judged by the replica that answers; else by every pair.
+        inputs: the cluster, which is changed to hold this group.
+        group: the AppGroup, in place of the one of its name.
+        templates: workload selector -> what makes its pods; those without count as one pod without requests.
     """
-    graph, table = build_graph(group.spec), costs.table
-    waiting = [Waiting(selector, spec) for selector in graph.selectors for spec in replicas.get(selector, ())]
-    pods = _pods(group, waiting, labels or {})
+    state, key = inputs.state, group.metadata.key
+    state.take_group(key, state.groups.get(key), group)
+    inputs.fleet.drop(belongs_to(state, key))
+    hosts, used = inputs.fleet.hosts, inputs.fleet.used
+    pods = _pods(group, state.graph(key), templates)
+    snapshot = msgspec.structs.replace(inputs.snapshot(key, pods), room=Room(hosts, used))
     reader = PodReader()
-    judging = _Judging(graph, hosts, table, _routings(pods, services) if by_answer else {})
-    asked = [(replica.workload, reader.read(pod)) for replica, pod in zip(waiting, pods, strict=True)]
-    runs = [judging.outcome(waiting, place(asked, hosts, used, random.Random(seed))) for seed in range(RUNS)]
+    asked = [(pod.workload, reader.read(pod)) for pod in pods]
+    runs = [_outcome(snapshot, place(asked, hosts, used, random.Random(seed))) for seed in range(RUNS)]
     runs.sort(key=lambda run: (run.unplaced, run.cost))
-    plan = plan_group(
-        GroupSnapshot(
-            graph=graph,
-            pods=pods,
-            replicas={},
-            costs=table,
-            measured=bool(costs.topology),
-            hosts=hosts,
-            used=used,
-            # Without its annotations and Services it would be another plan than the leader's.
-            group=group,
-            services=services,
-            prices=prices,
-        )
-    )
-    ours = judging.outcome(waiting, _targets(waiting, plan))
-    default = runs[len(runs) // 2]
+    targets = plan_group(snapshot).targets
+    ours = _outcome(snapshot, [targets[p.metadata.key].node if p.metadata.key in targets else "" for p in pods])
+    default, costs = runs[len(runs) // 2], state.costs(group.metadata.namespace)
     return Simulation(
-        group=group.metadata.key,
+        group=key,
         topology=costs.topology or None,
         weights=costs.weight or None,
-        replicas=len(waiting),
+        replicas=len(pods),
         default=default,
         network_aware=ours,
         default_costs=tuple(sorted(run.cost for run in runs)),
-        dependencies=tuple(judging.compared(default, ours)),
+        dependencies=tuple(_compared(snapshot, default, ours)),
     )
 
 
-class _Judging(NamedTuple):
-    """By what placements of a group are judged.
-
-    Attributes:
-        graph: the group.
-        hosts: every node that may be used.
-        costs: the weight in use.
-        routings: who answers calls to a workload, by its selector; any replica where that is not told.
-    """
-
-    graph: Graph
-    hosts: Mapping[str, Host]
-    costs: CostTable
-    routings: Mapping[str, Routing]
-
-    def outcome(self, waiting: Sequence[Waiting], nodes: Sequence[str]) -> Outcome:
-        """One placement; ``nodes`` are those of the replicas, an empty text for one that fits nowhere."""
-        hosts = self.hosts
-        by_workload: dict[str, list[str]] = defaultdict(list)
-        for replica, node in zip(waiting, nodes, strict=True):
-            by_workload[replica.workload].append(node)
-        placed = [(w, hosts[n].location, n) for w, found in by_workload.items() for n in found if n]
-        cost, violations = total_cost(self.graph, placed, self.costs, self.routings)
-        zones = {w: [hosts[n].location.zone if n else "" for n in found] for w, found in by_workload.items()}
-        unplaced = sum(not node for node in nodes)
-        return Outcome(nodes=dict(by_workload), zones=zones, cost=cost, violations=violations, unplaced=unplaced)
-
-    def compared(self, default: Outcome, ours: Outcome) -> Iterator[Compared]:
-        """Each dependency by both placements."""
-        locations = {name: host.location for name, host in self.hosts.items()}
-        placed = [
-            {workload: hosts_by_location(filter(None, nodes), locations) for workload, nodes in outcome.nodes.items()}
-            for outcome in (default, ours)
-        ]
-        for edge in self.graph.edges:
-            caller, called = self.graph.selectors[edge.dependant], self.graph.selectors[edge.dependency]
-            routing = self.routings.get(called, Routing.ANY)
-            judged = [judge(edge, at.get(caller, {}), at.get(called, {}), self.costs, routing) for at in placed]
-            default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in judged)
-            yield Compared(
-                dependant=caller,
-                dependency=called,
-                max_cost=edge.max_network_cost,
-                default_cost=default_cost,
-                network_aware_cost=our_cost,
-                default_verdict=judged[0].verdict,
-                network_aware_verdict=judged[1].verdict,
-            )
+def _outcome(snapshot: GroupSnapshot, nodes: Sequence[str]) -> Outcome:
+    """One placement; ``nodes`` are those of the pods, an empty text for one that fits nowhere."""
+    replace, there = msgspec.structs.replace, list(zip(snapshot.pods, nodes, strict=True))
+    bound = [replace(pod, spec=replace(pod.spec, node_name=node)) for pod, node in there if node]
+    found = plan_group(replace(snapshot, pods=bound))
+    by_workload: dict[str, list[str]] = defaultdict(list)
+    for pod, node in there:
+        by_workload[pod.workload].append(node)
+    zones = {w: [snapshot.hosts[n].location.zone if n else "" for n in on] for w, on in by_workload.items()}
+    return Outcome(dict(by_workload), zones, found.cost, found.violations, unplaced=len(there) - len(bound))
 
 
-def _routings(pods: Iterable[GroupPod], services: Sequence[Service]) -> dict[str, Routing]:
-    """Who answers calls to a workload, by its selector; all pods of one have one namespace and one template's labels."""
-    models = {pod.workload: pod.metadata for pod in pods}
-    return {workload: routing_to(services, m.namespace, m.labels or {}) for workload, m in models.items()}
+def _compared(snapshot: GroupSnapshot, default: Outcome, ours: Outcome) -> Iterator[Compared]:
+    """Each dependency by both placements."""
+    locations = {name: host.location for name, host in snapshot.hosts.items()}
+    placed = [
+        {workload: hosts_by_location(filter(None, nodes), locations) for workload, nodes in outcome.nodes.items()}
+        for outcome in (default, ours)
+    ]
+    selectors = snapshot.graph.selectors
+    for edge in snapshot.graph.edges:
+        caller, called = selectors[edge.dependant], selectors[edge.dependency]
+        routing = snapshot.routings.get(called, Routing.ANY)
+        judged = [judge(edge, at.get(caller, {}), at.get(called, {}), snapshot.costs, routing) for at in placed]
+        default_cost, our_cost = (None if found.verdict == "idle" else found.cost for found in judged)
+        yield Compared(
+            dependant=caller,
+            dependency=called,
+            max_cost=edge.max_network_cost,
+            default_cost=default_cost,
+            network_aware_cost=our_cost,
+            default_verdict=judged[0].verdict,
+            network_aware_verdict=judged[1].verdict,
+        )
 
 
 def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controller]]:
@@ -377,48 +298,17 @@ def _read(documents: Iterable[dict[str, Any]]) -> tuple[AppGroup, list[Controlle
     return groups[0], controllers
 
 
-def _replicas(
-    group: AppGroup, known: Mapping[tuple[str, str], Controller], session: Session
-) -> dict[str, list[GroupPodSpec]]:
-    found: dict[str, list[GroupPodSpec]] = {}
-    unknown: list[str] = []
-    for selector in build_graph(group.spec).selectors:
-        controller = known.get((group.metadata.name, selector))
-        if controller is None:
-            unknown.append(selector)
-        found[selector] = [GroupPodSpec()] if controller is None else controller.pods
-    if unknown:
-        names = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
-        session.notes["workloads"] = f"no template found for {names}: each counts as one pod without requests"
+def _pods(group: AppGroup, graph: Graph, templates: Mapping[str, Controller]) -> list[GroupPod]:
+    """The replicas as pods that wait, named by their place in the list."""
+    found: list[GroupPod] = []
+    for selector in graph.selectors:
+        made = templates.get(selector, Controller())
+        own = {**made.labels, APPGROUP_LABEL: group.metadata.name, WORKLOAD_LABEL: selector}
+        meta = msgspec.structs.replace(made.spec.template.metadata, namespace=group.metadata.namespace, labels=own)
+        for _ in range(made.replicas):
+            named = msgspec.structs.replace(meta, name=f"replica-{len(found):05d}")
+            found.append(GroupPod(metadata=named, spec=made.spec.template.spec))
     return found
-
-
-def _pods(group: AppGroup, waiting: Sequence[Waiting], labels: Mapping[str, Mapping[str, str]]) -> list[GroupPod]:
-    """The replicas as pods that wait; named by their place in the list."""
-    return [
-        GroupPod(
-            metadata=ObjectMeta(
-                name=_name(index),
-                namespace=group.metadata.namespace,
-                labels={
-                    **labels.get(replica.workload, {}),
-                    APPGROUP_LABEL: group.metadata.name,
-                    WORKLOAD_LABEL: replica.workload,
-                },
-            ),
-            spec=replica.spec,
-        )
-        for index, replica in enumerate(waiting)
-    ]
-
-
-def _name(index: int) -> str:
-    return f"replica-{index:05d}"
-
-
-def _targets(waiting: Sequence[Waiting], plan: Plan) -> list[str]:
-    by_name = {key.rpartition("/")[2]: target.node for key, target in plan.targets.items()}
-    return [by_name.get(_name(index), "") for index in range(len(waiting))]
 
 
 def _headline(answer: Simulation) -> Text:

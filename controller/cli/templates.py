@@ -42,11 +42,6 @@ class Controller(Object, frozen=True):
         return self.spec.template.metadata.labels or {}
 
     @property
-    def pods(self) -> list[GroupPodSpec]:
-        """One spec per replica."""
-        return [self.spec.template.spec] * self.replicas
-
-    @property
     def workload(self) -> tuple[str, str]:
         """AppGroup and workload selector of its pods."""
         return self.labels.get(APPGROUP_LABEL, ""), self.labels.get(WORKLOAD_LABEL, "")

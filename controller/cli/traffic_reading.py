@@ -13,8 +13,7 @@ import yaml
 from controller.cli.parser import duration
 from controller.cli.session import Session
 from controller.cluster.costs import SAME_ZONE_COST, Location
-from controller.cluster.resources import APPGROUPS, SERVICES, AppGroup
-from controller.cluster.services import Service
+from controller.cluster.resources import AppGroup
 from controller.cluster.zones import draw_map
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable, price_table
@@ -105,13 +104,11 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
         fix = "name one: --prometheus http://HOST:PORT, or NETAWARE_PROMETHEUS"
         raise ConfigError("--prometheus", "is not set, and traffic is known from Prometheus", fix)
     source, *others = await choose_among(session.prometheus, chosen)
-    snapshot, pods, services, groups = await asyncio.gather(
-        session.snapshot(measurements=False),
-        session.list_all(PODS, RunningPod),
-        session.list_all(SERVICES, Service),
-        session.list_all(APPGROUPS, AppGroup),
+    snapshot, pods = await asyncio.gather(
+        session.snapshot(groups=True, measurements=False), session.list_all(PODS, RunningPod)
     )
-    workloads = Workloads.among(pods, draw_map(snapshot.nodes).locations, services)
+    groups = list(snapshot.groups)
+    workloads = Workloads.among(pods, draw_map(snapshot.nodes).locations, snapshot.services)
     window_s = await known_window(session.prometheus, source, asked_s)
     flows = await read_flows(session.prometheus, source, window_s, workloads.served)
     known, unknown = workloads.resolve(flows)

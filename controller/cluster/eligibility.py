@@ -38,11 +38,6 @@ def is_closing(node: Node) -> bool:
     return any(taint.key in CLOSING_TAINTS for taint in node.spec.taints or ())
 
 
-def tolerated(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> bool:
-    """Whether every taint is borne."""
-    return first_unborne(taints, tolerations) is None
-
-
 def first_unborne(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> Taint | None:
     """The first taint that keeps a pod with these tolerations away."""
     return next((taint for taint in taints if not any(t.tolerates(taint) for t in tolerations or ())), None)
@@ -60,30 +55,9 @@ def required_terms(affinity: Affinity | None) -> Sequence[NodeSelectorTerm] | No
     return None if required is None else required.node_selector_terms or ()
 
 
-def is_choosy(spec: GroupPodSpec) -> bool:
-    """Whether there is anything for `may_run_on` to look at; wishes are none."""
+def has_node_constraints(spec: GroupPodSpec) -> bool:
+    """Whether it has a node selector or required node affinity."""
     return bool(spec.node_selector) or required_terms(spec.affinity) is not None
-
-
-def may_run_on(spec: GroupPodSpec, name: str, labels: Mapping[str, str]) -> bool:
-    """Node selector and required node affinity; taints aside."""
-    return not _misfit(spec.node_selector or {}, required_terms(spec.affinity), name, labels)
-
-
-def _misfit(
-    selector: Mapping[str, str], terms: Sequence[NodeSelectorTerm] | None, name: str, labels: Mapping[str, str]
-) -> str:
-    for key, value in selector.items():
-        if labels.get(key) != value:
-            return f"nodeSelector {key}={value}"
-    if terms is not None and not any(term_matches(term, name, labels) for term in terms):
-        return "node affinity"
-    return ""
-
-
-def selects_node(selector: NodeSelector, name: str, labels: Mapping[str, str]) -> bool:
-    """Whether any of its terms matches a node."""
-    return any(term_matches(term, name, labels) for term in selector.node_selector_terms or ())
 
 
 def term_matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
@@ -142,6 +116,18 @@ def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
     return compiled is not None and compiled.matches(labels)
 
 
+def _only_node(terms: Sequence[NodeSelectorTerm] | None) -> str:
+    """The one node that required affinity names, as the DaemonSet controller writes it."""
+    named = {
+        value
+        for term in terms or ()
+        for field in term.match_fields or ()
+        if field.key == "metadata.name" and field.operator == "In"
+        for value in field.values or ()
+    }
+    return named.pop() if terms and len(terms) == len(named) == 1 else ""
+
+
 class Constraints:
     """Where a pod may go, compiled: node selector, required node affinity and tolerations, and what it says of other pods.
 
@@ -150,25 +136,54 @@ class Constraints:
     Attributes:
         spec: the same as the pod's spec has it, and nothing else of it.
         repels: it has required anti-affinity, which binds others as well.
+        only_node: the one node that a DaemonSet made it for; empty for all others.
         social: where it may go depends on where other pods are: topology spread, affinity or anti-affinity that is required.
     """
 
-    __slots__ = ("_any_of", "_selector", "_tolerations", "repels", "social", "spec")
+    __slots__ = ("_any_of", "_selector", "_tolerations", "only_node", "repels", "social", "spec")
 
     def __init__(self, spec: GroupPodSpec) -> None:
         self.spec = spec
         self._selector, self._any_of = spec.node_selector or {}, required_terms(spec.affinity)
         self._tolerations = tuple(spec.tolerations or ())
+        self.only_node = _only_node(self._any_of)
         anti = spec.affinity.pod_anti_affinity if spec.affinity else None
         near = spec.affinity.pod_affinity if spec.affinity else None
         self.repels = bool(anti and anti.required_during_scheduling_ignored_during_execution)
         spread = any(c.when_unsatisfiable != "ScheduleAnyway" for c in spec.topology_spread_constraints or ())
         self.social = self.repels or spread or bool(near and near.required_during_scheduling_ignored_during_execution)
 
-    def refusal(self, name: str, labels: Mapping[str, str], taints: Sequence[Taint]) -> str:
-        """Why a node with this name, these labels and these NoSchedule and NoExecute taints is refused; empty if it is not."""
-        why = _misfit(self._selector, self._any_of, name, labels)
-        if why:
-            return why
+    def refusal(
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        taints: Sequence[Taint] = (),
+        *,
+        volumes: Iterable[NodeSelector] = (),
+        closing: bool = False,
+    ) -> str:
+        """Why a pod may not run on a node, whoever else is there; empty where it may.
+
+        Args:
+            name: of the node.
+            labels: of the node.
+            taints: of the node, NoSchedule and NoExecute.
+            volumes: what the pod's volumes demand of a node; every one must hold.
+            closing: somebody is about to take the node away.
+        """
+        for key, value in self._selector.items():
+            if labels.get(key) != value:
+                return f"nodeSelector {key}={value}"
+        if self._any_of is not None and not _any_matches(self._any_of, name, labels):
+            return "node affinity"
         taint = first_unborne(taints, self._tolerations)
-        return f"taint {taint.key}" if taint is not None else ""
+        if taint is not None:
+            return f"taint {taint.key}"
+        if closing:
+            return "about to be removed"
+        held = all(_any_matches(volume.node_selector_terms or (), name, labels) for volume in volumes)
+        return "" if held else "volume node affinity"
+
+
+def _any_matches(terms: Iterable[NodeSelectorTerm], name: str, labels: Mapping[str, str]) -> bool:
+    return any(term_matches(term, name, labels) for term in terms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -172,9 +172,9 @@ class Fleet:
             self.version += 1
 
     def take_pod(self, key: str, _: PodInfo | None, new: PodInfo | None) -> None:
-        """A pod came, changed or went; it counts while it is bound and not finished."""
+        """A pod came, changed or went; it counts while it is bound, or made for one node, and not finished."""
         before = self._held.pop(key, None)
-        after = new if new is not None and new.node and not new.finished else None
+        after = new if new is not None and new.seat and not new.finished else None
         if after is not None:
             self._held[key] = after
         if before is after:
@@ -183,22 +183,27 @@ class Fleet:
             self._count(before, -1)
         if after is not None:
             self._count(after, 1)
-        if before is not None and after is not None and (before.node, before.asks) == (after.node, after.asks):
+        if before is not None and after is not None and (before.seat, before.asks) == (after.seat, after.asks):
             return
         if before is not None:
             self.freed += 1
-            add(self.used[before.node], before.asks, -1)
+            add(self.used[before.seat], before.asks, -1)
         if after is not None:
-            add(self.used.setdefault(after.node, {}), after.asks)
+            add(self.used.setdefault(after.seat, {}), after.asks)
+
+    def drop(self, matches: Callable[[PodInfo], bool]) -> None:
+        """Count as though these pods were gone."""
+        for pod in [pod for pod in self._held.values() if matches(pod)]:
+            self.take_pod(pod.key, pod, None)
 
     def _count(self, pod: PodInfo, by: int) -> None:
-        key = template_of(pod)
+        key, node = template_of(pod), pod.seat
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = PodTemplate(pod, Counter())
-        template.nodes[pod.node] += by
-        if not template.nodes[pod.node]:
-            del template.nodes[pod.node]
+        template.nodes[node] += by
+        if not template.nodes[node]:
+            del template.nodes[node]
             if not template.nodes:
                 del self._templates[key]
 
@@ -213,7 +218,7 @@ class Fleet:
 
     def seat_of(self, pod_key: str) -> str:
         """The node on which a pod's requests are counted; empty when they are not."""
-        return self._held[pod_key].node if pod_key in self._held else ""
+        return self._held[pod_key].seat if pod_key in self._held else ""
 
 
 def hosts_of(nodes: Iterable[Node]) -> dict[str, Host]:

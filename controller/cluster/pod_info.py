@@ -98,6 +98,11 @@ class PodInfo(msgspec.Struct, frozen=True, gc=False):
         return {**self.requests, **dict.fromkeys(self.ports, 1)} if self.ports else self.requests
 
     @property
+    def seat(self) -> str:
+        """The node whose room it takes; a DaemonSet's pod takes it before it is bound."""
+        return self.node or self.constraints.only_node
+
+    @property
     def running(self) -> bool:
         """In phase Running."""
         return self.phase == "Running"

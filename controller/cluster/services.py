@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
-from kubekit.wire import Object, ObjectMeta, Wire
+from kubekit.wire import Object, Wire
 
 TOPOLOGY_MODE_ANNOTATIONS = ("service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints")
 
@@ -88,19 +88,6 @@ def behind(services: Iterable[Service], namespace: str, labels: Mapping[str, str
     return [service for service in found if not service.headless] or found
 
 
-def routing_to(services: Iterable[Service], namespace: str, labels: Mapping[str, str]) -> Routing:
-    """Who answers calls to pods with these labels.
-
-    Where several Services differ, the one that keeps least near: who calls by which is not known.
-    """
-    return min((service.routing for service in behind(services, namespace, labels)), default=Routing.ANY)
-
-
-def routing_to_all(services: Iterable[Service], pods: Iterable[ObjectMeta]) -> Routing:
-    """The same of a workload, from one of its pods in each of its namespaces: by whose Service it is called is not known either."""
-    return min((routing_to(services, pod.namespace, pod.labels or {}) for pod in pods), default=Routing.ANY)
-
-
 class ServiceIndex:
     """Services by one of the labels that each asks for, kept up to date by watch events."""
 
@@ -146,5 +133,8 @@ class ServiceIndex:
         return behind((found[key] for key in sorted(found)), namespace, labels)
 
     def routing_to(self, namespace: str, labels: Mapping[str, str]) -> Routing:
-        """See `routing_to`."""
+        """Who answers calls to pods with these labels.
+
+        Where several Services differ, the one that keeps least near: who calls by which is not known.
+        """
         return min((service.routing for service in self.behind(namespace, labels)), default=Routing.ANY)

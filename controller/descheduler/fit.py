@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import Constraints, selects_node
+from controller.cluster.eligibility import Constraints
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
@@ -78,7 +78,10 @@ class Fit:
         key = (constraints := self.constraints_of(pod), node.name)
         if key not in self._statics:
             self._statics[key] = constraints.refusal(node.name, node.labels, node.taints)
-        return self._statics[key] or self._volume(node, pod)
+        if self._statics[key] or not pod.claims:
+            return self._statics[key]
+        volumes = self._snapshot.volumes.demands(pod.namespace, pod.claims)
+        return constraints.refusal(node.name, node.labels, node.taints, volumes=volumes)
 
     def crowds(self, node: Host, pod: PodInfo) -> str:
         """Why there is no room for the pod beside those that are there or planned to be; empty when there is."""
@@ -130,12 +133,6 @@ class Fit:
             bound = (p for p in self._snapshot.pods.by_key.values() if p.constraints.repels and p.node)
             self._repellers = [p for p in bound if not p.finished]
         return bool(self._repellers) or pod.constraints.social
-
-    def _volume(self, node: Host, pod: PodInfo) -> str:
-        for where in self._snapshot.volumes.demands(pod.namespace, pod.claims):
-            if not selects_node(where, node.name, node.labels):
-                return "volume node affinity"
-        return ""
 
     def _company(self, pod: PodInfo) -> Sequence[str]:
         """[host] what other pods have against it there, as the planner's rules say."""

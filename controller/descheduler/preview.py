@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+import msgspec
+
 from controller.cluster.hosts import Fleet
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod, Target
@@ -32,9 +34,10 @@ from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageSource, source_of
 from controller.descheduler.usage import UsageBook
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.foreign import foreign_pods
-from controller.scheduler.planner import GroupSnapshot, plan_group, without
+from controller.scheduler.inputs import PlanInputs
+from controller.scheduler.planner import plan_group, without
 from controller.scheduler.state import State
+from controller.traffic.prices import PriceTable
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object, Resource
@@ -64,6 +67,7 @@ async def preview(
     *,
     namespace: str,
     scheduler: SchedulerConfig | None = None,
+    prices: PriceTable | None = None,
     source: UsageSource | None = None,
     now: float | None = None,
 ) -> Preview:
@@ -75,6 +79,7 @@ async def preview(
         config: the section of the controller's configuration, or one around a policy file.
         namespace: netaware's.
         scheduler: the scheduler's section.
+        prices: of bytes between zones, for groups whose plans weigh money.
         source: of usage; by default what the configuration names.
         now: unix seconds, by default the clock's.
 
@@ -117,7 +122,7 @@ async def preview(
     thought = think(world, book, batch, memory, Watched(), settings=settings, now=moment, confirmed=True)
     decision = thought.deliberation.decision
     asked = questions(thought.snapshot, decision.plan.moves)
-    planner = _Planner(world, services, reached, decision)
+    planner = _Planner(world, reached, prices, decision)
     decision = (await confirm(thought.deliberation, asked, planner.place_anew)).decision
     notes.append("hot nodes and misplaced pods are taken for lasting; the live loop waits until they have lasted")
     counts = {str(reason): count for reason, count in sorted(thought.refused.items())}
@@ -127,36 +132,21 @@ async def preview(
 class _Planner:
     """The planner of the controller, over what was listed: promises to other groups and replicas to come are not known here."""
 
-    def __init__(self, world: World, services: Sequence[Service], volumes: Volumes, decision: RoundDecision) -> None:
-        self._world, self._services, self._volumes = world, services, volumes
-        self._fleet = Fleet()
-        self._fleet.hosts = world.nodes
+    def __init__(self, world: World, volumes: Volumes, prices: PriceTable | None, decision: RoundDecision) -> None:
+        self._pods = [pod.wire for pod in world.pods.by_key.values() if pod.wire is not None]
+        fleet = Fleet()
+        fleet.hosts = world.nodes
         for key, pod in world.pods.by_key.items():
-            self._fleet.take_pod(key, None, pod)
-        self._hot = frozenset(state.node for state in decision.plan.nodes if state.kind == "over")
+            fleet.take_pod(key, None, pod)
+        fleet.take_heat(frozenset(state.node for state in decision.plan.nodes if state.kind == "over"))
+        self._inputs = PlanInputs(world.network, fleet, volumes, prices)
 
     async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would put a bound pod of a group, were it gone."""
-        network = self._world.network
-        wires = (pod.wire for pod in self._world.pods.by_key.values())
-        pods = [w for w in wires if w is not None and network.group_of(w.metadata.namespace, w.group) == group]
-        costs = network.costs(group.partition("/")[0])
-        question = GroupSnapshot(
-            graph=network.graph(group),
-            pods=pods,
-            replicas={},
-            costs=costs.table,
-            hosts=self._fleet.hosts,
-            used=self._fleet.used,
-            group=network.groups[group],
-            services=self._services,
-            measured=bool(costs.topology),
-            hot=self._hot,
-            turn=turn,
-            foreign=foreign_pods(self._fleet, pods),
-            volumes={pod.metadata.key: self._volumes.demands_of(pod) for pod in pods},
-        )
-        plan = await asyncio.to_thread(plan_group, without(question, key))
+        group_of = self._inputs.state.group_of
+        pods = [pod for pod in self._pods if group_of(pod.metadata.namespace, pod.group) == group]
+        question = without(self._inputs.snapshot(group, pods), key)
+        plan = await asyncio.to_thread(plan_group, msgspec.structs.replace(question, turn=turn), hurry=True)
         return plan.targets.get(key)
 
 

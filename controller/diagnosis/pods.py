@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from controller.cluster.eligibility import is_choosy
+from controller.cluster.eligibility import has_node_constraints
 from controller.cluster.pods import GATE, serves
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.diagnosis.facts import Facts, PodFact
@@ -170,7 +170,7 @@ def held_by(pod: PodFact, surveys: Surveys) -> tuple[str, ...]:
     """What of the pod's own spec leaves it few nodes, or none."""
     spec, ground = pod.spec, surveys.of(pod.spec)
     found = []
-    if is_choosy(spec):
+    if has_node_constraints(spec):
         words = ",".join(f"{key}={value}" for key, value in sorted((spec.node_selector or {}).items()))
         what = f"its nodeSelector {words}" if words else "its node affinity"
         found.append(f"{what} leaves {_where(ground.zones)}")

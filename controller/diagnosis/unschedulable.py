@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from controller.cluster.eligibility import UNSCHEDULABLE, first_unborne, may_run_on
+from controller.cluster.eligibility import UNSCHEDULABLE, Constraints, first_unborne
 from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
 from kubekit.text import command
@@ -182,7 +182,8 @@ class Surveys:
         return self._known[key]
 
     def _survey(self, spec: GroupPodSpec) -> Ground:
-        fits = {name: node for name, node in self._nodes.items() if may_run_on(spec, name, node.labels)}
+        constraints = Constraints(spec)
+        fits = {name: node for name, node in self._nodes.items() if not constraints.refusal(name, node.labels)}
         closed = {name: t for name, node in fits.items() if (t := first_unborne(node.taints, spec.tolerations))}
         kinds = Counter(taint for taint in closed.values() if taint.key != UNSCHEDULABLE.key)
         return Ground(

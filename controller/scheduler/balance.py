@@ -18,6 +18,7 @@ from controller.cluster.costs import CostTable, Location, count_by_location
 from controller.cluster.graph import Graph
 from controller.cluster.hosts import Host, Room
 from controller.cluster.resources import AppGroup
+from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing, Service
 from controller.groups.status import BALANCED, ROUTED_NEAR
 from controller.scheduler.plan.judge import count_hosts, judge_edge
@@ -176,7 +177,8 @@ class _Standing:
 
     def unlabelled(self, callee: int) -> bool:
         """Whether a replica is on a node without a zone: then nobody's zone hints count."""
-        return any(not self.problem.zoned[self.problem.zone_of[host]] for host in self.hosts_of[callee])
+        zoned = self.problem.zoned[self.problem.zone_of[list(self.hosts_of[callee])]]
+        return not keeps_zones(Routing.ZONE, zoned)
 
     def fare(self, edges: Sequence[CallEdge], routing: Routing) -> Fare:
         """As if the Service behind these dependencies had that routing."""

@@ -65,7 +65,7 @@ def _counted(fleet: Fleet, pods: Iterable[GroupPod]) -> dict[TemplateKey, Counte
     for pod in pods:
         info = fleet.held(pod.metadata.key)
         if info is not None:
-            found[template_of(info)][info.node] += 1
+            found[template_of(info)][fleet.seat_of(pod.metadata.key)] += 1
     return found
 
 

@@ -24,6 +24,7 @@ from controller.scheduler.balance import as_it_stands, balanced, routed_near
 from controller.scheduler.cached_plan import UNPLACED_FOR_S
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.group_pods import GroupPods
+from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planning import GroupPlans, PlanState
 from controller.scheduler.pod_events import WAITING, PlacementEvents, WaitingEvents
@@ -84,26 +85,21 @@ class GatingController:
     ) -> None:
         self._client, self._config, self._recorder, self._clock = client, config, recorder, clock
         self.metrics = GateMetrics(registry)
-        self.state, self.fleet = State(config, namespace), Fleet()
-        self.volumes = Volumes()
+        self.state, self.fleet, self.volumes = State(config, namespace), Fleet(), Volumes()
         self._mirror = caches.group_pods
         self._declared = Declared(client)
         self._queue = WorkQueue()
         self._pods = GroupPods(self._mirror, self.state, clock)
         self._process = PlanningProcess(self.fleet)
         self.plans = GroupPlans(
-            self.state,
-            self.fleet,
+            PlanInputs(self.state, self.fleet, self.volumes, prices),
             self._pods.of,
             self._declared,
-            services=caches.services,
-            volumes=self.volumes,
             config=config,
             metrics=self.metrics,
             solve=self._process.solve,
             wake=self._wake,
             tell=tell,
-            prices=prices,
         )
         self._stuck = StuckPods(config)
         self._waiting_events = WaitingEvents()

@@ -13,27 +13,22 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from controller.cluster.hosts import Fleet
-from controller.cluster.pods import GroupPod, NodeSelector, Target
+from controller.cluster.pods import GroupPod, Target
 from controller.cluster.replicas import Declared, to_plan_for
 from controller.cluster.requests import Amounts, add
 from controller.cluster.resources import AppGroup
-from controller.cluster.services import Service
-from controller.cluster.volumes import Volumes
 from controller.scheduler.cached_plan import (
     UNPLACED_FOR_S,
     CachedPlan,
-    carried_target,
     hold_against,
     judge,
 )
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.foreign import foreign_pods
+from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planner import GroupSnapshot, Plan, without
 from controller.scheduler.reservations import ReservationCache
-from controller.scheduler.state import State
-from controller.traffic.prices import PriceTable
 from kubekit import logs
 from kubekit.conditions import condition
 from kubekit.errors import KubekitError
@@ -135,14 +130,10 @@ class GroupPlans:
     """The plans.
 
     Args:
-        state: the cluster in the rules' eyes.
-        fleet: the hosts.
+        inputs: the cluster.
         pods_of: a group's pods by its key.
         declared: how many replicas workloads declare, and how many pods their quota allows.
-        services: all Services, which say who answers calls.
-        volumes: all volumes and claims, which say from where a pod's data can be reached.
         config: the section ``scheduler``.
-        prices: of bytes between zones; None where nobody configured any.
         metrics: where to count.
         solve: makes a plan, elsewhere; raises `PlanningError`.
         wake: called with a group's key when it has a new plan, or is to have none.
@@ -155,25 +146,21 @@ class GroupPlans:
 
     def __init__(
         self,
-        state: State,
-        fleet: Fleet,
+        inputs: PlanInputs,
         pods_of: Callable[[str], Sequence[GroupPod]],
         declared: Declared,
         *,
-        services: Iterable[Service],
-        volumes: Volumes,
         config: SchedulerConfig,
         metrics: GateMetrics,
         solve: Solve,
         wake: Callable[[str], None],
         tell: Callable[[str], None],
-        prices: PriceTable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state, self._fleet, self._pods_of, self._declared = state, fleet, pods_of, declared
+        self._inputs, self._state, self._fleet = inputs, inputs.state, inputs.fleet
+        self._pods_of, self._declared, self._say = pods_of, declared, tell
         self._config, self._metrics, self._solve, self._wake, self._clock = config, metrics, solve, wake, clock
-        self._say, self._services, self._volumes, self._prices = tell, services, volumes, prices
-        self.assumed = ReservationCache(fleet)
+        self.assumed = ReservationCache(inputs.fleet)
         self._planner_time = PlannerTime(clock)
         self._queue = WorkQueue(self._order)
         self._standing: dict[str, CachedPlan] = {}
@@ -210,7 +197,7 @@ class GroupPlans:
             self._fleet.version,
             pods,
             replicas=replicas,
-            volumes=self._demands_of(pods, replicas),
+            volumes=self._inputs.demands_of(pods, replicas),
             foreign=foreign_pods(self._fleet, pods),
         )
         self._expected = self._coming()
@@ -267,7 +254,7 @@ class GroupPlans:
         self._stands(group, before.plan if before is not None else None, pods)
         try:
             self._check_limits(group, known, pods, replicas)
-            snapshot = self._snapshot(group, known, pods, replicas)
+            snapshot = self._snapshot(group, pods, replicas)
             with self._metrics.planning.time():
                 search_s = self._planner_time.search_s(namespace)
                 plan = await self._solve(snapshot, len(self._queue) > HURRY_FROM, search_s)
@@ -308,13 +295,10 @@ class GroupPlans:
         if known is None or not any(pod.metadata.key == key and pod.bound for pod in pods):
             raise PlanningError("PodGone", "the pod or its group is gone")
         replicas, _ = self.replicas(group, known, pods)
-        question = without(self._snapshot(group, known, pods, replicas), key)
-        volumes = self._demands_of(question.pods, replicas)
+        question = without(self._snapshot(group, pods, replicas), key)
         previous = {k: target for k, target in question.previous.items() if k != key}
         hurried = True
-        plan = await self._solve(
-            msgspec.structs.replace(question, previous=previous, volumes=volumes, turn=turn), hurried, SEARCH_S
-        )
+        plan = await self._solve(msgspec.structs.replace(question, previous=previous, turn=turn), hurried, SEARCH_S)
         return plan.targets.get(key)
 
     def expect(
@@ -420,41 +404,13 @@ class GroupPlans:
             )
         self._slots[group] = count
 
-    def _snapshot(
-        self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]
-    ) -> GroupSnapshot:
-        costs, namespaces = self._state.costs(known.metadata.namespace), {pod.metadata.namespace for pod in pods}
-        carried = {pod.metadata.key: target for pod in pods if (target := carried_target(pod)) is not None}
-        return GroupSnapshot(
-            graph=self._state.graph(group),
-            pods=pods,
-            replicas=replicas,
-            costs=costs.table,
-            hosts=self._fleet.hosts,
-            used=self._fleet.used,
-            released=carried,
+    def _snapshot(self, group: str, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> GroupSnapshot:
+        return msgspec.structs.replace(
+            self._inputs.snapshot(group, pods, replicas),
             previous=self._previous(group, pods),
-            seats={key: seat for key in (p.metadata.key for p in pods) if (seat := self._fleet.seat_of(key))},
-            group=known,
-            services=[s for s in self._services if s.metadata.namespace in namespaces],
-            measured=bool(costs.topology),
             promised=self._promised_to_others(group),
             refused=self.assumed.refused(pods),
-            volumes=self._demands_of(pods, replicas),
-            hot=self._fleet.hot,
-            foreign=foreign_pods(self._fleet, pods),
-            prices=self._prices,
         )
-
-    def _demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
-        """See `GroupSnapshot.volumes`, for pods that wait and for replicas to come."""
-        live = [pod for pod in pods if not pod.over]
-        found = {p.metadata.key: self._volumes.demands_of(p) for p in live if p.waiting and p.spec.volumes}
-        counts = Counter(pod.workload for pod in live)
-        for workload, model in {pod.workload: pod for pod in live if pod.spec.volumes}.items():
-            if counts[workload] < replicas.get(workload, 0):
-                found[workload] = self._volumes.demands_of_next(model)
-        return {key: demands for key, demands in found.items() if demands}
 
     def _fail(self, group: str, known: AppGroup, error: PlanningError) -> None:
         _, times = self._failed.get(group, (0.0, 0))

@@ -6,7 +6,7 @@ Whoever plans (the leader, `simulate`) says what waits and what stays; nothing o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.cluster.costs import SAME_HOST_COST, UNKNOWN_COST, CostTable, Location, is_one_zone
-from controller.cluster.eligibility import is_choosy, may_run_on, required_of, selects_node, tolerated
+from controller.cluster.eligibility import Constraints, has_node_constraints, required_of
 from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
@@ -142,13 +142,11 @@ class Draft(msgspec.Struct, frozen=True):
         problem: for the search.
         names: of the hosts, by number.
         resources: names of the problem's resources; ports of hosts among them.
-        eligible: [row, host] node selector, affinity, taints and volumes.
     """
 
     problem: Problem
     names: Sequence[str]
     resources: Sequence[str]
-    eligible: Bools
 
     @property
     def number_of(self) -> dict[str, int]:
@@ -186,7 +184,7 @@ class _Drafting:
         rules = Sharing(self._shared(problem)).rules()
         if rules:
             problem = msgspec.structs.replace(problem, rules=rules)
-        return Draft(problem, self._room.names, self._resources, problem.allowed)
+        return Draft(problem, self._room.names, self._resources)
 
     def _classify(self, waiting: WaitingReplica, *, labels_tell: bool) -> int:
         spec = waiting.pod.spec
@@ -249,7 +247,8 @@ class _Drafting:
         for node, amounts in self._demand.taken.items():
             number = self._room.number_of.get(node)
             if number is not None:
-                free[number] -= [bounded(amounts.get(resource, 0)) for resource in self._resources]
+                wanted = [bounded(amounts.get(resource, 0)) for resource in self._resources]
+                free[number] -= np.array(wanted, np.int64)
         for standing in self._demand.standing:
             number = self._room.number_of.get(standing.node)
             if standing.pod is not None and number is not None:
@@ -317,19 +316,25 @@ class _Drafting:
 
 
 def eligible_hosts(demand: Demand, waiting: WaitingReplica) -> Bools:
-    """[host] whether a replica may go there at all: node selector, required affinity, taints, volumes; nobody goes to one that is about to be removed."""
-    hosts, room, spec = demand.hosts, demand.room, waiting.pod.spec
-    count = len(room.names)
-    may: Bools = np.ones(count, np.bool_)
-    if is_choosy(spec):
-        may = np.array([may_run_on(spec, name, hosts[name].labels) for name in room.names], np.bool_)
-    for number in room.tainted:
-        may[number] &= tolerated(hosts[room.names[number]].taints, spec.tolerations)
-    may[room.closing] = False
-    for selector in waiting.volumes:
-        may &= np.array([selects_node(selector, name, hosts[name].labels) for name in room.names], np.bool_)
-    may[[room.number_of[name] for name in waiting.refused if name in room.number_of]] = False
+    """[host] whether a replica may go there at all, see `why_refused`."""
+    room = demand.room
+    choosy = has_node_constraints(waiting.pod.spec) or waiting.volumes
+    looked_at = room.names if choosy else [room.names[n] for n in sorted({*room.tainted, *room.closing})]
+    why = why_refused(demand, waiting, [*looked_at, *(waiting.refused & room.number_of.keys())])
+    may: Bools = np.ones(len(room.names), np.bool_)
+    may[[room.number_of[name] for name in why]] = False
     return may
+
+
+def why_refused(demand: Demand, waiting: WaitingReplica, names: Iterable[str]) -> dict[str, str]:
+    """Host -> why a replica may not go there, of those of these hosts that refuse it."""
+    constraints, found = Constraints(waiting.pod.spec), {}
+    for name in names:
+        host = demand.hosts[name]
+        why = constraints.refusal(name, host.labels, host.taints, volumes=waiting.volumes, closing=host.closing)
+        if why or name in waiting.refused:
+            found[name] = why or "refused by the scheduler a moment ago, or hot"
+    return found
 
 
 @lru_cache(_TABLES)
@@ -371,8 +376,7 @@ def timed(demand: Demand, problem: Problem) -> Problem:
     """The same problem with calls judged by their time, whatever it was planned by."""
     if demand.objective == "time":
         return problem
-    tables, _ = _Drafting(msgspec.structs.replace(demand, objective="time")).tables()
-    return msgspec.structs.replace(problem, tables=tables)
+    return draft(msgspec.structs.replace(demand, objective="time")).problem
 
 
 def latency_us(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import may_run_on, selects, tolerated
+from controller.cluster.eligibility import Constraints, selects
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, GroupPodSpec, PodAffinityTerm, SpreadConstraint
 from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
@@ -139,14 +139,9 @@ class Sharing:
         if not term.nodes:
             return np.ones(len(hosts), np.bool_)
         spec = _decode_group_pod_spec(term.nodes)
-        honoured = spec.tolerations is not None
-        return np.array(
-            [
-                may_run_on(spec, host.name, host.labels) and (not honoured or tolerated(host.taints, spec.tolerations))
-                for host in hosts
-            ],
-            np.bool_,
-        )
+        constraints, honoured = Constraints(spec), spec.tolerations is not None
+        refused = (constraints.refusal(h.name, h.labels, h.taints if honoured else ()) for h in hosts)
+        return np.array([not why for why in refused], np.bool_)
 
 
 def terms_of(pod: GroupPod) -> Iterator[Term]:

@@ -213,6 +213,22 @@ class State:
         found = [self._services.routing_to(m.namespace, m.labels or {}) for m in self.models(group, workload)]
         return min(found, default=Routing.ANY)
 
+    def routings_of(self, pods: Iterable[GroupPod]) -> dict[str, Routing]:
+        """Workload selector -> who answers calls to it, by one of its pods in each of its namespaces; none in upstream parity.
+
+        Where Services differ, the one that keeps least near counts: who calls by which is not known.
+        """
+        models: dict[tuple[str, str], ObjectMeta] = {}
+        for pod in pods if self._by_answer else ():
+            which = pod.workload, pod.metadata.namespace
+            if not pod.over and (which not in models or pod.metadata.name < models[which].name):
+                models[which] = pod.metadata
+        found: dict[str, Routing] = {}
+        for (workload, namespace), model in models.items():
+            routing = self._services.routing_to(namespace, model.labels or {})
+            found[workload] = min(routing, found.get(workload, routing))
+        return found
+
     def models(self, group: str, workload: str) -> list[ObjectMeta]:
         """Of a placed pod of a group's workload, in each namespace where it has or had one."""
         name = self.groups[group].metadata.name
@@ -263,6 +279,11 @@ class State:
             for workload, nodes in pods.items():
                 total[workload].update(nodes)
         return total
+
+    def judge_by(self, costs: CostIndex) -> None:
+        """Use other costs than those that the configuration names."""
+        self._costs = costs
+        self._touch()
 
     def costs(self, group_namespace: str) -> Costs:
         """The costs that a group of this namespace is judged by."""

@@ -30,7 +30,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts
 from controller.scheduler.affinity import HOSTNAME_LABEL
-from controller.scheduler.planner import EFFORT, GroupSnapshot, Plan, plan_group
+from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import PlanningError
 from kubekit import logs
 from kubekit.reflector import Mirror
@@ -41,10 +41,6 @@ log = logs.get("controller.scheduler.worker")
 
 PIECE = 200
 """Hosts, or entries of a list or map, that are encoded between two looks at the event loop: about 2 ms."""
-HURRIED = msgspec.structs.replace(EFFORT, runs=4, fewest_steps=6000)
-"""Several short runs: over 40 zones in four regions one run of ten times the length left 17 of 60 groups of ten pods between two
-zones, these leave 2.
-"""
 FEW_ENOUGH = 0.5
 """Of all hosts, so many may a question be about, and a table of these alone is worth making."""
 DEADLINE_S = 30.0
@@ -78,7 +74,7 @@ class PlanningProcess:
         pods.subscribe(self._take_pod)
 
     def _take_pod(self, _: str, old: PodInfo | None, new: PodInfo | None) -> None:
-        self._dirty.update(pod.node for pod in (old, new) if pod is not None and pod.node)
+        self._dirty.update(pod.seat for pod in (old, new) if pod is not None and pod.seat)
 
     async def solve(self, snapshot: GroupSnapshot, hurry: bool = False, search_s: float = math.inf) -> Plan:
         """Have a plan made; in a hurry, from fewer beginnings. The search ends after ``search_s`` with what it has found.
@@ -244,7 +240,7 @@ class PlanningWorker:
         self._costs = self._fields.get("costs", self._costs)
         fields, self._fields = self._fields | {"costs": self._costs}, {}
         snapshot = self._among(GroupSnapshot(**fields, hosts=self._hosts, used=self._used))
-        plan = plan_group(snapshot, effort=HURRIED if hurry else EFFORT, deadline_s=deadline_s, priced=not hurry)
+        plan = plan_group(snapshot, hurry=hurry, deadline_s=deadline_s, priced=not hurry)
         answers = [(n, piece) for n in plan.__struct_fields__ for piece in _pieces(getattr(plan, n))]
         return [("plan", len(answers)), *answers]
 
@@ -255,7 +251,8 @@ class PlanningWorker:
         spoken_of.update(*snapshot.refused.values(), snapshot.promised, (snapshot.seats or {}).values(), snapshot.hot)
         spoken_of.update(pod.spec.node_name for pod in snapshot.pods)
         spoken_of.update(*(others.nodes for others in snapshot.foreign))
-        names = [] if names_hosts(snapshot.pods, snapshot.volumes.values()) else self._alike.enough(count, spoken_of)
+        volumes = [snapshot.volumes.get(pod.metadata.key, ()) for pod in snapshot.pods if pod.waiting]
+        names = [] if names_hosts(snapshot.pods, volumes) else self._alike.enough(count, spoken_of)
         if not names or len(names) > FEW_ENOUGH * len(self._hosts):
             if self._room is None:
                 self._room = Room(self._hosts, self._used)

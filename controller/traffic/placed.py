@@ -7,7 +7,7 @@ at most. Every caller's replica is taken to call every replica alike, or where t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ from controller.cluster.graph import build_graph
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from controller.cluster.routing import keeps_zones
-from controller.cluster.services import Routing, Service, ServiceIndex, routing_to
+from controller.cluster.services import Routing, ServiceIndex
 from controller.traffic.prices import PriceTable, per_month
 from controller.traffic.weights import measured_traffic
 from controller.traffic.workloads import Place
@@ -72,9 +72,9 @@ def traffic_of(group: AppGroup) -> GroupTraffic:
     return GroupTraffic(rates, measured=False)
 
 
-def kept_near(services: Sequence[Service], namespace: str, labels: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
+def kept_near(services: ServiceIndex, namespace: str, labels: Mapping[str, Mapping[str, str]]) -> frozenset[str]:
     """Workloads whose Services keep calls in their zone; ``labels`` are those of pods, by selector."""
-    return frozenset(w for w, own in labels.items() if routing_to(services, namespace, own) is not Routing.ANY)
+    return frozenset(w for w, own in labels.items() if services.routing_to(namespace, own) is not Routing.ANY)
 
 
 def near_of(pods: Iterable[GroupPod], services: ServiceIndex) -> frozenset[str]:

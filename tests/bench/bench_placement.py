@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 
-from controller.cli.offline import EFFORT as SIMULATE_EFFORT
 from controller.cluster.hosts import Room, host_of
 from controller.scheduler.plan.solve import solve
-from controller.scheduler.planner import plan_group
+from controller.scheduler.planner import EFFORT, plan_group
 from tests.bench import m3
 from tests.unit.controller import groups
 
@@ -42,7 +41,7 @@ def measure_m3() -> dict[str, Figure]:
     problem = m3.problem_of(data)
     before = m3.scores(problem, m3.production(data))
     began = time.monotonic()
-    found = m3.scores(problem, solve(problem, seed=1, effort=SIMULATE_EFFORT, deadline_s=50.0))
+    found = m3.scores(problem, solve(problem, seed=1, effort=EFFORT, deadline_s=50.0))
     took = time.monotonic() - began
     gained = found.gained_affinity * 100
     return {
@@ -59,7 +58,7 @@ def measure_zones() -> dict[str, Figure]:
     found = []
     for deal in range(DEALS):
         problem = m3.problem_of(data, deal)
-        found.append(m3.scores(problem, solve(problem, seed=deal, effort=SIMULATE_EFFORT, deadline_s=50.0)))
+        found.append(m3.scores(problem, solve(problem, seed=deal, effort=EFFORT, deadline_s=50.0)))
         print(f"  deal {deal}: {found[-1]}", file=sys.stderr, flush=True)
     near = 100 * statistics.mean(one.in_zone for one in found)
     hottest = statistics.mean(one.hottest for one in found)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing
 from controller.scheduler.plan.problem import CallEdge, Ints, Problem
 
@@ -120,8 +121,7 @@ def judge_edge(
     own, replicas = in_zone[zone], float(there.sum())
     # Callers by who answers them: their host, their zone, or any.
     here = (there > 0) & (edge.routing is Routing.NODE)
-    # One replica on a node without a zone has no hint for zones, and kube-proxy then ignores those of all.
-    hinted = edge.routing is not Routing.ANY and bool(problem.zoned[zone[there > 0]].all())
+    hinted = keeps_zones(edge.routing, problem.zoned[zone[there > 0]])
     near = ~here & (own > 0) & problem.zoned[zone] & hinted
     kept, close, any_ = calling * here, calling * near, calling * ~(here | near)
     inside = table.latency[zone, zone]

@@ -16,7 +16,9 @@ from controller.cluster.hosts import Host, host_of
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.services import Service
+from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.state import State
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 
@@ -225,9 +227,13 @@ def snapshot_of(case: Case) -> GroupSnapshot:
 
 
 def snapshot(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> GroupSnapshot:
-    """The case with all pods waiting, on these nodes instead of one a zone."""
+    """The case with all pods waiting, on these nodes instead of one a zone; with ``services`` as they route calls to its pods."""
     hosts = {} if nodes is None else {"hosts": hosts_of(*nodes)}
-    return msgspec.structs.replace(snapshot_of(case), **{**hosts, **changes})
+    state = State(SchedulerConfig(), "netaware-system")
+    for each in changes.pop("services", ()):
+        state.take_service(each.metadata.key, None, each)
+    found = msgspec.structs.replace(snapshot_of(case), **{**hosts, **changes})
+    return msgspec.structs.replace(found, routings=state.routings_of(found.pods))
 
 
 def plan_of(case: Case, nodes: Sequence[Node] | None = None, **changes: Any) -> Plan:

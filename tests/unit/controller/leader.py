@@ -17,6 +17,7 @@ from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, t
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import GroupPlans, PlanningError
@@ -57,12 +58,9 @@ class World:
         for i in range(hosts):
             self.add_node(f"n{i:02d}", f"z{i % 3}")
         self.plans = GroupPlans(
-            self.state,
-            self.fleet,
+            PlanInputs(self.state, self.fleet, self.volumes),
             self.of,
             self.declared,  # type: ignore[arg-type]
-            services=(),
-            volumes=self.volumes,
             config=self.config,
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,

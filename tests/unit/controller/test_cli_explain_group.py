@@ -11,7 +11,9 @@ from controller.cli.explain_group import (
     group_rows,
     price_line,
 )
-from controller.cli.looking import state_of
+from controller.cli.looking import inputs_of
+from controller.cluster.pod_info import PodReader
+from controller.cluster.volumes import Volumes
 from controller.views.groups import build_groups
 from controller.views.network import build_network
 from controller.views.snapshot import ClusterSnapshot
@@ -19,8 +21,8 @@ from tests.unit.controller.made_up import make_snapshot
 
 
 def explained(snapshot: ClusterSnapshot) -> ExplainedGroup:
-    state = state_of(snapshot, snapshot.pods)
-    return explain_as_it_stands(snapshot, state, "default/online-boutique", {})
+    inputs = inputs_of(snapshot, map(PodReader().read, snapshot.pods), Volumes())
+    return explain_as_it_stands(inputs, "default/online-boutique", snapshot.pods)
 
 
 def with_spread(snapshot: ClusterSnapshot, spread: str) -> ClusterSnapshot:

@@ -15,7 +15,7 @@ from rich.console import Console
 from controller.cli.command import Command
 from controller.cli.graph import GraphOf
 from controller.cli.looking import facts_of, state_of, verdict_on
-from controller.cli.offline import Given, _Reading
+from controller.cli.offline import Given, _read
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import Session
 from controller.cli.status import ShowStatus
@@ -244,7 +244,8 @@ class World:
         if self.config == DEFAULT:  # a file has no other
             file = ClusterFile(nodes=self.of("Node", Node), pods=pods, groups=self.of("AppGroup", AppGroup))
             file.namespaces.extend(self.of("Namespace", Object))
-            found["offline"] = len(_Reading(file, Given())._placed.get(key, ()))
+            _, pods_of, _ = _read(file, Given(), PodReader())
+            found["offline"] = sum(pod.bound for pod in pods_of.get(key, ()))
         return found
 
 

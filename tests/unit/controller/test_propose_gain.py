@@ -13,6 +13,7 @@ from controller.cli.propose_gain import Gain, gain_of
 from controller.cli.session import Session
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import Traffic
+from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.services import Service
 from controller.traffic.flows import WorkloadId
@@ -78,11 +79,11 @@ class Cluster:
     async def controllers(self, _: str) -> list[Controller]:
         return self.templates
 
-    async def list_all(self, _: Resource, __: type[Service], ___: str) -> list[Service]:
-        return [service(name) for name in WORKLOADS]
+    async def list_all(self, _: Resource, __: type[Service]) -> list[Service]:
+        return []
 
-    async def used_without(self, _: object) -> dict[str, dict[str, int]]:
-        return {}
+    async def unfinished_pods(self) -> list[PodInfo]:
+        return []
 
     def traffic(self) -> Traffic:
         dependencies = tuple(
@@ -98,7 +99,7 @@ class Cluster:
             labels={ENDS[name]: self.labels[name] for name in WORKLOADS},
             schedulers=dict.fromkeys(ENDS.values(), "netaware"),
         )
-        snapshot = ClusterSnapshot(now_s=0, nodes=self.nodes)
+        snapshot = ClusterSnapshot(now_s=0, nodes=self.nodes, services=tuple(map(service, WORKLOADS)))
         found = SimpleNamespace(graph=TrafficGraph(dependencies, ()), workloads=workloads, snapshot=snapshot, groups=[])
         return cast("Traffic", found)
 

@@ -23,7 +23,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import PlanningError
 from controller.scheduler.problem_builder import IN_ZONE_US
-from controller.scheduler.worker import HURRIED, PlanningProcess
+from controller.scheduler.worker import PlanningProcess
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.unit.controller import groups
@@ -235,7 +235,7 @@ def test_a_hurried_plan_over_forty_zones_rarely_leaves_a_group_between_two_of_th
         pairs = [(i, j, 20) for i in range(10) for j in range(i + 1, 10) if rng.random() < 0.3]
         case = groups.Case((1,) * 10, tuple(pairs), ((0,),), (1,))
         start = msgspec.structs.replace(groups.snapshot_of(case), spread="soft", objective="time")
-        plan = plan_group(msgspec.structs.replace(start, hosts=hosts, costs=costs), effort=HURRIED)
+        plan = plan_group(msgspec.structs.replace(start, hosts=hosts, costs=costs), hurry=True)
         apart += plan.latency_us > IN_ZONE_US
     assert apart <= 1
 

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from controller.cluster.services import Service, ServiceIndex, behind, routing_to
+from controller.cluster.services import Service, ServiceIndex, behind
 
 KEYS, VALUES = ("app", "tier", "zone"), ("a", "b", "c")
 
@@ -36,4 +36,3 @@ def test_the_index_finds_what_a_look_at_each_service_finds() -> None:
         all_of = [known[key] for key in sorted(known)]
         for where in ("x", "y"):
             assert index.behind(where, labels) == behind(all_of, where, labels)
-            assert index.routing_to(where, labels) == routing_to(all_of, where, labels)

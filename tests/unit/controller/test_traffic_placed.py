@@ -12,13 +12,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from controller.cli.simulate import Simulate, simulate
-from controller.cluster.costs import Costs, CostTable
-from controller.cluster.hosts import hosts_of
-from controller.cluster.pods import GroupPodSpec
-from controller.cluster.services import ServiceIndex
+from controller.cli.looking import inputs_of
+from controller.cli.simulate import Simulate, Simulation, simulate
+from controller.cli.templates import Controller
+from controller.cluster.services import Service, ServiceIndex
+from controller.cluster.volumes import Volumes
 from controller.traffic.placed import crossing_of, month_of, near_of, traffic_of
 from controller.traffic.prices import PriceTable, per_month
+from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.unit.controller.objects import WORKLOAD_LABEL, AppGroup, appgroup, group_pod, service
@@ -83,24 +84,25 @@ def test_two_replicas_in_two_zones_and_any_of_them_answering_leave_half_of_all_c
     assert min(crossing_of(near, {"WEB": a, "CART": b}) for a in pairs for b in pairs) == 0
 
 
+def simulated(spread: str, *services: Service) -> Simulation:
+    """Two of each on three nodes, without costs."""
+    snapshot = ClusterSnapshot(now_s=0, nodes=NODES, services=services)
+    template = {"metadata": {"labels": {"app": "cart"}}}
+    made = msgspec.convert({"spec": {"replicas": 2, "template": template}}, Controller)
+    return simulate(inputs_of(snapshot, (), Volumes()), annotated(spread), {"WEB": made, "CART": made})
+
+
 def test_a_simulation_follows_the_groups_annotations_and_the_services() -> None:
-    hosts = hosts_of(NODES)
-    spec = GroupPodSpec()
-    wanted = {"WEB": [spec, spec], "CART": [spec, spec]}
-    packed = simulate(annotated("none"), wanted, hosts, {}, costs=Costs(CostTable())).network_aware.zones
+    packed = simulated("none").network_aware.zones
     assert len({zone for zones in packed.values() for zone in zones}) == 1
-    near = service("cart", {"app": "cart"}, "PreferClose")
-    labels = {"CART": {"app": "cart"}}
-    spread = simulate(annotated("zone"), wanted, hosts, {}, costs=Costs(CostTable()), services=[near], labels=labels)
-    zones = spread.network_aware.zones
+    zones = simulated("zone", service("cart", {"app": "cart"}, "PreferClose")).network_aware.zones
     # Each caller has a replica in its own zone: nothing else keeps calls near.
     assert sorted(zones["WEB"]) == sorted(zones["CART"])
     assert len(set(zones["CART"])) == 2
 
 
 def test_a_simulations_table_finds_a_dependency_violated_where_its_sums_do() -> None:
-    wanted = {"WEB": [GroupPodSpec()] * 2, "CART": [GroupPodSpec()] * 2}
-    answer = simulate(annotated("zone"), wanted, hosts_of(NODES), {}, costs=Costs(CostTable()))
+    answer = simulated("zone")
     assert [row.network_aware_verdict for row in answer.dependencies] == ["unknown"]
     assert answer.network_aware.violations == answer.default.violations == 0
     console = Console(file=io.StringIO(), width=200)

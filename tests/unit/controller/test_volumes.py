@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.cluster.eligibility import selects_node
+from controller.cluster.eligibility import Constraints
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass, Volumes
 from tests.unit.controller.leader import HOST, ZONE, Both
@@ -61,8 +61,8 @@ def pod(**volume_of: Any) -> GroupPod:
 
 
 def nodes_for(known: Volumes, asked: GroupPod) -> str:
-    demands = known.demands_of(asked)
-    return "".join(n for n, labels in NODES.items() if all(selects_node(d, n, labels) for d in demands))
+    constraints, demands = Constraints(asked.spec), known.demands_of(asked)
+    return "".join(n for n, labels in NODES.items() if not constraints.refusal(n, labels, volumes=demands))
 
 
 WITH_CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "data"}}

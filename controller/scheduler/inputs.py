@@ -1,0 +1,73 @@
+"""What plans of groups are made from, for the leader, the descheduler's dry run and every command alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from controller.cluster.hosts import Fleet
+from controller.cluster.pods import GroupPod, NodeSelector
+from controller.cluster.volumes import Volumes
+from controller.scheduler.cached_plan import carried_target
+from controller.scheduler.foreign import foreign_pods
+from controller.scheduler.planner import GroupSnapshot
+from controller.scheduler.state import State
+from controller.traffic.prices import PriceTable
+
+
+class PlanInputs(NamedTuple):
+    """The cluster: stores that watches keep up to date, or the objects of one list or file.
+
+    Attributes:
+        state: AppGroups, costs and Services.
+        fleet: nodes, and the pods bound to them.
+        volumes: volumes and claims.
+        prices: of bytes between zones; None where nobody configured any.
+    """
+
+    state: State
+    fleet: Fleet
+    volumes: Volumes
+    prices: PriceTable | None = None
+
+    def snapshot(
+        self, group: str, pods: Sequence[GroupPod], replicas: Mapping[str, int] | None = None
+    ) -> GroupSnapshot:
+        """All that a plan of a group depends on, but for what the leader promised to other groups.
+
+        Args:
+            group: its key.
+            pods: all of its pods.
+            replicas: workload selector -> how many replicas it declares, where that is known.
+        """
+        known, fleet = self.state.groups[group], self.fleet
+        costs = self.state.costs(known.metadata.namespace)
+        keys = [pod.metadata.key for pod in pods]
+        return GroupSnapshot(
+            graph=self.state.graph(group),
+            pods=pods,
+            replicas=replicas or {},
+            costs=costs.table,
+            hosts=fleet.hosts,
+            used=fleet.used,
+            released={p.metadata.key: target for p in pods if (target := carried_target(p)) is not None},
+            seats={key: seat for key in keys if (seat := fleet.seat_of(key))},
+            group=known,
+            routings=self.state.routings_of(pods),
+            measured=bool(costs.topology),
+            volumes=self.demands_of(pods, replicas or {}),
+            hot=fleet.hot,
+            foreign=foreign_pods(fleet, pods),
+            prices=self.prices,
+        )
+
+    def demands_of(self, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> dict[str, tuple[NodeSelector, ...]]:
+        """See `GroupSnapshot.volumes`."""
+        live = [pod for pod in pods if not pod.over]
+        found = {p.metadata.key: self.volumes.demands_of(p) for p in live if p.spec.volumes}
+        counts = Counter(pod.workload for pod in live)
+        for workload, model in {pod.workload: pod for pod in live if pod.spec.volumes}.items():
+            if counts[workload] < replicas.get(workload, 0):
+                found[workload] = self.volumes.demands_of_next(model)
+        return {key: demands for key, demands in found.items() if demands}
