@@ -183,8 +183,8 @@ def test_the_users_terms_are_narrowed_and_can_be_read_back(terms: list[dict[str,
     assert patch["spec"]["affinity"]["nodeAffinity"][next(iter(wishes))][0] == mine
     back = as_asked(after).spec
     for name, place in NODES.items():
-        before, after = (Constraints(spec).refusal(name, labels_of(*place)) for spec in (pod.spec, back))
-        assert bool(before) == bool(after)
+        was, is_now = (Constraints(spec).refusal(name, labels_of(*place)) for spec in (pod.spec, back))
+        assert bool(was) == bool(is_now)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"key":"other","operator":"Exists"}'])
