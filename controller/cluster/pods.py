@@ -172,6 +172,12 @@ class SpreadConstraint(Wire, frozen=True):
     match_label_keys: list[str] | None = None
 
 
+class SchedulingGroup(Wire, frozen=True):
+    """The PodGroup of a pod, of Kubernetes 1.37 and later."""
+
+    pod_group_name: str = ""
+
+
 class GroupPodSpec(Wire, frozen=True):
     """What of a pod's spec decides where it may go."""
 
@@ -179,6 +185,7 @@ class GroupPodSpec(Wire, frozen=True):
     scheduler_name: str = ""
     priority: int = 0
     scheduling_gates: list[SchedulingGate] | None = None
+    scheduling_group: SchedulingGroup | None = None
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
     tolerations: list[Toleration] | None = None
@@ -226,6 +233,12 @@ class GroupPod(Object, frozen=True):
     def workload(self) -> str:
         """Selector of its workload."""
         return self.metadata.label(WORKLOAD_LABEL)
+
+    @property
+    def pod_group(self) -> str:
+        """Namespace and name of its PodGroup, whose pods kube-scheduler places together or not at all; empty without one."""
+        group = self.spec.scheduling_group
+        return f"{self.metadata.namespace}/{group.pod_group_name}" if group is not None else ""
 
     @property
     def finished(self) -> bool:

@@ -198,7 +198,8 @@ class GatingController:
             self._waiting_events.forget(key)
             self._placements.forget(key)
             self.plans.assumed.forget(key)
-        elif old is not None and new.found_no_node and _attempts(old) != _attempts(new):
+        elif old is not None and new.found_no_node and not new.pod_group and _attempts(old) != _attempts(new):
+            # Of a PodGroup, all pods are refused when one is: that says nothing of the hosts of the others.
             target = target_of(new)
             if target is not None:
                 self.plans.assumed.refuse(new, target.node)
@@ -267,7 +268,9 @@ class GatingController:
         if outlook.pending:
             # The plan that is being made may have a place for those that have none in the one there is.
             places = outlook.plan.targets if outlook.plan is not None else {}
-            releases = tuple(r for r in releases if r.cause in FORCED or r.pod.metadata.key in places)
+            planned = {r.pod.metadata.key for r in releases if r.cause in FORCED or r.pod.metadata.key in places}
+            incomplete = {r.pod.pod_group for r in releases if r.pod.metadata.key not in planned} - {""}
+            releases = tuple(r for r in releases if r.pod.metadata.key in planned and r.pod.pod_group not in incomplete)
         await self._updater.release(group, releases, outlook.plan)
         if releases:
             self._wake(group)

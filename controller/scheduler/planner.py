@@ -291,6 +291,7 @@ class _Reading:
                 reasons[class_] = why_unplaced(wanted, drawn, at, replica)
             unplaced.append(key)
             why[key] = reasons[class_]
+        unplaced += self._whole_pod_groups(targets, why)
         judged, by_time = judge(drawn.problem, at), timed(demand, drawn.problem)
         timing = judge(by_time, at)
         paid_us = None
@@ -308,6 +309,15 @@ class _Reading:
             problems=tuple(dict.fromkeys(self.problems)),
             survival_us=paid_us,
         )
+
+    def _whole_pod_groups(self, targets: dict[str, Target], why: dict[str, str]) -> list[str]:
+        """Take the places from pods that kube-scheduler will not bind, because others of their PodGroup have none; their keys."""
+        waiting = [pod for pod in self.snapshot.pods if pod.pod_group and pod.waiting]
+        reasons = {p.pod_group: why[p.metadata.key] for p in waiting if p.metadata.key in why}
+        left = {p.metadata.key: reasons[p.pod_group] for p in waiting if p.pod_group in reasons}
+        taken = [key for key in left if targets.pop(key, None) is not None]
+        why.update((key, f"not all of its PodGroup have a place: {left[key]}") for key in taken)
+        return taken
 
     def _avoiding(self, demand: Demand) -> Demand:
         """The demand without hot hosts."""

@@ -180,14 +180,34 @@ class _Decider:
         waiting: dict[str, str] = {}
         gated = [pod for pods in self._live.values() for pod in pods if pod.gated]
         last = len(self._queue.order) + 1
-        for pod in sorted(gated, key=lambda p: (self._queue.order.get(p.workload, last), p.metadata.key)):
-            cause, reason = self._judge(pod)
+        ordered = sorted(gated, key=lambda p: (self._queue.order.get(p.workload, last), p.metadata.key))
+        judged = {pod.metadata.key: self._judge(pod) for pod in ordered}
+        together = self._pod_groups(ordered, judged)
+        for pod in ordered:
+            cause, reason = judged[pod.metadata.key]
+            if pod.pod_group and not pod.other_gates:
+                cause, reason = together[pod.pod_group], reason or "its PodGroup is held by another scheduling gate"
             if cause is not None:
                 releases.append(Release(pod, cause))
             else:
                 waiting[pod.metadata.key] = reason
         again_s = max(min(self._wakes), 0.05) if waiting and self._wakes else None
         return ReleaseDecision(tuple(releases), waiting, again_s)
+
+    @staticmethod
+    def _pod_groups(
+        ordered: Sequence[GroupPod], judged: Mapping[str, tuple[Cause | None, str]]
+    ) -> dict[str, Cause | None]:
+        """Why all pods of a PodGroup go, None where they wait. kube-scheduler binds none of them before it has them all, so
+        they go with the first whose turn it is, unless another gate holds one of them.
+        """
+        held = {pod.pod_group for pod in ordered if pod.other_gates}
+        found: dict[str, Cause | None] = {}
+        for pod in ordered:
+            cause, _ = judged[pod.metadata.key]
+            goes = pod.pod_group not in held or cause in FORCED
+            found[pod.pod_group] = found.get(pod.pod_group) or (cause if goes else None)
+        return found
 
     def _judge(self, pod: GroupPod) -> tuple[Cause | None, str]:
         if pod.other_gates:

@@ -239,6 +239,24 @@ def test_a_pod_behind_another_gate_holds_nobody_up_and_keeps_ours(age_s: float) 
     assert turns.waiting == {"d/a": "held by another scheduling gate: kueue.x-k8s.io/admission"}
 
 
+@pytest.mark.parametrize(
+    ("others", "age_s", "expected"),
+    [
+        ([], 0, [("a", "turn"), ("c", "turn")]),
+        (["kueue.x-k8s.io/admission"], 0, []),
+        (["kueue.x-k8s.io/admission"], CONFIG.max_wait_s, [("a", "waited")]),
+    ],
+)
+def test_pods_of_one_pod_group_go_together(others: list[str], age_s: float, expected: list[tuple[str, str]]) -> None:
+    """Whoever is not of it waits as before: b comes before c."""
+    pods = [msgspec.to_builtins(pod(name, name.upper(), age_s=age_s)) for name in ("a", "c")]
+    for made in pods:
+        made["spec"]["schedulingGroup"] = {"podGroupName": "gang"}
+    pods[1]["spec"]["schedulingGates"] += [{"name": name} for name in others]
+    members = [msgspec.convert(made, GroupPod) for made in pods]
+    assert released(plan_release(queue(*members, pod("b", "B")), CREATED, CONFIG)) == expected
+
+
 def test_the_longest_wait_counts_from_when_the_last_gate_of_others_opened() -> None:
     freed = queue(pod("b", "B", age_s=10 * CONFIG.max_wait_s), pod("a", "A"), free_at={"d/b": CREATED - 1})
     assert released(plan_release(freed, CREATED, CONFIG)) == [("a", "turn")]

@@ -1,0 +1,147 @@
+"""Pods that are of an AppGroup and of a PodGroup, on the real kube-scheduler: placed by the plan or left alone, never in part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from controller.cluster.pods import GroupPod, Placement, target_of
+from controller.cluster.resources import AppGroup
+from controller.scheduler.config import SchedulerConfig
+from kubekit import conditions
+from kubekit.client import Client
+from kubekit.wire import PODS, Condition, Object, Resource
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.scheduler.conftest import (
+    PATIENT,
+    Lead,
+    Serve,
+    create_group,
+    create_pod,
+    read_pod,
+    set_costs,
+    until,
+    until_bound,
+    until_unschedulable,
+)
+
+pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600)]
+
+PODGROUPS = Resource("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup")
+FAR = {("a", "b"): 40, ("b", "a"): 40}
+
+
+async def create_pod_group(client: Client, namespace: str, name: str, minimum: int) -> None:
+    body = {
+        "apiVersion": PODGROUPS.api_version,
+        "kind": PODGROUPS.kind,
+        "metadata": {"name": name},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}},
+    }
+    await client.create(PODGROUPS, body, Object, namespace=namespace)
+
+
+async def create_members(
+    client: Client, namespace: str, names: Iterable[str], workload: str, **fields: Any
+) -> dict[str, GroupPod]:
+    spec: dict[str, Any] = {"schedulingGroup": {"podGroupName": "gang"}, **fields}
+    return {name: await create_pod(client, namespace, name, group="a1", workload=workload, **spec) for name in names}
+
+
+async def pods_of(client: Client, namespace: str) -> list[GroupPod]:
+    return await client.list(PODS, GroupPod, namespace=namespace)
+
+
+async def tried(client: Client, namespace: str) -> Condition | None:
+    """The PodGroup's condition that the scheduler sets."""
+    found = await client.get(PODGROUPS, "gang", AppGroup, namespace=namespace)
+    return conditions.find(found.status.conditions, "PodGroupInitiallyScheduled")
+
+
+@pytest.mark.parametrize("placement", ["extender", "affinity"])
+async def test_gates_of_one_pod_group_open_together(
+    client: Client,
+    namespace: str,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    extender: Serve,
+    lead: Lead,
+    placement: Placement,
+) -> None:
+    """One workload's pods would wait at their gates until the other's are bound, which wait for all of the PodGroup."""
+    for node, zone in (("n-a", "a"), ("n-b", "b")):
+        await ready_node(node, zone=zone, region="r", capacity={"cpu": "3"})
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"A": [("B", 10)], "B": []}, members=3)
+    await create_pod_group(client, namespace, "gang", 3)
+    config = SchedulerConfig(gates=PATIENT, placement=placement)
+    async with extender(config) as url, lead(config):
+        await scheduler(extender_url=url)
+        await create_members(client, namespace, ("b1",), "B", requests={"cpu": "1"})
+        await create_members(client, namespace, ("a1", "a2"), "A", requests={"cpu": "1"})
+        placed = await until_bound(client, namespace, "a1", "a2", "b1")
+        pods = {pod.metadata.name: target_of(pod) for pod in await pods_of(client, namespace)}
+    assert len(set(placed.values())) == 1, placed
+    assert {name: target.node for name, target in pods.items() if target is not None} == placed
+
+
+async def test_hypothetical_placements_use_nothing_up(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
+) -> None:
+    """A PodGroup that fails because of a pod that is not ours: what its other pods were shown is theirs as before."""
+    nodes = ("n-1", "n-2", "n-3")
+    for node in nodes:
+        await ready_node(node, zone="a", region="r", capacity={"cpu": "2"})
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"A": []}, members=3)
+    await create_pod_group(client, namespace, "gang", 4)
+    config = SchedulerConfig(gates=PATIENT)
+    async with extender(config) as url, lead(config):
+        await scheduler(extender_url=url)
+        gang = {"podGroupName": "gang"}
+        await create_pod(client, namespace, "large", requests={"cpu": "16"}, schedulingGroup=gang)
+        await create_members(client, namespace, ("p1", "p2", "p3"), "A", requests={"cpu": "2"})
+        words = await until_unschedulable(client, namespace, "p1")
+        before = {name: target_of(await read_pod(client, namespace, name)) for name in ("p1", "p2", "p3")}
+        assert sorted(t.node for t in before.values() if t is not None) == list(nodes), (before, words)
+        await ready_node("n-large", zone="a", region="r", capacity={"cpu": "16"})
+        placed = await until_bound(client, namespace, "large", "p1", "p2", "p3")
+    assert placed == {"large": "n-large", **{name: t.node for name, t in before.items() if t is not None}}
+
+
+async def test_a_pod_group_that_does_not_fit_leaves_nothing_behind(
+    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve, lead: Lead
+) -> None:
+    """Fifty pods where thirty fit: none is bound, told a place or promised room; another AppGroup has all of it."""
+    for node in ("n-1", "n-2", "n-3"):
+        await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
+    await set_costs(client, namespace, FAR)
+    await create_group(client, namespace, {"A": []}, members=50)
+    await create_group(client, namespace, {"B": []}, members=30, name="a2")
+    await create_pod_group(client, namespace, "gang", 50)
+    members, others = [f"m{i:02}" for i in range(50)], [f"o{i:02}" for i in range(30)]
+    config = SchedulerConfig(gates=PATIENT)
+    async with extender(config) as url, lead(config):
+        await scheduler(extender_url=url)
+        await create_members(client, namespace, members, "A", requests={"cpu": "1"})
+
+        async def refused() -> bool:
+            condition, pods = await tried(client, namespace), await pods_of(client, namespace)
+            return condition is not None and condition.status == "False" and all(pod.found_no_node for pod in pods)
+
+        await until(refused)
+        left = await pods_of(client, namespace)
+        assert [
+            (p.metadata.name, p.spec.node_name, target_of(p)) for p in left if p.spec.node_name or target_of(p)
+        ] == []
+        for name in others:
+            await create_pod(client, namespace, name, group="a2", workload="B", requests={"cpu": "1"})
+        placed = await until_bound(client, namespace, *others)
+        told = {name: target_of(await read_pod(client, namespace, name)) for name in others}
+        assert {name: target.node for name, target in told.items() if target is not None} == placed
+        for node in ("n-4", "n-5", "n-6", "n-7", "n-8"):
+            await ready_node(node, zone="a", region="r", capacity={"cpu": "10"})
+        found = await until_bound(client, namespace, *members)
+    assert set(found.values()) == {"n-4", "n-5", "n-6", "n-7", "n-8"}
