@@ -20,13 +20,13 @@ from controller.cluster.caches import Caches
 from controller.cluster.status_writing import Capabilities
 from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
+from controller.diagnosis.events import EventReporter
 from controller.groups.reconciler import AppGroupController
 from controller.page.server import MAX_VIEWERS, Page
 from controller.scheduler.gates import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
 from controller.traffic.keeper import TrafficKeeper
-from controller.views.announcing import Announcer
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -165,7 +165,7 @@ class Manager:
             client=client,
             prices=config.traffic.prices.table(),
         )
-        self._announcer = Announcer(lambda: self._page.sources.look(time.time()), client, self._recorder)
+        self._event_reporter = EventReporter(lambda: self._page.sources.look(time.time()), client, self._recorder)
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
@@ -217,7 +217,7 @@ class Manager:
                 "scheduling": self._scheduling.run(),
                 "bootstrap": self._bootstrap.run(),
                 "traffic": self._traffic.run(),
-                "announcer": self._announcer.run(),
+                "event reporter": self._event_reporter.run(),
             }
         )
 

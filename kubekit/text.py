@@ -44,3 +44,8 @@ def mask_controls(text: str) -> str:
 def escape_controls(data: str) -> str:
     """JSON whose control and format characters are escaped, those included that JSON allows."""
     return data if data.isascii() else "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in data)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 pod``, ``2 pods``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -12,9 +12,8 @@ from rich.text import Text
 from controller.cli.command import Command, Table
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, rate, share, short_rate
-from controller.views.bandwidth import build_bandwidth
-from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView, View
-from controller.views.problems import ENFORCED_VERDICTS
+from controller.diagnosis.bandwidth import build_bandwidth
+from controller.diagnosis.model import ENFORCED_VERDICTS, BandwidthView, NodeBandwidthView, PodBandwidthView, View
 
 WIDE, BAR = 110, 16
 """Columns from which on everything has room; width of a bar."""
@@ -94,9 +93,7 @@ class Bandwidth(Command):
     def is_bad(self, answer: BandwidthAnswer) -> bool:
         """A node is overcommitted, or a limit does not hold."""
         nodes, pods = answer.bandwidth.nodes, answer.bandwidth.pods
-        return any(n.overcommitted for n in nodes) or any(
-            p.problem or not ENFORCED_VERDICTS.issuperset(p.verdicts.values()) for p in pods
-        )
+        return any(n.overcommitted for n in nodes) or any(p.problem or p.unenforced for p in pods)
 
 
 def _must(found: object, message: str) -> None:

@@ -28,9 +28,9 @@ class Summary(NamedTuple):
 
 SUMMARIES: Sequence[Summary] = (
     Summary(
-        "status", "agents, measurements, costs, groups, bandwidth and problems, in one screen", "status", "ShowStatus"
+        "status", "agents, measurements, costs, groups, bandwidth and findings, in one screen", "status", "ShowStatus"
     ),
-    Summary("why", "what is wrong, because of what, and what to do", "why", "Why"),
+    Summary("diagnose", "what is wrong, its cause, and what fixes it", "diagnose", "Diagnose"),
     Summary("page", "open the page in the browser: what is wrong, costs, placement, live", "page", "OpenPage"),
     Summary("costs", "costs, or latencies, between zones as a heat map", "costs", "ShowCosts"),
     Summary("latency", "between two zones: the newest sample, and with --prometheus its history", "latency", "Latency"),
@@ -53,6 +53,7 @@ SUMMARIES: Sequence[Summary] = (
     Summary("money", "what traffic between zones costs, and whose it is", "money", "MoneyOf"),
     Summary("convert", "turn older spellings of AppGroup and NetworkTopology into accepted ones", "convert", "Convert"),
 )
+ALIASES = {"why": "diagnose"}
 HELP = {summary.name: summary.help for summary in SUMMARIES}
 
 

@@ -15,8 +15,8 @@ from controller.cli.looking import UNMEASURED, add_costs_arguments, count_unmeas
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
 from controller.cluster.resources import NETWORK_TOPOLOGIES
-from controller.views.model import NetworkView, PairView, View
-from controller.views.network import build_network, by_pair
+from controller.diagnosis.model import NetworkView, PairView, View
+from controller.diagnosis.zones import build_network, by_pair
 
 _SIGNS = {"stale": "~", "inferred": "*", "unreachable": "x"}
 _BARE_WIDTH = 2
@@ -37,7 +37,6 @@ class ShowCosts(Command):
     examples = (
         ("costs", "the zones as a heat map"),
         ("costs --percentile p90", "in milliseconds"),
-        ("costs --level region -o csv", "between regions, for a spreadsheet"),
     )
     description = (
         "The matrix of costs between zones as the scheduler reads them, or with --percentile the round trips behind them in "
@@ -52,7 +51,6 @@ class ShowCosts(Command):
         parser.add_argument(
             "--percentile", choices=("p50", "p90", "p99"), help="show measured round trips in ms instead of costs"
         )
-        parser.add_argument("--level", choices=("zone", "region"), default="zone", help="between what (default: zone)")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> CostsView:
         """Read and choose."""
@@ -73,8 +71,6 @@ class ShowCosts(Command):
     def show(self, answer: CostsView, options: argparse.Namespace, width: int) -> RenderableType:
         """The heat map, in blocks of columns where it is wider than the terminal."""
         network = answer.network
-        if options.level == "region":
-            return _regions(network, width)
         pairs = by_pair(network.pairs)
         values = {key: _value(pair, options.percentile) for key, pair in pairs.items()}
         names = [(zone.name, zone.region) for zone in network.zones]
@@ -83,11 +79,8 @@ class ShowCosts(Command):
         matrix = _Matrix(names, values, signs)
         return Group(_headline(answer, options.percentile), Text(), *matrix.draw(width), Text(), *_foot(matrix, unit))
 
-    def rows(self, answer: CostsView, options: argparse.Namespace) -> Table:
+    def rows(self, answer: CostsView, options: argparse.Namespace) -> Table:  # noqa: ARG002
         """One row per ordered pair."""
-        if options.level == "region":
-            pairs = answer.network.region_pairs
-            return ("origin", "destination", "cost"), [(p.origin, p.destination, p.cost) for p in pairs]
         header = ("origin", "destination", "cost", "basis", "p50_us", "p90_us", "p99_us", "age_s", "doubts", "prober")
         return header, [_row(pair, answer.at) for pair in answer.network.pairs]
 
@@ -210,12 +203,3 @@ def _foot(matrix: _Matrix, unit: str) -> Iterator[RenderableType]:
         notes.append("· none")
     if notes:
         yield Text("  ".join(notes), style=FAINT)
-
-
-def _regions(network: NetworkView, width: int) -> RenderableType:
-    values: dict[tuple[str, str], float | None] = {(p.origin, p.destination): p.cost for p in network.region_pairs}
-    names = [(name, "regions") for name in sorted({p.origin for p in network.region_pairs})]
-    if not names:
-        return Text("there are no two regions", style=FAINT)
-    matrix = _Matrix(names, values, {})
-    return Group(*matrix.draw(width), Text(), *_foot(matrix, "cost"))

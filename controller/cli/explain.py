@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from controller.cli.command import Command, Row, Table
+from controller.cli.diagnose import describe_verdict
 from controller.cli.explain_group import (
     ExplainedGroup,
     explain_group,
@@ -18,11 +19,11 @@ from controller.cli.explain_group import (
     standing_survival,
     survival_lines,
 )
-from controller.cli.looking import facts_of, state_of, verdict_on
+from controller.cli.looking import state_of, verdict_on
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
-from controller.cli.why import describe_verdict
 from controller.diagnosis.pods import PodVerdict
+from controller.diagnosis.reading import read_facts
 from controller.scheduler.balance import as_it_stands
 from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
 from controller.scheduler.survival import Survival
@@ -72,11 +73,11 @@ class Explain(Command):
             return await explain_group(session, options.name)
         pod = await session.pod(options.name)
         session.namespace = None
-        snapshot = await session.snapshot(groups=True, agents=True, around=True)
+        snapshot = await session.snapshot(groups=True, agents=True, control_plane=True)
         # The pod itself is to be judged as if it were not there yet.
         others = (other for other in snapshot.pods if other.metadata.key != pod.metadata.key)
         state = state_of(snapshot, others)
-        verdict = verdict_on(pod, facts_of(snapshot, pod))
+        verdict = verdict_on(pod, read_facts(snapshot, pod))
         now = explain(state, pod)
         state.take_pod(pod.metadata.key, None, pod)
         survival = standing_survival(as_it_stands(state, now.group)) if now.group else None
@@ -90,7 +91,7 @@ class Explain(Command):
         parts: list[RenderableType] = [_headline(now)]
         verdict = answer.verdict
         # Of a pod that is where it should be, and of one that has ended, the headline says enough.
-        if verdict is not None and verdict.kind != "finished" and (verdict.kind != "placed" or verdict.do):
+        if verdict is not None and verdict.kind != "finished" and (verdict.kind != "placed" or verdict.fix):
             parts += describe_verdict(verdict, answer.at)
         # Where the rule would put a pod says nothing about one that the rule is not asked about.
         if verdict is None or verdict.kind in {"placed", "waiting"}:

@@ -16,11 +16,11 @@ from controller.cli.looking import add_costs_arguments, note_unused, state_of
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid, milliseconds
 from controller.cluster.resources import APPGROUPS
+from controller.diagnosis.zones import build_network
 from controller.groups.status import BALANCED
 from controller.scheduler.balance import advise, as_it_stands
 from controller.views.groups import build_groups
 from controller.views.model import EdgeView, GroupView, PodView
-from controller.views.network import build_network
 
 
 class GraphOf(Command):

@@ -15,9 +15,9 @@ from controller.cli.parser import duration
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, grid, milliseconds, sparkline
 from controller.cluster.zones import draw_map
+from controller.diagnosis.model import PairView, View
+from controller.diagnosis.zones import build_network, by_pair
 from controller.prometheus import PrometheusClient, PrometheusError, Series
-from controller.views.model import PairView, View
-from controller.views.network import build_network, by_pair
 
 QUANTILES = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 METRIC = "netaware_probe_latency_seconds"

@@ -1,4 +1,4 @@
-"""What commands judge by: one look at the cluster, and its state in the scheduler's eyes."""
+"""What several commands share: the facts of the cluster, the scheduler's state of it, and flags and notes about costs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from controller.cluster.volumes import (
     Volumes,
 )
 from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import has_leader
+from controller.diagnosis.model import NetworkView, PairBasis, PairView
 from controller.diagnosis.pods import PodVerdict, judge_pod
-from controller.diagnosis.rules import leads
+from controller.diagnosis.reading import read_facts
+from controller.diagnosis.rules import diagnose
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.state import State
-from controller.views.agents import build_agents
-from controller.views.model import NetworkView, PairBasis, PairView
-from controller.views.network import build_network
-from controller.views.overview import read_facts
-from controller.views.snapshot import ClusterSnapshot
 
 UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")
 """What a cost rests on that is no measurement of its own, or none of late."""
@@ -57,28 +56,23 @@ def note_unused(session: Session, network: NetworkView) -> None:
         session.notes["costs"] = f"the scheduler does not use {name}"
 
 
-async def look_around(session: Session, pod: GroupPod | None = None) -> tuple[float, Facts]:
-    """Now, in unix seconds, and the facts of all namespaces; with ``pod`` also of one that is of no group.
+async def read_facts_of(session: Session, pod: GroupPod | None = None) -> Facts:
+    """The facts of all namespaces now; with ``pod`` also of one that belongs to no group.
 
     Raises:
         KubekitError: the nodes cannot be read.
     """
     session.namespace = None
-    snapshot = await session.snapshot(groups=True, agents=True, around=True)
-    return snapshot.now_s, facts_of(snapshot, pod)
-
-
-def facts_of(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
-    """The facts of a snapshot, and of ``pod`` where it is not in it. Pure."""
-    more = () if pod is None or any(pod.metadata.key == there.metadata.key for there in snapshot.pods) else (pod,)
-    return read_facts(snapshot, build_network(snapshot, "", ""), build_agents(snapshot), more)
+    snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, control_plane=True)
+    return read_facts(snapshot, pod)
 
 
 def verdict_on(pod: GroupPod | None, facts: Facts) -> PodVerdict | None:
-    """Why a pod of these facts is where it is, or is not; None for none. Pure."""
+    """Why a pod of these facts is where it is, or is pending; None for none. Pure."""
     if pod is None:
         return None
-    return judge_pod(next(fact for fact in facts.pods if fact.key == pod.metadata.key), facts, leads=leads(facts))
+    fact = next(fact for fact in facts.pods if fact.key == pod.metadata.key)
+    return judge_pod(fact, facts, has_leader=has_leader(diagnose(facts)))
 
 
 def state_of(snapshot: ClusterSnapshot, pods: Iterable[GroupPod]) -> State:

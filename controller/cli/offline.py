@@ -17,11 +17,11 @@ from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import SPREAD_ANNOTATION
 from controller.cluster.volumes import Volumes
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.planner import Plan, plan_group
 from controller.scheduler.preferences import OBJECTIVE_ANNOTATION
 from controller.scheduler.problem_builder import Objective, Spread
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Object
 
 T = TypeVar("T", bound=Object)

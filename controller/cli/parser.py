@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from controller.cli.command import Command
-from controller.cli.commands import HELP, Summary
+from controller.cli.commands import ALIASES, HELP, Summary
 from controller.cli.shells import SHELLS
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
@@ -90,11 +90,13 @@ def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentPars
     parser.add_argument("--version", action="version", version=f"kubectl-netaware {installed_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for command in commands:
+        aliases = [alias for alias, name in ALIASES.items() if name == command.name]
         if isinstance(command, Summary):
-            subparsers.add_parser(command.name, help=command.help)
+            subparsers.add_parser(command.name, aliases=aliases, help=command.help)
             continue
         sub = subparsers.add_parser(
             command.name,
+            aliases=aliases,
             help=HELP[command.name],
             description=command.description,
             epilog=_epilog(command),

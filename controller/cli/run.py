@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from controller.cli.command import Command
-from controller.cli.commands import SUMMARIES
+from controller.cli.commands import ALIASES, SUMMARIES
 from controller.cli.parser import build_parser, fill_defaults, named_in
 from controller.cli.shells import script
 from kubekit import logs
@@ -35,6 +35,7 @@ def run(argv: Sequence[str]) -> int:
 
         return answer(argv[1:], COMMANDS)
     named = named_in(argv)
+    named = ALIASES.get(named, named)
     parser = build_parser([summary.load() if summary.name == named else summary for summary in SUMMARIES])
     options = parser.parse_args(argv)
     fill_defaults(options)
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.write(script(options.shell))
         return EXIT_ANSWERED
     logs.set_up(level="error")
-    command = next(summary for summary in SUMMARIES if summary.name == options.command).load()
+    command = next(summary for summary in SUMMARIES if summary.name == named).load()
     return _guarded(lambda: asyncio.run(_run(command, options)))
 
 

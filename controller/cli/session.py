@@ -31,19 +31,16 @@ from controller.cluster.resources import (
 from controller.cluster.services import Service
 from controller.cluster.zones import draw_map
 from controller.config import ControllerConfiguration
-from controller.diagnosis.facts import Surroundings
-from controller.diagnosis.reading import PROGRAM_SELECTOR, ProgramPodObject, read_lease, read_programs
+from controller.diagnosis.reading import read_control_plane
+from controller.diagnosis.readings import read_all
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, Readings
 from controller.prometheus import PrometheusClient
 from controller.topology.results import ObjectName, results_named_by, results_of_agents
-from controller.views.readings import read_all
-from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
-from kubekit.lease import Lease
 from kubekit.wire import (
     CONFIGMAPS,
     DEPLOYMENTS,
-    LEASES,
     NAMESPACES,
     NODES,
     PODS,
@@ -54,7 +51,7 @@ from kubekit.wire import (
     Object,
     Resource,
 )
-from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
+from netperf.contract import AGENT_POD_SELECTOR, CONTROLLER_POD_SELECTOR, PLAN_SELECTOR, RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 
@@ -101,7 +98,7 @@ class Session:
         bandwidth: bool = False,
         agents: bool = False,
         readings: bool = False,
-        around: bool = False,
+        control_plane: bool = False,
         measurements: bool = True,
     ) -> ClusterSnapshot:
         """Read the configuration in force, nodes, topologies, results and plans, and on request more.
@@ -111,7 +108,7 @@ class Session:
             bandwidth: every pod of the namespace, since any may ask for bandwidth.
             agents: pods of the agent's DaemonSet.
             readings: what Prometheus knows; empty without one.
-            around: how our own programs fare, so that it can be said what is wrong.
+            control_plane: the state of our own programs, which a diagnosis needs.
             measurements: results and plans; those who need costs alone spare asking for what the controller itself may not get.
 
         Raises:
@@ -153,7 +150,7 @@ class Session:
             scheduler=config.scheduler,
             readings=read,
             prices=config.traffic.prices.table(),
-            around=await self._around() if around else None,
+            control_plane=await self._control_plane() if control_plane else None,
         )
 
     async def configuration(self) -> ControllerConfiguration:
@@ -226,31 +223,18 @@ class Session:
                 return "", [f"{name}: {line}" for line in error.message.splitlines()]
         return "", []
 
-    async def _around(self) -> Surroundings:
-        lease, known = await self._lease()
+    async def _control_plane(self) -> ControlPlaneStatus:
         note = self.notes.get(NETWORK_TOPOLOGIES.plural, "")
-        try:
-            pods = await self.client.list(PODS, ProgramPodObject, namespace=self.home, label_selector=PROGRAM_SELECTOR)
-        except ApiError:
-            pods = []
-        return Surroundings(
+        status = await read_control_plane(
+            self.client,
+            self.home,
             installed=not note or "not allowed" in note,
             topologies_known=not note,
-            programs=read_programs(pods),
-            lease=read_lease(lease),
-            lease_known=known,
-            complaints=tuple(self.complaints),
+            complaints=self.complaints,
         )
-
-    async def _lease(self) -> tuple[Lease | None, bool]:
-        """The leader's Lease, and whether it may be read at all."""
-        try:
-            return await self.client.get(LEASES, CONTROLLER, Lease, namespace=self.home), True
-        except ApiError as error:
-            if not error.forbidden:
-                return None, error.not_found
+        if not status.lease_known:
             self.notes["Lease"] = "not allowed to read it"
-            return None, False
+        return status
 
     def require(self, resource: Resource) -> None:
         """Raise NotFoundError when objects of a kind, which the answer is about, could not be read."""

@@ -29,6 +29,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import Routing
 from controller.convert.spellings import convert
+from controller.diagnosis.model import View
 from controller.groups.status import Verdict, hosts_by_location, judge
 from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.planner import GroupSnapshot, plan_group
@@ -37,7 +38,6 @@ from controller.scheduler.problem_builder import PRICED, Spread
 from controller.scheduler.stock import place
 from controller.traffic.placed import Placed
 from controller.traffic.workloads import Place
-from controller.views.model import View
 from kubekit.errors import ConfigError
 
 RUNS = 25

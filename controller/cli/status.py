@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table as Lines
 from rich.text import Text
 
 from controller.cli.command import Command, Table
+from controller.cli.diagnose import describe, finding_rows
 from controller.cli.looking import count_unmeasured, note_unused
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, counted, percent, rate
-from controller.cli.why import describe
-from controller.views.model import GroupView, NetworkView, Overview, ProblemView
+from controller.diagnosis.model import NetworkView
+from controller.views.model import GroupView, Overview
 from controller.views.overview import build
 
 SHOWN = 3
@@ -32,8 +32,8 @@ class ShowStatus(Command):
         ("status --prometheus http://localhost:9090", "with alerts that only history can judge"),
     )
     description = (
-        "One line per part of the system, then what needs a person's eye, under the name of the alert that stands for it. "
-        "With --prometheus, alerts that only history can judge are added, and each is marked if it fires. "
+        "One line per part of the system, then what is wrong, as `diagnose` shows it. "
+        "With --prometheus, limits that are not enforced and firing alerts are added. "
         "AppGroups and pods of all namespaces count, unless -n is given."
     )
 
@@ -42,7 +42,7 @@ class ShowStatus(Command):
         if not options.namespace:
             session.namespace = None
         await session.ask_controllers()
-        snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, around=True)
+        snapshot = await session.snapshot(groups=True, bandwidth=True, agents=True, readings=True, control_plane=True)
         answer = build(snapshot, namespace=session.namespace)
         note_unused(session, answer.network)
         return answer
@@ -56,22 +56,15 @@ class ShowStatus(Command):
             lines.add_row(name, text)
         if any(finding.code == "not-installed" for finding in answer.findings):
             return Group(*describe(answer.findings, answer.at))
-        told = {finding.alert for finding in answer.findings}
-        rest = [problem for problem in answer.problems if problem.alert not in told]
-        found = [*describe(answer.findings, answer.at), Text()] if answer.findings else []
-        return Group(lines, Text(), *found, *([_problems(rest)] if rest or not found else []))
+        return Group(lines, Text(), *(describe(answer.findings, answer.at) or [Text("✓ nothing is wrong", style=GOOD)]))
 
     def rows(self, answer: Overview, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """The problems; the other lines are no table."""
-        header = ("alert", "severity", "count", "firing", "summary", "examples")
-        return header, [
-            (p.alert, p.severity, p.count, p.firing, p.summary, "; ".join(p.examples)) for p in answer.problems
-        ]
+        """The findings; the other lines are no table."""
+        return finding_rows(answer.findings)
 
     def is_bad(self, answer: Overview) -> bool:
-        """There is a problem that is more than a remark."""
-        severities = [problem.severity for problem in answer.problems] + [f.severity for f in answer.findings]
-        return any(severity != "info" for severity in severities)
+        """There is a finding that is more than a remark."""
+        return any(finding.severity != "info" for finding in answer.findings)
 
 
 def _lines(answer: Overview) -> Iterable[tuple[str, Text]]:
@@ -83,7 +76,7 @@ def _lines(answer: Overview) -> Iterable[tuple[str, Text]]:
         yield "Zone loss", lost
     yield "Bandwidth", _bandwidth(answer)
     if answer.prometheus:
-        state = answer.prometheus_error or f"{sum(bool(p.firing) for p in answer.problems)} of our alerts firing"
+        state = answer.prometheus_error or f"{sum(bool(f.firing) for f in answer.findings)} of our alerts firing"
         yield "Prometheus", Text.assemble(answer.prometheus, (f"  {state}", BAD if answer.prometheus_error else ""))
 
 
@@ -176,24 +169,3 @@ def _bandwidth(answer: Overview) -> Text:
     if limited:
         text.append(f"  {counted(limited, 'pod')} with limits", style=FAINT)
     return text
-
-
-def _problems(problems: Sequence[ProblemView]) -> RenderableType:
-    if not problems:
-        return Text("✓ no problems", style=GOOD)
-    # A column of its own for the sign, so that what does not fit stands below the text and not below the sign.
-    lines = Lines.grid(padding=(0, 1, 0, 0))
-    for problem in problems:
-        head = Text.assemble((problem.summary, STRONG))
-        head.stylize(BAD if problem.severity == "critical" else "")
-        head.append(f"  {problem.alert}", style=FAINT)
-        if problem.firing is not None:
-            head.append(" firing" if problem.firing else " not firing yet", style=BAD if problem.firing else FAINT)
-        sign = "✗" if problem.severity != "info" else "·"
-        lines.add_row(Text(sign, style=BAD if problem.severity == "critical" else ""), head)
-        for example in problem.examples:
-            lines.add_row("", Padding(Text(example, style=FAINT), (0, 0, 0, 2)))
-        more = problem.count - len(problem.examples)
-        if more > 0 and problem.examples:
-            lines.add_row("", Padding(Text(f"and {more} more", style=FAINT), (0, 0, 0, 2)))
-    return lines

@@ -15,12 +15,12 @@ from controller.cli.session import Session
 from controller.cluster.costs import SAME_ZONE_COST, Location
 from controller.cluster.resources import AppGroup
 from controller.cluster.zones import draw_map
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable, price_table
 from controller.traffic.proposals import CostOf, as_declared
 from controller.traffic.sources import SOURCES, Source, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, Workloads
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.errors import ConfigError
 from kubekit.wire import PODS
 

@@ -1,4 +1,5 @@
-"""What is wrong, because of what, since when, whom it hurts, and what to do: one pure function from objects to findings.
+"""What is wrong with the cluster: `reading.read_facts` turns a snapshot into facts, `rules.diagnose` turns facts into findings.
 
-May import `controller.cluster` and `controller.groups`. Commands, page and events show findings; none of them judges for itself.
+`diagnose` is the only judge: commands, the page and events show its list. Each finding has a code, its cause, what it affects and
+what fixes it. May import every room of the controller but views, page and command line; only `events` writes.
 """

@@ -10,11 +10,13 @@ import msgspec
 from kubekit.text import printable
 
 Severity = Literal["critical", "warning", "info"]
-_CENTRAL = frozenset({"controller-down", "no-leader", "scheduler-down", "extender-down"})
-STOPS_ALL = _CENTRAL | {"not-installed", "agents-gone", "no-plan", "no-topology"}
-"""Findings that concern every pod, group, zone and node, whoever is named."""
-MOST_HURT = 20
-"""So many are named."""
+LEADERLESS = frozenset({"controller-down", "no-leader"})
+"""Findings that say that no controller leads."""
+_CENTRAL = LEADERLESS | {"scheduler-down", "extender-down"}
+STOPS_ALL = _CENTRAL | {"not-installed", "no-agents", "no-plan", "no-topology"}
+"""Findings that concern every pod, group, zone and node, whatever they name."""
+MAX_AFFECTED = 20
+"""So many affected objects are named."""
 RANK: dict[Severity, int] = {"critical": 0, "warning": 1, "info": 2}
 
 
@@ -24,34 +26,41 @@ class Finding(msgspec.Struct, frozen=True):
     Attributes:
         code: short and stable, for programs and tests.
         severity: critical (the product does not do its work), warning (somebody is worse off), info.
-        what: what is wrong, in one sentence.
-        because: the chain of causes, the nearest first; the last one is the first cause.
+        summary: what is wrong, in one sentence.
+        cause: the chain of causes, the nearest first; the last one is the root cause.
         since: unix seconds; None where nothing tells it.
-        hurts: who is worse off, as ``namespace/name`` or names of nodes and zones.
-        do: commands to paste, or what to change: first where to look, last what ends it. Words in capitals (``ZONE``) are a choice.
+        affects: who is worse off, as ``namespace/name`` or names of nodes and zones.
+        fix: commands to paste, or what to change: first where to look, last what ends it. Words in capitals (``ZONE``) are a choice.
         alert: the alert that stands for the same state, and the section of the runbook; empty without one.
+        firing: whether Prometheus says that this alert fires; None where it was not asked.
     """
 
     code: str
     severity: Severity
-    what: str
-    because: tuple[str, ...] = ()
+    summary: str
+    cause: tuple[str, ...] = ()
     since: float | None = None
-    hurts: tuple[str, ...] = ()
-    do: tuple[str, ...] = ()
+    affects: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
     alert: str = ""
+    firing: bool | None = None
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Worst first; of equals our own central programs, since without them nothing else mends, then those that hurt most."""
+    """Worst first; of equals our own central programs, since without them nothing else mends, then those that affect most."""
     return tuple(
         sorted(
             map(_plain, findings),
-            key=lambda f: (RANK[f.severity], f.code not in _CENTRAL, -len(f.hurts), f.code, f.what),
+            key=lambda f: (RANK[f.severity], f.code not in _CENTRAL, -len(f.affects), f.code, f.summary),
         )
     )
 
 
+def has_leader(findings: Iterable[Finding]) -> bool:
+    """Whether some controller leads, as far as the findings of `rules.diagnose` tell."""
+    return not any(finding.code in LEADERLESS for finding in findings)
+
+
 def _plain(finding: Finding) -> Finding:
-    because, do, hurts = (tuple(map(printable, texts)) for texts in (finding.because, finding.do, finding.hurts))
-    return msgspec.structs.replace(finding, what=printable(finding.what), because=because, do=do, hurts=hurts)
+    cause, fix, affects = (tuple(map(printable, texts)) for texts in (finding.cause, finding.fix, finding.affects))
+    return msgspec.structs.replace(finding, summary=printable(finding.summary), cause=cause, fix=fix, affects=affects)

@@ -1,37 +1,38 @@
-"""Findings about the measurement: agents that are silent, paths that are dead, costs that rest on nothing."""
+"""Findings about the measurement: silent agents, unreachable zones, costs without a recent measurement."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from controller.diagnosis.facts import AgentFact, Facts
-from controller.diagnosis.findings import MOST_HURT, Finding, Severity
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import MAX_AFFECTED, Finding, Severity
+from controller.diagnosis.model import AgentView, PairBasis, PairView
 from controller.diagnosis.reading import seconds
-from kubekit.text import command
+from kubekit.text import command, counted
 from kubekit.wire import split_key
 from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER
 from netperf.plans import DATA_PORT, DATAGRAM_PORT, PROBE_PORT
 from netperf.results import refresh_s
 
 WRITTEN_S = 10.0
-"""What is told by a run is there after this, at most."""
+"""An agent writes its samples within this time after a run."""
 MISSED_ROUNDS = 2.0
-"""The round in which an agent says again what did not change, and one more, which a busy node may miss."""
-ODD_ROUNDS = 8.0
-"""One odd run of a pair stands until that pair's next turn, which three pairs of nodes and two ends make the sixth round; a node
-that is told of has been odd for longer than that."""
+"""The round in which an agent repeats what did not change, and one more, which a busy node may miss."""
+OUTLIER_ROUNDS = 8.0
+"""An outlier of a pair lasts until that pair is measured again: with three pairs of nodes and two ends, in the sixth round. A node
+that is reported has been an outlier for longer."""
 _PORTS = f"open TCP {PROBE_PORT} and {DATA_PORT}, and UDP {DATAGRAM_PORT}"
 _NEW_AGENT = f"kubectl -n {{home}} delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
 _FEW = 3
-"""So many agents are started anew by a line each, more by one for all."""
+"""So many agents are restarted by a line each, more by one line for all."""
 _TOPOLOGY = "kubectl -n {namespace} describe networktopology {name}"
-# Reason of a condition -> severity, words, what to do, alert. The condition's message says which.
+# Reason of a condition -> severity, summary, fix, alert. The condition's message names the objects.
 _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "BadCostPolicy": (
         "warning",
-        "its costPolicy makes no sense",
+        "its costPolicy is invalid",
         (_TOPOLOGY, "kubectl -n {namespace} patch networktopology {name} --type=merge -p {defaults}"),
         "",
     ),
@@ -40,7 +41,7 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     "ResultsMalformed": ("warning", "some results cannot be read", (_TOPOLOGY,), "NetawareResultsRefused"),
     "NodesWithoutZone": (
         "warning",
-        "some nodes have no zone label and take no part",
+        "some nodes have no zone label and are not measured",
         (
             "kubectl get nodes -L topology.kubernetes.io/zone",
             "kubectl label node {nodes} topology.kubernetes.io/zone=ZONE",
@@ -58,101 +59,101 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
     ),
     "NodesUnmeasurable": (
         "warning",
-        "nobody can measure some nodes",
+        "some nodes cannot be measured",
         ("kubectl netaware status", f"{_PORTS} between nodes"),
         "NetawareNodesLeftOut",
     ),
     "UnplannedResults": (
         "warning",
-        "somebody writes results that no plan asks for",
+        "there are results that no probe plan asks for",
         (f"kubectl -n {{home}} logs daemonset/{AGENT} --tail=50", _NEW_AGENT),
         "NetawareResultsRefused",
     ),
     "NodesContradicted": (
         "info",
-        "readings of some nodes are set aside",
+        "measurements of some nodes are ignored as outliers",
         ("kubectl describe node {node}", "look for load, a full uplink or a wrong route there"),
         "",
     ),
-    "PairsDisputed": ("info", "readings of some pairs disagree", (_TOPOLOGY,), ""),
-    "MeasurementsOld": (
-        "warning",
-        "some costs rest on old measurements",
-        ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between nodes, where probes time out"),
-        "NetawareMeasurementsStale",
-    ),
+    "PairsDisputed": ("info", "measurements of some pairs disagree", (_TOPOLOGY,), ""),
 }
 _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")
 _POLICY_FIELD = re.compile(r"costPolicy\.(\w+)")
 _AGREE = {"expireAfterS": ("expireAfterS", "staleAfterS")}
-"""Which of two that do not agree is the wrong one, nobody knows."""
+"""Either of two fields that contradict each other may be wrong."""
 _BAD = {("InputValid", "False"), ("OutlierNodes", "True"), ("Stale", "True")}
+_OLD = "MeasurementsOld"
+"""Reason of the condition Stale that `find_network` reports with the pairs that it is about."""
 
 
 def find_agents(facts: Facts) -> Iterator[Finding]:
     """Agents that do not work, a zone at a time; one finding when none works anywhere."""
-    by_zone: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    alive: dict[str, int] = defaultdict(int)
+    silent: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    working: dict[str, int] = defaultdict(int)
     for agent in facts.agents:
-        why = _why_silent(agent, facts) if agent.wanted else ""
-        if why:
-            by_zone[agent.zone].append((agent.node, why))
-        elif agent.wanted:
-            alive[agent.zone] += 1
-    if by_zone and not alive:
-        yield _no_agents(facts, by_zone)
+        reason = _why_silent(agent, facts)
+        if reason:
+            silent[agent.zone].append((agent.node, reason))
+        elif agent.state != "away":
+            working[agent.zone] += 1
+    if silent and not working:
+        yield _no_agents(facts, silent)
         return
-    for zone, nodes in sorted(by_zone.items()):
-        because = tuple(f"{node}: {why}" for node, why in nodes[:3])
-        do = _new_agents(facts, [node for node, _ in nodes])
-        if not alive[zone]:
-            what = f"no agent of zone {zone} works ({len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}): its latencies are old or inferred"
-            yield Finding("zone-blind", "critical", what, because, None, (zone,), do, "NetawareAgentDown")
+    for zone, nodes in sorted(silent.items()):
+        cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
+        names = tuple(node for node, _ in nodes)
+        fix = _restart_agents(facts, names)
+        if working[zone]:
+            summary = f"{len(nodes)} of {len(nodes) + working[zone]} agents of zone {zone} do not work"
+            affects = names[:MAX_AFFECTED]
+            yield Finding("agents-down", "warning", summary, cause, None, affects, fix, "NetawareAgentDown")
         else:
-            names = tuple(node for node, _ in nodes)
-            what = f"{len(nodes)} of {len(nodes) + alive[zone]} agents of zone {zone} do not work"
-            yield Finding("agents-down", "warning", what, because, None, names[:MOST_HURT], do, "NetawareAgentDown")
+            summary = (
+                f"no agent of zone {zone} works ({counted(len(nodes), 'node')}): its latencies are old or inferred"
+            )
+            yield Finding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, "NetawareAgentDown")
     versions = sorted({agent.version for agent in facts.agents if agent.state == "up" and agent.version})
     if len(versions) > 1:
-        what = f"agents of {len(versions)} versions run: {', '.join(versions)}"
-        do = (command(f"kubectl -n {{}} rollout status daemonset/{AGENT}", facts.home), _all_agents_anew(facts))
-        yield Finding("versions-mixed", "info", what, do=do)
+        summary = f"agents of {len(versions)} versions run: {', '.join(versions)}"
+        status = command(f"kubectl -n {{}} rollout status daemonset/{AGENT}", facts.home)
+        yield Finding("agent-version-skew", "info", summary, fix=(status, _restart_all_agents(facts)))
 
 
-def _why_silent(agent: AgentFact, facts: Facts) -> str:
-    interval_s = facts.interval_s or 0.0
-    silent_s = refresh_s(interval_s) + WRITTEN_S + MISSED_ROUNDS * interval_s
+def _why_silent(agent: AgentView, facts: Facts) -> str:
+    """Why an agent that should work does not; empty for one that works, or need not."""
+    silent_s = refresh_s(facts.interval_s) + WRITTEN_S + MISSED_ROUNDS * facts.interval_s
     if agent.state == "down":
         return agent.reason
-    if agent.state == "up" and agent.heard is not None and facts.now - agent.heard > silent_s:
-        return f"no sample has named it for {facts.now - agent.heard:.0f} s"
+    # A node that no plan names is in no sample.
+    if agent.state == "up" and agent.probes and agent.newest_at is not None and facts.now - agent.newest_at > silent_s:
+        return f"no sample has named it for {facts.now - agent.newest_at:.0f} s"
     return ""
 
 
-def _new_agents(facts: Facts, nodes: list[str]) -> tuple[str, ...]:
+def _restart_agents(facts: Facts, nodes: Sequence[str]) -> tuple[str, ...]:
     of_node = f"kubectl -n {{home}} get pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={{node}}"
     lines = (f"{of_node} -o wide", f"kubectl -n {{home}} logs --tail=50 $({of_node} -o name)")
     look = tuple(command(line, home=facts.home, node=nodes[0]) for line in lines)
     if len(nodes) > _FEW:
-        return *look, _all_agents_anew(facts)
+        return *look, _restart_all_agents(facts)
     return *look, *(command(_NEW_AGENT, home=facts.home, node=node) for node in nodes)
 
 
-def _all_agents_anew(facts: Facts) -> str:
+def _restart_all_agents(facts: Facts) -> str:
     return command(f"kubectl -n {{}} rollout restart daemonset/{AGENT}", facts.home)
 
 
-def _no_agents(facts: Facts, by_zone: dict[str, list[tuple[str, str]]]) -> Finding:
-    nodes = [entry for zone in sorted(by_zone) for entry in by_zone[zone]]
-    because = tuple(f"{node}: {why}" for node, why in nodes[:3])
-    what = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
-    do = (
+def _no_agents(facts: Facts, silent: dict[str, list[tuple[str, str]]]) -> Finding:
+    nodes = [entry for zone in sorted(silent) for entry in silent[zone]]
+    cause = tuple(f"{node}: {reason}" for node, reason in nodes[:3])
+    summary = f"no agent works on any of {len(nodes)} nodes: nothing is measured"
+    fix = (
         command(f"kubectl -n {{}} describe daemonset {AGENT}", facts.home),
         command(f"kubectl -n {{}} get pods -l {AGENT_POD_SELECTOR} -o wide", facts.home),
-        _all_agents_anew(facts),
+        _restart_all_agents(facts),
     )
-    zones = tuple(sorted(by_zone))
-    return Finding("agents-gone", "critical", what, because, None, zones[:MOST_HURT], do, "NetawareAgentDown")
+    zones = tuple(sorted(silent))
+    return Finding("no-agents", "critical", summary, cause, None, zones[:MAX_AFFECTED], fix, "NetawareAgentDown")
 
 
 def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
@@ -160,77 +161,113 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
 
     Args:
         facts: the moment.
-        blind: zones without a working agent; what follows from that is not said again.
+        blind: zones without a working agent; consequences of that are not reported again.
     """
-    if not facts.has_topology:
-        what = "there is no NetworkTopology, so no costs can be written"
+    if not facts.topologies and facts.control_plane.topologies_known:
+        summary = "there is no NetworkTopology, so no costs can be written"
         restart = command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home)
-        because = ("the leader makes nt-default when it starts, where bootstrap.networkTopology names it",)
-        yield Finding("no-topology", "critical", what, because, do=(restart,), alert="NetawareCostsMissing")
+        cause = ("the leader creates nt-default when it starts, if bootstrap.networkTopology names it",)
+        yield Finding("no-topology", "critical", summary, cause, fix=(restart,), alert="NetawareCostsMissing")
         return
-    dead = sorted({tuple(sorted(pair)) for pair in facts.unreachable if not set(blind).intersection(pair)})
-    for one, other in dead:
-        what = f"zones {one} and {other} cannot reach each other"
-        because = ("probes between them fail from more than one node",)
-        do = (
-            command("kubectl netaware latency {} {}", one, other),
-            f"{_PORTS} between their nodes, or correct the path",
-        )
-        alert = "NetawareZonePairUnreachable"
-        yield Finding("zones-unreachable", "critical", what, because, None, (one, other), do, alert)
+    pairs = [pair for pair in facts.network.pairs if not {pair.origin, pair.destination} & set(blind)]
+    told = {(p.origin, p.destination) for p in pairs if p.basis == "unreachable"} | set(facts.unreachable)
+    dead = sorted({(min(pair), max(pair)) for pair in told if not set(blind).intersection(pair)})
+    yield from (_unreachable(*pair) for pair in dead)
     working = {a.zone for a in facts.agents if a.state == "up" and a.zone} - set(blind)
-    if facts.interval_s is None and len(working) > 1:
-        what = "nobody is told what to measure: there is no probe plan"
-        look = (
-            command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.home),
-            "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY",
-        )
-        yield Finding(
-            "no-plan", "critical", what, (), None, tuple(sorted(working))[:MOST_HURT], look, "NetawareCostsMissing"
-        )
+    if facts.network.interval_s is None and len(working) > 1:
+        yield _no_plan(facts, tuple(sorted(working)))
         return
-    yield from _conditions(facts, quiet=bool(blind or dead))
-    left = [
-        pair
-        for pair in (*facts.absent, *facts.inferred)
-        if not set(blind).intersection(pair) and tuple(sorted(pair)) not in dead
+    yield from _conditions(facts)
+    yield from _unmeasured([p for p in pairs if (min(_zones(p)), max(_zones(p))) not in dead])
+    # Costs between other zones are inferred over these paths, so they are old with them.
+    if not blind and not dead:
+        yield from _old(facts, pairs)
+    doubted = {(min(_zones(p)), max(_zones(p))): ", ".join(p.doubts) for p in pairs if p.doubts}
+    if doubted:
+        summary = f"the newest sample of {counted(len(doubted), 'pair')} of zones is not trusted"
+        fix = ("kubectl netaware costs", "look for load or a full uplink on their nodes")
+        names = tuple(f"{one} to {other} ({why})" for (one, other), why in sorted(doubted.items()))
+        yield Finding("samples-doubted", "info", summary, (), None, names[:MAX_AFFECTED], fix, "NetawareProbesDoubted")
+
+
+def _zones(pair: PairView) -> tuple[str, str]:
+    return pair.origin, pair.destination
+
+
+def _named(pairs: Iterable[PairView], *bases: PairBasis) -> tuple[str, ...]:
+    return tuple(sorted({f"{p.origin} to {p.destination}" for p in pairs if p.basis in bases}))
+
+
+def _unreachable(one: str, other: str) -> Finding:
+    summary = f"zones {one} and {other} cannot reach each other"
+    cause = ("probes between them fail from more than one node",)
+    see = command("kubectl netaware latency {} {}", one, other)
+    fix = (see, f"{_PORTS} between their nodes, or correct the path")
+    return Finding(
+        "zones-unreachable", "critical", summary, cause, None, (one, other), fix, "NetawareZonePairUnreachable"
+    )
+
+
+def _no_plan(facts: Facts, zones: tuple[str, ...]) -> Finding:
+    summary = "there is no probe plan, so agents measure nothing"
+    fix = (
+        command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50 | grep -i plan", facts.home),
+        "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY",
+    )
+    return Finding("no-plan", "critical", summary, (), None, zones[:MAX_AFFECTED], fix, "NetawareCostsMissing")
+
+
+def _unmeasured(pairs: Sequence[PairView]) -> Iterator[Finding]:
+    names = _named(pairs, "absent", "inferred")
+    if names:
+        summary = f"some zones have no measurement between them ({counted(len(names), 'pair')})"
+        fix = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between their nodes")
+        alert = "NetawareCostsMissing" if _named(pairs, "absent") else "NetawareZonePairUnmeasured"
+        yield Finding("pairs-unmeasured", "warning", summary, (), None, names[:MAX_AFFECTED], fix, alert)
+
+
+def _old(facts: Facts, pairs: Sequence[PairView]) -> Iterator[Finding]:
+    """Costs that rest on old measurements: by the leader's condition, and by the samples where it has none yet."""
+    conditions = [
+        c for key in sorted(facts.topologies) for c in facts.topologies[key] if (c.status, c.reason) == ("True", _OLD)
     ]
-    if left:
-        names = tuple(sorted({f"{a} to {b}" for a, b in left}))
-        what = f"{len(names)} {'pair of zones has' if len(names) == 1 else 'pairs of zones have'} no measurement of their own"
-        see = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between their nodes")
-        missing = any(pair in facts.absent for pair in left)
-        alert = "NetawareCostsMissing" if missing else "NetawareZonePairUnmeasured"
-        yield Finding("pairs-unmeasured", "warning", what, (), None, names[:MOST_HURT], see, alert)
+    names = _named(pairs, "stale")
+    if names or conditions:
+        summary = "costs between some zones rest on old measurements"
+        cause = tuple(c.message for c in conditions)
+        since = min((at for c in conditions if (at := seconds(c.last_transition_time)) is not None), default=None)
+        fix = ("kubectl netaware costs", "kubectl netaware status", f"{_PORTS} between nodes, if probes time out")
+        affects = names[:MAX_AFFECTED] or tuple(sorted(facts.topologies))
+        yield Finding("pairs-stale", "warning", summary, cause, since, affects, fix, "NetawareMeasurementsStale")
 
 
 def _defaults(message: str) -> dict[str, object]:
-    """A merge patch that gives up the field of costPolicy that a message names, or all of them where it names none."""
+    """A merge patch that removes the field of costPolicy that a message names, or all of them if it names none."""
     named = _POLICY_FIELD.search(message)
     fields = dict.fromkeys(_AGREE.get(named[1], (named[1],))) if named else None
     return {"spec": {"costPolicy": fields}}
 
 
-def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
-    """What NetworkTopologies say of themselves; not that values are old where it is known why."""
+def _conditions(facts: Facts) -> Iterator[Finding]:
+    """Conditions of NetworkTopologies that say that something is wrong."""
     for key, conditions in sorted(facts.topologies.items()):
         namespace, name = split_key(key)
         for found in conditions:
             known = _REASONS.get(found.reason)
-            if known is None or (found.type, found.status) not in _BAD or (quiet and found.type == "Stale"):
+            if known is None or (found.type, found.status) not in _BAD:
                 continue
-            severity, words, do, alert = known
+            severity, summary, fix, alert = known
             since = seconds(found.last_transition_time)
-            if found.type == "OutlierNodes" and severity == "info" and _passing(since, facts):
+            if found.type == "OutlierNodes" and severity == "info" and _may_end_soon(since, facts):
                 continue
-            # The message names them; where it does not, as a stranger's may, somebody has to choose.
+            # A message without names, as another writer's may be, leaves the choice to the reader.
             named = [word for word in _WORDS.findall(found.message) if word in facts.nodes] or ["NODE"]
-            words_of = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(found.message)}
-            lines = tuple(command(line, node=named[0], nodes=named, **words_of) for line in do)
+            words = {"namespace": namespace, "name": name, "home": facts.home, "defaults": _defaults(found.message)}
+            lines = tuple(command(line, node=named[0], nodes=named, **words) for line in fix)
             yield Finding(
                 f"topology-{found.reason}",
                 severity,
-                f"NetworkTopology {key}: {words}",
+                f"NetworkTopology {key}: {summary}",
                 (found.message,),
                 since,
                 (key,),
@@ -239,6 +276,6 @@ def _conditions(facts: Facts, *, quiet: bool) -> Iterator[Finding]:
             )
 
 
-def _passing(since: float | None, facts: Facts) -> bool:
-    """Whether the next turn of each pair may end it yet."""
-    return since is not None and facts.now - since < ODD_ROUNDS * (facts.interval_s or 0.0)
+def _may_end_soon(since: float | None, facts: Facts) -> bool:
+    """Whether the next measurement of each pair may still end it."""
+    return since is not None and facts.now - since < OUTLIER_ROUNDS * facts.interval_s

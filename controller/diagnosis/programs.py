@@ -1,31 +1,29 @@
-"""Findings about our own programs: who leads, who answers, and who says that something is wrong with himself."""
+"""Findings about our own programs: whether one leads, whether they are ready, and what they report about themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from controller.cluster.pods import GATE, GroupPodSpec
-from controller.diagnosis.facts import Facts, LeaseFact, Program, ProgramPod
-from controller.diagnosis.findings import MOST_HURT, Finding
-from controller.diagnosis.unschedulable import Surveys, obstacle_in
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import MAX_AFFECTED, Finding
+from controller.diagnosis.snapshot import LeaseFact, Program, ProgramPod
+from controller.diagnosis.unschedulable import NodeSurveys, unschedulable_reason
 from kubekit.text import command
 from netperf.contract import CONTROLLER, SCHEDULER
 
 LEASE_SLACK_S = 5.0
-LEADERLESS = frozenset({"controller-down", "no-leader"})
-"""Findings that say that nobody leads."""
-_BEING_MADE = frozenset({"ContainerCreating", "PodInitializing"})
-"""What a container says that has not begun."""
+_STARTING = frozenset({"ContainerCreating", "PodInitializing"})
+"""Reasons of a container that has not started yet."""
 # Without a revision kubectl goes back to the one before, which after an undo is the broken one: pasted twice it would bring that back.
 _LATEST_REVISION = (
     "kubectl -n {home} get replicasets -l 'app.kubernetes.io/name={name},pod-template-hash notin ({not_in})'"
     r""" -o jsonpath='{{range .items[*]}}{{.metadata.annotations.deployment\.kubernetes\.io/revision}}{{"\n"}}{{end}}' | sort -n | tail -1"""
 )
 _EFFECTS: dict[Program, str] = {
-    "controller": "no costs, no plans, and gates stay shut",
+    "controller": "costs and plans are not updated, and gates stay shut",
     "extender": "pods are placed without regard to the network",
     "scheduler": "pods that name our scheduler stay Pending",
-    "agent": "nothing is measured",
 }
 
 
@@ -33,42 +31,42 @@ def find_programs(facts: Facts) -> Iterator[Finding]:
     """Findings about controller, scheduler and extender."""
     gated = tuple(p.key for p in facts.pods if GATE in p.gates)
     asks_us = [p for p in facts.pods if p.scheduler in facts.our_schedulers]
-    waiting = tuple(p.key for p in asks_us if p.waits and not p.gates)
-    around = facts.around
+    waiting = tuple(p.key for p in asks_us if p.is_pending and not p.gates)
+    status = facts.control_plane
     down = {program: _down(facts, program) for program in ("controller", "extender", "scheduler")}
     if down["controller"] is not None:
         yield _program_down(facts, "controller", down["controller"], gated, "NetawareNoLeader")
-    elif around.lease_known and (age := lease_age(around.lease, facts.now)) is not None:
+    elif status.lease_known and (age := lease_age(status.lease, facts.now)) is not None:
         yield _no_leader(facts, age, gated)
     # Overlays without a scheduler have none on purpose; then nobody asks for it.
     if down["scheduler"] or (down["scheduler"] is not None and waiting):
         yield _program_down(facts, "scheduler", down["scheduler"], waiting, "NetawareSchedulerDown")
     elif down["extender"]:
         yield _program_down(facts, "extender", down["extender"], waiting, "NetawareExtenderDown")
-    if around.complaints:
-        what = "the controller says that it does not see the cluster as it is"
-        do = (
+    if status.complaints:
+        summary = "the controller is not ready: it does not see the current state of the cluster"
+        fix = (
             "kubectl get --raw='/readyz?verbose'",
             command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
-            _grant_or_open(around.complaints),
+            _fix_access(status.complaints),
         )
-        yield Finding("controller-blind", "warning", what, around.complaints[:3], do=do)
+        yield Finding("controller-not-ready", "warning", summary, status.complaints[:3], fix=fix)
 
 
-def _no_leader(facts: Facts, age_s: float, hurts: tuple[str, ...]) -> Finding:
-    lease = facts.around.lease
+def _no_leader(facts: Facts, age_s: float, affects: tuple[str, ...]) -> Finding:
+    lease = facts.control_plane.lease
     holder = lease.holder if lease is not None else ""
     if lease is None or lease.renewed is None:
-        because = f"there is no Lease {CONTROLLER} that anybody ever held"
+        cause = f"no controller has ever held the Lease {CONTROLLER}"
     else:
-        because = f"the Lease {CONTROLLER} was last renewed {age_s:.0f} s ago by {holder or 'nobody'}"
-    do = (
+        cause = f"the Lease {CONTROLLER} was last renewed {age_s:.0f} s ago by {holder or 'nobody'}"
+    fix = (
         command(f"kubectl -n {{}} logs deployment/{CONTROLLER} --tail=50", facts.home),
         command(f"kubectl -n {{}} rollout restart deployment/{CONTROLLER}", facts.home),
     )
-    what = f"no controller leads: {_EFFECTS['controller']}"
+    summary = f"no controller leads: {_EFFECTS['controller']}"
     since = facts.now - age_s
-    return Finding("no-leader", "critical", what, (because,), since, hurts[:MOST_HURT], do, "NetawareNoLeader")
+    return Finding("no-leader", "critical", summary, (cause,), since, affects[:MAX_AFFECTED], fix, "NetawareNoLeader")
 
 
 def lease_age(lease: LeaseFact | None, now: float) -> float | None:
@@ -81,38 +79,43 @@ def lease_age(lease: LeaseFact | None, now: float) -> float | None:
 
 def _down(facts: Facts, program: Program) -> list[ProgramPod] | None:
     """Pods of a program of which none is ready; None when one is, or when nobody may know."""
-    if facts.around.programs is None:
+    if facts.control_plane.programs is None:
         return None
-    pods = [pod for pod in facts.around.programs if pod.program == program]
+    pods = [pod for pod in facts.control_plane.programs if pod.program == program]
     return None if any(pod.ready for pod in pods) else pods
 
 
 def _program_down(
-    facts: Facts, program: Program, pods: list[ProgramPod], hurts: tuple[str, ...], alert: str
+    facts: Facts, program: Program, pods: list[ProgramPod], affects: tuple[str, ...], alert: str
 ) -> Finding:
-    because = tuple(
-        f"pod {pod.name} on {pod.node or 'no node'}: {pod.why or pod.phase or 'not ready'}" for pod in pods[:3]
+    cause = tuple(
+        f"pod {pod.name} on {pod.node or 'no node'}: {pod.reason or pod.phase or 'not ready'}" for pod in pods[:3]
     ) or (f"there is no pod of {program}: its Deployment is missing or has 0 replicas",)
     # The extender runs beside the scheduler, in its pods.
     name = CONTROLLER if program == "controller" else SCHEDULER
-    do: tuple[str, ...]
+    fix: tuple[str, ...]
     if pods:
-        # Beside one that says what is wrong, another that is only being made says nothing.
-        worst = min(pods, key=lambda pod: pod.why in _BEING_MADE)
-        templates = sorted({pod.template for pod in pods if pod.template and pod.why and pod.why not in _BEING_MADE})
-        do = (command("kubectl -n {} describe pod {}", facts.home, worst.name), *_ends(facts, worst, name, templates))
+        # A pod that is only being started explains nothing beside one that reports a reason.
+        worst = min(pods, key=lambda pod: pod.reason in _STARTING)
+        templates = sorted(
+            {pod.template for pod in pods if pod.template and pod.reason and pod.reason not in _STARTING}
+        )
+        fix = (
+            command("kubectl -n {} describe pod {}", facts.home, worst.name),
+            *_commands_for(facts, worst, name, templates),
+        )
     else:
-        do = (
+        fix = (
             command("kubectl -n {} describe deployment/{}", facts.home, name),
             command("kubectl -n {} scale deployment/{} --replicas=2", facts.home, name),
         )
     since = min((pod.since for pod in pods if pod.since is not None), default=None)
-    what = f"no {program} is ready: {_EFFECTS[program]}"
-    return Finding(f"{program}-down", "critical", what, because, since, hurts[:MOST_HURT], do, alert)
+    summary = f"no {program} is ready: {_EFFECTS[program]}"
+    return Finding(f"{program}-down", "critical", summary, cause, since, affects[:MAX_AFFECTED], fix, alert)
 
 
-def _ends(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) -> tuple[str, ...]:
-    """What ends it, by what the pod says of itself; a pod that never ran has no logs.
+def _commands_for(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) -> tuple[str, ...]:
+    """Commands that end it, by what the pod reports; a pod that never ran has no logs.
 
     Args:
         facts: the moment.
@@ -121,24 +124,26 @@ def _ends(facts: Facts, pod: ProgramPod, name: str, templates: Sequence[str]) ->
         templates: hashes of those whose pods do not run.
     """
     if not pod.node:
-        return obstacle_in(pod.why, pod.name, facts.home, "", Surveys(facts.nodes).of(GroupPodSpec())).do
+        return unschedulable_reason(
+            pod.reason, pod.name, facts.home, "", NodeSurveys(facts.nodes).of(GroupPodSpec())
+        ).fix
     logs = command("kubectl -n {} logs {} --all-containers --tail=50", facts.home, pod.name)
-    if not pod.why:
+    if not pod.reason:
         return logs, command("kubectl -n {} rollout restart deployment/{}", facts.home, name)
-    if pod.why in _BEING_MADE:
+    if pod.reason in _STARTING:
         wait = command("kubectl -n {} rollout status deployment/{} --timeout=60s", facts.home, name)
-        return wait, "correct what its events name, where it does not start"
+        return wait, "correct what its events name, if it does not start"
     undo = command("kubectl -n {} rollout undo deployment/{}", facts.home, name)
     if templates:
         # Several hashes are one argument of the selector.
         revisions = command("{}", templates).replace(" ", ",")
         latest = command(_LATEST_REVISION, home=facts.home, name=name, not_in="NOT_IN").replace("NOT_IN", revisions)
         undo += f" --to-revision=$({latest})"
-    correct = "correct your overlay and apply it, where no earlier version ran"
-    return (undo, correct) if "Image" in pod.why else (logs, undo, correct)
+    correct = "correct your overlay and apply it, if no earlier version ran"
+    return (undo, correct) if "Image" in pod.reason else (logs, undo, correct)
 
 
-def _grant_or_open(complaints: Iterable[str]) -> str:
+def _fix_access(complaints: Iterable[str]) -> str:
     if any("403" in line for line in complaints):
         return "kubectl apply --server-side --force-conflicts -k manifests/overlays/OVERLAY"
-    return "open the way from its pods to the API server; a NetworkPolicy or a proxy stands in it"
+    return "open the path from its pods to the API server; a NetworkPolicy or a proxy blocks it"

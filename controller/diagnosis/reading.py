@@ -1,18 +1,35 @@
-"""Objects as a diagnosis reads them: what of our programs' pods, the Lease and a group's pods says how they fare. Pure."""
+"""Objects as a diagnosis reads them: a snapshot as facts, and the state of our own programs."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 
+from controller.cluster.eligibility import blocking_taints
 from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod, Placement, placement_of, target_of
-from controller.diagnosis.facts import LeaseFact, PodFact, Program, ProgramPod
+from controller.diagnosis.agents import build_agents
+from controller.diagnosis.bandwidth import build_bandwidth
+from controller.diagnosis.facts import Facts, NodeFact, PodFact
+from controller.diagnosis.snapshot import (
+    Alert,
+    ClusterSnapshot,
+    ControlPlaneStatus,
+    LeaseFact,
+    Program,
+    ProgramPod,
+    Readings,
+)
+from controller.diagnosis.zones import build_network
+from kubekit.client import Client
 from kubekit.conditions import find
+from kubekit.errors import ApiError, KubekitError
 from kubekit.lease import Lease
 from kubekit.owners import HASH_LABEL, owner_of
-from kubekit.wire import Condition, Object, Wire, parse_time
+from kubekit.wire import LEASES, PODS, Condition, Object, Wire, parse_time
 from netperf.contract import CONTROLLER, NAME_LABEL, SCHEDULER
+from netperf.latencies import LATENCY_ANNOTATION, decode_latencies
 
 PROGRAMS: dict[str, Sequence[Program]] = {
     CONTROLLER: ("controller",),
@@ -54,6 +71,62 @@ class ProgramPodObject(Object, frozen=True):
     status: _Status = _Status()
 
 
+def read_facts(snapshot: ClusterSnapshot, pod: GroupPod | None = None) -> Facts:
+    """Facts of one moment; ``pod`` is one that somebody asks about, which the snapshot need not have."""
+    status, membership = snapshot.control_plane or ControlPlaneStatus(), snapshot.membership
+    latencies = [decode_latencies(t.metadata.annotation(LATENCY_ANNOTATION)) for t in snapshot.topologies]
+    placements, default = snapshot.placements, snapshot.scheduler.placement
+    agents = build_agents(snapshot)
+    zones = {agent.node: agent.zone for agent in agents}
+    more = () if pod is None or any(pod.metadata.key == known.metadata.key for known in snapshot.pods) else (pod,)
+    return Facts(
+        now=snapshot.now_s,
+        control_plane=status,
+        network=build_network(snapshot),
+        agents=agents,
+        bandwidth=build_bandwidth(snapshot),
+        groups=snapshot.groups,
+        pods=tuple(
+            read_pod(each, membership, placements.get(each.metadata.namespace, default))
+            for each in (*snapshot.pods, *more)
+        ),
+        nodes={
+            node.metadata.name: NodeFact(node.metadata.labels or {}, blocking_taints(node), zones[node.metadata.name])
+            for node in snapshot.nodes
+        },
+        topologies={t.metadata.key: tuple(t.status.conditions or ()) for t in snapshot.topologies},
+        unreachable=tuple(sorted({pair for found in latencies for pair in found.unreachable})),
+        alerts=_our_alerts(snapshot.readings),
+        max_wait_s=snapshot.scheduler.gates.max_wait_s,
+        our_schedulers=snapshot.scheduler.scheduler_names,
+        home=snapshot.home,
+    )
+
+
+def _our_alerts(readings: Readings) -> tuple[Alert, ...] | None:
+    """Our alerts that fire; None where Prometheus did not say."""
+    if not readings.source or readings.error:
+        return None
+    return tuple(alert for alert in readings.alerts if alert.name.startswith("Netaware"))
+
+
+async def read_control_plane(
+    client: Client, home: str, *, installed: bool, topologies_known: bool = True, complaints: Iterable[str] = ()
+) -> ControlPlaneStatus:
+    """The state of our own programs in namespace ``home``; what cannot be read is unknown, and nothing is concluded from it."""
+    lease, known, programs = None, False, None
+    try:
+        lease = read_lease(await client.get(LEASES, CONTROLLER, Lease, namespace=home))
+        known = True
+    except KubekitError as error:
+        known = isinstance(error, ApiError) and error.not_found
+    with contextlib.suppress(KubekitError):
+        programs = read_programs(
+            await client.list(PODS, ProgramPodObject, namespace=home, label_selector=PROGRAM_SELECTOR)
+        )
+    return ControlPlaneStatus(installed, topologies_known, programs, lease, known, tuple(complaints))
+
+
 def read_lease(lease: Lease | None) -> LeaseFact | None:
     """The leader's Lease."""
     if lease is None:
@@ -71,19 +144,19 @@ def read_programs(pods: Iterable[ProgramPodObject]) -> tuple[ProgramPod, ...] | 
             containers = mine or pod.status.container_statuses or []
             ready = bool(containers) and all(c.ready for c in containers) and pod.metadata.deletion_timestamp is None
             states = [state for c in containers for state in (c.state.waiting, c.state.terminated) if state is not None]
-            why = next((state.reason for state in states), "")
+            reason = next((state.reason for state in states), "")
             scheduled, turned = (find(pod.status.conditions, type_) for type_ in ("PodScheduled", "Ready"))
-            if not why and not pod.spec.node_name and scheduled is not None:
-                why = scheduled.message
+            if not reason and not pod.spec.node_name and scheduled is not None:
+                reason = scheduled.message
             since = seconds(turned.last_transition_time) if turned is not None else None
             made_from = pod.metadata.label(HASH_LABEL)
             name, node = pod.metadata.name, pod.spec.node_name
-            found.append(ProgramPod(program, name, node, pod.status.phase, ready, why, since, made_from))
+            found.append(ProgramPod(program, name, node, pod.status.phase, ready, reason, since, made_from))
     return tuple(found) or None
 
 
 def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "extender") -> PodFact:
-    """A pod of an AppGroup, or one that somebody asked about; ``placement`` counts where its own label says nothing."""
+    """A pod of an AppGroup, or one that somebody asks about; ``placement`` is the default if it has no label for it."""
     meta, spec, target = pod.metadata, pod.spec, target_of(pod)
     return PodFact(
         namespace=meta.namespace,
@@ -93,16 +166,16 @@ def read_pod(pod: GroupPod, membership: Membership, placement: Placement = "exte
         workload=pod.workload,
         node=spec.node_name,
         phase=pod.status.phase,
-        # The API server takes any text, and it comes into lines that people paste into a shell.
+        # The API server accepts any text here, and people paste it into a shell.
         scheduler=re.sub(r"[^A-Za-z0-9._/-]", "?", spec.scheduler_name),
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         scheduled=pod.condition("PodScheduled"),
         target=target.node if target is not None else "",
         spec=spec,
-        leaving=meta.deletion_timestamp is not None,
+        terminating=meta.deletion_timestamp is not None,
         created=seconds(meta.creation_timestamp),
         owner=owner_of(meta),
-        told=target is not None or placement_of(meta.labels, placement) != "extender",
+        has_placement=target is not None or placement_of(meta.labels, placement) != "extender",
     )
 
 

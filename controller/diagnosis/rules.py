@@ -1,42 +1,69 @@
-"""From facts to findings. A cause swallows its consequences: one finding for a dead controller, not one for each of its pods."""
+"""From facts to findings: the one list of what is wrong. A cause swallows its consequences.
+
+A dead controller is one finding, not one for each pod that waits for it.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
 from controller.diagnosis.appgroups import find_groups
+from controller.diagnosis.bandwidth import find_bandwidth
 from controller.diagnosis.facts import Facts
-from controller.diagnosis.findings import Finding, in_order
+from controller.diagnosis.findings import MAX_AFFECTED, Finding, Severity, has_leader, in_order
 from controller.diagnosis.network import find_agents, find_network
 from controller.diagnosis.pods import find_pods
-from controller.diagnosis.programs import LEADERLESS, find_programs
+from controller.diagnosis.programs import find_programs
+from controller.diagnosis.snapshot import Alert
 
-_NEEDS_SCHEDULER = frozenset({"nobody-schedules"})
+_NEEDS_SCHEDULER = frozenset({"no-scheduler"})
 _NEEDS_LEADER = frozenset({"gated-too-long"})
 
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
     """Everything that is wrong, worst first; empty when all is well."""
-    if not facts.around.installed:
-        do = "kubectl apply --server-side -k manifests/overlays/default"
-        return (Finding("not-installed", "critical", "netaware is not installed in this cluster", do=(do,)),)
+    if not facts.control_plane.installed:
+        fix = "kubectl apply --server-side -k manifests/overlays/default"
+        return (Finding("not-installed", "critical", "netaware is not installed in this cluster", fix=(fix,)),)
     programs = list(find_programs(facts))
     agents = list(find_agents(facts))
     found = [*programs, *agents]
     codes = {finding.code for finding in programs}
-    blind = {zone for f in agents if f.code in {"zone-blind", "agents-gone"} for zone in f.hurts}
+    blind = {zone for f in agents if f.code in {"zone-without-agent", "no-agents"} for zone in f.affects}
     swallowed: set[str] = set()
-    if codes & LEADERLESS:
+    if has_leader(programs):
+        found += find_network(facts, blind)
+    else:
         # Without a leader nothing is priced, planned or reported anew.
         swallowed |= _NEEDS_LEADER
-    else:
-        found += find_network(facts, blind)
     if "scheduler-down" in codes:
         swallowed |= _NEEDS_SCHEDULER
-    places = blind.union(*(f.hurts for f in found if f.code == "zones-unreachable"))
-    found += find_groups(facts, places)
+    unreachable = blind.union(*(f.affects for f in found if f.code == "zones-unreachable"))
+    found += find_groups(facts, unreachable)
     found += [finding for finding in find_pods(facts) if finding.code not in swallowed]
-    return in_order(found)
+    found += find_bandwidth(facts.network, facts.bandwidth)
+    return in_order(found if facts.alerts is None else _with_alerts(found, facts.alerts))
 
 
-def leads(facts: Facts) -> bool:
-    """Whether some controller leads, as far as that can be read."""
-    return not any(finding.code in LEADERLESS for finding in find_programs(facts))
+def _with_alerts(found: list[Finding], alerts: Iterable[Alert]) -> Iterator[Finding]:
+    """Marks findings whose alert fires, and adds firing alerts that only Prometheus can judge."""
+    firing: dict[str, list[Alert]] = defaultdict(list)
+    for alert in alerts:
+        firing[alert.name].append(alert)
+    for finding in found:
+        yield msgspec.structs.replace(finding, firing=finding.alert in firing if finding.alert else None)
+    for name in firing.keys() - {finding.alert for finding in found}:
+        severity: Severity = "critical" if any(a.severity == "critical" for a in firing[name]) else "warning"
+        things = sorted(filter(None, (_labels_of(alert) for alert in firing[name])))
+        summary = f"alert {name} fires in Prometheus"
+        yield Finding("alert-firing", severity, summary, affects=tuple(things[:MAX_AFFECTED]), alert=name, firing=True)
+
+
+def _labels_of(alert: Alert) -> str:
+    kept = {
+        k: v for k, v in alert.labels.items() if k not in {"alertname", "alertstate", "severity", "job", "__name__"}
+    }
+    return " ".join(f"{key}={value}" for key, value in sorted(kept.items()))

@@ -1,4 +1,4 @@
-"""Why a scheduler found no node, from its own words: which reason stands before most nodes, and what ends it. Pure."""
+"""Why a scheduler found no node, from its message: the reason that excludes most nodes, and what ends it. Pure."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from netperf.contract import CAPACITY_ANNOTATION
 
 NAMED_NODES = 5
 ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
-"""Kinds whose template may be changed, and then makes its pods anew."""
+"""Kinds that replace their pods when their template changes."""
 _BY_KUBERNETES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
-"""Taints that say how a node fares."""
+"""Prefixes of taints that Kubernetes sets for the state of a node."""
 
 
-class Obstacle(msgspec.Struct, frozen=True):
-    """A reason why nodes are refused.
+class UnschedulableReason(msgspec.Struct, frozen=True):
+    """A reason why nodes are excluded.
 
     Attributes:
         code: short and stable.
-        says: what it means.
-        do: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (whose namespace) and ``{cordoned}`` (nodes) are put in.
+        meaning: completes "finds no node, ...".
+        fix: how to end it; ``{pod}``, ``{namespace}``, ``{group}`` (its AppGroup), ``{home}`` (whose namespace) and ``{cordoned}`` (nodes) are put in.
     """
 
     code: str
-    says: str
-    do: tuple[str, ...]
+    meaning: str
+    fix: tuple[str, ...]
 
 
 _OF_POD = "kubectl -n {namespace} get pod {pod} -o yaml"
 _EXPLAIN = "kubectl netaware explain pod {pod} -n {namespace}"
-_ROOM = "kubectl describe nodes | grep -A 9 'Allocated resources'"
+_ALLOCATED = "kubectl describe nodes | grep -A 9 'Allocated resources'"
 _BANDWIDTH = "kubectl netaware bandwidth"
-_TABLE: tuple[tuple[str, Obstacle], ...] = (
+_TABLE: tuple[tuple[str, UnschedulableReason], ...] = (
     (
         r"does not meet several network requirements",
-        Obstacle(
+        UnschedulableReason(
             "max-cost",
-            "more of its dependencies would be broken than met there",
+            "more of its dependencies would be violated than met there",
             (
                 _EXPLAIN,
                 "kubectl netaware costs",
@@ -56,7 +56,7 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     ),
     (
         r"too little free bandwidth for the Workload dependencies",
-        Obstacle(
+        UnschedulableReason(
             "pair-bandwidth",
             "the zones have too little free bandwidth for its dependencies",
             (_BANDWIDTH, "lower minBandwidth: kubectl -n {home} edit appgroup {group}"),
@@ -64,23 +64,25 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     ),
     (
         r"Insufficient network\.aware\.com/bandwidth",
-        Obstacle(
+        UnschedulableReason(
             "bandwidth",
             "no node has that much bandwidth left, or publishes any",
             (
                 _BANDWIDTH,
                 f"kubectl annotate --overwrite node NODE {CAPACITY_ANNOTATION}=SPEED",
-                "lower the request in its template, where nodes have no more",
+                "lower the request in its template, if nodes have no more",
             ),
         ),
     ),
     (
         r"Insufficient |Too many pods",
-        Obstacle("room", "nodes are full", (_ROOM, "add nodes, or lower the requests in its template")),
+        UnschedulableReason(
+            "capacity", "nodes are full", (_ALLOCATED, "add nodes, or lower the requests in its template")
+        ),
     ),
     (
         r"untolerated taint|had taint",
-        Obstacle(
+        UnschedulableReason(
             "taint",
             "it does not tolerate their taints",
             (
@@ -91,11 +93,11 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     ),
     (
         r"were unschedulable",
-        Obstacle("cordoned", "they are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")),
+        UnschedulableReason("cordoned", "they are cordoned", ("kubectl get nodes", "kubectl uncordon {cordoned}")),
     ),
     (
         r"didn't match Pod's node (?:affinity|selector)|node affinity/selector",
-        Obstacle(
+        UnschedulableReason(
             "selector",
             "they do not match its node selector or affinity",
             ("kubectl get nodes --show-labels", "correct nodeSelector or affinity in its template"),
@@ -104,19 +106,19 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     (
         # Older schedulers say the first, that of Kubernetes 1.36 the second.
         r"volume node affinity conflict|match PersistentVolume's node affinity",
-        Obstacle(
+        UnschedulableReason(
             "volume",
             "its volume can be used from other nodes only",
             (
                 "kubectl -n {namespace} get pvc",
                 "kubectl get pv -o yaml | grep -A 12 nodeAffinity",
-                "add room where its volume is, or make its claim anew elsewhere",
+                "add nodes where its volume is, or create its claim anew elsewhere",
             ),
         ),
     ),
     (
         r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim|no available persistent volumes",
-        Obstacle(
+        UnschedulableReason(
             "claim",
             "its PersistentVolumeClaim is missing or not bound",
             (
@@ -128,7 +130,7 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     ),
     (
         r"anti-affinity|topology spread constraints|pod affinity rules",
-        Obstacle(
+        UnschedulableReason(
             "spread",
             "its rules about other pods forbid them",
             (_OF_POD, "add nodes, lower its replicas, or loosen the rules in its template"),
@@ -136,7 +138,7 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     ),
     (
         r"free ports for the requested pod ports",
-        Obstacle(
+        UnschedulableReason(
             "ports",
             "its host ports are taken there",
             (_OF_POD, "add nodes, or lower its replicas to one for each node"),
@@ -144,49 +146,51 @@ _TABLE: tuple[tuple[str, Obstacle], ...] = (
     ),
     (
         r"no nodes available",
-        Obstacle("no-nodes", "the cluster has no nodes", ("kubectl get nodes", "add nodes")),
+        UnschedulableReason("no-nodes", "the cluster has no nodes", ("kubectl get nodes", "add nodes")),
     ),
 )
-_BY_CHOICE = next(place for place, (_, obstacle) in enumerate(_TABLE) if obstacle.code == "selector")
-_UNKNOWN = Obstacle("unschedulable", "it says no more", ("kubectl -n {namespace} describe pod {pod}",))
+_BY_CHOICE = next(place for place, (_, reason) in enumerate(_TABLE) if reason.code == "selector")
+_UNKNOWN = UnschedulableReason(
+    "unschedulable", "and its message says no more", ("kubectl -n {namespace} describe pod {pod}",)
+)
 
 
-class Ground(msgspec.Struct, frozen=True):
-    """What a pod's own spec makes of the nodes.
+class NodeSurvey(msgspec.Struct, frozen=True):
+    """The nodes that a pod's own spec allows.
 
     Attributes:
-        zones: of each node that its selector and affinity fit, empty for none.
-        open: how many of these have no taint that it does not tolerate.
+        zones: of each node that its selector and affinity allow, empty for none.
+        tolerated: how many of these have no taint that it does not tolerate.
         cordoned: names of those that are cordoned, sorted.
-        taint: the taint that closes most of the others; None where none does.
+        taint: the most frequent taint of the others that it does not tolerate; None without one.
     """
 
     zones: tuple[str, ...] = ()
-    open: int = 0
+    tolerated: int = 0
     cordoned: tuple[str, ...] = ()
     taint: Taint | None = None
 
 
-class Surveys:
-    """The ground of every spec, each looked at once: pods of one template have one, and there may be 10,000 nodes."""
+class NodeSurveys:
+    """The survey of every spec, each made once: pods of one template share it, and there may be 10,000 nodes."""
 
     def __init__(self, nodes: Mapping[str, NodeFact]) -> None:
         self._nodes = nodes
-        self._known: dict[bytes, Ground] = {}
+        self._known: dict[bytes, NodeSurvey] = {}
 
-    def of(self, spec: GroupPodSpec) -> Ground:
-        """The ground of one spec."""
+    def of(self, spec: GroupPodSpec) -> NodeSurvey:
+        """The survey of one spec."""
         key = msgspec.json.encode((spec.node_selector, spec.affinity, spec.tolerations))
         if key not in self._known:
             self._known[key] = self._survey(spec)
         return self._known[key]
 
-    def _survey(self, spec: GroupPodSpec) -> Ground:
+    def _survey(self, spec: GroupPodSpec) -> NodeSurvey:
         constraints = Constraints(spec)
         fits = {name: node for name, node in self._nodes.items() if not constraints.refusal(name, node.labels)}
         closed = {name: t for name, node in fits.items() if (t := first_unborne(node.taints, spec.tolerations))}
         kinds = Counter(taint for taint in closed.values() if taint.key != UNSCHEDULABLE.key)
-        return Ground(
+        return NodeSurvey(
             tuple(node.zone for node in fits.values()),
             len(fits) - len(closed),
             tuple(sorted(name for name, taint in closed.items() if taint.key == UNSCHEDULABLE.key)),
@@ -194,24 +198,24 @@ class Surveys:
         )
 
 
-def obstacle_of(pod: PodFact, surveys: Surveys) -> Obstacle:
-    """What stands before most nodes, by the condition PodScheduled of a pod that found none."""
-    ground = surveys.of(pod.spec)
-    found = obstacle_in(said_of(pod), pod.name, pod.namespace, pod.group_key, ground)
-    if found.code == "taint" and ground.taint is not None:
-        return msgspec.structs.replace(found, do=(*found.do[:-1], *_past(ground.taint, pod)))
+def reason_of(pod: PodFact, surveys: NodeSurveys) -> UnschedulableReason:
+    """The reason that excludes most nodes, by the condition PodScheduled of a pod that found none."""
+    survey = surveys.of(pod.spec)
+    found = unschedulable_reason(message_of(pod), pod.name, pod.namespace, pod.group_key, survey)
+    if found.code == "taint" and survey.taint is not None:
+        return msgspec.structs.replace(found, fix=(*found.fix[:-1], *_toleration_for(survey.taint, pod)))
     return found
 
 
-def said_of(pod: PodFact) -> str:
-    """The scheduler's words; empty for none."""
+def message_of(pod: PodFact) -> str:
+    """The scheduler's message; empty for none."""
     return pod.scheduled.message if pod.scheduled is not None else ""
 
 
-def _past(taint: Taint, pod: PodFact) -> tuple[str, ...]:
-    """What gets a pod past a taint: a toleration where somebody set it, and what ends its cause where Kubernetes did."""
+def _toleration_for(taint: Taint, pod: PodFact) -> tuple[str, ...]:
+    """How a pod gets past a taint: a toleration if somebody set the taint, the end of its cause if Kubernetes did."""
     if taint.key.startswith(_BY_KUBERNETES):
-        return (f"correct what {taint.key} stands for on its nodes, or add others",)
+        return (f"correct the cause of {taint.key} on its nodes, or add nodes",)
     if pod.owner is None or pod.owner[0] not in ROLLED_OUT:
         return (f"add a toleration of {taint.key} to its template",)
     wanted = {"key": taint.key, "operator": "Equal", "value": taint.value or "", "effect": taint.effect}
@@ -223,26 +227,26 @@ def _past(taint: Taint, pod: PodFact) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def spot(said: str) -> Obstacle:
-    """What the scheduler's words name before most nodes; its lines are not filled in."""
+def classify(message: str) -> UnschedulableReason:
+    """The reason that the scheduler's message gives for most nodes; its commands are not filled in."""
     counts: Counter[int] = Counter()
-    # What preemption would do repeats the reasons.
-    for part in said.partition("preemption:")[0].split(", "):
+    # The part about preemption repeats the reasons.
+    for part in message.partition("preemption:")[0].split(", "):
         number = re.search(r"(?:^|: )(\d+) ", part)
         for place, (pattern, _) in enumerate(_TABLE):
             if re.search(pattern, part):
                 counts[place] += int(number[1]) if number else 1
                 break
     if len(counts) > 1:
-        # Nodes that its own selector leaves out are meant to be; what the others say is why it waits.
+        # Its own selector excludes nodes on purpose; the other reasons are why it waits.
         counts.pop(_BY_CHOICE, None)
     return _TABLE[min(counts, key=lambda place: (-counts[place], place))][1] if counts else _UNKNOWN
 
 
-def obstacle_in(said: str, pod: str, namespace: str, group: str, ground: Ground) -> Obstacle:
-    """The obstacle by the scheduler's words; ``group`` is the key of the pod's AppGroup, empty for none."""
+def unschedulable_reason(message: str, pod: str, namespace: str, group: str, survey: NodeSurvey) -> UnschedulableReason:
+    """The reason by the scheduler's message; ``group`` is the key of the pod's AppGroup, empty for none."""
     home, name = split_key(group)
-    found = spot(said)
-    named = ground.cordoned[:NAMED_NODES] or "NODE"
+    found = classify(message)
+    named = survey.cordoned[:NAMED_NODES] or "NODE"
     words = {"pod": pod, "namespace": namespace, "home": home, "group": name, "cordoned": named}
-    return msgspec.structs.replace(found, do=tuple(command(line, **words) for line in found.do))
+    return msgspec.structs.replace(found, fix=tuple(command(line, **words) for line in found.fix))

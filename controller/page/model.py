@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from controller.views.model import Overview, PairView, View
+from controller.diagnosis.model import PairView, View
+from controller.views.model import Overview
 
 SHOWN_NODES = 500
 SHOWN_PODS = 500
-SECTIONS = ("network", "agents", "bandwidth", "problems", "findings", "changes")
+SECTIONS = ("network", "agents", "bandwidth", "findings")
 ROWS: dict[str, tuple[str, ...]] = {
     "agent_rows": ("node",),
     "groups": ("namespace", "name"),
@@ -55,9 +56,7 @@ class PageData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         bandwidth: ``{"totalNodes", "totalPods", "known", "capacityBps", "allocatedBps"}``.
         node_rows: as `NodeBandwidthView`, the fullest first.
         pod_rows: as `PodBandwidthView`, those with a problem first.
-        problems: as `ProblemView`.
         findings: as `controller.diagnosis.findings.Finding`.
-        changes: as `ChangeView`.
         runbook: where each alert has a section of its name.
     """
 
@@ -72,9 +71,7 @@ class PageData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     bandwidth: dict[str, Any]
     node_rows: list[Any]
     pod_rows: list[Any]
-    problems: list[Any]
     findings: list[Any]
-    changes: list[Any]
     runbook: str
 
 
@@ -114,9 +111,7 @@ def encode(overview: Overview, version: int, runbook: str = "") -> PageData:
         bandwidth=_bandwidth(overview),
         node_rows=_nodes(overview),
         pod_rows=_pods(overview),
-        problems=_plain_views(overview.problems),
         findings=[msgspec.to_builtins(finding) for finding in overview.findings],
-        changes=_plain_views(overview.changes),
         runbook=runbook,
     )
 

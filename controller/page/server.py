@@ -15,6 +15,7 @@ from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from controller.cluster.caches import Caches
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.access import Access
 from controller.page.audience import Audience
 from controller.page.config import PageConfig
@@ -26,7 +27,6 @@ from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ResultsMirror
 from controller.traffic.prices import PriceTable
 from controller.views.overview import build
-from controller.views.snapshot import ClusterSnapshot
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.runtime import run_best_effort

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from controller.cluster.caches import Caches
-from controller.diagnosis.facts import Surroundings
-from controller.diagnosis.reading import PROGRAM_SELECTOR, ProgramPodObject, read_lease, read_programs
+from controller.diagnosis.reading import read_control_plane
+from controller.diagnosis.readings import read_all
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, Readings
 from controller.prometheus import PrometheusClient
 from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ObjectName, ResultsMirror, results_named_by, results_of_agents
 from controller.traffic.prices import PriceTable
-from controller.views.readings import read_all
-from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.client import Client
-from kubekit.errors import KubekitError
-from kubekit.lease import Lease
 from kubekit.reflector import HasMetadata
-from kubekit.wire import LEASES, PODS, ConfigMap
-from netperf.contract import CONTROLLER, RESULTS_NAME
+from kubekit.wire import ConfigMap
+from netperf.contract import RESULTS_NAME
 from netperf.errors import PlanRefusedError
 from netperf.plans import ZonePlan, decode_plan
 from netperf.policy import CostPolicy
 
 READINGS_INTERVAL_S = 15.0
-AROUND_INTERVAL_S = 10.0
+STATUS_INTERVAL_S = 10.0
 SETTLE_TIMEOUT_S = 5.0
 
 
@@ -63,7 +59,7 @@ class Sources:
         self._changed, self._running, self._results_changed = changed, asyncio.Event(), asyncio.Event()
         self._readings, self._prices = Readings(), prices
         self._decoded: dict[str, tuple[str, ZonePlan | None]] = {}
-        self._around: Surroundings | None = None
+        self._status: ControlPlaneStatus | None = None
         self._results = results
         results.subscribe(self._notify_of_results)
         for mirror in (caches.pods, caches.app_groups, caches.topologies, caches.plans):
@@ -87,13 +83,13 @@ class Sources:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_topologies())
-                group.create_task(self._look_around())
+                group.create_task(self._follow_status())
                 if prometheus is not None:
                     group.create_task(self._ask(prometheus))
                 self._running.set()
         finally:
             self._running.clear()
-            self._readings, self._around = Readings(), None
+            self._readings, self._status = Readings(), None
             self._results.want("page", ())
 
     async def settle(self) -> None:
@@ -119,38 +115,30 @@ class Sources:
         named = (name for t in self._caches.topologies for name in results_named_by(t, home, zones))
         return frozenset((*results_of_agents(home, RESULTS_NAME, zones, plans), *named))
 
-    async def _look_around(self) -> None:
+    async def _follow_status(self) -> None:
         while True:
-            before, self._around = self._around, await self.read_around()
+            before, self._status = self._status, await self.read_status()
             # A Lease that is renewed is no news; one that is not is seen at the next regular refresh.
-            if before is None or _without_times(before) != _without_times(self._around):
+            if before is None or _without_times(before) != _without_times(self._status):
                 self._changed()
-            await asyncio.sleep(AROUND_INTERVAL_S)
+            await asyncio.sleep(STATUS_INTERVAL_S)
 
     async def look(self, now_s: float) -> ClusterSnapshot:
         """The same as `snapshot`, with how our programs fare at this moment, also while nobody looks at the page."""
-        around = await self.read_around()
-        return msgspec.structs.replace(await self.snapshot(now_s), around=around)
+        status = await self.read_status()
+        return msgspec.structs.replace(await self.snapshot(now_s), control_plane=status)
 
-    async def read_around(self) -> Surroundings:
-        """What cannot be read is not known, and nothing is concluded from it."""
-        lease, known, programs = None, False, None
-        with contextlib.suppress(KubekitError):
-            lease = read_lease(await self._client.get(LEASES, CONTROLLER, Lease, namespace=self._namespace))
-            known = True
-        with contextlib.suppress(KubekitError):
-            pods = await self._client.list(
-                PODS, ProgramPodObject, namespace=self._namespace, label_selector=PROGRAM_SELECTOR
-            )
-            programs = read_programs(pods)
-        problems = self._caches.problems()
-        return Surroundings(
-            installed=self._caches.topologies.synced.is_set() or not self._caches.topologies.settled.is_set(),
-            programs=programs,
-            lease=lease,
-            lease_known=known,
+    async def read_status(self) -> ControlPlaneStatus:
+        """The state of our own programs now."""
+        topologies, problems = self._caches.topologies, self._caches.problems()
+        status = await read_control_plane(
+            self._client,
+            self._namespace,
+            installed=topologies.synced.is_set() or not topologies.settled.is_set(),
             complaints=(f"not listed yet: {problems}",) if problems else (),
         )
+        # A controller without leader election has no Lease, and it is the one that serves the page.
+        return msgspec.structs.replace(status, lease_known=status.lease_known and status.lease is not None)
 
     async def _ask(self, prometheus: PrometheusClient) -> None:
         while True:
@@ -187,7 +175,7 @@ class Sources:
             scheduler=self._scheduler,
             readings=self._readings,
             prices=self._prices,
-            around=self._around,
+            control_plane=self._status,
         )
 
 
@@ -209,6 +197,6 @@ def _decode(
     return plans
 
 
-def _without_times(around: Surroundings) -> Surroundings:
-    lease = around.lease
-    return msgspec.structs.replace(around, lease=lease and msgspec.structs.replace(lease, renewed=None))
+def _without_times(status: ControlPlaneStatus) -> ControlPlaneStatus:
+    lease = status.lease
+    return msgspec.structs.replace(status, lease=lease and msgspec.structs.replace(lease, renewed=None))

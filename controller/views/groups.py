@@ -13,23 +13,16 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import ServiceIndex
 from controller.cluster.zones import draw_map
+from controller.diagnosis.model import NetworkView, PairView
+from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.diagnosis.zones import by_pair, choose_topology
 from controller.groups.status import GroupFacts, Judged, gather
 from controller.scheduler.survival import survival_of, wholly_in_one_zone
 from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.weights import Edges, measured_traffic
-from controller.views.model import (
-    ConditionView,
-    EdgeView,
-    GroupView,
-    NetworkView,
-    PairView,
-    PodView,
-    WorkloadView,
-)
-from controller.views.network import by_pair, choose_topology
+from controller.views.model import ConditionView, EdgeView, GroupView, PodView, WorkloadView
 from controller.views.savings import Savings
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition
 from netperf.latencies import ZonePair
 

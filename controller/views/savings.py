@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from controller.cluster.costs import SAME_ZONE_COST, CostTable, Location
+from controller.diagnosis.model import PairView
 from controller.groups.status import GroupFacts
-from controller.views.model import PairView, SavingView
+from controller.views.model import SavingView
 from netperf.latencies import ZonePair
 
 Mean = tuple[float, float] | None

@@ -15,7 +15,7 @@ from lab.realnode.node import NODE
 from lab.reclaim import place_of
 
 BREAK = """\
-Breaks one thing in a running lab, for people who want to see what failure looks like: in `kubectl netaware why`, on the page, in events
+Breaks one thing in a running lab, for people who want to see what failure looks like: in `kubectl netaware diagnose`, on the page, in events
 and alerts. The lab goes on, its kubeconfig works, and `status` says what is broken. `repair` undoes it.
 """
 BREAK_EXAMPLES = """\
@@ -27,7 +27,7 @@ examples:
   python -m lab break agent n3               one node is no longer measured
   python -m lab break zone z2                no agent of the zone works
   python -m lab break pair z1 z3             every packet between the two zones is lost
-  kubectl netaware why                       what is wrong, because of what, and what to do
+  kubectl netaware diagnose                  what is wrong, its cause, and what fixes it
   python -m lab repair                         all of it
 """
 REPAIR = """\
@@ -143,7 +143,7 @@ def _print(args: argparse.Namespace, faults: Faults) -> int:
         if names:
             print(f"{words}: {', '.join(names)}", file=sys.stderr)
     print(
-        "`kubectl netaware why` says what follows; `repair` undoes it" if broken else "nothing is broken",
+        "`kubectl netaware diagnose` says what follows; `repair` undoes it" if broken else "nothing is broken",
         file=sys.stderr,
     )
     return 0

@@ -1,4 +1,4 @@
-"""A look of the announcer at 10,000 nodes and 30,000 pods of 300 AppGroups, of which 3,000 find no node and 3,000 carry a wrong label.
+"""Findings as events of 10,000 nodes and 30,000 pods of 300 AppGroups, of which 3,000 find no node and 3,000 carry a wrong label.
 
 It is done in a thread beside the leader's event loop. Both figures are processor time, so that a busy machine does not count.
 """
@@ -13,10 +13,8 @@ import msgspec
 
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
-from controller.diagnosis.facts import Surroundings
-from controller.diagnosis.news import MOST_AT_ONCE, FindingNews
-from controller.views.announcing import news_of
-from controller.views.snapshot import ClusterSnapshot
+from controller.diagnosis.events import MAX_AT_ONCE, ReportedFindings, events_of
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
 from kubekit.runtime import settle_memory
 from kubekit.wire import Node, format_time
 from netperf.contract import ZONE_LABEL
@@ -34,14 +32,14 @@ def measure() -> dict[str, Figure]:
 
 
 async def _measure() -> dict[str, Figure]:
-    snapshot, memory = _snapshot(), FindingNews()
+    snapshot, memory = _snapshot(), ReportedFindings()
     settle_memory()
     watch, spent_s, told = Watch(), [], 0
     watching = asyncio.create_task(watch.run())
 
     def look() -> int:
         began = time.thread_time()
-        news = news_of(snapshot, memory)
+        news = events_of(snapshot, memory)
         spent_s.append(time.thread_time() - began)
         return len(news)
 
@@ -52,7 +50,7 @@ async def _measure() -> dict[str, Figure]:
     return {
         "diagnosis_look": _figure(best_s, "s", 1.0, f"{told} events of {REPEATS} looks"),
         "diagnosis_stall": _figure(stall_ms, "ms", 50.0, "of the leader's loop"),
-        "diagnosis_told": _figure(told, "events", (REPEATS - 1) * MOST_AT_ONCE, "20 a look, from the second on"),
+        "diagnosis_told": _figure(told, "events", (REPEATS - 1) * MAX_AT_ONCE, "20 a look, from the second on"),
     }
 
 
@@ -73,7 +71,7 @@ def _snapshot() -> ClusterSnapshot:
         nodes=tuple(msgspec.convert(node, Node) for node in nodes),
         groups=tuple(_group(i) for i in range(GROUPS)),
         pods=tuple(_pod(i) for i in range(PODS)),
-        around=Surroundings(lease_known=False, topologies_known=False),
+        control_plane=ControlPlaneStatus(lease_known=False, topologies_known=False),
     )
 
 

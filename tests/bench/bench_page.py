@@ -24,10 +24,10 @@ from itertools import pairwise
 import msgspec
 from aiohttp import web
 
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import document, security_policy
 from controller.page.model import PageData, difference, encode, plain
 from controller.views.overview import build
-from controller.views.snapshot import ClusterSnapshot
 from lab.debian import Missing
 from netperf.results import encode_samples
 from netperf.sample import Sample

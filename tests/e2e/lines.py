@@ -40,7 +40,7 @@ class Terminal:
         )
         return done.returncode, done.stdout
 
-    def findings(self, command: str = "why") -> list[dict[str, Any]]:
+    def findings(self, command: str = "diagnose") -> list[dict[str, Any]]:
         """What a command finds, by its own JSON; none while the cluster does not answer it."""
         argv = ["kubectl", "netaware", command, "-o", "json"]
         done = subprocess.run(
@@ -85,7 +85,7 @@ class Terminal:
 
 def brief(found: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
     """Findings, for an assertion's message."""
-    return [(f["code"], f["what"], f["because"]) for f in found]
+    return [(f["code"], f["summary"], f["cause"]) for f in found]
 
 
 def note(situation: str, named_s: float, ended_s: float) -> None:

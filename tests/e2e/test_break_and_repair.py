@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli.looking import look_around
+from controller.cli.looking import read_facts_of
 from controller.cli.session import Session
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.rules import diagnose
@@ -52,8 +52,8 @@ async def a_lab() -> AsyncIterator[tuple[Lab, Client]]:
 
 
 async def findings(client: Client) -> tuple[Finding, ...]:
-    """What `kubectl netaware why` finds, by the command's own way of looking."""
-    _, facts = await look_around(Session(client, None, None, HOME_NAMESPACE))
+    """What `kubectl netaware diagnose` finds, by the command's own way of looking."""
+    facts = await read_facts_of(Session(client, None, None, HOME_NAMESPACE))
     return diagnose(facts)
 
 
@@ -64,11 +64,11 @@ async def until(client: Client, check: Callable[[tuple[Finding, ...]], bool], de
             while not check(found := await findings(client)):
                 await asyncio.sleep(0.5)
             return
-    pytest.fail(f"still, after {deadline_s:.0f} s: {[(f.code, f.what, f.because) for f in found]}")
+    pytest.fail(f"still, after {deadline_s:.0f} s: {[(f.code, f.summary, f.cause) for f in found]}")
 
 
-def first(code: str, *hurts: str) -> Callable[[tuple[Finding, ...]], bool]:
-    return lambda found: bool(found) and found[0].code == code and set(hurts) <= set(found[0].hurts)
+def first(code: str, *names: str) -> Callable[[tuple[Finding, ...]], bool]:
+    return lambda found: bool(found) and found[0].code == code and set(names) <= set(found[0].affects)
 
 
 def is_repaired(found: tuple[Finding, ...], *others: str) -> bool:
@@ -108,5 +108,5 @@ async def test_what_is_broken_is_named_first_and_nothing_is_once_it_is_repaired(
 
 def _blames(finding: Finding, zone: str, nodes: list[str]) -> bool:
     """The zone or its nodes, however far the controller is in leaving them out."""
-    text = " ".join((finding.what, *finding.because, *finding.hurts))
-    return zone in finding.hurts or any(node in text for node in nodes)
+    text = " ".join((finding.summary, *finding.cause, *finding.affects))
+    return zone in finding.affects or any(node in text for node in nodes)

@@ -66,7 +66,7 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
             (applied,) = blocks("first-appgroup", "3. Apply, the group first")
             assert "created" in await reader.does(applied)
             await reader.until("kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4")
-            await reader.until("kubectl netaware why", "nothing is wrong")
+            await reader.until("kubectl netaware diagnose", "nothing is wrong")
             (looked,) = blocks("first-appgroup", "4. Look")
             said = await reader.does(looked)
             assert "nothing is wrong" in said

@@ -21,12 +21,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from controller.cli.looking import look_around
+from controller.cli.looking import read_facts_of
 from controller.cli.session import Session
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.diagnosis.events import event_reason, has_event, objects_of
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
-from controller.diagnosis.news import abouts, has_event, reason_of
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.rules import diagnose
 from kubekit.client import Client
@@ -71,7 +71,7 @@ class Case:
         made: commands that break what is no object of the namespace's own.
         undone: commands after it.
         cut: zones between which every packet is lost; somebody connects them again.
-        shared: it hurts nobody in the namespace.
+        shared: it affects nobody in the namespace.
     """
 
     name: str
@@ -354,7 +354,7 @@ class Look:
         while True:
             # Somebody at a terminal would ask again.
             with contextlib.suppress(KubekitError):
-                _, self._facts = await look_around(Session(self._client, None, None, HOME_NAMESPACE))
+                self._facts = await read_facts_of(Session(self._client, None, None, HOME_NAMESPACE))
                 self._count += 1
             await asyncio.sleep(1)
 
@@ -367,11 +367,11 @@ class Look:
     def findings(self, ahead_s: float = 0.0) -> tuple[Finding, ...]:
         """Of the last look, with the clock set forward; somebody leads then as now."""
         facts = self.facts
-        lease = facts.around.lease
+        lease = facts.control_plane.lease
         if lease is not None and lease.renewed is not None:
             lease = msgspec.structs.replace(lease, renewed=lease.renewed + ahead_s)
-        around = msgspec.structs.replace(facts.around, lease=lease)
-        return diagnose(msgspec.structs.replace(facts, now=facts.now + ahead_s, around=around))
+        status = msgspec.structs.replace(facts.control_plane, lease=lease)
+        return diagnose(msgspec.structs.replace(facts, now=facts.now + ahead_s, control_plane=status))
 
     async def until(self, check: Callable[[], bool], say: Callable[[], str]) -> float:
         """Seconds until a look that began after this call is as wanted."""
@@ -421,11 +421,11 @@ class Bench:
             return [
                 finding
                 for finding in self.look.findings(case.ahead_s)
-                if case.shared or any(hurt.startswith(f"{namespace}/") for hurt in finding.hurts)
+                if case.shared or any(name.startswith(f"{namespace}/") for name in finding.affects)
             ]
 
         def state() -> str:
-            return f"{case.name}: {[(f.code, f.what, f.because) for f in mine() or self.look.findings(case.ahead_s)]}"
+            return f"{case.name}: {[(f.code, f.summary, f.cause) for f in mine() or self.look.findings(case.ahead_s)]}"
 
         named_s = await self.look.until(lambda: any(f.code == code for f in mine()), lambda: f"not named: {state()}")
         first = mine()[0]
@@ -433,7 +433,7 @@ class Bench:
         await self.all_tell(first, ahead=bool(case.ahead_s))
         begun = time.monotonic()
         editor = f'{self.terminal.python} {self._editor} "{case.edit}"' if case.edit else "true"
-        for line in first.do:
+        for line in first.fix:
             command = self.terminal.command_in(line, case.choices)
             if command:
                 await self.paste(command, editor if " edit " in command else "true")
@@ -442,7 +442,7 @@ class Bench:
         if case.cut:
             self.lab.wan.change_link(*case.cut, loss=0.0)
         await self.look.until(
-            lambda: all(f.code != code for f in mine()), lambda: f"not ended by {first.do}: {state()}"
+            lambda: all(f.code != code for f in mine()), lambda: f"not ended by {first.fix}: {state()}"
         )
         note(case.name, named_s, time.monotonic() - begun)
 
@@ -451,21 +451,21 @@ class Bench:
         facts = self.look.facts
         for known in facts.pods:
             stuck = finding.code.startswith("no-node-") and known.found_no_node
-            if known.key in finding.hurts and stuck:
+            if known.key in finding.affects and stuck:
                 verdict = judge_pod(known, facts)
-                assert verdict.do[-1] == finding.do[-1], (finding, verdict)
+                assert verdict.fix[-1] == finding.fix[-1], (finding, verdict)
         if ahead:
             return
 
         def among(found: list[dict[str, Any]]) -> bool:
-            return any(f["code"] == finding.code and {*f["hurts"]} & {*finding.hurts} for f in found)
+            return any(f["code"] == finding.code and {*f["affects"]} & {*finding.affects} for f in found)
 
         async with self._few:
             told = await asyncio.to_thread(self.terminal.findings, "status")
         assert among(told), f"status does not tell {finding}: {told}"
         deadline = time.monotonic() + DEADLINE_S
-        about = abouts(finding, facts)[0]
-        name, reason = f"{about.namespace}/{about.name}", reason_of(finding.code)
+        about = objects_of(finding, facts)[0]
+        name, reason = f"{about.namespace}/{about.name}", event_reason(finding.code)
         while has_event(finding) and name not in await self.regarding(reason):
             assert time.monotonic() < deadline, f"no event tells {finding}"
             await asyncio.sleep(1)
@@ -528,7 +528,7 @@ async def test_the_lines_of_the_first_finding_end_it() -> None:
         (missing,) = bench.look.findings()
         assert missing.code == "not-installed"
         begun = time.monotonic()
-        for line in missing.do:
+        for line in missing.fix:
             await bench.paste(line)
         await bench.look.until(
             lambda: all(f.code != "not-installed" for f in bench.look.findings()), lambda: "still not installed"

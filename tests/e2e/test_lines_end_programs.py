@@ -170,7 +170,9 @@ def broken_ones(nodes: list[dict[str, Any]]) -> list[Broken]:
         Broken("one agent is dead", lambda c: unready(c, "e2e-l2", *agent)),
         Broken("both agents of a zone are frozen", lambda c: freeze(c, "netaware-agent", *agent, nodes=["e2e-l3"])),
         Broken(
-            "no agent runs anywhere", lambda c: freeze(c, "netaware-agent", *agent, nodes=everywhere), ("zone-blind",)
+            "no agent runs anywhere",
+            lambda c: freeze(c, "netaware-agent", *agent, nodes=everywhere),
+            ("zone-without-agent",),
         ),
         # Both replicas: of one alone the other takes over.
         Broken(
@@ -226,7 +228,7 @@ def end(terminal: Terminal, cluster: Cluster, broken: Broken, code: str) -> None
     assert terminal.findings("status")[0]["code"] in expected, "status tells another cause"
     begun, said = time.monotonic(), []
     while True:
-        said += terminal.follow(found[0]["do"], CHOICES)
+        said += terminal.follow(found[0]["fix"], CHOICES)
         # What is being mended is still told for a while; its lines are pasted once more at most every half minute.
         try:
             terminal.until(lambda found: not expected.intersection(f["code"] for f in found), 30)
@@ -236,4 +238,4 @@ def end(terminal: Terminal, cluster: Cluster, broken: Broken, code: str) -> None
             found = terminal.findings() or found
     note(broken.name, looked_s + named_s, time.monotonic() - begun)
     # Somebody who is not sure pastes it once more; the caller waits until there is no finding.
-    terminal.follow([line for line in found[0]["do"] if " rollout undo " in line], CHOICES)
+    terminal.follow([line for line in found[0]["fix"] if " rollout undo " in line], CHOICES)

@@ -34,8 +34,8 @@ function change(told) {
   clockOffset = told.at - Date.now() / 1000;
   const touched = new Set();
   if (told.matrix) { accept({ ...page, ...told }); return; }
-  const shownIn = { problems: ["now"], findings: ["now"], changes: ["now"], network: ["matrix", "map", "agents"], agents: ["agents"], bandwidth: ["bandwidth"], prometheus: ["bandwidth"], agentRows: ["agents"], groups: ["groups", "now"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
-  for (const section of ["prometheus", "network", "agents", "bandwidth", "problems", "findings", "changes"]) {
+  const shownIn = { findings: ["now"], network: ["matrix", "map", "agents"], agents: ["agents"], bandwidth: ["bandwidth"], prometheus: ["bandwidth"], agentRows: ["agents"], groups: ["groups", "now"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
+  for (const section of ["prometheus", "network", "agents", "bandwidth", "findings"]) {
     if (!(section in told)) continue;
     page[section] = told[section];
     for (const tab of shownIn[section] || []) touched.add(tab);
@@ -126,10 +126,9 @@ function tiles(list) {
 
 // The worst in one line, on every view but the one that tells all of it.
 function drawProblems() {
-  const all = [...state.page.findings.map((finding) => [finding.severity, finding.what]), ...untold().map((problem) => [problem.severity, problem.summary])];
-  const wrong = all.filter(([severity]) => severity !== "info");
+  const wrong = state.page.findings.filter((finding) => finding.severity !== "info");
   byId("problems").hidden = wrong.length === 0 || shownTab === "now";
-  if (wrong.length) byId("problems").replaceChildren(h("button", { type: "button", class: "link", onclick: () => showTab("now", true) }, `✗ ${wrong[0][1]}${wrong.length > 1 ? ` and ${wrong.length - 1} more` : ""}`));
+  if (wrong.length) byId("problems").replaceChildren(h("button", { type: "button", class: "link", onclick: () => showTab("now", true) }, `✗ ${wrong[0].summary}${wrong.length > 1 ? ` and ${wrong.length - 1} more` : ""}`));
 }
 
 function showTab(name, focus) {

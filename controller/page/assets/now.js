@@ -1,4 +1,4 @@
-// The first view: what is wrong and what ends it, what placement saves, what changed in the last hour.
+// The first view: what is wrong and what fixes it, and what placement saves.
 
 const SIGNS = { critical: "✗", warning: "✗", info: "·" };
 
@@ -27,35 +27,22 @@ function copied(text) {
   return button;
 }
 
-const SHOWN_HURT = 6;
+const SHOWN_AFFECTED = 6;
 function findingBox(finding) {
-  const hurt = finding.hurts.slice(0, SHOWN_HURT).flatMap((name, i) => (i ? [", ", named(name)] : [named(name)]));
-  const more = finding.hurts.length > SHOWN_HURT ? ` and ${finding.hurts.length - SHOWN_HURT} more` : "";
+  const affected = finding.affects.slice(0, SHOWN_AFFECTED).flatMap((name, i) => (i ? [", ", named(name)] : [named(name)]));
+  const more = finding.affects.length > SHOWN_AFFECTED ? ` and ${finding.affects.length - SHOWN_AFFECTED} more` : "";
   return h("li", { class: `finding ${finding.severity}` },
-    h("h3", {}, `${SIGNS[finding.severity]} ${finding.what} `, finding.since === null ? null : h("span", { class: "soft" }, `for ${age(since(finding.since))}`)),
-    ...finding.because.map((cause) => h("p", { class: "soft" }, `because ${cause}`)),
-    hurt.length ? h("p", { class: "soft" }, "hurts ", ...hurt, more) : null,
-    ...finding.do.map((line) => h("p", { class: "do" }, h("code", {}, line), copied(line))),
-    finding.alert ? h("p", {}, "Runbook: ", runbook(finding.alert)) : null);
-}
-
-function problemBox(problem) {
-  const fires = problem.firing === null ? "" : problem.firing ? ", firing" : ", not firing yet";
-  const rest = problem.count > problem.examples.length && problem.examples.length ? ` and ${problem.count - problem.examples.length} more` : "";
-  return h("li", { class: `finding ${problem.severity}` }, h("h3", {}, `${SIGNS[problem.severity]} ${problem.summary}`),
-    problem.examples.length ? h("p", { class: "soft" }, problem.examples.join(", ") + rest) : null, h("p", {}, "Runbook: ", runbook(problem.alert), fires));
-}
-
-// A problem is the same state as an alert sees it; where a finding names its cause, the cause is told.
-function untold() {
-  const told = new Set(state.page.findings.map((finding) => finding.alert));
-  return state.page.problems.filter((problem) => !told.has(problem.alert));
+    h("h3", {}, `${SIGNS[finding.severity]} ${finding.summary} `, finding.since === null ? null : h("span", { class: "soft" }, `for ${age(since(finding.since))}`)),
+    ...finding.cause.map((cause) => h("p", { class: "soft" }, `Cause: ${cause}`)),
+    affected.length ? h("p", { class: "soft" }, "Affects ", ...affected, more) : null,
+    ...finding.fix.map((line) => h("p", { class: "fix" }, h("code", {}, line), copied(line))),
+    finding.alert ? h("p", {}, "Runbook: ", runbook(finding.alert), finding.firing ? ", firing" : "") : null);
 }
 
 function drawNow() {
-  const page = state.page, rest = untold();
-  const wrong = page.findings.length || rest.length
-    ? h("ul", { class: "findings" }, ...page.findings.map(findingBox), ...rest.map(problemBox))
+  const page = state.page;
+  const wrong = page.findings.length
+    ? h("ul", { class: "findings" }, ...page.findings.map(findingBox))
     : h("p", { class: "good" }, "✓ Nothing is wrong.");
   const saving = page.groups.filter((group) => group.saving);
   const rows = saving.map((group) => {
@@ -64,13 +51,10 @@ function drawNow() {
     return [[named(`${group.namespace}/${group.name}`), "name"], [String(dependencies), "n"], [ms(us), "n"], [ms(randomUs), "n"], [number(cost), "n"], [number(randomCost), "n"],
       [share >= 0 ? `${share} % less` : `${-share} % more`, share >= 0 ? "n good" : "n bad"]];
   });
-  const changes = page.changes.map((change) => h("li", {}, h("span", { class: "when" }, `${age(since(change.at))} ago`), h("span", {}, h("span", { class: change.good ? "good" : "bad" }, change.good ? "✓ " : "✗ "), `${change.about}: ${change.what}`)));
   byId("panel-now").replaceChildren(
     h("h2", {}, "What is wrong"), wrong,
     h("h2", {}, "What placement saves"),
     rows.length
       ? table(["AppGroup", ["Dependencies", "n"], ["A call now", "n"], ["at random", "n"], ["Cost now", "n"], ["at random", "n"], ["", "n"]], rows)
-      : h("p", { class: "note" }, "No AppGroup has pods placed at both ends of a dependency whose round trip is known."),
-    h("h2", {}, "Changed in the last hour"),
-    changes.length ? h("ol", { class: "changes" }, ...changes) : h("p", { class: "note" }, "Nothing."));
+      : h("p", { class: "note" }, "No AppGroup has pods placed at both ends of a dependency whose round trip is known."));
 }

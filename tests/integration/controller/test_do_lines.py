@@ -121,7 +121,7 @@ async def paste(control_plane: ControlPlane, line: str) -> tuple[int, str]:
 
 
 def lines_of(situation: Situation) -> list[str]:
-    return [line for finding in diagnose(situation.facts) for line in finding.do]
+    return [line for finding in diagnose(situation.facts) for line in finding.fix]
 
 
 async def test_every_line_to_paste_can_be_pasted(

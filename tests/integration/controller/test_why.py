@@ -8,13 +8,13 @@ import os
 import time
 from typing import Any
 
-from controller.cli.looking import look_around, verdict_on
+from controller.cli.looking import read_facts_of, verdict_on
 from controller.cli.session import Session
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
+from controller.diagnosis.events import EventReporter
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.rules import diagnose
-from controller.views.announcing import Announcer
-from controller.views.snapshot import ClusterSnapshot
+from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.client import Client
 from kubekit.events import EventRecorder
 from kubekit.wire import LEASES, PODS, Object, format_time
@@ -65,9 +65,9 @@ async def a_pod(client: Client, namespace: str, name: str, selector: str, **spec
 
 async def of(client: Client, namespace: str) -> list[Finding]:
     """Findings about this test's own objects; others share the control plane."""
-    _, facts = await look_around(Session(client, None, None, namespace))
+    facts = await read_facts_of(Session(client, None, None, namespace))
     mine = (f"{namespace}/shop", f"{namespace}/")
-    return [f for f in diagnose(facts) if any(name.startswith(mine) for name in f.hurts)]
+    return [f for f in diagnose(facts) if any(name.startswith(mine) for name in f.affects)]
 
 
 async def paste(control_plane: ControlPlane, line: str) -> None:
@@ -91,7 +91,7 @@ async def test_more_pods_than_members_end_by_the_line_to_paste(
         await a_pod(client, namespace, name, "web", nodeName="nowhere")
     (finding,) = await of(client, namespace)
     assert finding.code == "members-exceeded"
-    for line in finding.do:
+    for line in finding.fix:
         await paste(control_plane, line)
     assert await of(client, namespace) == []
 
@@ -107,17 +107,17 @@ async def test_what_to_look_at_can_be_looked_at(
     for name in ("wrong-1", "wrong-2"):
         await a_pod(client, namespace, name, "wbe", **gate)
     (finding,) = await of(client, namespace)
-    assert (finding.code, len(finding.hurts)) == ("pod-lost", 2)
-    assert "it has db, web" in finding.what
-    for line in finding.do:
+    assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
+    assert "it has db, web" in finding.summary
+    for line in finding.fix:
         if line.startswith("kubectl "):
             await paste(control_plane, line)
     session = Session(client, None, namespace, namespace)
     pod = await session.pod("wrong-1")
-    verdict = verdict_on(pod, (await look_around(session, pod))[1])
+    verdict = verdict_on(pod, await read_facts_of(session, pod))
     assert verdict is not None
-    assert (verdict.kind, "no workload with selector wbe" in verdict.what) == ("gated", True)
-    for name in finding.hurts:
+    assert (verdict.kind, "no workload with selector wbe" in verdict.summary) == ("gated", True)
+    for name in finding.affects:
         await client.patch(
             PODS, name.partition("/")[2], {"metadata": {"labels": {WORKLOAD_LABEL: "web"}}}, Object, namespace=namespace
         )
@@ -133,9 +133,9 @@ async def test_a_dependency_on_nothing_and_a_pod_of_another_scheduler(
     await a_pod(client, namespace, "ours", "web", nodeName="nowhere")
     await a_pod(client, namespace, "theirs", "web", nodeName="nowhere", schedulerName="default-scheduler")
     found = {finding.code: finding for finding in await of(client, namespace)}
-    assert found.keys() == {"spec-UnknownDependency", "not-ours"}
-    assert "gone" in found["spec-UnknownDependency"].what
-    assert found["not-ours"].hurts == (f"{namespace}/theirs",)
+    assert found.keys() == {"spec-UnknownDependency", "other-scheduler"}
+    assert "gone" in found["spec-UnknownDependency"].summary
+    assert found["other-scheduler"].affects == (f"{namespace}/theirs",)
 
 
 async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(
@@ -146,27 +146,31 @@ async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(
     await a_group(client, namespace, workload("web"))
     await a_pod(client, namespace, "wrong", "wbe", nodeName="nowhere")
     (finding,) = await of(client, namespace)
-    assert (finding.code, finding.hurts) == ("pod-lost", (f"{namespace}/wrong",))
+    assert (finding.code, finding.affects) == ("unknown-workload", (f"{namespace}/wrong",))
     recorder = EventRecorder(client, component=CONTROLLER, instance="test")
     sending = asyncio.ensure_future(recorder.run())
 
     async def look() -> ClusterSnapshot:
-        return await Session(client, None, None, namespace).snapshot(groups=True, agents=True, around=True)
+        return await Session(client, None, None, namespace).snapshot(groups=True, agents=True, control_plane=True)
 
-    announcer = Announcer(look, client, recorder)
+    reporter = EventReporter(look, client, recorder)
     try:
         async with asyncio.timeout(30):
             # Others share the control plane, and a look tells of a few objects only.
             while not (found := await events_of(client, namespace)):
-                await announcer.tell()
+                await reporter.report()
         for _ in range(3):
-            await announcer.tell()
+            await reporter.report()
         found = await events_of(client, namespace)
     finally:
         sending.cancel()
     pod = await client.get(PODS, "wrong", Object, namespace=namespace)
     (event,) = found
-    assert (event["reason"], event["regarding"]["uid"], event["type"]) == ("PodLost", pod.metadata.uid, "Warning")
+    assert (event["reason"], event["regarding"]["uid"], event["type"]) == (
+        "UnknownWorkload",
+        pod.metadata.uid,
+        "Warning",
+    )
     assert "series" not in event
     assert "no workload with selector wbe" in event["note"]
 

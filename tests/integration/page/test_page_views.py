@@ -16,12 +16,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from controller.diagnosis.facts import LeaseFact, ProgramPod, Surroundings
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, LeaseFact, ProgramPod, Readings
 from controller.page.document import document, security_policy
 from controller.page.model import PageData, encode, plain
 from controller.traffic.prices import PriceTable
 from controller.views.overview import build
-from controller.views.snapshot import ClusterSnapshot, Readings
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
@@ -30,7 +29,7 @@ from tests.unit.controller.made_up import NOW_S, make_snapshot
 VIEWS = ("now", "matrix", "map", "groups", "agents", "bandwidth")
 WIDTHS = (1440, 1024, 390)
 RUNBOOK = "https://runbook.test/runbook.md"
-WELL = Surroundings(
+WELL = ControlPlaneStatus(
     programs=tuple(
         ProgramPod(program, f"{program}-0", "n1", "Running", ready=True)
         for program in ("controller", "scheduler", "extender")
@@ -84,15 +83,15 @@ def broken() -> ClusterSnapshot:
         msgspec.structs.replace(node, metadata=msgspec.structs.replace(node.metadata, annotations={}))
         for node in healthy.nodes[:2]
     ]
-    around = msgspec.structs.replace(
+    status = msgspec.structs.replace(
         WELL,
         lease=LeaseFact("controller-0", NOW_S - 90),
         programs=(
             *(WELL.programs or ())[:1],
-            ProgramPod("scheduler", "scheduler-0", "n2", "Pending", why="ImagePullBackOff"),
+            ProgramPod("scheduler", "scheduler-0", "n2", "Pending", reason="ImagePullBackOff"),
         ),
     )
-    return msgspec.structs.replace(healthy, nodes=(*bare, *healthy.nodes[2:]), around=around)
+    return msgspec.structs.replace(healthy, nodes=(*bare, *healthy.nodes[2:]), control_plane=status)
 
 
 def with_traffic() -> ClusterSnapshot:
@@ -106,13 +105,13 @@ def with_traffic() -> ClusterSnapshot:
     )
     readings = Readings(source="http://prometheus", traffic={(names[0], names[1]): 8e6, (names[0], names[2]): 8e4})
     prices = PriceTable(currency="EUR", between_zones=0.01, between_regions=0.05)
-    return msgspec.structs.replace(healthy, groups=groups, around=WELL, readings=readings, prices=prices)
+    return msgspec.structs.replace(healthy, groups=groups, control_plane=WELL, readings=readings, prices=prices)
 
 
 PAGES: dict[str, PageData] = {
     "traffic": encode(build(with_traffic()), 1, RUNBOOK),
-    "data": encode(build(msgspec.structs.replace(make_snapshot(6), around=WELL)), 1, RUNBOOK),
-    "empty": encode(build(ClusterSnapshot(now_s=NOW_S, around=WELL)), 1, RUNBOOK),
+    "data": encode(build(msgspec.structs.replace(make_snapshot(6), control_plane=WELL)), 1, RUNBOOK),
+    "empty": encode(build(ClusterSnapshot(now_s=NOW_S, control_plane=WELL)), 1, RUNBOOK),
     "broken": encode(build(broken()), 1, RUNBOOK),
 }
 

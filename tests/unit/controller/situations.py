@@ -1,28 +1,21 @@
-"""Broken situations: what is broken, the finding that names the first cause, and what the finding's do-line must end it by.
+"""Broken situations: what is broken, the finding that names the first cause, and the command of the finding that must end it.
 
 The facts are made up, the rules are the product's. docs/troubleshooting.md lists them by name and code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 import msgspec
 
 from controller.cluster.eligibility import UNSCHEDULABLE
 from controller.cluster.pods import GroupPodSpec, Toleration
 from controller.cluster.resources import AppGroup
-from controller.diagnosis.facts import (
-    AgentFact,
-    Facts,
-    LeaseFact,
-    NodeFact,
-    PodFact,
-    Program,
-    ProgramPod,
-    Surroundings,
-)
+from controller.diagnosis.facts import Facts, NodeFact, PodFact
+from controller.diagnosis.model import AgentView, NetworkView, PairBasis, PairView
+from controller.diagnosis.snapshot import ControlPlaneStatus, LeaseFact, Program, ProgramPod
 from kubekit.wire import Condition, Taint, format_time
 
 NOW_S = 1_800_000_000.0
@@ -30,7 +23,7 @@ GATE = "netaware.io/topological-order"
 SCHEDULER = "network-aware-scheduler"
 PROGRAMS: tuple[Program, ...] = ("controller", "extender", "scheduler")
 READY = tuple(ProgramPod(program, f"{program}-0", "n1", "Running", ready=True) for program in PROGRAMS)
-AROUND = Surroundings(programs=READY, lease=LeaseFact("a", NOW_S - 2))
+STATUS = ControlPlaneStatus(programs=READY, lease=LeaseFact("a", NOW_S - 2))
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -40,15 +33,15 @@ class Situation(msgspec.Struct, frozen=True):
         name: what is broken, for the table.
         facts: what is left to see of it.
         code: of the finding that must come first.
-        says: a part of what it says, its causes included.
-        do: a part of one of its do-lines.
+        says: a part of its summary and causes.
+        fix: a part of one of its commands.
     """
 
     name: str
     facts: Facts
     code: str
     says: str
-    do: str
+    fix: str
 
 
 def group(conditions: list[dict[str, str]] | None = None, **fields: Any) -> AppGroup:
@@ -89,40 +82,50 @@ def unscheduled(message: str) -> Condition:
     return Condition("PodScheduled", "False", "Unschedulable", message, format_time(NOW_S - 50))
 
 
-def agents(**states: Mapping[str, Any]) -> tuple[AgentFact, ...]:
+def agents(**states: Mapping[str, Any]) -> tuple[AgentView, ...]:
     """Four nodes in two zones, all well but for those that are named."""
     found = []
     for i in range(4):
-        fields: dict[str, Any] = {"state": "up", "heard": NOW_S - 30, "version": "0.1.0"}
-        found.append(AgentFact(f"n{i}", f"z{i % 2}", **{**fields, **states.get(f"n{i}", {})}))
+        fields: dict[str, Any] = {"probes": 1, "newest_at": NOW_S - 30, "version": "0.1.0"}
+        found.append(AgentView(node=f"n{i}", zone=f"z{i % 2}", **{**fields, **states.get(f"n{i}", {})}))
     return tuple(found)
+
+
+def network(interval_s: float | None = 60.0, **bases: Iterable[tuple[str, str]]) -> NetworkView:
+    """Pairs of zones by what their cost rests on: ``network=network(inferred=(("z0", "z1"),))``."""
+    pairs = [
+        PairView(origin=a, destination=b, basis=cast("PairBasis", basis))
+        for basis, ends in bases.items()
+        for a, b in ends
+    ]
+    return NetworkView(interval_s=interval_s, pairs=tuple(pairs))
 
 
 def facts(**fields: Any) -> Facts:
     known = {
         "now": NOW_S,
-        "around": AROUND,
+        "control_plane": STATUS,
         "groups": (group(),),
         "agents": agents(),
-        "interval_s": 60.0,
+        "network": network(),
         "nodes": {f"n{i}": NodeFact({"zone": f"z{i % 2}"}, (), f"z{i % 2}") for i in range(4)},
         "topologies": {"netaware-system/nt-default": ()},
     }
     return Facts(**{**known, **fields})
 
 
-def around(**fields: Any) -> Surroundings:
-    return msgspec.structs.replace(AROUND, **fields)
+def status(**fields: Any) -> ControlPlaneStatus:
+    return msgspec.structs.replace(STATUS, **fields)
 
 
-def without(program: Program, **fields: Any) -> Surroundings:
+def without(program: Program, **fields: Any) -> ControlPlaneStatus:
     known = {"node": "n1", "phase": "Running", **fields}
     dead = ProgramPod(program, f"{program}-0", **known)
-    return around(programs=(*(p for p in READY if p.program != program), dead))
+    return status(programs=(*(p for p in READY if p.program != program), dead))
 
 
-def no_pods(program: Program) -> Surroundings:
-    return around(programs=tuple(p for p in READY if p.program != program))
+def no_pods(program: Program) -> ControlPlaneStatus:
+    return status(programs=tuple(p for p in READY if p.program != program))
 
 
 def waiting(**fields: Any) -> tuple[PodFact, ...]:
@@ -139,8 +142,8 @@ def topology(type_: str, status: str, reason: str, message: str, **fields: Any) 
     return facts(topologies={"netaware-system/nt-default": (found,)}, **fields)
 
 
-DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "heard": None}
-SILENT = {"heard": NOW_S - 900}
+DOWN = {"state": "down", "reason": "no agent has announced itself on this node", "newest_at": None}
+SILENT = {"newest_at": NOW_S - 900}
 LOST = {"workload": {"name": "front", "selector": "front"}, "dependencies": [{"workload": {"selector": "lost"}}]}
 ONE = {"workload": {"name": "a", "selector": "a"}, "dependencies": [{"workload": {"selector": "b"}}]}
 OTHER = {"workload": {"name": "b", "selector": "b"}, "dependencies": [{"workload": {"selector": "a"}}]}
@@ -158,49 +161,49 @@ TAINTED = {f"n{i}": NodeFact({}, (TAINT,), f"z{i % 2}") for i in range(4)}
 SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "a cluster without netaware",
-        Facts(NOW_S, Surroundings(installed=False)),
+        Facts(NOW_S, ControlPlaneStatus(installed=False)),
         "not-installed",
         "not installed",
         "kubectl apply",
     ),
     Situation(
         "the controller is frozen",
-        facts(around=around(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()),
+        facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()),
         "no-leader",
         "renewed 32 s ago by a",
         "rollout restart deployment/netaware-controller",
     ),
     Situation(
         "the controller is gone",
-        facts(around=no_pods("controller"), pods=waiting()),
+        facts(control_plane=no_pods("controller"), pods=waiting()),
         "controller-down",
         "0 replicas",
         "scale deployment/netaware-controller",
     ),
     Situation(
         "the controller's image cannot be pulled",
-        facts(around=without("controller", why="ImagePullBackOff")),
+        facts(control_plane=without("controller", reason="ImagePullBackOff")),
         "controller-down",
         "ImagePullBackOff",
         "rollout undo deployment/netaware-controller",
     ),
     Situation(
         "the controller does not reach the API server",
-        facts(around=around(complaints=("controller-0: age: mirror of nodes is 130 s old (503)",))),
-        "controller-blind",
+        facts(control_plane=status(complaints=("controller-0: age: mirror of nodes is 130 s old (503)",))),
+        "controller-not-ready",
         "mirror of nodes is 130 s old",
         "readyz",
     ),
     Situation(
         "the scheduler crashes",
-        facts(around=without("scheduler", why="CrashLoopBackOff", template="abc"), pods=(pod(),)),
+        facts(control_plane=without("scheduler", reason="CrashLoopBackOff", template="abc"), pods=(pod(),)),
         "scheduler-down",
         "CrashLoopBackOff",
         "rollout undo deployment/netaware-scheduler",
     ),
     Situation(
         "the extender does not answer",
-        facts(around=without("extender")),
+        facts(control_plane=without("extender")),
         "extender-down",
         "without regard to the network",
         "rollout restart deployment/netaware-scheduler",
@@ -208,8 +211,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "the scheduler has no node to run on",
         facts(
-            around=without(
-                "scheduler", node="", why="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
+            control_plane=without(
+                "scheduler", node="", reason="0/4 nodes are available: 4 node(s) had untolerated taint {gpu: only}."
             )
         ),
         "scheduler-down",
@@ -225,42 +228,42 @@ SITUATIONS: tuple[Situation, ...] = (
     ),
     Situation(
         "both agents of a zone are frozen",
-        facts(agents=agents(n1=SILENT, n3=SILENT), inferred=(("z0", "z1"),)),
-        "zone-blind",
+        facts(agents=agents(n1=SILENT, n3=SILENT), network=network(inferred=(("z0", "z1"),))),
+        "zone-without-agent",
         "no sample has named it for 900 s",
         "spec.nodeName=n1",
     ),
     Situation(
         "no agent runs anywhere",
         facts(agents=agents(n0=DOWN, n1=DOWN, n2=DOWN, n3=DOWN)),
-        "agents-gone",
+        "no-agents",
         "no agent works on any of 4 nodes",
         "describe daemonset netaware-agent",
     ),
     Situation(
         "the path between two zones is cut",
-        facts(unreachable=(("z0", "z1"), ("z1", "z0")), inferred=(("z0", "z1"),)),
+        facts(unreachable=(("z0", "z1"), ("z1", "z0")), network=network(inferred=(("z0", "z1"),))),
         "zones-unreachable",
         "z0 and z1 cannot reach each other",
         "12865",
     ),
     Situation(
         "a pair was never measured",
-        facts(absent=(("z0", "z1"),)),
+        facts(network=network(absent=(("z0", "z1"),))),
         "pairs-unmeasured",
         "no measurement",
         "kubectl netaware costs",
     ),
     Situation(
         "nobody is told what to measure",
-        facts(interval_s=None, absent=(("z0", "z1"),)),
+        facts(network=network(None, absent=(("z0", "z1"),))),
         "no-plan",
         "no probe plan",
         "logs deployment/netaware-controller",
     ),
     Situation(
         "the NetworkTopology was deleted",
-        facts(has_topology=False, absent=(("z0", "z1"),)),
+        facts(topologies={}, network=network(absent=(("z0", "z1"),))),
         "no-topology",
         "no NetworkTopology",
         "rollout restart",
@@ -298,7 +301,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "old measurements",
         topology("Stale", "True", "MeasurementsOld", "2 of 12 zone pairs keep their last good value"),
-        "topology-MeasurementsOld",
+        "pairs-stale",
         "2 of 12",
         "kubectl netaware costs",
     ),
@@ -326,7 +329,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "dependencies in a circle",
         facts(groups=(group(workloads=[ONE, OTHER]),)),
-        "cycle",
+        "dependency-cycle",
         "a → b → a",
         "edit appgroup shop",
     ),
@@ -348,7 +351,7 @@ SITUATIONS: tuple[Situation, ...] = (
         "a quota keeps pods from being made",
         facts(groups=(group([said("Complete", "False", "PodsMissing", "1 of 20 pods run")]),), pods=(pod(node="n1"),)),
         "members-missing",
-        "19 of 20 pods were never made",
+        "19 of 20 pods were never created",
         "reason=FailedCreate",
     ),
     Situation(
@@ -360,7 +363,7 @@ SITUATIONS: tuple[Situation, ...] = (
                         said(
                             "Admitted",
                             "False",
-                            "NoConsent",
+                            "NamespaceNotAdmitted",
                             "pods of other are not the group's; for example: kubectl label namespace other netaware.io/groups-from=web",
                         )
                     ],
@@ -371,7 +374,7 @@ SITUATIONS: tuple[Situation, ...] = (
                 ),
             )
         ),
-        "no-consent",
+        "namespace-not-admitted",
         "pods of other are not the group's",
         "kubectl label namespace other",
     ),
@@ -389,42 +392,42 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "a workload label that is wrong",
         facts(pods=waiting(workload="wrong")),
-        "pod-lost",
+        "unknown-workload",
         "it has cart, front",
         "appgroup.diktyo.x-k8s.io.workload",
     ),
     Situation(
         "an AppGroup that does not exist",
         facts(pods=(pod(group="nope", gates=(GATE,)),)),
-        "pod-lost",
+        "unknown-workload",
         "there is no AppGroup nope",
         "kubectl get appgroups -A",
     ),
     Situation(
         "running pods whose workload label is wrong",
         facts(pods=tuple(pod(f"front-{i}", workload="wrong", node="n1", owner=FRONT) for i in range(3))),
-        "pod-lost",
-        "what they call, and who calls them, counts for nothing",
+        "unknown-workload",
+        "their dependencies count for nothing",
         "edit deployment front",
     ),
     Situation(
         "running pods whose AppGroup is gone",
         facts(groups=(), pods=(pod(node="n1", owner=FRONT, group_key=""),)),
-        "pod-lost",
+        "unknown-workload",
         "there is no AppGroup shop",
         "edit deployment front",
     ),
     Situation(
         "some pods of a group name another scheduler",
         facts(pods=(pod(node="n1"), pod("front-2", scheduler="default-scheduler", node="n2"))),
-        "not-ours",
+        "other-scheduler",
         "does not ask us",
         "schedulerName: network-aware-scheduler",
     ),
     Situation(
         "a scheduler's name that nobody answers to",
         facts(pods=(pod(scheduler="network-aware-schedular", created=NOW_S - 300),)),
-        "nobody-schedules",
+        "no-scheduler",
         "no scheduler named network-aware-schedular",
         "schedulerName: network-aware-scheduler",
     ),
@@ -447,7 +450,7 @@ SITUATIONS: tuple[Situation, ...] = (
         no_node(
             "0/4 nodes are available: 3 Insufficient cpu, 1 node(s) had untolerated taint {a: }. preemption: 0/4 nodes are available: 1 Preemption is not helpful for scheduling, 3 No preemption victims found"
         ),
-        "no-node-room",
+        "no-node-capacity",
         "nodes are full",
         "Allocated resources",
     ),
@@ -503,7 +506,7 @@ SITUATIONS: tuple[Situation, ...] = (
             "0/2 nodes are available: 1 Node n0 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1, 1 Node n1 does not meet several network requirements from Workload dependencies: Satisfied: 0 Violated: 1."
         ),
         "no-node-max-cost",
-        "more of its dependencies would be broken",
+        "more of its dependencies would be violated",
         "kubectl netaware costs",
     ),
     Situation(
@@ -530,7 +533,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         "agents of two versions",
         facts(agents=agents(n2={"version": "0.0.9"})),
-        "versions-mixed",
+        "agent-version-skew",
         "0.0.9, 0.1.0",
         "rollout status daemonset/netaware-agent",
     ),

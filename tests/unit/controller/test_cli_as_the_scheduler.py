@@ -15,7 +15,7 @@ from aiohttp import web
 from controller.cli.costs import ShowCosts
 from controller.cli.explain import Explain, Explained
 from controller.cli.graph import GraphOf
-from controller.cli.looking import look_around, state_of
+from controller.cli.looking import read_facts_of, state_of
 from controller.cli.offline import Given, plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import NotFoundError, Session
@@ -102,7 +102,7 @@ async def test_a_snapshot_has_what_the_controller_was_configured_with() -> None:
     async with cluster(MINE, *NODES) as session:
         snapshot = await session.snapshot()
         assert session.notes == {}
-        _, facts = await look_around(session)
+        facts = await read_facts_of(session)
     assert (snapshot.rules.weights_name, snapshot.rules.network_topology_name) == ("Mine", "ours")
     assert snapshot.policy.unit_us == 250
     assert (facts.max_wait_s, facts.our_schedulers) == (300, ("mine",))

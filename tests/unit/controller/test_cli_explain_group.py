@@ -14,9 +14,9 @@ from controller.cli.explain_group import (
 from controller.cli.looking import inputs_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.volumes import Volumes
+from controller.diagnosis.snapshot import ClusterSnapshot
+from controller.diagnosis.zones import build_network
 from controller.views.groups import build_groups
-from controller.views.network import build_network
-from controller.views.snapshot import ClusterSnapshot
 from tests.unit.controller.made_up import make_snapshot
 
 

@@ -29,9 +29,8 @@ from controller.cli.output import open_screen
 from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.run import _print, _without_time, run
 from controller.cli.session import NotFoundError, Session
-from controller.diagnosis.facts import Surroundings
-from controller.views.network import build_network, by_pair
-from controller.views.snapshot import ClusterSnapshot, NodeReading, PodReading, Readings
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, NodeReading, PodReading, Readings
+from controller.diagnosis.zones import build_network, by_pair
 from kubekit.client import Client, RawPage
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError
@@ -82,11 +81,11 @@ class MadeUpSession(Session):
         bandwidth: bool = False,
         agents: bool = False,
         readings: bool = False,
-        around: bool = False,
+        control_plane: bool = False,
         measurements: bool = True,
     ) -> ClusterSnapshot:
-        unknown = Surroundings(lease_known=False)
-        return msgspec.structs.replace(self.made_up, around=unknown if around else None)
+        unknown = ControlPlaneStatus(lease_known=False)
+        return msgspec.structs.replace(self.made_up, control_plane=unknown if control_plane else None)
 
 
 def healthy() -> ClusterSnapshot:
@@ -160,7 +159,6 @@ SCREENS = {
     "status": ("status",),
     "costs": ("costs",),
     "costs-p90": ("costs", "--percentile", "p90"),
-    "costs-regions": ("costs", "--level", "region"),
     "graph": ("graph", "online-boutique", "-n", "default"),
     "bandwidth": ("bandwidth",),
     "bandwidth-node": ("bandwidth", "node", "ap-south-1-n1"),
@@ -320,7 +318,7 @@ def test_wrong_usage_ends_with_2_and_a_cluster_that_does_not_answer_with_1(
     assert "nope" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["why", "status"])
+@pytest.mark.parametrize("command", ["why", "diagnose", "status"])
 def test_an_api_server_that_hangs_is_named_while_it_is_waited_for(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

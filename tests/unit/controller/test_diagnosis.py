@@ -13,23 +13,22 @@ import pytest
 import yaml
 
 from agent.probing.results import GATHER_S
-from controller.cli.looking import facts_of
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, GroupPodSpec, Placement, Toleration
 from controller.cluster.resources import APPGROUP_LABEL
-from controller.diagnosis.facts import AgentFact, Facts, LeaseFact, NodeFact, Program, ProgramPod
+from controller.diagnosis.facts import Facts, NodeFact
+from controller.diagnosis.findings import LEADERLESS, has_leader
+from controller.diagnosis.model import AgentView
 from controller.diagnosis.pods import judge_pod
-from controller.diagnosis.programs import LEADERLESS
-from controller.diagnosis.reading import ProgramPodObject, read_pod, read_programs
-from controller.diagnosis.rules import diagnose, leads
+from controller.diagnosis.reading import ProgramPodObject, read_facts, read_pod, read_programs
+from controller.diagnosis.rules import diagnose
+from controller.diagnosis.snapshot import ClusterSnapshot, LeaseFact, Program, ProgramPod
 from controller.scheduler.config import SchedulerConfig
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Condition, Object, ObjectMeta, Taint, format_time
 from netperf.contract import AGENT_POD_SELECTOR, NAME_LABEL
 from netperf.results import refresh_s
 from tests.unit.controller.situations import (
-    AROUND,
     BORNE,
     CORDONED,
     FOREIGN,
@@ -40,15 +39,17 @@ from tests.unit.controller.situations import (
     SCHEDULER,
     SILENT,
     SITUATIONS,
+    STATUS,
     TAINTED,
     Situation,
     agents,
-    around,
     facts,
     group,
+    network,
     no_pods,
     pod,
     said,
+    status,
     topology,
     unscheduled,
     waiting,
@@ -67,8 +68,8 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
     found = diagnose(situation.facts)
     first = found[0]
     assert first.code == situation.code, [finding.code for finding in found]
-    assert situation.says in " ".join((first.what, *first.because))
-    assert any(situation.do in line for line in first.do), first.do
+    assert situation.says in " ".join((first.summary, *first.cause))
+    assert any(situation.fix in line for line in first.fix), first.fix
     for finding in found[1:]:
         assert finding.severity == "info", f"{finding.code} follows from {first.code}, or is a cause of its own"
 
@@ -76,7 +77,7 @@ def test_the_first_finding_names_the_first_cause_and_what_ends_it(situation: Sit
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda s: s.name)
 def test_the_last_line_of_the_first_finding_changes_something(situation: Situation) -> None:
     """Logs and descriptions end nothing; tests/e2e/test_lines_end_programs.py shows that these do."""
-    last = diagnose(situation.facts)[0].do[-1]
+    last = diagnose(situation.facts)[0].fix[-1]
     words = [word for word in last.split() if not word.startswith("-")]
     verb = words[0] if words[0] != "kubectl" else next(word for word in words if word in CHANGE or word in LOOK)
     assert verb in CHANGE or verb in BY_HAND, last
@@ -85,19 +86,19 @@ def test_the_last_line_of_the_first_finding_changes_something(situation: Situati
 def test_an_image_that_cannot_be_had_is_undone_and_what_hangs_is_started_anew() -> None:
     names: dict[Program, str] = {"controller": "netaware-controller", "extender": "netaware-scheduler"}
     for program, name in names.items():
-        undone = diagnose(facts(around=without(program, why="ErrImagePull")))[0].do
+        undone = diagnose(facts(control_plane=without(program, reason="ErrImagePull")))[0].fix
         assert f"kubectl -n netaware-system rollout undo deployment/{name}" in undone
-        assert f"rollout restart deployment/{name}" in diagnose(facts(around=without(program)))[0].do[-1]
+        assert f"rollout restart deployment/{name}" in diagnose(facts(control_plane=without(program)))[0].fix[-1]
 
 
 def test_an_undo_goes_to_the_last_template_that_is_not_broken_however_often_it_is_pasted() -> None:
-    crashing = ProgramPod("scheduler", "a", "n1", "Running", why="CrashLoopBackOff", template="bad")
-    fresh = ProgramPod("scheduler", "b", "n2", "Pending", why="ContainerCreating", template="good")
-    both = diagnose(facts(around=around(programs=(*READY[:2], fresh, crashing))))[0].do
+    crashing = ProgramPod("scheduler", "a", "n1", "Running", reason="CrashLoopBackOff", template="bad")
+    fresh = ProgramPod("scheduler", "b", "n2", "Pending", reason="ContainerCreating", template="good")
+    both = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh, crashing))))[0].fix
     (undo,) = [line for line in both if " rollout undo " in line]
     assert "--to-revision=$(" in undo
     assert "pod-template-hash notin (bad)" in undo
-    alone = diagnose(facts(around=around(programs=(*READY[:2], fresh))))[0].do
+    alone = diagnose(facts(control_plane=status(programs=(*READY[:2], fresh))))[0].fix
     assert [line for line in alone if " undo " in line or " restart " in line] == []
     assert "rollout status deployment/netaware-scheduler" in alone[1]
 
@@ -111,9 +112,9 @@ def test_a_container_that_has_just_ended_is_not_taken_for_one_that_hangs() -> No
         "status": {"phase": "Running", "containerStatuses": [ended]},
     }
     programs = read_programs([msgspec.convert(body, ProgramPodObject)])
-    found = diagnose(facts(around=around(programs=(*READY[:1], *(programs or ())))))[0]
-    assert (found.code, "Error" in found.because[0]) == ("scheduler-down", True)
-    assert any("rollout undo" in line for line in found.do)
+    found = diagnose(facts(control_plane=status(programs=(*READY[:1], *(programs or ())))))[0]
+    assert (found.code, "Error" in found.cause[0]) == ("scheduler-down", True)
+    assert any("rollout undo" in line for line in found.fix)
 
 
 def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill() -> None:
@@ -121,7 +122,7 @@ def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill(
     kept = Toleration(key="spot", operator="Exists")
     own = Toleration(key="node.kubernetes.io/not-ready", operator="Exists", effect="NoExecute")
     stuck = pod(owner=FRONT, scheduled=said, spec=GroupPodSpec(tolerations=[own, kept]))
-    line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].do[-1]
+    line = diagnose(facts(nodes=TAINTED, pods=(stuck,)))[0].fix[-1]
     assert line.startswith("kubectl -n web patch deployment front --type=json -p '")
     (change,) = json.loads(line.partition(" -p ")[2].strip("'"))
     assert change["value"] == [
@@ -129,25 +130,25 @@ def test_a_taint_is_tolerated_where_somebody_set_it_and_not_where_a_node_is_ill(
         {"key": "gpu", "operator": "Equal", "value": "only", "effect": "NoSchedule"},
     ]
     bare = msgspec.structs.replace(stuck, owner=None)
-    assert diagnose(facts(nodes=TAINTED, pods=(bare,)))[0].do[-1] == "add a toleration of gpu to its template"
+    assert diagnose(facts(nodes=TAINTED, pods=(bare,)))[0].fix[-1] == "add a toleration of gpu to its template"
     full = {
         f"n{i}": NodeFact({}, (Taint("node.kubernetes.io/disk-pressure", "NoSchedule", ""),), "z") for i in range(4)
     }
-    assert "toler" not in diagnose(facts(nodes=full, pods=(stuck,)))[0].do[-1]
+    assert "toler" not in diagnose(facts(nodes=full, pods=(stuck,)))[0].fix[-1]
 
 
 def test_every_silent_agent_of_a_few_has_its_line_and_many_have_one() -> None:
-    few = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].do
+    few = diagnose(facts(agents=agents(n1=SILENT, n3=SILENT)))[0].fix
     assert [line for line in few if " delete pods " in line] == [
         f"kubectl -n netaware-system delete pods -l {AGENT_POD_SELECTOR} --field-selector spec.nodeName={node}"
         for node in ("n1", "n3")
     ]
-    many = tuple(AgentFact(f"m{i}", "z9", state="down", reason="gone") for i in range(9))
-    assert diagnose(facts(agents=(*agents(), *many)))[0].do[-1].endswith("rollout restart daemonset/netaware-agent")
+    many = tuple(AgentView(node=f"m{i}", zone="z9", state="down", reason="gone") for i in range(9))
+    assert diagnose(facts(agents=(*agents(), *many)))[0].fix[-1].endswith("rollout restart daemonset/netaware-agent")
 
 
 def test_pods_that_wait_at_their_gate_too_long_are_let_through_by_one_line() -> None:
-    line = diagnose(facts(pods=waiting(created=NOW_S - 700)))[0].do[-1]
+    line = diagnose(facts(pods=waiting(created=NOW_S - 700)))[0].fix[-1]
     assert all(f" p{i} " in line for i in range(11))
     assert "/spec/schedulingGates" in line
 
@@ -156,11 +157,11 @@ def test_running_pods_that_a_rollout_replaces_or_that_go_are_not_told_as_lost() 
     old = {"node": "n1", "owner": FRONT, "workload": "renamed", "created": NOW_S - 900}
     fresh = pod("new", owner=FRONT, created=NOW_S - 5)
     assert diagnose(facts(pods=(pod("old", **old), fresh))) == ()
-    assert diagnose(facts(pods=(pod("gone", leaving=True, **old), pod("over", phase="Succeeded", **old)))) == ()
+    assert diagnose(facts(pods=(pod("gone", terminating=True, **old), pod("over", phase="Succeeded", **old)))) == ()
     (finding,) = diagnose(facts(pods=(pod("old", **old), msgspec.structs.replace(fresh, workload="renamed"))))
-    assert (finding.code, len(finding.hurts)) == ("pod-lost", 2)
+    assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
     bare = diagnose(facts(pods=(pod("bare", node="n1", workload="wrong"), pod("right", node="n1"))))
-    assert [(f.code, f.hurts, "edit" in f.do[-1]) for f in bare] == [("pod-lost", ("web/bare",), False)]
+    assert [(f.code, f.affects, "edit" in f.fix[-1]) for f in bare] == [("unknown-workload", ("web/bare",), False)]
 
 
 def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> None:
@@ -172,17 +173,17 @@ def test_each_alert_of_a_finding_exists_and_has_its_section_in_the_runbook() -> 
 
 
 def test_a_frozen_controller_is_one_finding_and_not_one_for_each_of_its_pods() -> None:
-    (finding,) = diagnose(facts(around=around(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()))
-    assert len(finding.hurts) == 11
+    (finding,) = diagnose(facts(control_plane=status(lease=LeaseFact("a", NOW_S - 32)), pods=waiting()))
+    assert len(finding.affects) == 11
     assert (finding.since, finding.alert) == (NOW_S - 32, "NetawareNoLeader")
 
 
 def test_an_overlay_without_a_scheduler_misses_none_until_somebody_asks_for_it() -> None:
-    bare = facts(around=around(programs=AROUND.programs[:1] if AROUND.programs else None))
+    bare = facts(control_plane=status(programs=STATUS.programs[:1] if STATUS.programs else None))
     assert diagnose(bare) == ()
-    (finding,) = diagnose(facts(around=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)))
-    assert (finding.code, finding.hurts) == ("scheduler-down", ("web/front-1",))
-    assert "scale deployment/netaware-scheduler" in finding.do[-1]
+    (finding,) = diagnose(facts(control_plane=no_pods("scheduler"), pods=(pod(created=NOW_S - 300),)))
+    assert (finding.code, finding.affects) == ("scheduler-down", ("web/front-1",))
+    assert "scale deployment/netaware-scheduler" in finding.fix[-1]
 
 
 @pytest.mark.parametrize("interval_s", [6.0, 8.0, 60.0, 85.0, 120.0, 600.0])
@@ -190,8 +191,8 @@ def test_an_agent_that_holds_back_what_does_not_change_is_not_silent(interval_s:
     """Of a quiet network with one pair of zones the newest sample is as old as the writer lets it become."""
     written_s = 1.5 * GATHER_S
     oldest_s = math.ceil((refresh_s(interval_s) + written_s) / interval_s) * interval_s + written_s
-    heard = {"heard": NOW_S - oldest_s}
-    assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), interval_s=interval_s)) == ()
+    heard = {"newest_at": NOW_S - oldest_s}
+    assert diagnose(facts(agents=agents(n0=heard, n1=heard, n2=heard, n3=heard), network=network(interval_s))) == ()
 
 
 @pytest.mark.parametrize(("ago_s", "told"), [(470.0, 0), (490.0, 1)])
@@ -204,12 +205,14 @@ def test_a_node_that_others_contradict_is_told_of_when_each_pair_has_had_its_nex
 def test_pods_that_wait_behind_one_without_a_node_are_hurt_by_it_and_no_finding_of_their_own() -> None:
     stuck = pod(scheduled=unscheduled("0/4 nodes are available: 4 Insufficient cpu."))
     (finding,) = diagnose(facts(pods=(stuck, *waiting(workload="cart"))))
-    assert (finding.code, len(finding.hurts)) == ("no-node-room", 12)
+    assert (finding.code, len(finding.affects)) == ("no-node-capacity", 12)
 
 
 def test_every_leaderless_finding_says_that_nobody_leads() -> None:
     codes = {
-        situation.code for situation in SITUATIONS if situation.facts.around.installed and not leads(situation.facts)
+        situation.code
+        for situation in SITUATIONS
+        if situation.facts.control_plane.installed and not has_leader(diagnose(situation.facts))
     }
     assert codes == LEADERLESS
 
@@ -226,40 +229,44 @@ REFUSED = unscheduled(
     ("fields", "kind", "words"),
     [
         ({"node": "n1"}, "placed", "it is on n1"),
-        ({"node": "n1", "workload": "wrong"}, "placed", "as if it were of no AppGroup: AppGroup shop has no workload"),
+        (
+            {"node": "n1", "workload": "wrong"},
+            "placed",
+            "as if it belonged to no AppGroup: AppGroup shop has no workload",
+        ),
         ({"node": "n1", "group": "", "workload": ""}, "placed", "it is on n1"),
         ({"phase": "Failed"}, "finished", "Failed"),
-        ({"leaving": True, "gates": (GATE,)}, "leaving", "being deleted"),
+        ({"terminating": True, "gates": (GATE,)}, "terminating", "being deleted"),
         ({"gates": (GATE,)}, "gated", "waits for the plan of AppGroup shop"),
         ({"gates": (GATE,), "target": "n1"}, "planned", "planned onto n1"),
         ({"gates": (GATE,), "workload": "wrong"}, "gated", "no workload with selector wrong; it has cart, front"),
         ({"gates": (GATE,), "group": ""}, "gated", "no AppGroup label"),
         ({"gates": (GATE,), "group": "nope"}, "gated", "there is no AppGroup nope"),
-        ({"gates": (FOREIGN,)}, "foreign-gate", f"{FOREIGN}, which somebody else opens"),
+        ({"gates": (FOREIGN,)}, "foreign-gate", f"{FOREIGN}, which another controller opens"),
         (
             {"gates": (GATE,), "target": "n0", "spec": GroupPodSpec(node_selector={"zone": "z1"})},
             "planned",
             "nodeSelector zone=z1 leaves 2 nodes of z1",
         ),
         ({"scheduled": UNSCHEDULABLE}, "unschedulable", "nodes are full (0/4 nodes are available"),
-        ({"scheduled": REFUSED}, "refused", "dependencies would be broken"),
-        ({"scheduler": "default-scheduler"}, "not-ours", "does not ask us"),
-        ({"scheduler": "default-scheduler", "told": True}, "waiting", "has not answered yet"),
+        ({"scheduled": REFUSED}, "refused", "dependencies would be violated"),
+        ({"scheduler": "default-scheduler"}, "other-scheduler", "does not ask us"),
+        ({"scheduler": "default-scheduler", "has_placement": True}, "waiting", "has not answered yet"),
         ({}, "waiting", "has not answered yet"),
         ({"scheduled": GATED}, "waiting", "has not answered yet"),
     ],
 )
 def test_the_verdict_on_a_pod_says_why_it_waits(fields: dict[str, Any], kind: str, words: str) -> None:
     verdict = judge_pod(pod(**fields), facts())
-    assert (verdict.kind, words in verdict.what) == (kind, True), verdict.what
+    assert (verdict.kind, words in verdict.summary) == (kind, True), verdict.summary
 
 
 def test_taints_are_honoured_and_tolerations_as_well() -> None:
     gated = pod(gates=(GATE,))
     tainted: Facts = facts(nodes=TAINTED)
-    assert "tolerates the taints of none of 4 nodes" in judge_pod(gated, tainted).what
+    assert "tolerates the taints of none of 4 nodes" in judge_pod(gated, tainted).summary
     bears = msgspec.structs.replace(gated, spec=BORNE)
-    assert "taints" not in judge_pod(bears, tainted).what
+    assert "taints" not in judge_pod(bears, tainted).summary
 
 
 @pytest.mark.parametrize("scheduler", [SCHEDULER, "default-scheduler"])
@@ -267,7 +274,7 @@ def test_where_every_scheduler_is_ours_nothing_tells_pods_to_change_theirs(sched
     """`schedulerNames: []` is for all."""
     new, old = (pod(name, scheduler=scheduler, created=NOW_S - ago) for name, ago in (("new", 5), ("old", 60)))
     now = facts(pods=(new, old, pod("other", node="n1", scheduler="another")), our_schedulers=())
-    assert [finding.code for finding in diagnose(now)] == ["nobody-schedules"]
+    assert [finding.code for finding in diagnose(now)] == ["no-scheduler"]
     assert judge_pod(new, now).kind == "waiting"
 
 
@@ -278,9 +285,9 @@ def test_a_scheduler_that_works_through_a_queue_is_not_missing(ago_s: float, by:
     others = pod("done", node="n1", phase="Running", scheduled=bound, scheduler=by)
     waits = pod(created=NOW_S - 300)
     codes = [found.code for found in diagnose(facts(pods=(others, waits)))]
-    assert codes.count("nobody-schedules") == told
+    assert codes.count("no-scheduler") == told
     late = [f.code for f in diagnose(facts(pods=(others, msgspec.structs.replace(waits, created=NOW_S - 700))))]
-    assert "nobody-schedules" in late
+    assert "no-scheduler" in late
 
 
 @pytest.mark.parametrize(
@@ -307,10 +314,10 @@ def test_what_a_tenant_calls_things_comes_into_no_line_that_is_pasted(owner: str
     tainted = unscheduled("0/4 nodes are available: 4 node(s) had untolerated taint {key: value}.")
     for one in (read, msgspec.structs.replace(read, scheduled=tainted)):
         view = facts(pods=(one,), nodes=TAINTED)
-        lines = [line for finding in diagnose(view) for line in (finding.what, *finding.because, *finding.do)]
+        lines = [line for finding in diagnose(view) for line in (finding.summary, *finding.cause, *finding.fix)]
         verdict = judge_pod(one, view)
         assert lines
-        for line in (*lines, verdict.what, *verdict.do):
+        for line in (*lines, verdict.summary, *verdict.fix):
             assert line.isprintable()
             assert "$(" not in line
             assert "; curl" not in line
@@ -337,13 +344,13 @@ def test_how_a_pod_is_told_its_place_is_read_of_pod_namespace_and_configuration(
         namespaces=(namespace,),
         scheduler=SchedulerConfig(placement=placement),
     )
-    (fact,) = facts_of(snapshot).pods
-    assert fact.told is told
+    (fact,) = read_facts(snapshot).pods
+    assert fact.has_placement is told
 
 
 ABOVE = said("CostsMet", "False", "CostsExceeded", "front to cart costs 40, at most 5 (z0 to z1)")
 VOLUMES = "had volume node affinity conflict", "didn't match PersistentVolume's node affinity"
-TOLD = pod("front-2", scheduler="default-scheduler", node="n2", told=True)
+TOLD = pod("front-2", scheduler="default-scheduler", node="n2", has_placement=True)
 
 
 def without_a_node(message: str) -> Facts:
@@ -354,17 +361,20 @@ def without_a_node(message: str) -> Facts:
     ("now", "codes"),
     [
         (facts(pods=(pod(node="n1", phase="Running"), pod("new", created=NOW_S - 2))), []),
-        (facts(around=around(programs=None, lease=None, lease_known=False)), []),  # What may not be read is not absent.
-        (facts(agents=agents(n3={"state": "away", "heard": None})), []),
+        (
+            facts(control_plane=status(programs=None, lease=None, lease_known=False)),
+            [],
+        ),  # What may not be read is not absent.
+        (facts(agents=agents(n3={"state": "away", "newest_at": None})), []),
         (facts(pods=(pod(node="n1"), TOLD)), []),
         (facts(pods=(pod(created=NOW_S - 19),)), []),
-        (facts(pods=(pod(created=NOW_S - 21),)), ["nobody-schedules"]),
+        (facts(pods=(pod(created=NOW_S - 21),)), ["no-scheduler"]),
         # Written at creation, it stays until the scheduler's first attempt.
         (facts(pods=(pod(scheduled=GATED, created=NOW_S - 2),)), []),
-        (facts(pods=(pod(scheduled=GATED, created=NOW_S - 300),)), ["nobody-schedules"]),
+        (facts(pods=(pod(scheduled=GATED, created=NOW_S - 300),)), ["no-scheduler"]),
         (facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 19),)), []),
         (facts(pods=(pod(gates=(FOREIGN, GATE), created=NOW_S - 21),)), ["foreign-gate"]),
-        (facts(groups=(group([ABOVE]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-blind"]),
+        (facts(groups=(group([ABOVE]),), agents=agents(n1=SILENT, n3=SILENT)), ["zone-without-agent"]),
         *(
             (without_a_node(f"0/4 nodes are available: 1 Insufficient memory, 3 node(s) {words}."), ["no-node-volume"])
             for words in VOLUMES
@@ -387,7 +397,9 @@ def test_what_is_found_and_nothing_beside_it(now: Facts, codes: list[str]) -> No
     [
         (
             facts(
-                around=without("scheduler", node="", why="0/4 nodes are available: 4 node(s) were unschedulable."),
+                control_plane=without(
+                    "scheduler", node="", reason="0/4 nodes are available: 4 node(s) were unschedulable."
+                ),
                 nodes=CORDONED,
             ),
             "kubectl uncordon n0 n1 n2 n3",
@@ -418,14 +430,14 @@ def test_what_is_found_and_nothing_beside_it(now: Facts, codes: list[str]) -> No
     ],
 )
 def test_the_last_line_names_what_is_to_be_changed(now: Facts, line: str) -> None:
-    assert diagnose(now)[0].do[-1].endswith(line)
+    assert diagnose(now)[0].fix[-1].endswith(line)
 
 
 def test_a_gate_opens_at_the_latest_after_the_time_that_is_configured_and_without_a_leader_at_no_time() -> None:
-    gated, broken = pod(gates=(GATE,)), facts(around=around(lease=LeaseFact("a", NOW_S - 60)))
+    gated, broken = pod(gates=(GATE,)), facts(control_plane=status(lease=LeaseFact("a", NOW_S - 60)))
     led = judge_pod(gated, facts(max_wait_s=300.0))
     assert (led.since, led.until) == (NOW_S - 60, NOW_S + 240)
-    assert judge_pod(gated, broken, leads=leads(broken)).until is None
+    assert judge_pod(gated, broken, has_leader=has_leader(diagnose(broken))).until is None
 
 
 def test_the_documentation_lists_every_situation_with_its_code() -> None:

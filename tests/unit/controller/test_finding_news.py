@@ -1,4 +1,4 @@
-"""Findings as events: once for as long as they are there, on the objects where somebody would look."""
+"""Findings as events: once for as long as they last, on the objects that they are about."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 import msgspec
 import pytest
 
+from controller.diagnosis.events import MAX_AT_ONCE, FindingEvent, ObjectReference, ReportedFindings
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
-from controller.diagnosis.news import MOST_AT_ONCE, About, FindingNews, News
 from controller.diagnosis.rules import diagnose
 from kubekit.events import NOTE_LIMIT
 from tests.unit.controller.situations import SITUATIONS, Situation, facts, no_node, pod
@@ -18,9 +18,9 @@ HEALTHY = facts()
 STUCK = no_node("0/4 nodes are available: 4 Insufficient cpu.")
 
 
-def told(*moments: Facts) -> list[list[News]]:
-    news = FindingNews()
-    return [news.of(diagnose(moment), moment) for moment in moments]
+def told(*moments: Facts) -> list[list[FindingEvent]]:
+    news = ReportedFindings()
+    return [news.update(diagnose(moment), moment) for moment in moments]
 
 
 def test_what_is_found_twice_is_told_once_and_again_when_it_comes_back() -> None:
@@ -30,9 +30,9 @@ def test_what_is_found_twice_is_told_once_and_again_when_it_comes_back() -> None
 
 def test_the_event_is_on_the_pod_and_names_what_ends_it() -> None:
     first = told(STUCK, STUCK)[1][0]
-    assert (first.about, first.reason) == (About("Pod", "web", "front-1"), "NoNodeRoom")
+    assert (first.about, first.reason) == (ObjectReference("Pod", "web", "front-1"), "NoNodeCapacity")
     assert "nodes are full" in first.note
-    assert first.note.endswith("Do: add nodes, or lower the requests in its template")
+    assert first.note.endswith("Fix: add nodes, or lower the requests in its template")
 
 
 def test_no_look_tells_of_more_than_a_few_objects_and_none_is_left_out() -> None:
@@ -45,7 +45,7 @@ def test_no_look_tells_of_more_than_a_few_objects_and_none_is_left_out() -> None
         ),
     )
     looks = told(*[many] * 5)
-    assert [len(found) for found in looks] == [0, MOST_AT_ONCE, MOST_AT_ONCE, 14, 0]
+    assert [len(found) for found in looks] == [0, MAX_AT_ONCE, MAX_AT_ONCE, 14, 0]
     assert len({news.about for found in looks for news in found}) == 54
 
 
@@ -54,33 +54,33 @@ def test_of_many_findings_about_one_object_each_has_its_turn_and_hides_no_other(
 
     def cuts(number: int) -> list[Finding]:
         pairs = [("z0", f"z{i:02}") for i in range(number)]
-        paths = [Finding("zones-unreachable", "warning", f"{a} and {b} are cut", hurts=(a, b)) for a, b in pairs]
-        return [*paths, Finding("pod-lost", "warning", "a pod is lost", hurts=("web/front-1",))]
+        paths = [Finding("zones-unreachable", "warning", f"{a} and {b} are cut", affects=(a, b)) for a, b in pairs]
+        return [*paths, Finding("unknown-workload", "warning", "a pod is lost", affects=("web/front-1",))]
 
-    now, news = facts(topologies=("netaware-system/nt-default",)), FindingNews()
-    looks = [news.of(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
-    assert [len(found) for found in looks] == [0, MOST_AT_ONCE, 11, 0, 0, 1]
-    assert looks[2][-1].reason == "PodLost"
+    now, news = facts(topologies={"netaware-system/nt-default": ()}), ReportedFindings()
+    looks = [news.update(cuts(number), now) for number in (30, 30, 30, 30, 31, 31)]
+    assert [len(found) for found in looks] == [0, MAX_AT_ONCE, 11, 0, 0, 1]
+    assert looks[2][-1].reason == "UnknownWorkload"
 
 
 def test_a_command_is_in_the_event_as_a_whole_or_not_at_all() -> None:
     """The API server takes 1,024 bytes, and half a command may do something else than the whole."""
     now, delete = STUCK, "kubectl delete pods -l a=b --field-selector status.phase=Failed"
-    for because, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
-        finding = Finding("pod-lost", "warning", "what", (because,), hurts=("web/front-1",), do=(last,))
-        news = FindingNews()
-        news.of([finding], now)
-        (told_now,) = news.of([finding], now)
+    for cause, last in (("→" * 2000, delete), ("short", f"{delete} {'x' * 2000}")):
+        finding = Finding("unknown-workload", "warning", "what", (cause,), affects=("web/front-1",), fix=(last,))
+        news = ReportedFindings()
+        news.update([finding], now)
+        (told_now,) = news.update([finding], now)
         assert len(told_now.note.encode()) <= NOTE_LIMIT
-        assert told_now.note.endswith(f"Do: {last}") == (len(last) < 100)
-        assert "Do:" not in told_now.note or told_now.note.endswith(last)
+        assert told_now.note.endswith(f"Fix: {last}") == (len(last) < 100)
+        assert "Fix:" not in told_now.note or told_now.note.endswith(last)
 
 
 def test_remarks_and_what_a_condition_has_said_already_are_no_events() -> None:
     """The event of a condition is written when it changes; a second one about the same would only be noise."""
     for situation in SITUATIONS:
         codes = {finding.code for finding in diagnose(situation.facts)}
-        if codes <= {"members-exceeded", "versions-mixed", "cycle"} or situation.code.startswith(
+        if codes <= {"members-exceeded", "agent-version-skew", "dependency-cycle"} or situation.code.startswith(
             ("spec-", "topology-")
         ):
             assert told(situation.facts, situation.facts) == [[], []], situation.name

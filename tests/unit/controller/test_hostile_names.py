@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from controller.cli.command import Command
+from controller.cli.diagnose import Diagnose, Diagnosis
 from controller.cli.graph import GraphOf
 from controller.cli.output import open_screen
 from controller.cli.parser import FORMATS
 from controller.cli.status import ShowStatus
-from controller.cli.why import Diagnosis, Why
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.pods import judge_pod
 from controller.diagnosis.rules import diagnose
@@ -64,9 +64,9 @@ def hostile(value: T) -> Iterator[T]:
 
 def lines_of(facts: Facts) -> Iterator[str]:
     for finding in diagnose(facts):
-        yield from finding.do
+        yield from finding.fix
     for pod in facts.pods:
-        yield from judge_pod(pod, facts).do
+        yield from judge_pod(pod, facts).fix
 
 
 def test_no_line_to_paste_runs_what_an_object_says(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_is_no_name_is_left_for_the_reader_to_fill_in(name: str) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_no_command_prints_an_escape(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = argparse.Namespace(color="auto", output=form, watch=False, all_namespaces=False)
-    status, graph, why = ShowStatus(), GraphOf(), Why()
+    status, graph, why = ShowStatus(), GraphOf(), Diagnose()
 
     def print_(asked: Command, answer: Any) -> str:
         stream = io.StringIO()
@@ -107,9 +107,8 @@ def test_no_command_prints_an_escape(form: str, capsys: pytest.CaptureFixture[st
         if form == "table":
             screen.print_table(asked.show(answer, options, 80))
         elif form == "csv":
-            table = asked.rows(answer, options)
-            assert table is not None
-            screen.print_csv(*table)
+            if table := asked.rows(answer, options):
+                screen.print_csv(*table)
         else:
             screen.print_data(answer, form, lines=False)
         return stream.getvalue() + capsys.readouterr().out

@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from controller.cli.command import Command
+from controller.cli.diagnose import about
 from controller.cli.graph import GraphOf
-from controller.cli.looking import facts_of, state_of, verdict_on
+from controller.cli.looking import state_of, verdict_on
 from controller.cli.offline import Given, _read
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import Session
 from controller.cli.status import ShowStatus
-from controller.cli.why import about
 from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import CostIndex, Location
@@ -30,8 +30,11 @@ from controller.cluster.services import Service
 from controller.cluster.status_writing import Capabilities
 from controller.cluster.zones import draw_map
 from controller.diagnosis.appgroups import find_groups
-from controller.diagnosis.facts import Facts, Surroundings
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
+from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus
+from controller.diagnosis.zones import build_network
 from controller.groups import reconciler
 from controller.groups.config import AppGroupConfig
 from controller.groups.reconciler import AppGroupController
@@ -42,10 +45,7 @@ from controller.topology.bandwidth import allocated_bps, placed_by_zone
 from controller.topology.config import TopologyConfig
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
-from controller.views.changes import build_changes
 from controller.views.groups import build_groups
-from controller.views.network import build_network
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.client import Client, RawPage
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder
@@ -428,7 +428,7 @@ def gated(workload: str, **where: str) -> dict[str, Any]:
 
 
 def led(snapshot: ClusterSnapshot) -> Facts:
-    return facts_of(msgspec.structs.replace(snapshot, around=Surroundings(lease_known=False)))
+    return read_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(lease_known=False)))
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ async def test_why_a_pod_waits_is_told_by_the_group_that_the_scheduler_takes_it_
     snapshot = await World(*NODES, gated("web"), *objects).page()
     verdict = verdict_on(snapshot.pods[0], led(snapshot))
     assert verdict is not None
-    assert wrong in verdict.what
+    assert wrong in verdict.summary
 
 
 async def test_a_namespace_that_lets_a_group_not_in_is_one_finding_and_not_one_more_for_its_pods() -> None:
@@ -453,7 +453,7 @@ async def test_a_namespace_that_lets_a_group_not_in_is_one_finding_and_not_one_m
     world = World(*NODES, gated("web"), refused)
     refused["status"] = {"conditions": (await world.status("other/g"))["conditions"]}
     codes = {finding.code for finding in diagnose(led(await world.page()))}
-    assert codes & {"no-consent", "pod-lost"} == {"no-consent"}
+    assert codes & {"namespace-not-admitted", "unknown-workload"} == {"namespace-not-admitted"}
 
 
 async def test_what_is_told_of_a_group_is_told_of_pods_of_other_namespaces_too() -> None:
@@ -461,21 +461,12 @@ async def test_what_is_told_of_a_group_is_told_of_pods_of_other_namespaces_too()
     shared["spec"]["numMembers"] = 1
     world = World(*NODES, shared, *(gated(name) for name in ("a", "b")))
     facts = led(await world.page())
-    assert {f.code: f.hurts for f in find_groups(facts, ())} == {"members-exceeded": ("default/g",)}
+    assert {f.code: f.affects for f in find_groups(facts, ())} == {"members-exceeded": ("default/g",)}
     old = tuple(msgspec.structs.replace(fact, created=-1000.0) for fact in facts.pods)
     late = about("appgroup", "g", "default", msgspec.structs.replace(facts, pods=old))
     (stuck,) = [finding for finding in late if finding.code == "gated-too-long"]
-    assert stuck.hurts == tuple(fact.key for fact in facts.pods)
-    assert stuck.do[0] == "kubectl -n default describe appgroup g"
-
-
-async def test_a_change_names_the_group_that_the_placed_pods_are_of() -> None:
-    placed = pod("a", "n1")
-    placed["status"]["conditions"] = [
-        {"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:00:00Z"}
-    ]
-    (change,) = build_changes(await World(*NODES, placed, group("default")).page())
-    assert change.about == "AppGroup default/g"
+    assert stuck.affects == tuple(fact.key for fact in facts.pods)
+    assert stuck.fix[0] == "kubectl -n default describe appgroup g"
 
 
 async def test_graph_judges_by_the_costs_that_it_is_asked_for() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.diagnosis.snapshot import ClusterSnapshot, Readings
 from controller.page.config import PageConfig
 from controller.page.document import document, security_policy
 from controller.page.model import CELL, ROWS, PageData, difference, encode, plain, row_name, says_something
 from controller.traffic.prices import PriceTable, per_month
 from controller.views.overview import build
-from controller.views.snapshot import ClusterSnapshot, Readings
 from kubekit.errors import ConfigError
 from tests.unit.controller.made_up import make_nodes, make_snapshot
 

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page import server, sources
 from controller.page.access import Access
 from controller.page.config import PageConfig
@@ -19,7 +20,6 @@ from controller.scheduler.config import SchedulerConfig
 from controller.topology.results import ResultsMirror
 from controller.views import overview
 from controller.views.model import Overview
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.client import Client
 from kubekit.errors import UnreachableError
 from netperf.policy import CostPolicy

@@ -16,11 +16,11 @@ from controller.cli.traffic_reading import Traffic
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod
 from controller.cluster.services import Service
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import ObservedDependency, TrafficGraph
 from controller.traffic.proposals import Proposal, Wish, propose
 from controller.traffic.workloads import Workloads
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node, Resource
 
 WORKLOADS = [f"w{number}" for number in range(8)]

@@ -16,6 +16,7 @@ from controller.cli.traffic_reading import Traffic
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.graph import build_graph
 from controller.cluster.membership import CONSENT_LABEL, Membership
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
@@ -37,7 +38,6 @@ from controller.traffic.proposals import (
 )
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, Workloads, workload_of
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.errors import ConfigError
 from kubekit.wire import Object, ObjectMeta
 from tests.unit.controller.objects import AppGroup, service

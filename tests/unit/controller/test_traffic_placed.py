@@ -17,9 +17,9 @@ from controller.cli.simulate import Simulate, Simulation, simulate
 from controller.cli.templates import Controller
 from controller.cluster.services import Service, ServiceIndex
 from controller.cluster.volumes import Volumes
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.placed import crossing_of, month_of, near_of, traffic_of
 from controller.traffic.prices import PriceTable, per_month
-from controller.views.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.unit.controller.objects import WORKLOAD_LABEL, AppGroup, appgroup, group_pod, service

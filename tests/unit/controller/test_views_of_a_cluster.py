@@ -1,12 +1,9 @@
-"""What is shown follows from the objects: bases and doubts of pairs, states of agents, verdicts of groups, bandwidth, problems."""
+"""What is shown follows from the objects: bases and doubts of pairs, states of agents, verdicts of groups, bandwidth, findings."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,14 +12,16 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, TopologyInfo, WeightInfo
 from controller.cluster.zones import facts_of
-from controller.views.agents import build_agents
-from controller.views.bandwidth import build_bandwidth
+from controller.diagnosis.agents import build_agents
+from controller.diagnosis.bandwidth import build_bandwidth
+from controller.diagnosis.findings import Finding
+from controller.diagnosis.model import BandwidthView
+from controller.diagnosis.reading import read_facts
+from controller.diagnosis.rules import diagnose
+from controller.diagnosis.snapshot import Alert, ClusterSnapshot, ControlPlaneStatus, NodeReading, PodReading, Readings
+from controller.diagnosis.zones import build_network, by_pair, in_order
 from controller.views.groups import build_groups
-from controller.views.model import BandwidthView, Overview
-from controller.views.network import build_network, by_pair, in_order
 from controller.views.overview import build
-from controller.views.problems import build_problems
-from controller.views.snapshot import Alert, ClusterSnapshot, NodeReading, PodReading, Readings
 from kubekit.wire import Condition, NodeStatus
 from netperf.pairs import eligible
 from netperf.results import encode_samples
@@ -30,7 +29,6 @@ from netperf.sample import Sample
 from tests.unit.controller.made_up import BANDWIDTH, HOME, NOW_S, boutique_pods, make_node, make_pod, make_snapshot
 
 RESULTS = f"{HOME}/netperf-metrics"
-ALERTS = Path(__file__).parents[3] / "manifests" / "prometheus" / "alerts.rules.yaml"
 
 
 def samples_of(snapshot: ClusterSnapshot) -> list[Sample]:
@@ -46,8 +44,12 @@ def bandwidth_pod(pod: GroupPod) -> PodInfo:
     return PodReader().read(pod)
 
 
-def alerts_of(overview: Overview) -> set[str]:
-    return {problem.alert for problem in overview.problems}
+def diagnosed(snapshot: ClusterSnapshot) -> dict[str, Finding]:
+    """The findings of a snapshot whose own programs nobody may read, by code."""
+    status = ControlPlaneStatus(lease_known=False)
+    return {
+        finding.code: finding for finding in build(msgspec.structs.replace(snapshot, control_plane=status)).findings
+    }
 
 
 # --- the network -----------------------------------------------------------------------------------------------------
@@ -92,15 +94,15 @@ def test_a_doubtful_sample_is_shown_with_its_doubt() -> None:
     snapshot = make_snapshot(4)
     samples = samples_of(snapshot)
     doubted = msgspec.structs.replace(samples[0], doubts=("throttled",))
-    overview = build(with_samples(snapshot, [doubted, *samples[1:]]))
-    assert by_pair(overview.network.pairs)[doubted.zones].doubts == ("throttled",)
-    assert "NetawareProbesDoubted" in alerts_of(overview)
+    snapshot = with_samples(snapshot, [doubted, *samples[1:]])
+    assert by_pair(build(snapshot).network.pairs)[doubted.zones].doubts == ("throttled",)
+    assert diagnosed(snapshot)["samples-doubted"].affects == (" to ".join(sorted(doubted.zones)) + " (throttled)",)
 
 
-def test_without_a_network_topology_there_are_latencies_but_no_costs_and_a_critical_problem() -> None:
-    overview = build(msgspec.structs.replace(make_snapshot(4), topologies=()))
-    assert all(pair.cost is None and pair.p50_us is not None for pair in overview.network.pairs)
-    assert overview.problems[0].severity == "critical"
+def test_without_a_network_topology_there_are_latencies_but_no_costs_and_a_critical_finding() -> None:
+    snapshot = msgspec.structs.replace(make_snapshot(4), topologies=())
+    assert all(pair.cost is None and pair.p50_us is not None for pair in build(snapshot).network.pairs)
+    assert diagnosed(snapshot)["no-topology"].severity == "critical"
 
 
 def test_the_weight_shown_is_the_one_that_the_scheduler_uses() -> None:
@@ -194,10 +196,8 @@ def test_an_agent_is_up_where_the_planner_has_it_measure() -> None:
 
 def test_a_zone_without_any_agent_is_critical() -> None:
     nodes = (make_node("n1", "z1", "r1"), make_node("n2", "z2", "r1", agent=False))
-    overview = build(msgspec.structs.replace(make_snapshot(2), nodes=nodes))
-    (problem,) = [p for p in overview.problems if p.alert == "NetawareAgentDown"]
-    assert problem.severity == "critical"
-    assert "z2" in problem.summary
+    finding = diagnosed(msgspec.structs.replace(make_snapshot(2), nodes=nodes))["zone-without-agent"]
+    assert (finding.severity, finding.affects) == ("critical", ("z2",))
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_limits_are_read_as_the_agent_reads_them() -> None:
     )
 
 
-def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_has_is_a_problem() -> None:
+def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_has_is_a_finding() -> None:
     node = make_node("n1", "z1", "r1", capacity="")
     assert build_bandwidth(ClusterSnapshot(now_s=NOW_S, nodes=(node,))).nodes[0].capacity_bps is None
     small = msgspec.structs.replace(
@@ -289,49 +289,55 @@ def test_a_node_without_a_capacity_shows_none_and_one_with_more_booked_than_it_h
     )
     pod = bandwidth_pod(make_pod("a", node="n1", request="2G"))
     snapshot = msgspec.structs.replace(make_snapshot(2), nodes=(small,), bandwidth_pods=(pod,))
-    assert "NetawareBandwidthOvercommitted" in alerts_of(build(snapshot))
+    assert diagnosed(snapshot)["bandwidth-overcommitted"].affects == ("n1",)
     none_left = msgspec.structs.replace(build(snapshot).bandwidth.nodes[0], allocatable_bps=0)
     shown = BandwidthAnswer(bandwidth=BandwidthView(nodes=(none_left,), pods=()), readings=False)
     assert Bandwidth().is_bad(shown), "a node that offers nothing any more"
 
 
-# --- problems --------------------------------------------------------------------------------------------------------
+# --- findings --------------------------------------------------------------------------------------------------------
 
 
-def test_problems_carry_the_names_of_shipped_alerts() -> None:
-    groups = yaml.safe_load(ALERTS.read_text())["groups"]
-    shipped = {rule["alert"] for group in groups for rule in group["rules"]}
-    found = alerts_of(build(msgspec.structs.replace(make_snapshot(4), topologies=())))
-    found |= alerts_of(build(make_snapshot(6)))
-    found |= {"NetawareMeasurementsStale", "NetawareProbesDoubted", "NetawareAgentDown"}
-    assert found <= shipped
-
-
-def test_a_dead_pair_is_a_problem_of_its_own_and_not_one_without_a_measurement() -> None:
+@pytest.mark.parametrize(("age_s", "code"), [(0, ""), (900, "pairs-stale"), (20_000, "pairs-unmeasured")])
+def test_an_old_sample_is_one_finding(age_s: float, code: str) -> None:
     snapshot = make_snapshot(4)
-    network = build_network(snapshot)
-    one = network.pairs[0]
-    dead = msgspec.structs.replace(network, pairs=(msgspec.structs.replace(one, basis="unreachable"),))
-    (problem,) = build_problems(dead, (), (), build_bandwidth(snapshot), Readings())
-    assert problem.alert == "NetawareZonePairUnreachable"
-    assert problem.examples == (f"{one.origin} to {one.destination}",)
+    samples = [msgspec.structs.replace(each, taken_at=each.taken_at - age_s) for each in samples_of(snapshot)[:1]]
+    found = diagnosed(with_samples(snapshot, [*samples, *samples_of(snapshot)[1:]]))
+    assert [each.code for each in found.values() if each.severity != "info"] == ([code] if code else [])
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_pair_that_is_unreachable_is_one_critical_finding(published: bool) -> None:
+    """The leader's word and a failed probe in the results say the same."""
+    snapshot = make_snapshot(4)
+    facts = read_facts(msgspec.structs.replace(snapshot, control_plane=ControlPlaneStatus(lease_known=False)))
+    one = facts.network.pairs[0]
+    if published:
+        facts = msgspec.structs.replace(facts, unreachable=((one.origin, one.destination),))
+    else:
+        pairs = (msgspec.structs.replace(one, basis="unreachable"), *facts.network.pairs[1:])
+        facts = msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, pairs=pairs))
+    (finding,) = [f for f in diagnose(facts) if f.alert == "NetawareZonePairUnreachable"]
+    assert (finding.severity, set(finding.affects)) == ("critical", {one.origin, one.destination})
 
 
 @pytest.mark.parametrize(("error", "firing"), [("", True), ("refused", None)])
 def test_prometheus_says_what_fires_and_adds_what_only_it_can_judge(error: str, firing: bool | None) -> None:
     alerts = (
-        Alert(name="NetawareDependenciesViolated", severity="warning"),
+        Alert(name="NetawareBandwidthOvercommitted", severity="warning"),
         Alert(name="NetawareLatencyRegression", severity="warning", labels={"origin_zone": "a", "alertname": "x"}),
         Alert(name="SomebodyElses", severity="critical"),
     )
-    readings = Readings(source="http://p", error=error, alerts=alerts)
-    overview = build(msgspec.structs.replace(make_snapshot(6), readings=readings))
-    by_name = {problem.alert: problem for problem in overview.problems}
-    assert by_name["NetawareDependenciesViolated"].firing is firing
-    assert ("NetawareLatencyRegression" in by_name) is bool(firing)
-    assert "SomebodyElses" not in by_name
+    pods = {"default/a": PodReading(egress_verdict="no-limit")}
+    readings = Readings(source="http://p", error=error, alerts=alerts, pods=pods)
+    pod = bandwidth_pod(make_pod("a", node="ap-south-1-n1", request="90G"))
+    found = diagnosed(msgspec.structs.replace(make_snapshot(6), readings=readings, bandwidth_pods=(pod,)))
+    assert found["bandwidth-overcommitted"].firing is firing
+    assert found["limits-not-enforced"].affects == ("default/a",)
+    assert ("alert-firing" in found) is bool(firing)
     if firing:
-        assert by_name["NetawareLatencyRegression"].examples == ("origin_zone=a",)
+        added = found["alert-firing"]
+        assert (added.alert, added.affects, added.firing) == ("NetawareLatencyRegression", ("origin_zone=a",), True)
 
 
 def test_pods_on_one_node_cost_nothing_and_pods_of_one_zone_something() -> None:

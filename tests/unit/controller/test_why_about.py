@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from controller.cli.diagnose import about
 from controller.cli.session import NotFoundError
-from controller.cli.why import about
-from controller.diagnosis.facts import Facts, LeaseFact
-from tests.unit.controller.situations import DOWN, NOW_S, agents, around, facts, no_node, waiting
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.snapshot import LeaseFact
+from tests.unit.controller.situations import DOWN, NOW_S, agents, facts, network, no_node, status, waiting
 
 FULL = "0/4 nodes are available: 4 Insufficient cpu."
 
@@ -26,14 +27,14 @@ def test_a_zone_is_told_of_its_nodes_and_pairs_and_a_node_of_its_zone() -> None:
     assert codes("zone", "z1", one) == codes("node", "n1", one) == ["agents-down"]
     assert codes("zone", "z0", one) == codes("node", "n0", one) == []
     both = facts(agents=agents(n1=DOWN, n3=DOWN))
-    assert codes("node", "n3", both) == ["zone-blind"]
+    assert codes("node", "n3", both) == ["zone-without-agent"]
     assert codes("zone", "z0", both) == []
-    assert codes("zone", "z0", facts(inferred=(("z0", "z1"),))) == ["pairs-unmeasured"]
+    assert codes("zone", "z0", facts(network=network(inferred=(("z0", "z1"),)))) == ["pairs-unmeasured"]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("appgroup", "shop"), ("zone", "z0"), ("node", "n0"), ("pod", "any")])
 def test_what_stops_everything_is_about_each_thing(kind: str, name: str) -> None:
-    frozen = facts(around=around(lease=LeaseFact("a", NOW_S - 60)))
+    frozen = facts(control_plane=status(lease=LeaseFact("a", NOW_S - 60)))
     assert codes(kind, name, frozen) == ["no-leader"]
 
 

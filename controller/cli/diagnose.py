@@ -1,4 +1,4 @@
-"""`why`: what is wrong, because of what, since when, whom it hurts, and what to do."""
+"""`diagnose`: what is wrong, its cause, since when, what it affects, and what fixes it; `why` is an alias."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from controller.cli.command import Command, Table
-from controller.cli.looking import look_around, verdict_on
+from controller.cli.looking import read_facts_of, verdict_on
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
 from controller.diagnosis.facts import Facts
@@ -18,7 +18,7 @@ from controller.diagnosis.findings import STOPS_ALL, Finding
 from controller.diagnosis.pods import PodVerdict
 from controller.diagnosis.rules import diagnose
 
-SHOWN_HURT = 4
+SHOWN_AFFECTED = 4
 SHOWN_NAMES = 8
 
 
@@ -30,20 +30,19 @@ class Diagnosis(msgspec.Struct, frozen=True):
     pod: PodVerdict | None = None
 
 
-class Why(Command):
+class Diagnose(Command):
     """See `controller.cli.command.Command`."""
 
-    name = "why"
+    name = "diagnose"
     examples = (
-        ("why", "what is wrong, worst first"),
-        ("why pod cart-5d9f -n shop", "why this pod is pending"),
-        ("why zone eu-1a", "what of it is about one zone"),
-        ("why -w", "go on and show what changes"),
+        ("diagnose", "what is wrong, worst first"),
+        ("diagnose pod cart-5d9f -n shop", "why this pod is pending"),
+        ("diagnose zone eu-1a", "findings about one zone"),
     )
     description = (
-        "Findings with their causes, worst first, each with commands to paste. A cause swallows its consequences: one finding "
+        "Findings with their causes, worst first, each with commands to paste. A finding covers its consequences: one "
         "for a controller that is down, not one for each pod that waits for it. With `pod NAME`: why that pod is pending, or "
-        "where it is."
+        "where it is. With --prometheus, limits that are not enforced and firing alerts are added."
     )
     completes = "pods"
 
@@ -53,13 +52,13 @@ class Why(Command):
         parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
 
     async def ask(self, session: Session, options: argparse.Namespace) -> Diagnosis:
-        """Read everything and judge it."""
+        """Read everything and diagnose it."""
         namespace = session.namespace or "default"
         pod = await session.pod(options.name) if options.kind == "pod" and options.name else None
         await session.ask_controllers()
-        at, facts = await look_around(session, pod)
+        facts = await read_facts_of(session, pod)
         found = about(options.kind, options.name, namespace, facts) if options.name else diagnose(facts)
-        return Diagnosis(at, found, verdict_on(pod, facts))
+        return Diagnosis(facts.now, found, verdict_on(pod, facts))
 
     def show(self, answer: Diagnosis, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
         """The verdict, then the findings."""
@@ -75,53 +74,58 @@ class Why(Command):
 
     def rows(self, answer: Diagnosis, options: argparse.Namespace) -> Table:  # noqa: ARG002
         """The findings."""
-        header = ("code", "severity", "what", "because", "since", "hurts", "do", "alert")
-        return header, [
-            (f.code, f.severity, f.what, "; ".join(f.because), f.since, " ".join(f.hurts), "; ".join(f.do), f.alert)
-            for f in answer.findings
-        ]
+        return finding_rows(answer.findings)
 
     def is_bad(self, answer: Diagnosis) -> bool:
         """Something is wrong that is more than a remark."""
         return any(finding.severity != "info" for finding in answer.findings)
 
 
+def finding_rows(findings: tuple[Finding, ...]) -> Table:
+    """Findings as header and rows of ``-o csv``."""
+    header = ("code", "severity", "summary", "cause", "since", "affects", "fix", "alert")
+    return header, [
+        (f.code, f.severity, f.summary, "; ".join(f.cause), f.since, " ".join(f.affects), "; ".join(f.fix), f.alert)
+        for f in findings
+    ]
+
+
 def describe_verdict(verdict: PodVerdict, at: float) -> list[RenderableType]:
     """Why a pod waits, for a person."""
-    head = Text(verdict.what, style=STRONG)
+    head = Text(verdict.summary, style=STRONG)
     if verdict.since is not None and verdict.kind != "placed":
         head.append(f"  for {age(at - verdict.since)}", style=FAINT)
     if verdict.until is not None and verdict.until > at:
         head.append(f", at most {age(verdict.until - at)} more", style=FAINT)
-    return [head, *_commands(verdict.do)]
+    return [head, *_commands(verdict.fix)]
 
 
 def describe(findings: tuple[Finding, ...], at: float) -> list[RenderableType]:
-    """Findings for a person: what, because, whom it hurts, do."""
+    """Findings for a person: summary, cause, what is affected, fix."""
     parts: list[RenderableType] = []
     for finding in findings:
         sign = "·" if finding.severity == "info" else "✗"
-        head = Text.assemble((f"{sign} {finding.what}", BAD if finding.severity == "critical" else STRONG))
+        head = Text.assemble((f"{sign} {finding.summary}", BAD if finding.severity == "critical" else STRONG))
         if finding.since is not None:
             head.append(f"  for {age(at - finding.since)}", style=FAINT)
         if finding.alert:
-            head.append(f"  {finding.alert}", style=FAINT)
+            head.append(f"  {finding.alert}{' firing' if finding.firing else ''}", style=FAINT)
         parts.append(head)
-        parts += [Padding(Text(f"because {cause}", style=FAINT), (0, 0, 0, 2)) for cause in finding.because]
-        if finding.hurts:
-            more = f" and {len(finding.hurts) - SHOWN_HURT} more" if len(finding.hurts) > SHOWN_HURT else ""
-            text = f"hurts {', '.join(finding.hurts[:SHOWN_HURT])}{more}"
+        parts += [Padding(Text(f"cause: {cause}", style=FAINT), (0, 0, 0, 2)) for cause in finding.cause]
+        if finding.affects:
+            more = f" and {len(finding.affects) - SHOWN_AFFECTED} more" if len(finding.affects) > SHOWN_AFFECTED else ""
+            text = f"affects: {', '.join(finding.affects[:SHOWN_AFFECTED])}{more}"
             parts.append(Padding(Text(text, style=FAINT), (0, 0, 0, 2)))
-        parts += _commands(finding.do)
+        parts += _commands(finding.fix)
     return parts
 
 
 def _commands(commands: tuple[str, ...]) -> list[RenderableType]:
-    return [Padding(Text(f"do: {command}"), (0, 0, 0, 2)) for command in commands]
+    return [Padding(Text(f"fix: {command}"), (0, 0, 0, 2)) for command in commands]
 
 
 def about(kind: str, name: str, namespace: str, facts: Facts) -> tuple[Finding, ...]:
-    """What stops everything, and what touches one thing. Pure.
+    """Findings that stop everything, and findings about one thing. Pure.
 
     Raises:
         NotFoundError: there is no such AppGroup, zone or node: a typo must not read as health.
@@ -132,12 +136,12 @@ def about(kind: str, name: str, namespace: str, facts: Facts) -> tuple[Finding, 
 
 
 def _names_of(kind: str, name: str, namespace: str, facts: Facts) -> set[str]:
-    """By which names findings call a thing or what belongs to it: an AppGroup's pods, a zone's nodes, a node's zone."""
+    """Names by which findings call a thing and what belongs to it: an AppGroup's pods, a zone's nodes, a node's zone."""
     zones = {node: known.zone for node, known in facts.nodes.items()}
     if kind == "appgroup":
         key = f"{namespace}/{name}"
         there = [group.metadata.key for group in facts.groups]
-        # Pods of no group are told of by the name that their label gives it.
+        # Pods of no group count by the name on their label.
         pods = {pod.key for pod in facts.pods if key == (pod.group_key or f"{pod.namespace}/{pod.group}")}
         names, known = {key} | pods, key in there or bool(pods)
     elif kind == "zone":
@@ -154,4 +158,4 @@ def _names_of(kind: str, name: str, namespace: str, facts: Facts) -> set[str]:
 
 def _touches(finding: Finding, names: set[str]) -> bool:
     # A pair of zones is called "z1 to z3".
-    return any(names.intersection((hurt, *hurt.split(" to "))) for hurt in finding.hurts)
+    return any(names.intersection((name, *name.split(" to "))) for name in finding.affects)

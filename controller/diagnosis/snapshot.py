@@ -1,8 +1,9 @@
-"""What a view is made from: the objects as they were at one moment, read by a command or taken from a program's caches."""
+"""The objects as they were at one moment, read by a command or taken from a program's caches: what views and findings are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -13,7 +14,6 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod, Placement, placement_of
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
-from controller.diagnosis.facts import Surroundings
 from controller.scheduler.config import SchedulerConfig
 from controller.traffic.prices import PriceTable
 from kubekit.wire import Node, Object
@@ -65,6 +65,55 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[Alert, ...] = ()
 
 
+Program = Literal["controller", "extender", "scheduler"]
+
+
+class ProgramPod(msgspec.Struct, frozen=True):
+    """A pod of one of our programs.
+
+    Attributes:
+        reason: what its containers say while they do not run: ``ImagePullBackOff``, ``CrashLoopBackOff``, ``Error``; the scheduler's
+            message while it has no node; empty otherwise.
+        template: the hash of the template that its Deployment made it from; empty where nobody says.
+    """
+
+    program: Program
+    name: str
+    node: str = ""
+    phase: str = ""
+    ready: bool = False
+    reason: str = ""
+    since: float | None = None
+    template: str = ""
+
+
+class LeaseFact(msgspec.Struct, frozen=True):
+    """The leader's Lease. ``renewed`` is unix seconds; None when it was never renewed."""
+
+    holder: str = ""
+    renewed: float | None = None
+    duration_s: float = 10.0
+
+
+class ControlPlaneStatus(msgspec.Struct, frozen=True):
+    """The state of our own programs, as far as the reader may see it.
+
+    Attributes:
+        installed: whether the cluster knows our definitions.
+        topologies_known: whether NetworkTopologies could be listed.
+        programs: pods of our programs; None when they may not be listed, so that nothing is concluded from their absence.
+        lease: None when there is none; ``lease_known`` tells whether it could be read.
+        complaints: what the controller's replicas report from /readyz, a line each.
+    """
+
+    installed: bool = True
+    topologies_known: bool = True
+    programs: tuple[ProgramPod, ...] | None = None
+    lease: LeaseFact | None = None
+    lease_known: bool = True
+    complaints: tuple[str, ...] = ()
+
+
 class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a view may ask for.
 
@@ -82,7 +131,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         policy: the controller's default cost policy.
         scheduler: the scheduler's configuration: which costs count, how long a gate stays shut, and who asks us (nobody named: all).
         prices: of bytes between zones; None where nobody configured any.
-        around: how our own programs fare; None where nobody looked, and then nothing is diagnosed.
+        control_plane: the state of our own programs; None where nobody read it, and then nothing is diagnosed.
     """
 
     now_s: float
@@ -101,7 +150,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     readings: Readings = Readings()
     prices: PriceTable | None = None
-    around: Surroundings | None = None
+    control_plane: ControlPlaneStatus | None = None
 
     @property
     def rules(self) -> NetworkOverheadArgs:

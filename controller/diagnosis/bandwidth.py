@@ -1,18 +1,21 @@
-"""Bandwidth asked, allocated, enforced and used, per node and per pod.
+"""Bandwidth requested, allocated, enforced and used, per node and per pod, and findings about it.
 
-What is asked and allocated is in the API's objects. What is enforced and used only agents know, and they tell Prometheus;
-without Prometheus these fields stay empty rather than being assumed.
+Requests and allocations are in the API's objects. Verdicts and rates come from the agents by way of Prometheus; without it these
+fields stay empty.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from controller.cluster.pod_info import PodInfo
-from controller.views.model import BandwidthView, NodeBandwidthView, PodBandwidthView
-from controller.views.network import rate_of
-from controller.views.snapshot import ClusterSnapshot, NodeReading, PodReading, Readings
+from controller.diagnosis.findings import MAX_AFFECTED, Finding
+from controller.diagnosis.model import BandwidthView, NetworkView, NodeBandwidthView, PodBandwidthView
+from controller.diagnosis.snapshot import ClusterSnapshot, NodeReading, PodReading, Readings
+from controller.diagnosis.zones import rate_of
 from kubekit.errors import QuantityError
+from kubekit.text import counted
 from kubekit.wire import Node
 from netperf.contract import BANDWIDTH, SOURCE_ANNOTATION, ZONE_LABEL
 from netperf.limits import UnreasonableLimitError, read_limit
@@ -31,6 +34,28 @@ def build_bandwidth(snapshot: ClusterSnapshot) -> BandwidthView:
         nodes=tuple(_node(node, booked.get(node.metadata.name, []), snapshot.readings) for node in nodes),
         pods=tuple(views),
     )
+
+
+def find_bandwidth(network: NetworkView, bandwidth: BandwidthView) -> Iterator[Finding]:
+    """Findings about bandwidth: more allocated than there is, and limits that agents report as not enforced."""
+    over = [node.node for node in bandwidth.nodes if node.overcommitted]
+    over += [f"{p.origin} to {p.destination}" for p in network.pairs if p.overcommitted]
+    if over:
+        summary = "pods have requested more bandwidth than there is"
+        fix = ("kubectl netaware bandwidth", "lower requests or minBandwidth, or move pods to other nodes")
+        alert = "NetawareBandwidthOvercommitted"
+        yield Finding("bandwidth-overcommitted", "warning", summary, (), None, tuple(over[:MAX_AFFECTED]), fix, alert)
+    loose = [pod for pod in bandwidth.pods if pod.unenforced]
+    if loose:
+        summary = f"bandwidth limits of {counted(len(loose), 'pod')} are not enforced"
+        cause = tuple(
+            f"{pod.namespace}/{pod.name}: {direction} {verdict}"
+            for pod in loose[:3]
+            for direction, verdict in pod.unenforced.items()
+        )
+        affects = tuple(f"{pod.namespace}/{pod.name}" for pod in loose[:MAX_AFFECTED])
+        fix = ("kubectl netaware bandwidth pod", "correct what the agent's verdict names: docs/bandwidth.md")
+        yield Finding("limits-not-enforced", "warning", summary, cause, None, affects, fix, "NetawareLimitNotEnforced")
 
 
 def asks_for_bandwidth(pod: PodInfo) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from controller.diagnosis.snapshot import Alert, NodeReading, PodReading, Readings
 from controller.prometheus import PrometheusClient, PrometheusError, Series
-from controller.views.snapshot import Alert, NodeReading, PodReading, Readings
 
 TRANSMIT = "sum by (node) (netaware_node_network_transmit_bytes_per_second) * 8"
 RECEIVE = "sum by (node) (netaware_node_network_receive_bytes_per_second) * 8"

@@ -13,15 +13,15 @@ from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import entries_of, topology_for, topology_named, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
 from controller.cluster.zones import Map, agent_pods_by_node, draw_map, facts_of
+from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
+from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, decide
 from controller.topology.results import results_named_by, results_of_agents
 from controller.topology.status import tally
 from controller.traffic.prices import per_month
-from controller.views.model import NetworkView, PairBasis, PairView, RegionPairView, ZoneView
-from controller.views.snapshot import ClusterSnapshot
 from kubekit import quantity
 from kubekit.errors import QuantityError
-from netperf.contract import REGION_LABEL, RESULTS_NAME, ZONE_LABEL
+from netperf.contract import RESULTS_NAME, ZONE_LABEL
 from netperf.costs import ZoneCost
 from netperf.latencies import ZonePair
 from netperf.memory import CostState, best_stream
@@ -112,7 +112,6 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         now_s=snapshot.now_s,
     )
     pairs = tuple(_with_traffic(pair, snapshot, shape) for pair in pairs) if snapshot.readings.traffic else pairs
-    region_entries = entries_of(weight, REGION_LABEL)
     newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
@@ -122,7 +121,6 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         percentile=decision.policy.percentile,
         zones=_zones(snapshot, shape),
         pairs=pairs,
-        region_pairs=_region_pairs(shape, region_entries),
         interval_s=interval_s,
         planned=sum(probe.rank == 0 for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
@@ -241,16 +239,6 @@ def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Samp
         prober=measurement.prober,
         origin_node=sample.origin.node,
         destination_node=sample.destination.node,
-    )
-
-
-def _region_pairs(shape: Map, entries: Mapping[ZonePair, CostInfo]) -> tuple[RegionPairView, ...]:
-    regions = sorted({region for region in shape.zones.values() if region})
-    return tuple(
-        RegionPairView(origin=a, destination=b, cost=entries[a, b].network_cost if (a, b) in entries else None)
-        for a in regions
-        for b in regions
-        if a != b
     )
 
 

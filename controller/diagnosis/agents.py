@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of
-from controller.views.model import AgentView
-from controller.views.snapshot import ClusterSnapshot
+from controller.diagnosis.model import AgentView
+from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.wire import Node
 from netperf.contract import AGENT_ANNOTATION, read_announcement
 from netperf.pairs import ProbeNode

@@ -1,0 +1,235 @@
+"""Events for findings, by the leader: each finding once on the objects that it is about, so that ``kubectl describe`` shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal, NamedTuple
+
+from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES
+from controller.diagnosis.facts import Facts
+from controller.diagnosis.findings import Finding
+from controller.diagnosis.reading import read_facts
+from controller.diagnosis.rules import diagnose
+from controller.diagnosis.snapshot import ClusterSnapshot
+from kubekit import logs
+from kubekit.client import Client
+from kubekit.errors import KubekitError
+from kubekit.events import NOTE_LIMIT, EventRecorder, cut, reference
+from kubekit.runtime import run_best_effort
+from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object, ObjectMeta, Resource, split_key
+from netperf.contract import AGENT, AGENT_POD_SELECTOR, CONTROLLER, SCHEDULER
+
+log = logs.get("controller.events")
+
+INTERVAL_S = 10.0
+REST = 20.0
+"""Rest after a diagnosis, as a multiple of its time: half a second of a processor at 10,000 nodes and 30,000 pods (bench_diagnosis)."""
+MAX_AT_ONCE = 20
+"""So many events are written after one diagnosis, the worst first; the others follow after the next."""
+_SAID_BY_CONDITIONS = (
+    "topology-",
+    "spec-",
+    "pairs-stale",
+    "dependency-cycle",
+    "namespace-not-admitted",
+    "costs-violated",
+)
+"""A condition of the object says the same and has an event of its own when it changes (controller.cluster.status_writing)."""
+_OF_PODS = (
+    "unknown-workload",
+    "other-scheduler",
+    "foreign-gate",
+    "no-scheduler",
+    "gated-too-long",
+    "no-node-",
+    "limits-not-enforced",
+)
+_OF_PATHS = ("zones-unreachable", "pairs-unmeasured", "bandwidth-overcommitted")
+_OF_AGENTS = ("no-agents", "zone-without-agent")
+_OF_SCHEDULERS = ("scheduler-down", "extender-down")
+_SEVERAL_PER_OBJECT = ("zones-unreachable", "pairs-unmeasured", "zone-without-agent")
+"""Several such findings are about one object; each has its own event."""
+_SHORTEST_NOTE = 200
+
+Kind = Literal["Pod", "AppGroup", "Node", "NetworkTopology", "Deployment", "DaemonSet"]
+_RESOURCES: dict[str, Resource] = {
+    "Pod": PODS,
+    "AppGroup": APPGROUPS,
+    "Node": NODES,
+    "NetworkTopology": NETWORK_TOPOLOGIES,
+    "Deployment": DEPLOYMENTS,
+    "DaemonSet": Resource("apps", "v1", "daemonsets", "DaemonSet"),
+}
+
+
+class ObjectReference(NamedTuple):
+    """An object; ``namespace`` is empty for a node."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+
+_Key = tuple[str, ObjectReference, tuple[str, ...]]
+
+
+class FindingEvent(NamedTuple):
+    """An event to write: ``reason`` in one word, ``note`` in a sentence with what fixes it."""
+
+    about: ObjectReference
+    reason: str
+    note: str
+
+
+class ReportedFindings:
+    """Remembers the findings of the last diagnosis, and which of them have had their event.
+
+    A finding may be over by the next diagnosis, as for everything that is starting; it gets its event when it is found twice. One
+    that is over is forgotten, and gets another event when it comes back.
+    """
+
+    def __init__(self) -> None:
+        self._reported: dict[_Key, bool] = {}
+
+    def update(self, findings: Iterable[Finding], facts: Facts) -> list[FindingEvent]:
+        """The events that are due now.
+
+        Args:
+            findings: of one moment, the worst first.
+            facts: of the same moment.
+        """
+        events: list[FindingEvent] = []
+        reported: dict[_Key, bool] = {}
+        for finding in filter(has_event, findings):
+            for about in objects_of(finding, facts):
+                key = (finding.code, about, finding.affects if finding.code in _SEVERAL_PER_OBJECT else ())
+                known = self._reported.get(key)
+                due = known is False and not reported.get(key) and len(events) < MAX_AT_ONCE
+                if due:
+                    events.append(FindingEvent(about, event_reason(finding.code), _note(finding)))
+                reported[key] = due or known is True or reported.get(key, False)
+        self._reported = reported
+        return events
+
+
+class EventReporter:
+    """``run`` while leading.
+
+    Args:
+        look: reads a snapshot of now.
+        client: finds the UIDs of our own Deployments and of the DaemonSet, without which ``kubectl describe`` shows no event.
+        recorder: of the leader.
+        clock: a clock that does not jump, seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[ClusterSnapshot]],
+        client: Client,
+        recorder: EventRecorder,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look, self._client, self._recorder, self._clock = look, client, recorder, clock
+        self._reported = ReportedFindings()
+
+    async def run(self) -> None:
+        """Diagnose and write events until cancelled."""
+        self._reported = ReportedFindings()
+        while True:
+            began = self._clock()
+            # An object that a diagnosis cannot handle must not end the leader.
+            broken, mended = "findings cannot be reported as events", "findings are reported as events again"
+            await run_best_effort(self.report(), log, "report", broken=broken, mended=mended)
+            await asyncio.sleep(max(INTERVAL_S, REST * (self._clock() - began)))
+
+    async def report(self) -> None:
+        """Diagnose once, and write the events that are due."""
+        snapshot = await self._look()
+        for event, known in await asyncio.to_thread(events_of, snapshot, self._reported):
+            about = event.about
+            if known is None:
+                known = ObjectMeta(name=about.name, namespace=about.namespace, uid=await self._uid_of(about, snapshot))
+            regarding = reference(_RESOURCES[about.kind], known)
+            self._recorder.warning(regarding, event.reason, event.note, action="Diagnosing")
+
+    async def _uid_of(self, about: ObjectReference, snapshot: ClusterSnapshot) -> str:
+        """Empty where it cannot be read."""
+        with contextlib.suppress(KubekitError):
+            if about.kind == "Deployment":
+                found = await self._client.list(DEPLOYMENTS, Object, namespace=about.namespace)
+                return next((made.metadata.uid for made in found if made.metadata.name == about.name), "")
+            if about.kind == "DaemonSet" and snapshot.agent_pods:
+                # The DaemonSet itself may not be read; its pods name it.
+                one = f"metadata.name={snapshot.agent_pods[0].name}"
+                pods = await self._client.list(
+                    PODS,
+                    Object,
+                    namespace=about.namespace,
+                    label_selector=AGENT_POD_SELECTOR,
+                    field_selector=one,
+                )
+                owners = (owner for pod in pods for owner in pod.metadata.owner_references or ())
+                return next((owner.uid for owner in owners if owner.controller), "")
+        return ""
+
+
+def events_of(snapshot: ClusterSnapshot, reported: ReportedFindings) -> list[tuple[FindingEvent, ObjectMeta | None]]:
+    """Events that are due, each with the metadata of its object if the snapshot has it. Takes long: run it in a thread."""
+    facts = read_facts(snapshot)
+    events = reported.update(diagnose(facts), facts)
+    wanted = {event.about for event in events}
+    objects: dict[Kind, Iterable[Object]] = {
+        "Pod": snapshot.pods,
+        "AppGroup": snapshot.groups,
+        "Node": snapshot.nodes,
+        "NetworkTopology": snapshot.topologies,
+    }
+    known: dict[ObjectReference, ObjectMeta] = {}
+    for kind in {about.kind for about in wanted} & objects.keys():
+        for found in objects[kind]:
+            about = ObjectReference(kind, found.metadata.namespace, found.metadata.name)
+            if about in wanted:
+                known[about] = found.metadata
+    return [(event, known.get(event.about)) for event in events]
+
+
+def has_event(finding: Finding) -> bool:
+    """Whether it gets an event of its own."""
+    return (
+        finding.severity != "info"
+        and finding.code != "alert-firing"
+        and not finding.code.startswith(_SAID_BY_CONDITIONS)
+    )
+
+
+def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
+    """The objects that a finding is about; for our own programs, the Deployment or DaemonSet that owns their pods."""
+    code, home = finding.code, facts.home
+    if code.startswith(_OF_PODS):
+        return [ObjectReference("Pod", *split_key(key)) for key in finding.affects]
+    if code == "members-missing":
+        return [ObjectReference("AppGroup", *split_key(key)) for key in finding.affects]
+    if code == "agents-down":
+        return [ObjectReference("Node", "", name) for name in finding.affects]
+    if code in _OF_AGENTS:
+        return [ObjectReference("DaemonSet", home, AGENT)]
+    if code in _OF_PATHS and facts.topologies:
+        return [ObjectReference("NetworkTopology", *split_key(min(facts.topologies)))]
+    return [ObjectReference("Deployment", home, SCHEDULER if code in _OF_SCHEDULERS else CONTROLLER)]
+
+
+def event_reason(code: str) -> str:
+    """A finding's code as the reason of an event: ``no-node-capacity`` is ``NoNodeCapacity``."""
+    return "".join(part[:1].upper() + part[1:] for part in code.split("-"))
+
+
+def _note(finding: Finding) -> str:
+    """What fits into an event; a command is whole or left out, since half of it might do something else."""
+    cause = f". Cause: {'; '.join(finding.cause)}" if finding.cause else ""
+    text, fix = f"{finding.summary}{cause}", f". Fix: {finding.fix[-1]}" if finding.fix else ""
+    room = NOTE_LIMIT - len(fix.encode())
+    return cut(text, room) + fix if room >= _SHORTEST_NOTE else cut(text, NOTE_LIMIT)

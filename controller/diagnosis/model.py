@@ -1,0 +1,193 @@
+"""Zones, agents and bandwidth of one snapshot, as ``-o json`` and the page show them.
+
+Names are camelCase on the wire. Units are in the names. A value that is not known is null, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PairBasis = Literal["measured", "mirrored", "stale", "inferred", "unreachable", "given", "absent"]
+"""What a cost rests on: `netperf.costs` words, ``given`` for a weight that the user wrote, ``absent`` for no cost."""
+ENFORCED_VERDICTS = frozenset({"enforced", "not-applicable", "other-enforcer"})
+"""Verdicts of the agent that need no repair; each other one means a limit that does not limit."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base: camelCase, all fields written."""
+
+
+class ZoneView(View, frozen=True):
+    """A zone: its region (empty when unlabelled), its nodes, how many are Ready, how many of these have an agent."""
+
+    name: str
+    region: str
+    nodes: int
+    ready: int
+    agents: int
+
+
+class PairView(View, frozen=True):
+    """One directed pair of zones.
+
+    Attributes:
+        cost: as the weight in use has it, null where it has none.
+        p50_us: round trip, from the sample that stands for the pair, as are the next fields.
+        transactions: round trips of that sample.
+        measured_at: unix seconds, by our clock.
+        doubts: why the newest sample is not trusted; empty when it is.
+        prober: ``netperf``, ``datagrams`` or ``external``.
+        traffic_bps: of calls from origin to destination, answers included; null where nobody measures traffic.
+        month: what that costs a month; null without prices.
+    """
+
+    origin: str
+    destination: str
+    cost: int | None = None
+    basis: PairBasis = "absent"
+    p50_us: float | None = None
+    p90_us: float | None = None
+    p99_us: float | None = None
+    jitter_us: float | None = None
+    loss_ratio: float | None = None
+    transactions: int | None = None
+    measured_at: float | None = None
+    doubts: tuple[str, ...] = ()
+    prober: str | None = None
+    origin_node: str | None = None
+    destination_node: str | None = None
+    bandwidth_capacity_bps: int | None = None
+    bandwidth_allocated_bps: int | None = None
+    traffic_bps: float | None = None
+    month: float | None = None
+
+    @property
+    def overcommitted(self) -> bool:
+        """Dependencies have allocated more than there is, as far as that is known."""
+        return (
+            self.bandwidth_capacity_bps is not None
+            and (self.bandwidth_allocated_bps or 0) > self.bandwidth_capacity_bps
+        )
+
+    @property
+    def percentiles_us(self) -> dict[str, float | None]:
+        """By name, the lowest first."""
+        return {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}
+
+
+class NetworkView(View, frozen=True):
+    """The zones and what lies between them.
+
+    Attributes:
+        topology: ``namespace/name`` of the NetworkTopology; null when there is none.
+        weights: name of the weight shown; null when the object has none of that name.
+        weights_available: names of all its weights.
+        unit_us: microseconds that one unit of a NetperfCosts cost stands for.
+        percentile: which latency these costs are made from.
+        zones: sorted by region and name; pairs follow this order, every ordered pair once.
+        interval_s: length of a probing round, null without a plan.
+        planned: links that are measured, one per two zones.
+        measured_at: unix seconds of the newest sample.
+        currency: of every ``month``; empty without prices.
+        unused: the scheduler does not go by these costs; they are shown because somebody asked, or for want of others.
+    """
+
+    topology: str | None = None
+    weights: str | None = None
+    weights_available: tuple[str, ...] = ()
+    unit_us: float = 1000.0
+    percentile: str = "p90"
+    zones: tuple[ZoneView, ...] = ()
+    pairs: tuple[PairView, ...] = ()
+    interval_s: float | None = None
+    planned: int = 0
+    measured_at: float | None = None
+    refused_keys: dict[str, int] = {}
+    currency: str = ""
+    unused: bool = False
+
+
+class AgentView(View, frozen=True):
+    """A node and its agent.
+
+    Attributes:
+        state: ``up``; ``down``, the node is Ready but has no agent or its pod is not Ready; ``away``, the node is not
+            Ready or cordoned, so that its agent need not work.
+        probes: links that this node measures, as origin.
+        newest_at: unix seconds of the newest sample it took part in.
+    """
+
+    node: str
+    zone: str
+    region: str = ""
+    state: Literal["up", "down", "away"] = "up"
+    reason: str = ""
+    version: str = ""
+    prober: str = ""
+    address: str = ""
+    probes: int = 0
+    newest_at: float | None = None
+
+
+class PodBandwidthView(View, frozen=True):
+    """Bandwidth of one pod, bits per second.
+
+    Attributes:
+        requested_bps: sum of its containers' requests for ``network.aware.com/bandwidth``.
+        ingress_asked, egress_asked: the annotation's text, null without one; ``_bps`` its meaning, null if it has none.
+        ingress_verdict, egress_verdict: the agent's word on whether the limit holds; null when nobody says.
+        problem: what does not fit together, empty when all does.
+    """
+
+    namespace: str
+    name: str
+    node: str
+    requested_bps: int
+    ingress_asked: str | None
+    egress_asked: str | None
+    ingress_asked_bps: int | None
+    egress_asked_bps: int | None
+    ingress_verdict: str | None
+    egress_verdict: str | None
+    ingress_used_bps: float | None
+    egress_used_bps: float | None
+    problem: str
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """By direction, as far as somebody says."""
+        found = {"ingress": self.ingress_verdict, "egress": self.egress_verdict}
+        return {direction: verdict for direction, verdict in found.items() if verdict is not None}
+
+    @property
+    def unenforced(self) -> dict[str, str]:
+        """Those verdicts that mean that a limit does not hold."""
+        return {direction: verdict for direction, verdict in self.verdicts.items() if verdict not in ENFORCED_VERDICTS}
+
+
+class NodeBandwidthView(View, frozen=True):
+    """Bandwidth of one node, bits per second; capacity and allocatable are null where the node publishes none."""
+
+    node: str
+    zone: str
+    capacity_bps: int | None
+    allocatable_bps: int | None
+    source: str
+    allocated_bps: int
+    pods: int
+    transmit_bps: float | None
+    receive_bps: float | None
+
+    @property
+    def overcommitted(self) -> bool:
+        """Pods have booked more than there is, as far as that is known."""
+        return self.allocatable_bps is not None and self.allocated_bps > self.allocatable_bps
+
+
+class BandwidthView(View, frozen=True):
+    """All nodes, by name, and the pods that ask for bandwidth, by namespace and name."""
+
+    nodes: tuple[NodeBandwidthView, ...] = ()
+    pods: tuple[PodBandwidthView, ...] = ()
