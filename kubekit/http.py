@@ -21,8 +21,10 @@ from kubekit import logs
 from kubekit.addresses import read_address
 from kubekit.errors import ConfigError
 from kubekit.http_limits import (
-    MOST_CONNECTIONS,
-    MOST_PER_PEER,
+    MAX_CONNECTIONS,
+    MAX_HANDSHAKES,
+    MAX_HANDSHAKES_PER_PEER,
+    MAX_PER_PEER,
     BoundSite,
     ConnectionLimiter,
     only_for,
@@ -105,7 +107,8 @@ class Server:
         self.checks = checks or Checks()
         middlewares: list[Middleware] = [read_body_in_time] if hosts is None else [only_for(hosts), read_body_in_time]
         self.app = web.Application(client_max_size=REQUEST_LIMIT_BYTES, middlewares=middlewares)
-        self.connections = ConnectionLimiter(MOST_CONNECTIONS + viewers, MOST_PER_PEER + viewers)
+        self.connections = ConnectionLimiter(MAX_CONNECTIONS + viewers, MAX_PER_PEER + viewers)
+        self.handshakes = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
         self._host, self._port = parse_listen(listen)
         self._registry, self._tls = registry, tls
         self.app.router.add_get("/metrics", self._metrics)
@@ -134,7 +137,7 @@ class Server:
 
     def _site(self, runner: web.AppRunner) -> BoundSite:
         bound = _bind_everywhere(self._port) if self._host == EVERYWHERE else _bind(self._host, self._port)
-        return BoundSite(runner, bound, self.connections, self._tls)
+        return BoundSite(runner, bound, self.connections, self.handshakes, self._tls)
 
     async def serve(self) -> None:
         """Serve until cancelled."""

@@ -1,8 +1,8 @@
-"""Who may hold a server's connections: a few for each peer, and none that says nothing.
+"""Bounds a server's connections, in all and for each peer, and gives requests and answers deadlines.
 
-A connection costs ten kilobytes and a file, whether or not a request ever comes. So there is a bound for the server and one for
-each peer. At a bound another connection makes room for the new one, idle ones first and those of the greediest peer: the kubelet's
-probes are answered, however many connections some peers hold. The head of a request has a deadline, and so has its body.
+A connection costs ten kilobytes and a file, whether or not a request ever comes; one whose TLS handshake is not over costs more, so
+there are lower bounds for those. At a bound another connection makes room for the new one, first one without a request under way of
+the peer with the most: the kubelet's probes are answered, however many connections some peers hold.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 
@@ -20,8 +21,12 @@ from aiohttp.web_protocol import RequestHandler
 
 from kubekit.addresses import read_address
 
-HEAD_TIMEOUT_S, BODY_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, IDLE_TIMEOUT_S = 10.0, 20.0, 10.0, 75.0
-MOST_CONNECTIONS, MOST_PER_PEER = 512, 256
+HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5.0, 10.0, 20.0, 75.0
+UNREAD_TIMEOUT_S = 20.0
+"""A peer that does not read an answer for so long loses its connection."""
+MAX_CONNECTIONS, MAX_PER_PEER = 512, 256
+MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER = 128, 64
+"""An API server that sends a burst of requests opens a connection for each."""
 _SUFFIXES_OF_CLUSTERS = (".svc", ".cluster.local", ".localhost")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -38,49 +43,69 @@ class ConnectionLimiter:
         refused: how many were ended to keep the bounds.
     """
 
-    def __init__(self, most: int = MOST_CONNECTIONS, most_per_peer: int = MOST_PER_PEER) -> None:
-        self._most, self._most_per_peer = most, most_per_peer
-        self._taken: dict[Connection, None] = {}
+    def __init__(self, max_connections: int = MAX_CONNECTIONS, max_per_peer: int = MAX_PER_PEER) -> None:
+        self._max_connections, self._max_per_peer = max_connections, max_per_peer
+        self._open: dict[Connection, None] = {}
         self.refused = 0
 
     def __len__(self) -> int:
-        return len(self._taken)
+        return len(self._open)
 
-    def take(self, connection: Connection) -> None:
-        """Let one in. At a bound another goes: one that has asked nothing yet, else an idle one, else a busy one of the peer with
-        the most connections; that peer's own newest one, where it is the peer that asks.
+    def end_all(self) -> None:
+        """End all of them."""
+        for connection in tuple(self._open):
+            connection.end()
+
+    def acquire(self, connection: Connection) -> None:
+        """Let one in. At a bound another ends: of those that are not busy one of the peer with the most connections, silent ones
+        before idle ones, else a busy one of that peer; the new one itself, where it is of that peer.
         """
-        self._taken[connection] = None
-        counts = Counter(c.peer for c in self._taken)
-        if counts[connection.peer] > self._most_per_peer:
-            self._make_room([c for c in self._taken if c.peer == connection.peer], counts, connection)
-        elif len(self._taken) > self._most:
-            self._make_room(list(self._taken), counts, connection)
+        self._open[connection] = None
+        counts = Counter(c.peer for c in self._open)
+        if counts[connection.peer] > self._max_per_peer:
+            self._make_room([c for c in self._open if c.peer == connection.peer], counts, connection)
+        elif len(self._open) > self._max_connections:
+            self._make_room(list(self._open), counts, connection)
 
-    def _make_room(self, among: list[Connection], counts: Counter[str], newest: Connection) -> None:
+    def _make_room(self, candidates: list[Connection], counts: Counter[str], newest: Connection) -> None:
         self.refused += 1
-        # The sort is stable: of equals the oldest goes.
-        ranked = sorted((c for c in among if c is not newest), key=lambda c: (c.asked + c.busy, -counts[c.peer]))
-        loser = ranked[0]
+        # Of equals the oldest goes, since min takes the first.
+        loser = min((c for c in candidates if c is not newest), key=lambda c: (c.busy, -counts[c.peer], c.asked))
         if loser.busy and counts[loser.peer] <= counts[newest.peer]:
             loser = newest
-        self.give_back(loser)
+        self.release(loser)
         loser.end()
 
-    def give_back(self, connection: Connection) -> None:
-        """It is gone."""
-        self._taken.pop(connection, None)
+    def release(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._open.pop(connection, None)
+
+
+class _TlsProtocol(SSLProtocol):
+    """asyncio's, with a buffer of two TLS records: its own of 256 KiB let 150 idle connections take 128 MiB."""
+
+    max_size = 32 << 10
 
 
 class Connection(RequestHandler):
-    """One connection, which has a place and a deadline for its first request; aiohttp's own keeps the later ones."""
+    """One connection, which counts from the moment it is accepted and has deadlines for its handshake and its first request;
+    aiohttp's own keeps the later ones.
+    """
 
-    __slots__ = ("_deadline", "_limiter", "peer")
+    __slots__ = ("_counted_by", "_deadline", "_site", "_socket_transport", "peer")
 
-    def __init__(self, server: web.Server, limiter: ConnectionLimiter) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, access_log=SILENT, keepalive_timeout=IDLE_TIMEOUT_S)
-        self._limiter, self._deadline, self.peer = limiter, loop.call_later(HEAD_TIMEOUT_S, self._end_if_silent), ""
+    def __init__(self, server: web.Server, site: BoundSite) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=SILENT,
+            keepalive_timeout=IDLE_TIMEOUT_S,
+            lingering_time=1.0,
+        )
+        self._site, self.peer = site, ""
+        self._counted_by: ConnectionLimiter | None = None
+        self._socket_transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def asked(self) -> bool:
@@ -93,17 +118,45 @@ class Connection(RequestHandler):
         return self._current_request is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place."""
+        """Count the connection. Where the site has TLS the handshake comes first, and its protocol calls this a second time."""
+        assert isinstance(transport, asyncio.Transport)
+        if self._socket_transport is None:
+            address = transport.get_extra_info("peername")
+            self.peer = str(address[0]) if isinstance(address, tuple) else ""
+            self._socket_transport = transport
+            if self._site.tls is not None:
+                self._shake_hands(transport, self._site.tls)
+                return
+        self._count_by(self._site.connections)
         super().connection_made(transport)
-        address = transport.get_extra_info("peername")
-        self.peer = str(address[0]) if isinstance(address, tuple) else ""
-        self._limiter.take(self)
+        self._deadline = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, self._end_if_silent)
+
+    def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        done.add_done_callback(self._stop_counting_failed_handshake)
+        protocol = _TlsProtocol(loop, self, tls, done, server_side=True, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        self._count_by(self._site.handshakes)
+
+    def _stop_counting_failed_handshake(self, done: asyncio.Future[None]) -> None:
+        if done.exception() is not None or self._counted_by is self._site.handshakes:
+            self._count_by(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the place back."""
-        self._deadline.cancel()
-        self._limiter.give_back(self)
+        """Count it no longer."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._count_by(None)
         super().connection_lost(exc)
+
+    def _count_by(self, limiter: ConnectionLimiter | None) -> None:
+        if self._counted_by is not None:
+            self._counted_by.release(self)
+        self._counted_by = limiter
+        if limiter is not None:
+            limiter.acquire(self)
 
     def _end_if_silent(self) -> None:
         if not self.asked:
@@ -111,30 +164,39 @@ class Connection(RequestHandler):
 
     def end(self) -> None:
         """End it now, without an answer."""
-        if isinstance(self.transport, asyncio.Transport):
-            self.transport.abort()
+        if self._socket_transport is not None:
+            self._socket_transport.abort()
 
 
 class BoundSite(web.SockSite):
-    """A bound socket whose connections have places, and whose TLS handshakes have a deadline."""
+    """A bound socket whose connections, and TLS handshakes under way, are bounded."""
 
     def __init__(
-        self, runner: web.AppRunner, sock: socket.socket, limiter: ConnectionLimiter, tls: ssl.SSLContext | None
+        self,
+        runner: web.AppRunner,
+        sock: socket.socket,
+        connections: ConnectionLimiter,
+        handshakes: ConnectionLimiter,
+        tls: ssl.SSLContext | None,
     ) -> None:
         super().__init__(runner, sock, ssl_context=tls)
-        self._limiter, self._tls, self._bound = limiter, tls, sock
+        self.connections, self.handshakes, self.tls, self._bound = connections, handshakes, tls, sock
 
     async def start(self) -> None:
         """Listen."""
         await web.BaseSite.start(self)
         server = self._runner.server
         assert server is not None
+        # Accepted sockets inherit it. Also what waits in the buffers of a closed connection, and for a window of 0, counts.
+        self._bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_TIMEOUT_S * 1000))
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(server, self._limiter),
-            sock=self._bound,
-            ssl=self._tls,
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls is not None else None,
+            lambda: Connection(server, self), sock=self._bound
         )
+
+    async def stop(self) -> None:
+        """Stop listening; what has asked nothing yet is not waited for."""
+        await super().stop()
+        self.handshakes.end_all()
 
 
 class BodyTooLargeError(Exception):
