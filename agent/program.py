@@ -78,9 +78,11 @@ async def run_agent(config: AgentConfig) -> None:
             "kernel-events": kernel.run(),
             "traffic": traffic.run(),
         }
-        checks.ready["age"] = lambda: stale([node])
         registry.register(MirrorMetrics(lambda: {"node": node}))
-        checks.ready["node"] = lambda: "" if view.node is not None else f"node {config.node} was not read yet"
+        checks.ready |= {
+            "age": lambda: stale([node]),
+            "node": lambda: "" if view.node is not None else f"node {config.node} was not read yet",
+        }
         # One mirror of the node's pods for all rooms that read them; where no room does, nobody fills it.
         pods = Reflector(client, PODS, Pod, field_selector=f"spec.nodeName={config.node}")
         if config.bandwidth != "off" or config.traffic != "off":
@@ -102,6 +104,7 @@ async def run_agent(config: AgentConfig) -> None:
 
             probing = ProbingManager(client, view, config, registry, (note,))
             checks.ready["probing"] = lambda: probing.problem
+            checks.warnings["probing"] = lambda: probing.warning
             tasks |= probing.tasks()
         if config.traffic != "off":
             from agent.traffic.manager import TrafficManager

@@ -8,8 +8,9 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def read_address(text: str) -> Address | None:
-    """The address that a text is; None when it is none, such as a name."""
+    """The address that a text is; None when it is none, such as a name. IPv4 inside IPv6 (``::ffff:10.0.0.1``) is IPv4."""
     try:
-        return ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
+    return getattr(address, "ipv4_mapped", None) or address

@@ -41,11 +41,12 @@ EVERYWHERE = "::"
 
 
 class Checks:
-    """Named checks behind /healthz and /readyz; more can be added while running."""
+    """Named checks behind /healthz and /readyz; more can be added while running. Warnings are named by /readyz and fail nothing."""
 
     def __init__(self) -> None:
         self.live: dict[str, Check] = {}
         self.ready: dict[str, Check] = {}
+        self.warnings: dict[str, Check] = {}
 
 
 def parse_listen(text: str, field: str = "--listen") -> tuple[str, int]:
@@ -112,8 +113,8 @@ class Server:
         self._host, self._port = parse_listen(listen)
         self._registry, self._tls = registry, tls
         self.app.router.add_get("/metrics", self._metrics)
-        self.app.router.add_get("/healthz", _health(self.checks.live))
-        self.app.router.add_get("/readyz", _health(self.checks.ready))
+        self.app.router.add_get("/healthz", _health(self.checks.live, {}))
+        self.app.router.add_get("/readyz", _health(self.checks.ready, self.checks.warnings))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -153,11 +154,12 @@ class Server:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _health(checks: dict[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _health(checks: dict[str, Check], warnings: dict[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
-        failing = {name: why for name, check in checks.items() if (why := check())}
-        if failing:
-            return web.Response(status=503, text="".join(f"{name}: {why}\n" for name, why in failing.items()))
-        return web.Response(text="ok\n")
+        failing, impaired = (
+            "".join(f"{name}: {why}\n" for name, check in some.items() if (why := check()))
+            for some in (checks, warnings)
+        )
+        return web.Response(status=503, text=failing) if failing else web.Response(text=f"ok\n{impaired}")
 
     return answer

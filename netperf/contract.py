@@ -64,13 +64,26 @@ MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 """On an AppGroup, written where traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both ways."""
 
 
-class Announcement(msgspec.Struct, frozen=True):
-    """The value of `AGENT_ANNOTATION`: where the agent's server listens, and by what it probes."""
+MAX_ANNOUNCEMENT_BYTES = 512
+"""Of `AGENT_ANNOTATION`, also in the admission policy."""
+
+
+class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The value of `AGENT_ANNOTATION`: where the agent's server listens, by what it probes, and what does not work beside that."""
 
     address: str = ""
     port: int = 0
     version: str = ""
     prober: str = ""
+    problem: str = ""
+
+
+def encode_announcement(announcement: Announcement) -> str:
+    """The annotation's value; a problem that would make it too long is left out."""
+    text = msgspec.json.encode(announcement).decode()
+    if len(text.encode()) <= MAX_ANNOUNCEMENT_BYTES or not announcement.problem:
+        return text
+    return encode_announcement(msgspec.structs.replace(announcement, problem=""))
 
 
 _decode_announcement = msgspec.json.Decoder(Announcement).decode
@@ -78,7 +91,7 @@ _decode_announcement = msgspec.json.Decoder(Announcement).decode
 
 def read_announcement(text: str) -> Announcement | None:
     """The announcement in an annotation; None when there is none that can be read."""
-    if not text:
+    if not text or len(text) > MAX_ANNOUNCEMENT_BYTES:
         return None
     try:
         return _decode_announcement(text)

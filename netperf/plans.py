@@ -250,7 +250,9 @@ def _problem(probe: Probe, plan: ZonePlan) -> tuple[str, str] | None:
             return "bad-address", f"{peer.node}: {peer.address!r} is no IP address"
     if is_loopback(probe.destination.address) and not is_loopback(probe.origin.address):
         return "bad-address", f"{probe.destination.node}: {probe.destination.address!r} is no other host's address"
-    if probe.origin.node == probe.destination.node or probe.origin.address == probe.destination.address:
+    if probe.origin.node == probe.destination.node or (
+        read_address(probe.origin.address) == read_address(probe.destination.address)
+    ):
         return "self-probe", f"{probe.origin.node} cannot probe itself"
     return None
 

@@ -253,7 +253,8 @@ def decode_results(
     Args:
         data: keys and values, by whomever.
         planned: keys that agents are meant to write (`planned_keys`); any other key of ours is refused (``unplanned``),
-            and the node that it says it comes from is named. None where the reader knows no plan.
+            and the node that it says it comes from is named, and so are upstream's keys of other pairs in zones that agents measure.
+            None where the reader knows no plan.
         places: the cluster's nodes by name; upstream's keys name nodes only. Our own samples name their zones, but
             one of a node that moved to another zone, or is gone, is refused (``unknown-node``, ``moved-node``).
         now_s: wall clock, seconds since 1970; a sequence beyond what a clock gives is read as 0, so that it overtakes
@@ -288,9 +289,14 @@ def decode_results(
     for own in samples.values():
         pair = own.origin.node, own.destination.node
         newest[pair] = max(own.sequence, newest.get(pair, 0))
+    unplanned = _unplanned_pairs(external, places, planned or ())
     for (origin, destination), values in external.items():
+        if (origin, destination) in unplanned:
+            detail = f"node {origin} was not asked to measure {destination}"
+            refused["unplanned"] += len(values)
+            refusals += [refuse(key, "unplanned", detail, origin) for key, _, _ in values.values()]
         # Beside a sample of ours the bare number is ours as well, and says less.
-        if (origin, destination) not in newest:
+        elif (origin, destination) not in newest:
             key, sample = _external_sample(places[origin], places[destination], values)
             samples[key] = sample
     return Results(
@@ -394,6 +400,16 @@ def _collect_external(
     if there is None or there[2] == "milliseconds":  # microseconds are the finer reading
         external[known[0]][percentile] = (key, value_us, match["unit"])
     return None
+
+
+def _unplanned_pairs(
+    pairs: Iterable[tuple[str, str]], places: Mapping[str, Place], planned: Collection[str]
+) -> set[tuple[str, str]]:
+    """Those that no plan names though agents measure in one of their zones: there an agent may have written them."""
+    suspects = {pair for pair in pairs if not any(str(ResultKey(*pair, test)) in planned for test in TESTS)}
+    names = [name for key in planned if (name := parse_key(key)) is not None] if suspects else []
+    measured = {places[node].zone for name in names for node in name[:2] if node in places}
+    return {pair for pair in suspects if any(places[node].zone in measured for node in pair)}
 
 
 def _split_nodes(text: str) -> list[tuple[str, str]]:

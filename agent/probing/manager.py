@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from agent.config import AgentConfig
@@ -19,10 +20,12 @@ from agent.probing.metrics import ProbeMetrics
 from agent.probing.plan_source import PlanSource, run_until
 from agent.probing.responder import ProbeResponder, keep_announced
 from agent.probing.results import ResultsWriter
+from agent.probing.results_queue import ResultsQueue
 from agent.probing.scheduler import Outcome, OutcomeListener, ProbeScheduler
 from agent.probing.secret import SecretSource
 from kubekit import logs
 from kubekit.client import Client
+from netperf.contract import Announcement
 from netperf.plans import ProbeSettings, is_address
 from netperf.probers.netperf import NetperfProber, find_binary
 
@@ -55,8 +58,14 @@ class ProbingManager:
         self._metrics = ProbeMetrics(self._plans, registry)
         self._metrics.rejected = lambda: self._responder.rejected if self._responder else 0
         self._metrics.secret_refused = lambda: bool(self._source.problem)
+        self._results = ResultsQueue()
         self._writer = ResultsWriter(
-            client, config.namespace, self._plans, upstream=config.upstream_percentiles, registry=registry
+            client,
+            config.namespace,
+            self._plans,
+            self._results,
+            upstream=config.upstream_percentiles,
+            registry=registry,
         )
         self._background = BackgroundProber(self._plans)
         self._scheduler = ProbeScheduler(self._plans, config.budget, self._hand_on, background=self._background)
@@ -73,6 +82,15 @@ class ProbingManager:
             return self._source.problem or "waiting for the node's address"
         return self._responder.problem or self._writer.problem
 
+    @property
+    def warning(self) -> str:
+        """What does not work though this node can be probed, for /readyz and the announcement; empty when all does."""
+        return self._source.problem or self._writer.warning
+
+    def _announcement(self) -> Announcement | None:
+        found = self._responder.announcement if self._responder is not None else None
+        return msgspec.structs.replace(found, problem=self.warning) if found is not None else None
+
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """What must run, by name."""
         return {
@@ -82,7 +100,7 @@ class ProbingManager:
             "probe-runs": self._scheduler.run(),
             "probe-datagrams": self._scheduler.run_datagrams(),
             "probe-results": self._writer.run(),
-            "announcement": keep_announced(self._client, self._view, lambda: self._responder),
+            "announcement": keep_announced(self._client, self._view, self._announcement),
         }
 
     def _wake(self) -> None:
@@ -92,11 +110,11 @@ class ProbingManager:
     def _hand_on(self, outcome: Outcome) -> None:
         self._metrics.add(outcome)
         if outcome.sample is not None:
-            self._writer.add(outcome.sample)
+            self._results.add(outcome.sample)
         elif outcome.failure is not None:
-            self._writer.add_failure(outcome.failure, outcome.test)
+            self._results.add_failure(outcome.failure, outcome.test)
         elif outcome.heard:
-            self._writer.clear_failure(outcome.origin, outcome.destination, outcome.test)
+            self._results.clear_failure(outcome.origin, outcome.destination, outcome.test)
         for listener in self._listeners:
             listener(outcome)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import msgspec
-
 from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
@@ -18,7 +16,7 @@ from kubekit.errors import KubekitError
 from kubekit.version import installed_version
 from kubekit.waiting import Backoff
 from kubekit.wire import NODES
-from netperf.contract import AGENT_ANNOTATION, Announcement
+from netperf.contract import AGENT_ANNOTATION, Announcement, encode_announcement
 from netperf.plans import ProbeSettings
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
@@ -86,17 +84,16 @@ class ProbeResponder:
             await asyncio.sleep(backoff.next())
 
 
-async def keep_announced(client: Client, view: NodeView, responder: Callable[[], ProbeResponder | None]) -> None:
+async def keep_announced(client: Client, view: NodeView, find: Callable[[], Announcement | None]) -> None:
     """Keep the node's annotation equal to what answers here, until cancelled."""
     loop = asyncio.get_running_loop()
     backoff = Backoff()
     silent_since: float | None = None
     while True:
         node = await view.known()
-        server = responder()
-        announcement = server.announcement if server is not None else None
+        announcement = find()
         silent_since = None if announcement else silent_since if silent_since is not None else loop.time()
-        wanted = msgspec.json.encode(announcement).decode() if announcement else None
+        wanted = encode_announcement(announcement) if announcement else None
         current = (node.metadata.annotations or {}).get(AGENT_ANNOTATION)
         gone = silent_since is not None and loop.time() - silent_since >= SILENCE_S
         if wanted != current and (wanted is not None or gone):

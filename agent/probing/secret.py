@@ -37,18 +37,23 @@ def decode_secret(data: dict[str, str] | None) -> bytes:
 
 
 def read_secret_file(path: Path) -> bytes:
-    """The passphrase in a file; empty when there is no such file, as with an optional volume.
+    """The passphrase in a file; empty when nothing is mounted, as with an optional volume whose Secret does not exist.
 
     Raises:
-        ConfigError: the file cannot be read, is blank, or is too short to keep a secret.
+        ConfigError: the file cannot be read, is blank, or is too short to keep a secret; or there are others in its place, as with a
+            Secret that lacks the key.
     """
     try:
-        secret = path.read_bytes().strip()
+        return check_secret(path.read_bytes().strip())
     except FileNotFoundError:
-        return b""
+        others = sorted(file.name for file in path.parent.glob("[!.]*"))  # the kubelet's own names begin with two dots
     except OSError as error:
         raise ConfigError("--passphrase-file", f"{path}: {error.strerror}") from error
-    return check_secret(secret)
+    if others:
+        raise ConfigError(
+            "--passphrase-file", f"there is no {path.name} in {path.parent}, but {', '.join(others)[:80]}"
+        )
+    return b""
 
 
 class SecretSource:

@@ -91,6 +91,9 @@ def _agents(answer: Overview) -> Text:
         text.append(f"  {states['down']} down", style=BAD)
     if states["away"]:
         text.append(f"  {states['away']} nodes not in use", style=FAINT)
+    impaired = [f"{agent.node}: {agent.reason}" for agent in answer.agents if agent.state == "up" and agent.reason]
+    if impaired:
+        text.append(f"  {len(impaired)} impaired ({impaired[0]})", style=BAD)
     details = [f"{count} {prober}" for prober, count in sorted(probers.items())]
     text.append(f"  {', '.join(details)}" if details else "", style=FAINT)
     if versions:

@@ -86,18 +86,18 @@ def facts_of(node: Node, agent_pods: Mapping[str, AgentPods]) -> ProbeNode:
     """
     note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
     pods = agent_pods.get(node.metadata.name, AgentPods(ready=True))
-    own = [*(a.address for a in node.status.addresses or ()), *pods.ips]
-    address = note.address if note is not None and note.address else node.status.internal_ip
+    own = {read_address(text) for text in (*(a.address for a in node.status.addresses or ()), *pods.ips)}
+    text = note.address if note is not None and note.address else node.status.internal_ip
+    address = read_address(text)
     return ProbeNode(
         name=node.metadata.name,
-        address=address,
+        address=text if address is None else str(address),  # of IPv6 there are several spellings
         zone=node.metadata.label(ZONE_LABEL),
         region=node.metadata.label(REGION_LABEL),
         ready=node.ready,
         schedulable=not node.spec.unschedulable,
         agent_ready=note is not None and pods.ready,
-        # Of IPv6 there are several spellings.
-        address_is_own=address in own or read_address(address) in {read_address(text) for text in own} - {None},
+        address_is_own=address is not None and address in own,
     )
 
 

@@ -10,7 +10,7 @@ from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of
 from controller.diagnosis.model import AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.wire import Node
-from netperf.contract import AGENT_ANNOTATION, read_announcement
+from netperf.contract import AGENT_ANNOTATION, Announcement, read_announcement
 from netperf.pairs import ProbeNode
 from netperf.plans import is_address
 from netperf.results import decode_results
@@ -40,7 +40,7 @@ def _newest(snapshot: ClusterSnapshot) -> dict[str, float]:
 
 def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str, float]) -> AgentView:
     note = read_announcement(node.metadata.annotation(AGENT_ANNOTATION))
-    state, reason = _state(facts, note is not None)
+    state, reason = _state(facts, note)
     return AgentView(
         node=facts.name,
         zone=facts.zone,
@@ -55,15 +55,15 @@ def _agent(node: Node, facts: ProbeNode, probes: Counter[str], newest: dict[str,
     )
 
 
-def _state(facts: ProbeNode, announced: bool) -> tuple[State, str]:
-    """Up where the planner has it measure; else the first thing that keeps it from that."""
+def _state(facts: ProbeNode, note: Announcement | None) -> tuple[State, str]:
+    """Up where the planner has it measure, with what the agent says does not work; else the first thing that keeps it from that."""
     checks: Sequence[tuple[bool, State, str]] = (
         (facts.ready, "away", "node is not Ready"),
-        (announced, "down", "no agent has announced itself on this node"),
+        (note is not None, "down", "no agent has announced itself on this node"),
         (facts.agent_ready, "down", "the agent's pod is not Ready"),
         (bool(facts.zone), "away", "node has no zone label"),
         (facts.schedulable, "away", "node is cordoned"),
         (is_address(facts.address), "down", f"the agent's address {facts.address!r} is no IP address"),
         (facts.address_is_own, "down", f"the agent announces {facts.address}, no address of its node or pod"),
     )
-    return next(((state, reason) for good, state, reason in checks if not good), ("up", ""))
+    return next(((state, reason) for good, state, reason in checks if not good), ("up", note.problem if note else ""))

@@ -118,6 +118,7 @@ async def home(
     client: Client, control_plane: ControlPlane, namespace: str, make_node: MakeNode, tmp_path: Path
 ) -> Home:
     made = Home(client, control_plane, namespace, tmp_path)
+    await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS}}, Object, namespace=namespace)
     await make_node(made.node, zone=made.zone, address=HOME)
     return made
 

@@ -114,6 +114,7 @@ async def pair(
     client: Client, control_plane: ControlPlane, namespace: str, make_node: MakeNode, tmp_path: Path
 ) -> AsyncIterator[Pair]:
     both = Pair(client, control_plane, namespace, tmp_path)
+    await client.create(CONFIGMAPS, {"metadata": {"name": RESULTS}}, Object, namespace=namespace)
     for peer in both.peers:
         await make_node(peer.node, zone=peer.zone, region=peer.region, address=peer.address)
     async with both.stack:

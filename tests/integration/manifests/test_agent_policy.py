@@ -120,6 +120,7 @@ async def test_agent_is_refused_for_another_node(agent: Client) -> None:
         ({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}}, "status", "nothing else"),
         ({"status": {"nodeInfo": {"kernelVersion": "9"}}}, "status", "nothing else"),
         ({"metadata": {"annotations": {"example.com/x": "1"}}}, None, "no node annotations but netaware.io/agent"),
+        ({"metadata": {"annotations": {"netaware.io/agent": "x" * 513}}}, None, "of 512 bytes at most"),
         ({"metadata": {"annotations": {"example.com/x": "1"}}}, "status", "no node annotations but netaware.io/agent"),
         ({"metadata": {"annotations": {"netaware.io/bandwidth-capacity": "1T"}}}, None, "no node annotations but"),
         ({"metadata": {"labels": {"topology.kubernetes.io/zone": "z"}}}, None, "neither labels"),

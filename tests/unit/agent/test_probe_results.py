@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from agent.probing.results import says_the_same
+from agent.probing.results_queue import says_the_same
 from agent.probing.secret import SecretSource, decode_secret
 from kubekit.client import Client
 from kubekit.errors import ConfigError
@@ -67,6 +67,14 @@ def test_a_secret_is_read_from_base64_and_must_be_long_enough() -> None:
 async def test_a_secret_that_cannot_be_used_never_turns_authentication_off(tmp_path: Path) -> None:
     file = tmp_path / "passphrase"
     source = SecretSource(cast("Client", None), "ns", file)
+    (tmp_path / "password").write_bytes(SECRET)  # the Secret is there, its key is another one
+    (tmp_path / "..data").mkdir()
+    reading = asyncio.create_task(source.read())
+    await asyncio.sleep(600)
+    assert not reading.done()
+    assert "password" in source.problem
+    (tmp_path / "password").unlink()
+    assert await reading == b"", "no Secret at all is no mistake"
     file.write_bytes(b"short")
     reading = asyncio.create_task(source.read())
     await asyncio.sleep(600)

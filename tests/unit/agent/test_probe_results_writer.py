@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from agent.probing.plan_source import PlanSource
 from agent.probing.results import ResultsWriter
+from agent.probing.results_queue import ResultsQueue
 from kubekit.client import Client
 from kubekit.errors import ApiError, UnreachableError
 from kubekit.settings import YEAR_S
@@ -35,7 +36,8 @@ class Store:
     """One ConfigMap behind the API server's rules of merge patches, as far as the writer uses them."""
 
     def __init__(self, data: dict[str, str] | None = None) -> None:
-        self.data, self.reachable, self.forbidden = data, True, False
+        self.data, self.reachable, self.forbidden = data or {}, True, False
+        self.refused_keys: set[str] = set()
         self.writes: list[float] = []
         self.attempts: list[float] = []
         self.written: dict[str, list[float]] = {}
@@ -46,8 +48,6 @@ class Store:
             raise UnreachableError("no API server")
         if self.forbidden:
             raise ApiError(403, "Forbidden", "an agent on here writes only results that its own node is the origin of")
-        if self.data is None:
-            raise ApiError(404, "NotFound", f"no ConfigMap {NAME}")
         return ConfigMap(metadata=ObjectMeta(name=NAME), data=dict(self.data))
 
     async def get(self, *_: object, **__: object) -> ConfigMap:
@@ -55,13 +55,10 @@ class Store:
 
     async def patch(self, _resource: Resource, _name: str, body: dict[str, Any], *_: object, **__: object) -> ConfigMap:
         found = self._found()
+        if self.refused_keys & body["data"].keys():
+            raise ApiError(403, "Forbidden", "an agent on here writes only results that its own node is the origin of")
         merged = {**(found.data or {}), **body["data"]}
         self.data = {key: value for key, value in merged.items() if value is not None}
-        self._note(body)
-        return self._found()
-
-    async def create(self, _resource: Resource, body: dict[str, Any], *_: object, **__: object) -> ConfigMap:
-        self.data = dict(body["data"])
         self._note(body)
         return self._found()
 
@@ -72,7 +69,7 @@ class Store:
             self.written.setdefault(key, []).append(now)
 
     def sequences(self) -> dict[str, int]:
-        found = decode_results(self.data or {}, PLACES).samples.values()
+        found = decode_results(self.data, PLACES).samples.values()
         return {sample.destination.node: sample.sequence for sample in found}
 
 
@@ -97,16 +94,16 @@ def planned(*nodes: str) -> ZonePlan:
 @asynccontextmanager
 async def writing(
     store: Store, seed: int = 1, now_s: float = 1.8e9, plans: PlanSource | None = None
-) -> AsyncIterator[tuple[ResultsWriter, CollectorRegistry]]:
+) -> AsyncIterator[tuple[ResultsQueue, ResultsWriter, CollectorRegistry]]:
     registry = CollectorRegistry()
-    plans = plans or PlanSource("here")
+    plans, queue = plans or PlanSource("here"), ResultsQueue()
     writer = ResultsWriter(
-        cast("Client", store), "ns", plans, registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
+        cast("Client", store), "ns", plans, queue, registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
     )
     plans.use(planned("n1", "n2", "n3"))
     task = asyncio.create_task(writer.run())
     try:
-        yield writer, registry
+        yield queue, writer, registry
     finally:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -120,18 +117,18 @@ def count(registry: CollectorRegistry, outcome: str) -> float:
 @pytest.mark.parametrize("round_s", [8.0, 60.0, 90.0, 100.0, 234.0, 594.0])
 async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(round_s: float) -> None:
     store, rng = Store(), random.Random(3)
-    async with writing(store) as (writer, _):
+    async with writing(store) as (queue, _, _):
         for sequence in range(1, 1 + int(6000 / round_s)):
             for node in ("n1", "n2", "n3"):
                 # Turns are jittered within their slots, by up to some seconds.
                 await asyncio.sleep(round_s / 6)
-                writer.add(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
+                queue.add(sample(node, sequence, p50_us=2000.0 + rng.uniform(-20, 20)))
             await asyncio.sleep(round_s / 2 + rng.uniform(-2, 2))
     assert len({key for key in store.written if not key.endswith(".failed")}) == 3
     gaps = [
         later - earlier
         for key, times in store.written.items()
-        if key in (store.data or {})
+        if key in (store.data)
         for earlier, later in pairwise(times)
     ]
     assert max(gaps) < max(LIMIT_S, 3 * round_s) - 10
@@ -140,9 +137,9 @@ async def test_values_that_stay_are_written_seldom_but_before_they_are_stale(rou
 
 async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_nothing_to_write() -> None:
     store, plans = Store({}), PlanSource("here")
-    async with writing(store, plans=plans) as (writer, _):
+    async with writing(store, plans=plans) as (queue, writer, _):
         store.reachable = False
-        writer.add(sample())
+        queue.add(sample())
         await asyncio.sleep(60)
         assert writer.problem == "", "an API server that is away refuses nothing"
         store.reachable, store.forbidden = True, True
@@ -152,7 +149,8 @@ async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_n
         await asyncio.sleep(60)
         assert writer.problem == ""
         store.forbidden = True
-        writer.add(sample("n2"))
+        queue.add(sample("n1", 2, p50_us=9000.0))
+        queue.add(sample("n2"))
         await asyncio.sleep(60)
         assert writer.problem
         plans.use(None)
@@ -161,18 +159,37 @@ async def test_a_writer_that_is_refused_is_a_problem_until_it_may_write_or_has_n
         assert writer.problem == ""
 
 
+async def test_a_key_that_is_refused_costs_that_key_and_is_named() -> None:
+    store = Store()
+    bad = sample_key(PLACES["here"], PLACES["n2"], "TCP_RR")
+    store.refused_keys = {bad}
+    async with writing(store) as (queue, writer, _):
+        for sequence in range(1, 6):
+            for node in ("n1", "n2", "n3"):
+                queue.add(sample(node, sequence, p50_us=2000.0 + 1000 * sequence))
+            await asyncio.sleep(60)
+        assert store.sequences() == {"n1": 5, "n3": 5}
+        assert bad in writer.warning
+        assert writer.problem == "", "what is not refused counts, so the node stays in the plan"
+        assert len(store.attempts) < 5 * 8 + 10
+        store.refused_keys = set()
+        await asyncio.sleep(60)
+        assert store.sequences() == {"n1": 5, "n2": 5, "n3": 5}
+        assert writer.warning == ""
+
+
 async def test_what_is_held_back_goes_along_with_the_next_write() -> None:
     store = Store()
-    async with writing(store) as (writer, _):
+    async with writing(store) as (queue, _, _):
         for sequence in (1, 2):  # a change is told twice, since one run is no level
             for node in ("n1", "n2"):
-                writer.add(sample(node, sequence))
+                queue.add(sample(node, sequence))
             await asyncio.sleep(10)
         assert store.sequences() == {"n1": 2, "n2": 2}
-        writer.add(sample("n1", 3))
+        queue.add(sample("n1", 3))
         await asyncio.sleep(10)
         assert store.sequences() == {"n1": 2, "n2": 2}
-        writer.add(sample("n2", 3, p50_us=9000.0))
+        queue.add(sample("n2", 3, p50_us=9000.0))
         await asyncio.sleep(10)
     assert store.sequences() == {"n1": 3, "n2": 3}
     assert len(store.writes) == 3
@@ -186,31 +203,31 @@ def failed(node: str, in_a_row: int) -> Failure:
 
 async def test_a_failure_is_told_and_the_last_sample_stays_until_a_success_takes_the_failure_away() -> None:
     store = Store()
-    async with writing(store) as (writer, _):
-        writer.add(sample("n1", 1))
+    async with writing(store) as (queue, _, _):
+        queue.add(sample("n1", 1))
         await asyncio.sleep(5)
         for in_a_row in (1, 2):
-            writer.add_failure(failed("n1", in_a_row), "TCP_RR")
+            queue.add_failure(failed("n1", in_a_row), "TCP_RR")
             await asyncio.sleep(5)
-        found = decode_results(store.data or {}, PLACES)
+        found = decode_results(store.data, PLACES)
         assert [(f.failure, f.in_a_row) for f in found.failures.values()] == [("timeout", 2)]
         assert store.sequences() == {"n1": 1}
-        writer.add(sample("n1", 13))
+        queue.add(sample("n1", 13))
         await asyncio.sleep(5)
-        assert decode_results(store.data or {}, PLACES).failures == {}
-        assert list(store.data or {}) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
+        assert decode_results(store.data, PLACES).failures == {}
+        assert list(store.data) == [sample_key(PLACES["here"], PLACES["n1"], "TCP_RR")]
 
 
 async def test_a_pair_that_stays_dead_is_told_as_seldom_as_a_value_that_stays_and_one_that_is_heard_is_taken_back() -> (
     None
 ):
     store = Store()
-    async with writing(store) as (writer, _):
+    async with writing(store) as (queue, _, _):
         for in_a_row in range(1, 31):
-            writer.add_failure(failed("n1", in_a_row), "TCP_RR")
+            queue.add_failure(failed("n1", in_a_row), "TCP_RR")
             await asyncio.sleep(60)
         assert len(store.writes) <= 4 + 30 * 60 / REFRESH_S
-        writer.clear_failure(PLACES["here"], PLACES["n1"], "TCP_RR")
+        queue.clear_failure(PLACES["here"], PLACES["n1"], "TCP_RR")
         await asyncio.sleep(5)
     assert store.data == {}
 
@@ -218,20 +235,20 @@ async def test_a_pair_that_stays_dead_is_told_as_seldom_as_a_value_that_stays_an
 async def test_an_agent_whose_clock_went_back_is_believed_what_it_says_now() -> None:
     """Its sequences begin with the clock, and what an earlier life of it wrote carries higher ones."""
     store = Store()
-    async with writing(store) as (writer, _):
-        writer.add(sample("n1", 5000))
-        writer.add(sample("n2", 5001))
+    async with writing(store) as (queue, _, _):
+        queue.add(sample("n1", 5000))
+        queue.add(sample("n2", 5001))
         await asyncio.sleep(5)
-    async with writing(store) as (writer, _):
-        writer.add_failure(failed("n1", 1), "TCP_RR")
-        writer.add(sample("n2", 12, p50_us=9000.0))
+    async with writing(store) as (queue, _, _):
+        queue.add_failure(failed("n1", 1), "TCP_RR")
+        queue.add(sample("n2", 12, p50_us=9000.0))
         await asyncio.sleep(5)
-        found = decode_results(store.data or {}, PLACES)
+        found = decode_results(store.data, PLACES)
         assert [f.destination.node for f in found.failures.values()] == ["n1"]
         assert store.sequences()["n2"] > 5001
-        writer.add(sample("n1", 13))
+        queue.add(sample("n1", 13))
         await asyncio.sleep(5)
-        assert decode_results(store.data or {}, PLACES).failures == {}
+        assert decode_results(store.data, PLACES).failures == {}
         assert store.sequences()["n1"] > store.sequences()["n2"]
 
 
@@ -243,11 +260,11 @@ NOW_S = 1.8e9
 async def test_a_number_that_no_clock_gives_is_removed_and_not_counted_on_from(far: int, now_s: float) -> None:
     """Else the next life's words, beyond it, would count for nothing beside it; and a number of 2026 is one of a clock."""
     store = Store(written(sample("n1", far), sample("n3", 1_795_257_936)) | written_failure("n3", far))
-    async with writing(store, now_s=now_s) as (writer, _):
-        writer.add(sample("n2", 12))
+    async with writing(store, now_s=now_s) as (queue, _, _):
+        queue.add(sample("n2", 12))
         await asyncio.sleep(5)
         assert store.sequences() == {"n2": 1_795_257_937, "n3": 1_795_257_936}
-        assert decode_results(store.data or {}, PLACES).failures == {}
+        assert decode_results(store.data, PLACES).failures == {}
 
 
 @pytest.mark.parametrize("suffix", ["", FAILED_SUFFIX])
@@ -255,40 +272,40 @@ async def test_what_names_us_under_another_key_is_neither_counted_on_from_nor_re
     value = next(iter(written(sample("n1", 5000)).values()))
     forged = {sample_key(PLACES["n3"], PLACES["n1"], "TCP_RR") + suffix: value}
     store = Store(dict(forged))
-    async with writing(store) as (writer, _):
-        writer.add(sample("n2", 12))
+    async with writing(store) as (queue, _, _):
+        queue.add(sample("n2", 12))
         await asyncio.sleep(5)
     assert store.sequences() == {"n2": 12}
-    assert forged.items() <= (store.data or {}).items()
+    assert forged.items() <= (store.data).items()
 
 
 async def test_what_others_say_of_themselves_stays_whatever_its_number() -> None:
     theirs = written(msgspec.structs.replace(sample("n1", 2**53 - 1), origin=PLACES["n3"]))
     store = Store(dict(theirs))
-    async with writing(store) as (writer, _):
-        writer.add(sample("n2", 12))
+    async with writing(store) as (queue, _, _):
+        queue.add(sample("n2", 12))
         await asyncio.sleep(5)
-    assert theirs.items() <= (store.data or {}).items()
+    assert theirs.items() <= (store.data).items()
     assert store.sequences()["n2"] == 12
 
 
 async def test_a_failure_that_an_earlier_life_of_the_agent_left_goes_with_the_first_success() -> None:
     store = Store({key: value for key, value in encode_failure(failed("n1", 9), "TCP_RR").items() if value is not None})
-    async with writing(store) as (writer, _):
-        writer.add(sample("n1", 20))
+    async with writing(store) as (queue, _, _):
+        queue.add(sample("n1", 20))
         await asyncio.sleep(5)
-    assert decode_results(store.data or {}, PLACES).failures == {}
-    assert len(store.data or {}) == 1
+    assert decode_results(store.data, PLACES).failures == {}
+    assert len(store.data) == 1
 
 
 async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
     first, second = Store(), Store()
     for seed, store in ((1, first), (2, second)):
         store.reachable = False
-        async with writing(store, seed) as (writer, registry):
+        async with writing(store, seed) as (queue, _, registry):
             for sequence in (1, 2, 3):
-                writer.add(sample("n1", sequence))
-                writer.add(sample("n2", sequence))
+                queue.add(sample("n1", sequence))
+                queue.add(sample("n2", sequence))
                 await asyncio.sleep(60)
             store.reachable = True
             await asyncio.sleep(60)
@@ -302,15 +319,14 @@ async def test_an_outage_loses_no_pair_and_retries_are_spread() -> None:
 
 async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_there() -> None:
     store = Store()
-    async with writing(store) as (writer, registry):
-        writer.add(sample("n1", 1))
+    async with writing(store) as (queue, _, registry):
+        queue.add(sample("n1", 1))
         await asyncio.sleep(5)
-        assert store.data is not None
         store.data["theirs"] = "x" * OBJECT_LIMIT_BYTES
-        writer.add(sample("n1", 2, p50_us=5000.0))
+        queue.add(sample("n1", 2, p50_us=5000.0))
         await asyncio.sleep(5)
         assert store.sequences() == {"n1": 2}
-        writer.add(sample("n2", 1))
+        queue.add(sample("n2", 1))
         await asyncio.sleep(60)
         assert count(registry, "too-large") >= 3
         assert store.sequences() == {"n1": 2}
@@ -322,9 +338,9 @@ async def test_a_full_object_gets_no_new_key_but_new_values_for_those_that_are_t
 async def test_pairs_that_left_the_plan_are_not_written_any_more() -> None:
     store = Store()
     plans = PlanSource("here")
-    async with writing(store, plans=plans) as (writer, _):
-        writer.add(sample("n1"))
-        writer.add(sample("n2"))
+    async with writing(store, plans=plans) as (queue, _, _):
+        queue.add(sample("n1"))
+        queue.add(sample("n2"))
         plans.use(planned("n2"))
         await asyncio.sleep(5)
     assert store.sequences() == {"n2": 1}
@@ -333,17 +349,17 @@ async def test_pairs_that_left_the_plan_are_not_written_any_more() -> None:
 async def test_upstreams_format_speaks_of_the_usual_test_only() -> None:
     store = Store()
     plans = PlanSource("here")
-    writer = ResultsWriter(cast("Client", store), "ns", plans, upstream=("p90",), rng=random.Random(1))
+    queue = ResultsQueue()
+    writer = ResultsWriter(cast("Client", store), "ns", plans, queue, upstream=("p90",), rng=random.Random(1))
     plans.use(planned("n1"))
     task = asyncio.create_task(writer.run())
     usual = sample("n1", p50_us=2000.0)
     extra = msgspec.structs.replace(
         usual, measurement=msgspec.structs.replace(usual.measurement, test="UDP_RR", p90_us=9e6)
     )
-    writer.add(usual)
-    writer.add(extra)
+    queue.add(usual)
+    queue.add(extra)
     await asyncio.sleep(5)
     task.cancel()
-    assert store.data is not None
     assert len(store.data) == 3
     assert store.data["netperf.p90.latency.milliseconds.origin.here.destination.n1"] == "2"

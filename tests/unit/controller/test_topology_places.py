@@ -10,6 +10,7 @@ import pytest
 from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
 from controller.cluster.zones import AgentPods, agent_pods_by_node, draw_map, facts_of, same_facts, same_place
 from controller.topology.planner import plan_changes
+from kubekit.addresses import read_address
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.reflector import Reflector
@@ -80,10 +81,18 @@ def test_a_node_is_planned_at_an_announced_address_only_where_it_is_its_own(
     found = node("a", agent=json.dumps({"address": announced}))
     agents = agent_pods_by_node([agent_pod("a", pod_ips)]) if pod_ips else {}
     facts = facts_of(found, agents)
-    assert facts.address == (announced or "10.0.0.1")
+    assert facts.address == str(read_address(announced or "10.0.0.1"))
     usable, left_out = eligible([facts])
     assert bool(usable) == is_own
     assert is_own or left_out[0].reason == "foreign-address"
+
+
+def test_an_address_that_two_nodes_spell_differently_is_one_address() -> None:
+    facts = [facts_of(node(name, zone, agent='{"address":"fd00::1"}'), {}) for name, zone in (("a", "z1"), ("b", "z2"))]
+    other = facts_of(node("b", "z2", agent='{"address":"fd00:0::0001"}'), {})
+    assert {r.reason for r in eligible(facts)[1] if r.key in "ab"} == {"shared-address"}
+    assert {r.reason for r in eligible([facts[0], other])[1] if r.key in "ab"} == {"shared-address"}
+    assert facts_of(node("a", agent='{"address":"::ffff:10.0.0.1"}'), {}).address == "10.0.0.1"
 
 
 def test_an_address_that_two_nodes_claim_is_probed_by_nobody() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from netperf import contract
-from netperf.contract import Announcement, read_announcement
+from netperf.contract import MAX_ANNOUNCEMENT_BYTES, Announcement, encode_announcement, read_announcement
 
 ROOT = Path(__file__).parents[3]
 NAMES = {
@@ -32,4 +34,11 @@ def test_no_name_of_the_contract_is_spelt_out_anywhere_else() -> None:
 
 def test_an_announcement_is_read_whatever_is_missing_or_new_in_it() -> None:
     assert read_announcement('{"address":"10.0.0.1","port":12865,"later":1}') == Announcement("10.0.0.1", 12865)
-    assert [read_announcement(text) for text in ("", "{", "[]", '{"port":"x"}')] == [None] * 4
+    large = encode_announcement(Announcement(address="x" * MAX_ANNOUNCEMENT_BYTES))
+    assert [read_announcement(text) for text in ("", "{", "[]", '{"port":"x"}', large)] == [None] * 5
+
+
+def test_an_announcement_names_a_problem_where_it_fits() -> None:
+    here = Announcement("10.0.0.1", 12865, "1.2.3", "netperf", "the probing secret has 5 bytes")
+    assert read_announcement(encode_announcement(here)) == here
+    assert read_announcement(encode_announcement(replace(here, problem="\n" * 500))) == replace(here, problem="")

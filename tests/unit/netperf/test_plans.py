@@ -64,6 +64,8 @@ def test_a_plan_that_cannot_be_used_is_refused_by_name(data: dict[str, str] | No
         ({"destination": peer_with(address="0.0.0.0")}, "bad-address"),
         ({"destination": peer_with(address="-Z")}, "bad-address"),
         ({"destination": peer_with(address="127.0.0.1")}, "bad-address"),
+        ({"destination": peer_with(address="::ffff:127.0.0.1")}, "bad-address"),
+        ({"destination": peer_with(address=f"::ffff:{PLAN.probes[0].origin.address}")}, "self-probe"),
         ({"destination": peer_with(address=PLAN.probes[0].origin.address)}, "self-probe"),
         ({"destination": PLAN.probes[0].origin}, "self-probe"),
         ({"origin": peer_with()}, "wrong-zone"),

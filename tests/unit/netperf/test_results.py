@@ -153,6 +153,30 @@ def test_our_number_in_upstreams_format_is_not_read_as_somebody_elses() -> None:
 
 
 @pytest.mark.parametrize(
+    ("origin", "destination", "refused"),
+    [
+        ("a1", "c1", False),  # planned
+        ("c1", "a1", True),  # the other end was asked
+        ("a2", "c1", True),  # another node was asked
+        ("a1", "d1", True),  # its zone is measured, and this pair is not
+        ("d1", "e1", False),  # nobody of ours measures there
+    ],
+)
+def test_in_upstreams_format_too_only_planned_pairs_count_where_agents_measure(
+    origin: str, destination: str, refused: bool
+) -> None:
+    places = PLACES | {name: Place(name, f"z-{name[0]}", "r") for name in ("d1", "e1")}
+    key = upstream_key(origin, destination, "p90")
+    assert key is not None
+    asked = {sample_key(places["a1"], places["c1"], "TCP_RR")}
+    results = decode_results({key: "7"}, places, asked)
+    assert len(results.samples) == (not refused)
+    assert [(r.reason, r.source) for r in results.refusals] == ([("unplanned", origin)] if refused else [])
+    assert len(decode_results({key: "7"}, places, []).samples) == 1
+    assert len(decode_results({key: "7"}, places).samples) == 1
+
+
+@pytest.mark.parametrize(
     "value",
     ["12ms", "-1", "1e9", "nan", "NaN", "inf", "", " ", "0", "0.0", "１２", "1_000", "0x10", "+5", "9" * 12, "9" * 40],
 )

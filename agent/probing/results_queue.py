@@ -1,0 +1,180 @@
+"""Chooses which samples and failures of this node are worth a write.
+
+Every write costs every watcher, so a value that says the same as what was written waits until it would become stale, and goes along
+with any other write before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, KeysView
+from typing import NamedTuple
+
+from netperf.results import refresh_s, sample_key
+from netperf.sample import Failure, Place, Sample, Test
+
+MAX_SINGLE_FAILURES = 4
+"""Failures in a row that are written one by one."""
+CONFIRMATIONS = 2
+"""Readers believe a change when a second run confirms it, so a value waits only after it was written so often."""
+SAME_RATIO = 0.03
+SAME_US = 30.0
+TAIL_RATIO = 0.25
+LOSS_FLOOR = 0.005
+
+
+def says_the_same(new: Sample, old: Sample) -> bool:
+    """Whether a reader would draw the same conclusions: same doubts and instrument, and nothing that prices moved by more than
+    3 % or 30 us; the tail, which moves with every run, by no more than a quarter.
+    """
+    if (new.doubts, new.prices, new.priced.prober) != (old.doubts, old.prices, old.priced.prober):
+        return False
+    after, before = new.priced, old.priced
+    return (
+        _near(after.p50_us, before.p50_us, SAME_US, SAME_RATIO)
+        and _near(after.p90_us, before.p90_us, SAME_US, SAME_RATIO)
+        and _near(after.p99_us, before.p99_us, 5 * SAME_US, TAIL_RATIO)
+        and _near(after.throughput_bps, before.throughput_bps, 0.0, SAME_RATIO)
+        and _near(after.loss_ratio, before.loss_ratio, LOSS_FLOOR, SAME_RATIO)
+    )
+
+
+def _near(after: float | None, before: float | None, floor: float, ratio: float) -> bool:
+    if after is None or before is None:
+        return after is before
+    return abs(after - before) <= max(floor, ratio * before)
+
+
+class Entry(NamedTuple):
+    """What is to be written of a pair and test: a sample, a failure, or that an earlier failure is over.
+
+    Attributes:
+        key: of the sample.
+        removes_failure: the key of failures is to go.
+    """
+
+    key: str
+    test: Test
+    sample: Sample | None = None
+    failure: Failure | None = None
+    removes_failure: bool = False
+
+
+class _Pair:
+    """One pair and test: what waits (at most one of sample and failure), and what was written."""
+
+    __slots__ = ("failed_at_s", "failure", "is_over", "is_urgent", "sample", "test", "times", "written", "written_at_s")
+
+    def __init__(self, test: Test) -> None:
+        self.test = test
+        self.sample: Sample | None = None
+        self.failure: Failure | None = None
+        self.is_urgent = self.is_over = False
+        self.written: Sample | None = None
+        self.written_at_s = 0.0
+        self.times = 0
+        self.failed_at_s: float | None = None
+
+    def entry(self, key: str) -> Entry:
+        # Without a sample of ours there, a failure may be left from before we started.
+        perhaps_failed = self.failed_at_s is not None or self.written is None
+        removes = self.failure is None and (self.is_over or (self.sample is not None and perhaps_failed))
+        return Entry(key, self.test, self.sample, self.failure, removes)
+
+
+class ResultsQueue:
+    """What waits to be written, the newest of each pair and test.
+
+    Attributes:
+        due: set when something is worth a write.
+    """
+
+    def __init__(self) -> None:
+        self.due = asyncio.Event()
+        self._pairs: dict[str, _Pair] = {}
+        self._interval_s = 0.0
+
+    def keep(self, keys: Collection[str], interval_s: float) -> None:
+        """Forget all pairs but these, by the keys of their samples; a round now lasts ``interval_s``."""
+        self._pairs = {key: pair for key, pair in self._pairs.items() if key in keys}
+        self._interval_s = interval_s
+        self._wake()
+
+    @property
+    def keys(self) -> KeysView[str]:
+        """Of the samples of all pairs that something was added for."""
+        return self._pairs.keys()
+
+    def forget_written(self) -> None:
+        """What is written next goes to an object that may hold nothing."""
+        for pair in self._pairs.values():
+            pair.written = None
+
+    def add(self, sample: Sample) -> None:
+        """Write this sample soon, unless it says nothing new."""
+        pair = self._of(sample.origin, sample.destination, sample.measurement.test)
+        pair.failure, written = None, pair.written
+        waits = (
+            not pair.is_urgent
+            and pair.failed_at_s is None
+            and written is not None
+            and self._now_s() - pair.written_at_s < refresh_s(self._interval_s)
+            and pair.times >= CONFIRMATIONS
+            and says_the_same(sample, written)
+        )
+        pair.sample, pair.is_urgent = sample, not waits
+        self._wake()
+
+    def add_failure(self, failure: Failure, test: Test) -> None:
+        """Write soon that a pair could not be measured; when it stays so, as often as a value that does not change."""
+        pair = self._of(failure.origin, failure.destination, test)
+        silent_s = self._now_s() - pair.failed_at_s if pair.failed_at_s is not None else float("inf")
+        if failure.in_a_row <= MAX_SINGLE_FAILURES or silent_s >= refresh_s(self._interval_s):
+            pair.sample, pair.is_urgent, pair.failure, pair.is_over = None, False, failure, False
+            self._wake()
+
+    def clear_failure(self, origin: Place, destination: Place, test: Test) -> None:
+        """The peer was heard again, though there is no sample yet: remove what was written of failures."""
+        pair = self._of(origin, destination, test)
+        if pair.failure is not None or pair.failed_at_s is not None:
+            pair.failure, pair.is_over = None, True
+            self._wake()
+
+    def entries(self) -> list[Entry]:
+        """What to write now, also what only goes along; empty while nothing is worth a write."""
+        if not self._has_news():
+            return []
+        found = [pair.entry(key) for key, pair in self._pairs.items()]
+        return [entry for entry in found if entry.sample or entry.failure or entry.removes_failure]
+
+    def confirm(self, entries: Collection[Entry]) -> None:
+        """These were written."""
+        now_s = self._now_s()
+        for entry in entries:
+            pair = self._pairs.get(entry.key)
+            if pair is None:
+                continue
+            if entry.failure is not None:
+                pair.failed_at_s = now_s
+                pair.failure = None if pair.failure is entry.failure else pair.failure
+                continue
+            pair.failed_at_s, pair.is_over = None, False
+            if entry.sample is not None:
+                again = pair.written is not None and says_the_same(entry.sample, pair.written)
+                pair.written, pair.written_at_s, pair.times = entry.sample, now_s, pair.times + 1 if again else 1
+                if pair.sample is entry.sample:
+                    pair.sample, pair.is_urgent = None, False
+
+    def _of(self, origin: Place, destination: Place, test: Test) -> _Pair:
+        return self._pairs.setdefault(sample_key(origin, destination, test), _Pair(test))
+
+    def _has_news(self) -> bool:
+        return any(pair.is_urgent or pair.failure or pair.is_over for pair in self._pairs.values())
+
+    def _wake(self) -> None:
+        if self._has_news():
+            self.due.set()
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
