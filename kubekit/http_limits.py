@@ -21,7 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from kubekit.addresses import read_address
 
-HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5.0, 10.0, 20.0, 75.0
+HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, BODY_TIMEOUT_S, IDLE_TIMEOUT_S = 5, 10.0, 20.0, 75.0
 UNREAD_TIMEOUT_S = 20.0
 """A peer that does not read an answer for so long loses its connection."""
 MAX_CONNECTIONS, MAX_PER_PEER = 512, 256
