@@ -66,7 +66,8 @@ capacityByInstanceType:
 """
 SERVED = """\
 All are served at `/metrics` in Prometheus' text format or OpenMetrics. Seconds, bytes, bytes per second and ratios from 0 to 1 are the
-units. Series vanish with what they are about: a pair of zones, a pod, a group.
+units. Series vanish with what they are about: a pair of zones, a pod, a group. *pair* stands for the labels `origin_zone`, `destination_zone`,
+`origin_region` and `destination_region`.
 """
 NOTICE = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n"
 
@@ -395,12 +396,22 @@ def metrics() -> str:
     ]
     for title, where, families in programs:
         rows = [
-            (f"`{f.name}`", f.kind, ", ".join(f"`{label}`" for label in f.labels), f.meaning)
+            (f"`{f.name}`", f.kind, _label_text(f.labels), f.meaning)
             for f in sorted(families.values())
             if title == "All programs" or f.name not in shared
         ]
         parts += [f"## {title}\n", f"{where}\n", table(("metric", "type", "labels", "meaning"), rows)]
     return "\n".join(parts)
+
+
+def _label_text(labels: tuple[str, ...]) -> str:
+    """Labels as a user reads them; those of a pair of zones are named once, above the tables."""
+    of_pair = labels[: len(_PAIR)] == _PAIR
+    own = labels[len(_PAIR) :] if of_pair else labels
+    return ", ".join(filter(None, ("*pair*" if of_pair else "", f"`{', '.join(own)}`" if own else "")))
+
+
+_PAIR = ("origin_zone", "destination_zone", "origin_region", "destination_region")
 
 
 def main() -> int:

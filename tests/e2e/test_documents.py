@@ -73,7 +73,7 @@ async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None
             for condition in ("Ordered", "Complete", "CostsMet", "SpecValid", "Planned"):
                 assert condition in said
 
-            (pod,) = blocks("pending", "")
+            (pod,) = blocks("troubleshooting", "Why is my pod pending?")
             name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
             assert "it is on n" in await reader.does(re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod)))
 

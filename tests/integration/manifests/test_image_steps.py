@@ -19,7 +19,7 @@ pytestmark = pytest.mark.helm
 
 pytestmark = pytest.mark.helm
 ROOT = MANIFESTS.parent
-# What installs take on the disk, bytecode included, in MiB; docs/install.md states the measured sizes.
+# What installs take on the disk, bytecode included, in MiB.
 LIMITS_MIB = {"agent": 42, "controller": 150}
 ABSENT = {
     "agent": ("kubernetes", "pydantic", "requests", "numpy", "rich", "controller", "lab"),

@@ -109,8 +109,8 @@ def test_files_and_metrics_that_documents_name_exist() -> None:
     assert wrong == []
 
 
-def test_the_cost_page_says_what_the_manifests_request() -> None:
-    text = TEXTS["cost.md"]
+def test_the_installation_page_says_what_the_manifests_request() -> None:
+    text = TEXTS["install.md"]
     row = r"^\| ([\w-]+)[^|]*\| (one a node|\d) \| (\w+) \| (\w+) \| (\w+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
     said = {name: (cpu, memory, limit) for name, _, cpu, memory, limit in rows}
@@ -125,4 +125,4 @@ def test_the_cost_page_says_what_the_manifests_request() -> None:
     central = [(int(pods), said[name]) for name, pods, *_ in rows if pods.isdigit()]
     cpu = sum(pods * int(asked[0].removesuffix("m")) for pods, asked in central)
     memory = sum(pods * int(asked[1].removesuffix("Mi")) for pods, asked in central)
-    assert f"that is {cpu}m and {memory}Mi" in text
+    assert f"that is {cpu}m and {memory}Mi of requests" in text
