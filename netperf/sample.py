@@ -31,12 +31,16 @@ QUANTILES: dict[Percentile, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 MIN_RTO_US = 200_000.0
 """Linux' TCP_RTO_MIN; a tail loss probe of a single packet waits as long."""
 MAX_RETRANSMISSIONS = 10
+MIN_FAILED_RUNS = 3
+"""A run fails now and then; so many in a row are reported."""
 
 LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Label = Annotated[str, msgspec.Meta(max_length=63)]
+FailureText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+"""A name of `netperf.probers.prober.FailureName`."""
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
 
 
@@ -115,6 +119,8 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         doubts: why not to trust what prices; empty when there is no reason to doubt.
         datagrams: what paced datagrams read between this run and the one before, where there were any beside a run.
         prices: which of the two the pair is to be priced by, see `choose_instrument`.
+        run_failure: name of netperf's failure, where datagrams stand in for its run.
+        failed_runs: such runs in a row.
     """
 
     origin: Place
@@ -125,6 +131,13 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     doubts: tuple[Doubt, ...] = ()
     datagrams: Measurement | None = None
     prices: Instrument = "measurement"
+    run_failure: FailureText | None = None
+    failed_runs: Count = 0
+
+    @property
+    def runs_fail(self) -> bool:
+        """Whether netperf fails again and again while datagrams pass."""
+        return self.run_failure is not None and self.failed_runs >= MIN_FAILED_RUNS
 
     @property
     def priced(self) -> Measurement:
@@ -170,7 +183,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
     origin: Place
     destination: Place
-    failure: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+    failure: FailureText
     in_a_row: Count = 1
     alive: bool = False
     sequence: Count = 0

@@ -27,7 +27,10 @@ def says_the_same(new: Sample, old: Sample) -> bool:
     """Whether a reader would draw the same conclusions: same doubts and instrument, and nothing that prices moved by more than
     3 % or 30 us; the tail, which moves with every run, by no more than a quarter.
     """
-    if (new.doubts, new.prices, new.priced.prober) != (old.doubts, old.prices, old.priced.prober):
+    if (
+        any(getattr(new, name) != getattr(old, name) for name in ("doubts", "prices", "run_failure", "runs_fail"))
+        or new.priced.prober != old.priced.prober
+    ):
         return False
     after, before = new.priced, old.priced
     return (

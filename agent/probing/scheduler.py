@@ -123,6 +123,7 @@ class ProbeScheduler:
         self._plans, self._budget, self._listener = plans, budget, listener
         self._background, self._wall_clock = background, wall_clock
         self._in_a_row: dict[tuple[str, str], int] = {}
+        self._failed_runs: dict[tuple[str, str], int] = {}
         self._spent: tuple[Spending, ...] = ()
         # Starting from the clock keeps sequence numbers growing over restarts; readers compare them with the last seen.
         # Where the clock went back meanwhile, `ResultsWriter` lifts them.
@@ -139,7 +140,9 @@ class ProbeScheduler:
 
     def _wake(self) -> None:
         current = {probe.nodes for probe in self._plans.own_probes}
-        self._in_a_row = {pair: count for pair, count in self._in_a_row.items() if pair in current}
+        for counts in (self._in_a_row, self._failed_runs):
+            for pair in counts.keys() - current:
+                del counts[pair]
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -244,6 +247,7 @@ class ProbeScheduler:
         """
         datagrams, returned = self._background.close_window(probe) if self._background is not None else (None, 0)
         if isinstance(run, Measurement):
+            self._failed_runs.pop(probe.nodes, None)
             if test == "TCP_STREAM":
                 datagrams = None
             doubts = judge(run, datagrams)
@@ -252,11 +256,17 @@ class ProbeScheduler:
             sample = self._sample(probe, run, own, datagrams)
             sample = msgspec.structs.replace(sample, prices=prices)
             return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_doubts=doubts))
+        if run is not None and probe.rank == 0 and self._prober is not None:
+            self._failed_runs[probe.nodes] = self._failed_runs.get(probe.nodes, 0) + 1
         result = "ok" if run is None else run.name
         detail = "" if run is None else run.detail
         if datagrams is not None and (datagrams.transactions or 0) >= FEWEST_DATAGRAMS / 2:
             standing_in = msgspec.structs.replace(datagrams, test=test)
-            sample = self._sample(probe, standing_in, judge(standing_in), None)
+            sample = msgspec.structs.replace(
+                self._sample(probe, standing_in, judge(standing_in), None),
+                run_failure=None if run is None else run.name,
+                failed_runs=self._failed_runs.get(probe.nodes, 0),
+            )
             return self._succeeded(probe, _outcome(probe, test, result, sample=sample, detail=detail))
         if returned:
             return self._succeeded(probe, _outcome(probe, test, result, detail=detail))

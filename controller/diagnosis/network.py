@@ -75,6 +75,13 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
         ("kubectl describe node {node}", "look for load, a full uplink or a wrong route there"),
         "",
     ),
+    "NetperfFails": (
+        "warning",
+        "netperf fails again and again between some zones",
+        (f"{_PORTS} between nodes", "kubectl netaware latency"),
+        "NetawareProbesFailing",
+    ),
+    "InstrumentsDisagree": ("info", "netperf and datagrams measure different latencies", (_TOPOLOGY,), ""),
     "PairsDisputed": ("info", "measurements of some pairs disagree", (_TOPOLOGY,), ""),
 }
 _WORDS = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?")

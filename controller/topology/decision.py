@@ -125,6 +125,7 @@ def decide(
             writers=_writers(results),
             quarantine=snapshot.quarantine,
             failing=_failing(results),
+            netperf_failing={s.zones: s.run_failure or "" for s in results.samples.values() if s.runs_fail},
             disagreeing=tuple(sorted({s.zones for s in results.samples.values() if s.instruments_disagree})),
             map=snapshot.map,
         ),

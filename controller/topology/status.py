@@ -36,6 +36,7 @@ class InputFaults(msgspec.Struct, frozen=True):
         writers: nodes whose keys were refused, by reason.
         quarantine: nodes that nobody can measure.
         failing: how pairs failed that could not be measured last.
+        netperf_failing: how netperf fails again and again on pairs where datagrams pass.
         disagreeing: pairs whose two instruments read different latencies of a path without loss.
         map: the cluster's shape, with unlabelled nodes and torn zones.
     """
@@ -47,6 +48,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     writers: Mapping[str, tuple[str, ...]] = {}
     quarantine: tuple[str, ...] = ()
     failing: Mapping[ZonePair, str] = {}
+    netperf_failing: Mapping[ZonePair, str] = {}
     disagreeing: tuple[ZonePair, ...] = ()
     map: Map = Map({}, {})
 
@@ -168,6 +170,10 @@ def _outlier_nodes(table: ZoneCosts, faults: InputFaults, generation: int) -> Co
     if table.outliers_us:
         named = [f"{node} (reads {'more' if off_us > 0 else 'less'})" for node, off_us in table.outliers_us.items()]
         found.append(("NodesContradicted", f"set aside, because other nodes contradict them: {_some(named)}"))
+    if faults.netperf_failing:
+        how = ", ".join(sorted(set(faults.netperf_failing.values())))
+        what = f"netperf fails ({how}) and datagrams count instead"
+        found.append(("NetperfFails", f"{what}: {_worst(sorted(faults.netperf_failing))}"))
     if faults.disagreeing:
         what = "netperf and datagrams read different latencies, and netperf's counts"
         found.append(("InstrumentsDisagree", f"{what}: {_worst(faults.disagreeing)}"))

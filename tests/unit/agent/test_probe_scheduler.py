@@ -190,6 +190,20 @@ async def test_a_run_that_fails_while_datagrams_come_back_gives_their_sample_and
     assert (outcome.result, outcome.failure, outcome.heard) == ("too-few-samples", None, True)
     assert outcome.sample is not None
     assert (outcome.sample.measurement.prober, outcome.sample.measurement.test) == ("datagrams", "TCP_RR")
+    assert outcome.sample.run_failure == "too-few-samples"
+
+
+async def test_runs_that_fail_again_and_again_while_datagrams_pass_are_counted_until_one_succeeds() -> None:
+    between, prober = Answers(), Steady()
+    between.measurement, between.returned = datagrams(500.0), 100
+    prober.failure = ProbeFailedError("reset")
+    async with probing(prober, background=between) as (plans, outcomes):
+        plans.use(plan(THERE[0]))
+        await asyncio.sleep(181)
+        prober.failure = None
+        await asyncio.sleep(60)
+    found = [(o.sample.failed_runs, o.sample.runs_fail) for o in outcomes if o.sample is not None]
+    assert found == [(1, False), (2, False), (3, True), (0, False)]
 
 
 async def test_without_netperf_datagrams_alone_measure_each_pair_once_a_round() -> None:

@@ -380,3 +380,14 @@ def test_a_node_that_stays_odd_by_about_as_much_writes_no_status_again() -> None
     assert told(8049.0) == told(8051.0) == told(9800.0)
     assert told(8049.0) != told(-8049.0)
     assert any("n2 (reads more)" in message for message in told(8049.0))
+
+
+def test_a_pair_on_which_netperf_fails_again_and_again_is_named_though_datagrams_price_it() -> None:
+    (key, text), *others = results(ALL).items()
+    fails = {key: text[:-1] + ',"run_failure":"reset","failed_runs":3}'}
+    decision = run(topology(), {**dict(others), **fails})
+    assert len(status.tally(decision.table, POLICY, 60).measured) == 6
+    held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
+    (found,) = [condition for condition in held if condition.type == "OutlierNodes"]
+    assert (found.status, found.reason) == ("True", "NetperfFails")
+    assert "netperf fails (reset)" in found.message
