@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(420)
 
 
 def test_every_zone_pair_is_measured_with_netperf_and_never_below_its_configured_delay(demo: dict[str, Any]) -> None:
-    """How close readings come is for tests/bench and test_lab_wan to say: one demo's machine may be busy."""
+    """How close readings come is for tests/bench to say: one demo's machine may be busy."""
     assert demo["prober"] == "netperf"
     assert demo["pairs_probed"] == demo["pairs_planned"] == 6
     assert len(demo["matrix"]) == 12
