@@ -15,18 +15,24 @@ from pathlib import Path
 
 import pytest
 
-from controller.cluster.resources import APPGROUPS, NETPERF_COSTS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.resources import (
+    APPGROUP_LABEL,
+    APPGROUPS,
+    NETPERF_COSTS,
+    NETWORK_TOPOLOGIES,
+    WORKLOAD_LABEL,
+    NetworkTopology,
+)
 from controller.topology.weights import written_costs
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.wire import NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
+from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab.cluster import Lab
 from lab.demo import COMPONENTS, Demo
 from lab.installation import MANIFESTS, install
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
-from tests.integration.descheduler.stage import place
-from tests.integration.descheduler.test_descheduler_misplaced import member
+from tests.integration.descheduler.stage import Event, place
 
 POLICY = {"percentile": "p50", "hysteresis": 0.4}
 HOLD_S = 6.0
@@ -67,14 +73,18 @@ async def has_account(client: Client) -> bool:
     return True
 
 
+def member(workload: str) -> dict[str, str]:
+    return {APPGROUP_LABEL: "shop", WORKLOAD_LABEL: workload}
+
+
 def _fetch(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return str(answer.read().decode())
 
 
-async def evictions(controller_url: str) -> float:
+async def evictions(controller_url: str, name: str = "netaware_descheduler_evictions_total") -> float:
     text = await asyncio.to_thread(_fetch, f"{controller_url}/metrics")
-    lines = [line for line in text.splitlines() if line.startswith("netaware_descheduler_evictions_total")]
+    lines = [line for line in text.splitlines() if line.startswith(name)]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
@@ -137,12 +147,17 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
 
                 # Two rounds of probes, the time that the gain must last, and the pod's own move.
                 took_s = await until(followed, 2 * 8 + HOLD_S + 15)
+                assert took_s >= HOLD_S, "moved before the gain had lasted"
                 where = await node_of(client, "web")
                 async with demo._servers({"n1"}):
                     after_us = await demo._measure(where, "n1")
                 assert before_us > 55_000
                 assert after_us < before_us / 10, "measured dependency latency falls"
                 assert await evictions(installed.controller_url) == 1
+                (event,) = [e for e in await client.list(EVENTS, Event, namespace=SHOP) if e.reason == "Descheduled"]
+                assert event.note.startswith(
+                    'Pod evicted from node "n3" by the reason "pod is misplaced, network cost('
+                )
                 record_property("seconds_until_the_pod_followed", round(took_s, 1))
                 record_property("dependency_p50_us", [round(before_us), round(after_us)])
 
@@ -155,3 +170,5 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
                 await asyncio.sleep(2 * HOLD_S)
                 assert await evictions(installed.controller_url) == 1, "flapping"
                 assert await node_of(client, "web") == where
+                helped = 'netaware_descheduler_moves_ended_total{outcome="helped",strategy="NetworkMisplacement"}'
+                assert await evictions(installed.controller_url, helped) == 1

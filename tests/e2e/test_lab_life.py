@@ -138,48 +138,36 @@ def report_of(command: Command, *argv: str) -> dict[str, Any]:
 
 
 @pytest.mark.chaos
-def test_a_lab_outlives_each_of_its_programs_and_says_which_ended(lab_command: Command) -> None:
+def test_a_lab_outlives_each_of_its_programs_says_which_are_broken_and_mends_them(lab_command: Command) -> None:
     lab = lab_command.json("up", "--name", "e2e-dying", "--topology", "none")
+
+    def report(*argv: str) -> dict[str, Any]:
+        return report_of(lab_command, *argv, "--name", "e2e-dying")
+
     for name in ("kube-scheduler", "kube-controller-manager", "kwok"):
         os.kill(lab["programs"][name], signal.SIGKILL)
-    wait_until(lambda: len(report_of(lab_command, "status", "--name", "e2e-dying")["broken"]["ended"]) == 3)
-    report = report_of(lab_command, "status", "--name", "e2e-dying")
-    assert report["state"] == "running"
+    wait_until(lambda: len(report("status")["broken"]["ended"]) == 3)
+    assert report("status")["state"] == "running"
     assert kubectl(lab, "get", "namespaces")["items"], "the kubeconfig works"
-    assert report_of(lab_command, "mend", "--name", "e2e-dying") == {"ended": [], "frozen": [], "cut": []}
-    again = report_of(lab_command, "status", "--name", "e2e-dying")
-    assert all(program["alive"] for program in again["programs"])
+    kubectl(lab, "create", "namespace", "kept")
+    assert report("mend") == {"ended": [], "frozen": [], "cut": []}
+    assert all(program["alive"] for program in report("status")["programs"])
     assert "a program ended" in (lab_command.labs / "e2e-dying.log").read_text()
-
-
-@pytest.mark.chaos
-def test_an_api_server_and_its_etcd_come_back_with_what_they_knew(lab_command: Command) -> None:
-    lab = lab_command.json("up", "--name", "e2e-heart", "--topology", "none")
-    argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "create", "namespace", "kept"]
-    subprocess.run(argv, check=True, capture_output=True, timeout=30)
     for name in ("kube-apiserver", "etcd"):
         os.kill(lab["programs"][name], signal.SIGKILL)
-    wait_until(lambda: len(report_of(lab_command, "status", "--name", "e2e-heart")["broken"]["ended"]) == 2)
-    lab_command("mend", "--name", "e2e-heart")
+    wait_until(lambda: len(report("status")["broken"]["ended"]) == 2)
+    lab_command("mend", "--name", "e2e-dying")
 
     def is_back() -> bool:
         argv = [lab["kubectl"], "--kubeconfig", lab["kubeconfig"], "get", "namespace", "kept"]
         return subprocess.run(argv, check=False, capture_output=True, timeout=30).returncode == 0
 
     wait_until(is_back, 60)
-
-
-@pytest.mark.chaos
-def test_a_scheduler_that_is_frozen_is_told_and_goes_on_when_it_is_mended(lab_command: Command) -> None:
-    lab_command("up", "--name", "e2e-frozen", "--topology", "none")
-    broken = report_of(lab_command, "break", "scheduler", "--freeze", "--name", "e2e-frozen")
-    assert broken == {"ended": [], "frozen": ["kube-scheduler"], "cut": []}
-    before = report_of(lab_command, "status", "--name", "e2e-frozen")["programs"]
-    assert not any(report_of(lab_command, "mend", "scheduler", "--name", "e2e-frozen").values())
-    assert [p["pid"] for p in report_of(lab_command, "status", "--name", "e2e-frozen")["programs"]] == [
-        p["pid"] for p in before
-    ]
-    with lab_command.popen("break", "agent", "n1", "--name", "e2e-frozen") as process:
+    assert report("break", "scheduler", "--freeze") == {"ended": [], "frozen": ["kube-scheduler"], "cut": []}
+    before = report("status")["programs"]
+    assert not any(report("mend", "scheduler").values())
+    assert [p["pid"] for p in report("status")["programs"]] == [p["pid"] for p in before]
+    with lab_command.popen("break", "agent", "n1", "--name", "e2e-dying") as process:
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "this lab has no program agent-n1" in stderr

@@ -22,6 +22,18 @@ from lab.netperf_install import Netperf, find_or_fetch
 from lab.programs import Program
 
 CRDS = Path(__file__).parents[2] / "manifests" / "crds"
+WRITERS = ("manager-a", "manager-b", "manager-c", "manager-d")
+"""Users whose writes the audit log has, as it has every request of netaware's service accounts."""
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts:netaware-system"]},
+        {"level": "Metadata", "users": list(WRITERS), "verbs": ["create", "update", "patch", "delete"]},
+        {"level": "None"},
+    ],
+}
 # How long to wait for what should happen soon; a machine with much else to do may take its time.
 DEADLINE_S = 60.0
 
@@ -29,10 +41,20 @@ StartScheduler = Callable[..., Awaitable[Program]]
 MakeNode = Callable[..., Awaitable[Node]]
 
 
+@pytest.fixture(scope="session")
+def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The audit log of the session's API server."""
+    return tmp_path_factory.mktemp("audit") / "audit.log"
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def control_plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ControlPlane]:
+async def control_plane(tmp_path_factory: pytest.TempPathFactory, audit_log: Path) -> AsyncIterator[ControlPlane]:
     """etcd, kube-apiserver and kube-controller-manager; stopped when the session ends."""
-    async with ControlPlane.start("tests", state_dir=tmp_path_factory.mktemp("control-plane") / "state") as running:
+    policy = audit_log.with_suffix(".yaml")
+    policy.write_text(yaml.safe_dump(AUDIT))
+    flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}", "--audit-log-mode=blocking")
+    state_dir = tmp_path_factory.mktemp("control-plane") / "state"
+    async with ControlPlane.start("tests", state_dir=state_dir, api_server_flags=flags) as running:
         yield running
 
 
@@ -56,18 +78,30 @@ async def namespace(client: Client) -> AsyncIterator[str]:
 @pytest_asyncio.fixture
 async def crds(client: Client) -> list[str]:
     """The CustomResourceDefinitions of manifests/crds, applied and served; their names."""
-    names = []
-    for path in sorted(CRDS.glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            if not document or document.get("kind") != "CustomResourceDefinition":
-                continue
-            name = str(document["metadata"]["name"])
-            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, document, Object, field_manager="tests")
-            names.append(name)
-    assert names, f"no CustomResourceDefinition in {CRDS}"
-    for name in names:
+    bodies = definitions()
+    for name, body in bodies.items():
+        await client.apply(CUSTOM_RESOURCE_DEFINITIONS, name, body, Object, field_manager="tests")
+    for name in bodies:
         await eventually(partial(_is_established, client, name))
-    return names
+    return list(bodies)
+
+
+def definitions() -> dict[str, Any]:
+    """Our CustomResourceDefinitions by name."""
+    found = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("[!k]*.yaml"))]
+    return {str(body["metadata"]["name"]): body for body in found}
+
+
+async def remove_definitions(client: Client) -> None:
+    """Leave no definition of ours, and no object of theirs."""
+    ours = definitions().keys()
+    for name in ours:
+        await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
+
+    async def are_gone() -> bool:
+        return not ours & {found.metadata.name for found in await client.list(CUSTOM_RESOURCE_DEFINITIONS, Object)}
+
+    await eventually(are_gone)
 
 
 @pytest_asyncio.fixture

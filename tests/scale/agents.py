@@ -91,7 +91,6 @@ class ZoneAgents:
         zone: its name.
         agents: how many nodes it has.
         dead: zones that are out of reach; their own agents say nothing.
-        latency_us: between two zones, now.
     """
 
     def __init__(
@@ -101,11 +100,8 @@ class ZoneAgents:
         agents: int,
         traffic: Traffic,
         dead: Callable[[str], bool],
-        *,
-        latency_us: Callable[[str, str], float] = latency_us,
     ) -> None:
         self._client, self.zone, self._agents, self._traffic, self._dead = client, zone, agents, traffic, dead
-        self._latency_us = latency_us
         selector = f"metadata.name={plan_object_name(zone)}"
         self._mirror = Reflector(client, CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, field_selector=selector)
         self._mirror.subscribe(self._take)
@@ -169,7 +165,7 @@ class ZoneAgents:
                 )
                 data |= encode_failure(failure, test)
                 continue
-            mean_us = self._latency_us(probe.origin.zone, probe.destination.zone)
+            mean_us = latency_us(probe.origin.zone, probe.destination.zone)
             sample = sample_of(probe, sequence, self._rng, now_s, mean_us=mean_us)
             data |= encode_samples([sample])
             if self._failures.pop(key, None) is not None:

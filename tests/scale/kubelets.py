@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,7 +58,6 @@ class Task(msgspec.Struct, frozen=True):
     name: str
     uid: str
     node: str
-    created_at: float
     containers: tuple[tuple[str, str], ...]
     ends: bool
 
@@ -68,13 +67,11 @@ def task_of(pod: BoundPod) -> Task | None:
     ends = bool(pod.metadata.deletion_timestamp)
     if not pod.spec.node_name or (not ends and pod.status.phase != "Pending"):
         return None
-    created = pod.metadata.creation_timestamp or "1970-01-01T00:00:00Z"
     return Task(
         pod.metadata.namespace,
         pod.metadata.name,
         pod.metadata.uid,
         pod.spec.node_name,
-        datetime.fromisoformat(created).timestamp(),
         tuple((c.name, c.image) for c in pod.spec.containers),
         ends,
     )
@@ -87,11 +84,6 @@ class Kubelets:
         client: with the rights of kubelets; its own, since what it sends waits for nothing else.
         nodes: names, as they are now.
         silent: whether a node is out of reach, so that its kubelet does nothing that anybody sees.
-
-    Attributes:
-        started_s: of each pod that was started: seconds from its creation, which is told in whole seconds, until the API server
-            knew it as Running.
-        reports: of nodes' status.
     """
 
     def __init__(self, client: Client, nodes: Callable[[], list[str]], silent: Callable[[str], bool]) -> None:
@@ -102,12 +94,6 @@ class Kubelets:
         )
         self._mirror.subscribe(lambda key, _old, new: None if new is None else self._queue.add(key))
         self._numbers = itertools.count()
-        self.started_s: list[float] = []
-        self.reports = 0
-
-    def reset(self) -> None:
-        """Begin to count."""
-        self.started_s, self.reports = [], 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -138,8 +124,6 @@ class Kubelets:
         except ApiError as error:
             if not error.not_found and not error.conflict:
                 raise
-            return None
-        self.started_s.append(time.time() - task.created_at)
         return None
 
     async def _report(self) -> None:
@@ -154,8 +138,6 @@ class Kubelets:
             body: dict[str, Any] = {
                 "status": {"conditions": [{"type": kind, "lastHeartbeatTime": now} for kind in CONDITIONS]}
             }
-            try:
+            # It was replaced meanwhile, or nobody answers; the next report is due anyway.
+            with suppress(KubekitError):
                 await self._client.patch(NODES, node, body, Object, kind=STRATEGIC_PATCH, subresource="status")
-            except KubekitError:
-                continue  # It was replaced meanwhile, or nobody answers; the next report is due anyway.
-            self.reports += 1

@@ -74,16 +74,10 @@ class Life:
         """Restart one Deployment after the other until cancelled."""
         for namespace, name in itertools.cycle(self.deployments):
             await asyncio.sleep(ROLLOUT_EVERY_S)
-            await self.restart(namespace, name)
-
-    async def restart(self, namespace: str, name: str) -> None:
-        """Roll a Deployment out, as ``kubectl rollout restart`` does."""
-        stamp = {"kubectl.kubernetes.io/restartedAt": f"{time.time():.0f}"}
-        body = {"spec": {"template": {"metadata": {"annotations": stamp}}}}
-        await self._try(
-            "rollouts",
-            self._client.patch(DEPLOYMENTS, name, body, Object, kind=STRATEGIC_PATCH, namespace=namespace),
-        )
+            stamp = {"kubectl.kubernetes.io/restartedAt": f"{time.time():.0f}"}
+            body = {"spec": {"template": {"metadata": {"annotations": stamp}}}}
+            patch = self._client.patch(DEPLOYMENTS, name, body, Object, kind=STRATEGIC_PATCH, namespace=namespace)
+            await self._try("rollouts", patch)
 
     async def fail_zone(self, zone: int, begins_s: float, lasts_s: float) -> None:
         """One zone goes and comes back: its nodes say nothing, and nobody reaches them."""

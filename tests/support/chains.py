@@ -15,7 +15,6 @@ CHAINS = {
     "more real nodes": ("test_lines_end_programs", "test_traffic_of_real_nodes"),
     # An agent that enforces takes limits of pods it does not know for leftovers, on whatever pod of this machine they are.
     "pods on this machine": (
-        "test_agent_beside_felix",
         "test_agent_beside_others",
         "test_agent_program",
         "test_cni_plugins",

@@ -6,6 +6,7 @@ made them.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
@@ -16,10 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.bandwidth.annotations import PodBandwidthSpec, read_annotation
-from agent.bandwidth.rules import intermediate_name
+from agent.bandwidth.cni import Network
+from agent.bandwidth.kernel import execute as execute_action
+from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
+from agent.bandwidth.snapshot import take_snapshot as take_snapshot_of
+from agent.bandwidth.state import Action, BandwidthPlan, BandwidthSnapshot, LimitStatus
 
 PROC = Path("/proc")
 NETWORK = "test-net"
+ENFORCE = Policy(enforce=True)
 
 
 def run(command: str) -> str:
@@ -79,6 +85,33 @@ class NodePod:
         texts = {"ingress": ingress, "egress": egress}
         wishes = {direction: read_annotation(text) for direction, text in texts.items() if text}
         return PodBandwidthSpec(namespace="test", name=self.name, uid=self.uid, wishes=wishes)  # type: ignore[arg-type]
+
+
+def take_snapshot(*wishes: PodBandwidthSpec) -> BandwidthSnapshot:
+    """What the rules are given."""
+    return asyncio.run(take_snapshot_of(PROC, Network(NETWORK), wishes))
+
+
+def execute(action: Action) -> None:
+    """Change the kernel as the agent does."""
+    asyncio.run(execute_action(action))
+
+
+def plan(*wishes: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
+    """What the rules say of this machine now."""
+    return plan_limits(take_snapshot(*wishes), policy)
+
+
+def enforce(*wishes: PodBandwidthSpec, policy: Policy = ENFORCE) -> BandwidthPlan:
+    """Do what the rules say, and look again."""
+    for action in plan(*wishes, policy=policy).actions:
+        execute(action)
+    return plan(*wishes, policy=policy)
+
+
+def of_pod(found: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
+    """A pod's statuses, by direction."""
+    return {status.direction: status for status in found.judgements if status.pod.uid == pod.uid}
 
 
 def wait_until_inside(pid: int, namespace: str) -> None:

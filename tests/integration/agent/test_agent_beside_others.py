@@ -5,7 +5,6 @@ Filters, programs and devices are the kernel's; the programs are a few instructi
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -14,36 +13,19 @@ import sys
 import pytest
 from pyroute2 import IPRoute
 
-from agent.bandwidth.annotations import PodBandwidthSpec, spec_of
-from agent.bandwidth.cni import Network
-from agent.bandwidth.kernel import execute as execute_action
+from agent.bandwidth.annotations import spec_of
 from agent.bandwidth.programs import read_programs
-from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
-from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import INGRESS_HOOK, BandwidthPlan, LimitEgress, LimitStatus
+from agent.bandwidth.rules import Policy, intermediate_name
+from agent.bandwidth.state import INGRESS_HOOK, LimitEgress
 from agent.bandwidth.tbf import bounded_params
 from agent.netlink import KernelError
 from kubekit.wire import ObjectMeta, Pod, PodStatus
 from tests.integration.agent.bpf_programs import NEXT, attach_tcx, dropping_udp, loaded, returning
-from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+from tests.integration.agent.pods_on_node import NETWORK, NodePod, enforce, execute, node_pod, of_pod, plan, run
 from tests.support.plugin_bucket import plugin_shape
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
-ENFORCE = Policy(enforce=True, repair_burst=True)
-
-
-def plan(*wishes: PodBandwidthSpec) -> BandwidthPlan:
-    return plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), wishes)), ENFORCE)
-
-
-def enforce(*wishes: PodBandwidthSpec) -> BandwidthPlan:
-    for action in plan(*wishes).actions:
-        asyncio.run(execute_action(action))
-    return plan(*wishes)
-
-
-def judged(found: BandwidthPlan, pod: NodePod) -> dict[str, LimitStatus]:
-    return {j.direction: j for j in found.judgements if j.pod.uid == pod.uid}
+REPAIR = Policy(enforce=True, repair_burst=True)
 
 
 def attached(device: str) -> tuple[str, object]:
@@ -98,10 +80,10 @@ def test_what_others_attached_survives_ten_rounds_bit_by_bit(stranger: str) -> N
         before = attached(pod.host_device)
         ours = intermediate_name(NETWORK, pod.container)
         for _ in range(10):
-            verdict = judged(enforce(wish), pod)["egress"]
+            verdict = of_pod(enforce(wish, policy=REPAIR), pod)["egress"]
             if stranger == "empty clsact":
                 assert verdict.verdict == "enforced"
-                enforce(pod.wish())
+                enforce(pod.wish(), policy=REPAIR)
             else:
                 assert verdict.verdict == "other-enforcer"
                 assert stranger.rpartition(" ")[2] in verdict.detail
@@ -114,11 +96,11 @@ def test_what_others_attached_survives_ten_rounds_bit_by_bit(stranger: str) -> N
 def test_a_drop_filter_that_comes_later_still_drops() -> None:
     with node_pod(41) as pod:
         wish = pod.wish(egress="10M")
-        assert judged(enforce(wish), pod)["egress"].verdict == "enforced"
+        assert of_pod(enforce(wish, policy=REPAIR), pod)["egress"].verdict == "enforced"
         assert datagram_arrives(pod)
         attach_bpf_filter(pod.host_device, dropping_udp())
         assert not datagram_arrives(pod)
-        found = judged(enforce(wish), pod)["egress"]
+        found = of_pod(enforce(wish, policy=REPAIR), pod)["egress"]
         assert (found.verdict, "pref" in found.detail) == ("enforced", True)
         assert not datagram_arrives(pod)
 
@@ -127,14 +109,14 @@ def test_a_redirect_at_the_first_place_gives_the_packets_back() -> None:
     """An earlier edition of ours put its filter at preference 1, before those of others."""
     with node_pod(42) as pod:
         wish = pod.wish(egress="10M")
-        enforce(wish)
+        enforce(wish, policy=REPAIR)
         ours = intermediate_name(NETWORK, pod.container)
         run(f"tc filter del dev {pod.host_device} ingress")
         redirect = f"u32 match u32 0 0 action mirred egress redirect dev {ours}"
         run(f"tc filter add dev {pod.host_device} ingress protocol all pref 1 {redirect}")
         attach_bpf_filter(pod.host_device, dropping_udp())
         assert datagram_arrives(pod)
-        assert judged(enforce(wish), pod)["egress"].verdict == "other-enforcer"
+        assert of_pod(enforce(wish, policy=REPAIR), pod)["egress"].verdict == "other-enforcer"
         assert not datagram_arrives(pod)
         assert ours not in run("ip -br link")
 
@@ -156,7 +138,7 @@ def test_a_correct_limit_is_enforced_on_ingress_and_on_clsact(kind: str) -> None
         assert [(j.verdict, j.device) for j in found.judgements] == [("enforced", ours)]
         # Gone but for the hook, it is repaired on both.
         run(f"tc filter del dev {pod.host_device} ingress")
-        assert judged(enforce(pod.wish(egress="10M")), pod)["egress"].verdict == "enforced"
+        assert of_pod(enforce(pod.wish(egress="10M"), policy=REPAIR), pod)["egress"].verdict == "enforced"
         assert kind in run(f"tc qdisc show dev {pod.host_device}")
 
 
@@ -168,12 +150,10 @@ def test_a_repair_that_fails_leaves_no_intermediate_device_behind() -> None:
         index = socket.if_nametoindex(pod.host_device)
         shape = plugin_shape(10_000_000, 536_870_911)
         with pytest.raises(KernelError):  # what rules would say that looked before there was a hook
-            asyncio.run(
-                execute_action(LimitEgress(index, pod.host_device, ours, 1500, shape, "netaware:x", add_hook=True))
-            )
+            execute(LimitEgress(index, pod.host_device, ours, 1500, shape, "netaware:x", add_hook=True))
         gone = LimitEgress(999_999, "gone", ours, 1500, shape, "netaware:x")
         with pytest.raises(KernelError):
-            asyncio.run(execute_action(gone))
+            execute(gone)
         assert ours not in run("ip -br link")
 
 
@@ -190,5 +170,5 @@ def test_a_pod_that_names_anothers_uid_does_not_get_that_one_throttled() -> None
                 status=PodStatus(phase="Running", pod_ip="10.0.0.9"),
             )
         )
-        assert judged(enforce(victim.wish(ingress="10M"), liar), victim)["ingress"].verdict == "enforced"
+        assert of_pod(enforce(victim.wish(ingress="10M"), liar, policy=REPAIR), victim)["ingress"].verdict == "enforced"
         assert "rate 10Mbit" in run(f"tc qdisc show dev {victim.host_device} root")

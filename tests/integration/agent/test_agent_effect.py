@@ -19,17 +19,13 @@ import pytest
 from pyroute2 import IPRoute
 from pyroute2.netlink.rtnl.tcmsg.common import tc_actions
 
-from agent.bandwidth.annotations import PodBandwidthSpec
-from agent.bandwidth.cni import Network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.effect import Effects
-from agent.bandwidth.kernel import execute
 from agent.bandwidth.manager import EFFECT_S
-from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
-from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, BandwidthPlan, LimitEgress, LimitIngress, LimitStatus
+from agent.bandwidth.rules import Policy, intermediate_name
+from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitEgress, LimitIngress, LimitStatus
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
-from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, node_pod, run
+from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
 from tests.support.plugin_bucket import plugin_shape
 
 pytestmark = [
@@ -41,19 +37,14 @@ RATE = 5_000_000
 CONTAINERD_BURST = 536_870_911
 
 
-def plan(*wishes: PodBandwidthSpec) -> BandwidthPlan:
-    return plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), wishes)), Policy())
-
-
 def index_of(device: str) -> int:
     return socket.if_nametoindex(device)
 
 
-def enforce(pod: NodePod, direction: str) -> None:
-    wish = pod.wish(**{direction: str(RATE)})
-    for action in plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), [wish])), Policy(enforce=True)).actions:
+def set_limit(pod: NodePod, direction: str) -> None:
+    for action in plan(pod.wish(**{direction: str(RATE)})).actions:
         if action.name == pod.host_device:
-            asyncio.run(execute(action))
+            execute(action)
 
 
 @contextmanager
@@ -86,9 +77,7 @@ def delete_the_plugins_target(pod: NodePod, monkeypatch: pytest.MonkeyPatch) -> 
     """The plugin's filter goes on when its device is gone (its action is OK, where tc and we say STOLEN)."""
     name = intermediate_name(NETWORK, pod.container)
     shape = plugin_shape(RATE, 100_000)
-    asyncio.run(
-        execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, shape, "", add_filter=False))
-    )
+    execute(LimitEgress(index_of(pod.host_device), pod.host_device, name, 1500, shape, "", add_filter=False))
     run(f"tc qdisc add dev {pod.host_device} ingress")
     with monkeypatch.context() as patched, IPRoute() as netlink:
         patched.setitem(tc_actions, "stolen", 0)
@@ -114,19 +103,19 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
         with IPRoute() as netlink:
             netlink.tc("replace", "tbf", index=index_of(wrapped.host_device), handle=PLUGIN_HANDLE, shape=shape)
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
-            enforce(pod, direction)
+            set_limit(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.
         with loaded(redirecting_to_peer(index_of(peer.host_device)), "around") as program:
             attach_tcx(program, index_of(source.host_device))
         # It answers no ARP any more.
         run(f"ip -n {source.namespace} neigh replace {source.host_address} lladdr 02:00:00:00:00:01 dev eth0")
         # On the wrong device: the bucket is on the other pod's.
-        asyncio.run(execute(LimitIngress(index_of(source.host_device), source.host_device, shape)))
+        execute(LimitIngress(index_of(source.host_device), source.host_device, shape))
         delete_the_plugins_target(deleted, monkeypatch)
 
         wishes = [pod.wish(ingress=str(RATE)) for pod in (wrapped, peer, stray, kept)]
         wishes += [pod.wish(egress=str(RATE)) for pod in (deleted, kept_out)]
-        found = plan(*wishes)
+        found = plan(*wishes, policy=Policy())
         set_up = {j.pod.name: j.verdict for j in found.judgements}
         assert set_up == {
             wrapped.name: "wrapped",
@@ -152,7 +141,7 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
 
 def test_a_deleted_device_behind_our_own_filter_cuts_the_pod_off_and_the_verdict_says_so() -> None:
     with node_pod(57) as pod:
-        enforce(pod, "egress")
+        set_limit(pod, "egress")
         run(f"ip link del {intermediate_name(NETWORK, pod.container)}")
-        (judgement,) = plan(pod.wish(egress=str(RATE))).judgements
+        (judgement,) = plan(pod.wish(egress=str(RATE)), policy=Policy()).judgements
         assert (judgement.verdict, "is lost" in judgement.detail) == ("filter-missing", True)

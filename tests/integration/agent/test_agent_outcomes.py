@@ -1,4 +1,4 @@
-"""Measuring through the agent, as a program on a real API server: each way to fail has its name, none gives a healthy number.
+"""Measuring through the agent, as a program on a real API server: it announces itself, measures by plan, and names each way to fail.
 
 The agent and its peers share the loopback, each with an address of its own. Peers that hang or reset, and the path that loses
 datagrams, are simulated; netperf, netserver, cgroups and the API server are real.
@@ -7,6 +7,7 @@ datagrams, are simulated; netperf, netserver, cgroups and the API server are rea
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -20,9 +21,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import CONFIGMAPS, ConfigMap, Object
+from kubekit.wire import CONFIGMAPS, NODES, ConfigMap, Node, Object
 from lab.controlplane import ControlPlane, credentials_of, free_ports
 from lab.netperf_install import Netperf
+from netperf.contract import ZONE_LABEL
 from netperf.plans import PLAN_KEY, Peer, Probe, ProbeSettings, ZonePlan, encode_plan, plan_object_name
 from netperf.probers.netserver import Netserver
 from netperf.probers.responder import DatagramResponder
@@ -196,6 +198,58 @@ async def test_each_way_to_fail_is_counted_by_name_and_none_gives_a_number(
         assert set(await home.samples(list(zones))) <= {"healthy/TCP_RR", "killed/TCP_RR"}
         assert SECRET.decode() not in agent.log
         assert "-Z" not in agent.log
+
+
+def announced(home: Home, prober: str, port: int) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        text = (await home.client.get(NODES, home.node, Node)).metadata.annotation("netaware.io/agent")
+        note = json.loads(text or "{}")
+        return (note.get("prober"), note.get("port")) == (prober, port)
+
+    return check
+
+
+async def test_an_agent_announces_itself_and_series_disappear_with_their_pair(
+    home: Home, netperf_programs: Netperf
+) -> None:
+    plan = home.plan({"healthy": "127.66.0.16"})
+    await home.write(plan)
+    async with (
+        running(Netserver(str(netperf_programs.netserver), "127.66.0.16", plan.settings.port, SECRET)),
+        home.agent(netperf=netperf_programs) as agent,
+    ):
+        await eventually(announced(home, "netperf", plan.settings.port))
+        await eventually(counted(agent, "netaware_probe_runs", ("healthy", "TCP_RR", "ok")), PATIENCE_S)
+        assert (await agent.get("/readyz"))[0] == 200
+        home.epoch += 1
+        await home.write(msgspec.structs.replace(home.plan({}, idle_slots=1), probes=()))
+
+        async def silent() -> bool:
+            return not await series(agent, "netaware_probe_latency_seconds")
+
+        await eventually(silent)
+        assert await agent.stop() == 0
+    await eventually(announced(home, "netperf", plan.settings.port))
+
+
+async def test_a_node_without_a_zone_takes_no_part_until_it_has_one_and_says_so_once(home: Home) -> None:
+    def label(zone: str | None) -> dict[str, Any]:
+        return {"metadata": {"labels": {ZONE_LABEL: zone}}}
+
+    await home.client.patch(NODES, home.node, label(None), Node)
+    plan = home.plan({"gone": "127.66.0.11"})
+    await home.write(plan)
+    async with home.agent(netperf=None) as agent:
+        await eventually(announced(home, "datagrams", 12867))
+        await asyncio.sleep(2 * SLOT_S)
+        assert agent.log.count("no zone label") == 1
+        assert await series(agent, "netaware_probe_runs") == {}
+        await home.client.patch(NODES, home.node, label(home.zone), Node)
+
+        async def probes() -> bool:
+            return bool(await series(agent, "netaware_probe_runs"))
+
+        await eventually(probes)
 
 
 @pytest.mark.measure

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from agent.bandwidth.annotations import PodBandwidthSpec
-from agent.bandwidth.cni import Network
-from agent.bandwidth.kernel import execute
-from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
-from agent.bandwidth.snapshot import take_snapshot
-from agent.bandwidth.state import LimitStatus
+from agent.bandwidth.rules import intermediate_name
 from tests.integration.agent.cni_plugins import plugged_pod
-from tests.integration.agent.pods_on_node import NETWORK, PROC, run
+from tests.integration.agent.pods_on_node import NETWORK, enforce, of_pod, plan, run
 
 pytestmark = [pytest.mark.real_nodes, pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")]
 RATE = 20_000_000
 CONTAINERD_BURST = 2**32 - 1
 VERSIONS = [("v1.1.1", "bridge"), ("v1.5.0", "ptp"), ("v1.5.1", "bridge"), ("v1.6.2", "ptp"), ("v1.9.1", "bridge")]
-
-
-def judge(wish: PodBandwidthSpec, *, enforce: bool = False) -> dict[str, LimitStatus]:
-    found = plan_limits(asyncio.run(take_snapshot(PROC, Network(NETWORK), [wish])), Policy(enforce=True))
-    for action in found.actions if enforce else ():
-        asyncio.run(execute(action))
-    return judge(wish) if enforce else {judgement.direction: judgement for judgement in found.judgements}
 
 
 @pytest.mark.parametrize(("version", "main"), VERSIONS)
@@ -36,7 +23,7 @@ def test_the_plugins_limits_are_read_followed_and_left_for_its_del(version: str,
     asked = {"ingressRate": RATE, "ingressBurst": burst, "egressRate": RATE, "egressBurst": burst}
     with plugged_pod(version, main, 60, asked, tmp_path) as pod:
         wish = pod.wish(ingress=str(RATE), egress=str(RATE))
-        judged = judge(wish)
+        judged = of_pod(plan(wish), pod)
         found = {d: (j.verdict, j.device, j.rate_bytes_per_s) for d, j in judged.items()}
         name = intermediate_name(NETWORK, pod.container)
         assert found == {
@@ -45,7 +32,7 @@ def test_the_plugins_limits_are_read_followed_and_left_for_its_del(version: str,
         }
         assert judged["ingress"].burst_bytes == pytest.approx(burst // 8, rel=0.01)
         # A changed annotation changes the limit of the running pod, whatever kind it was of.
-        changed = judge(pod.wish(ingress="5M", egress="5M"), enforce=True)
+        changed = of_pod(enforce(pod.wish(ingress="5M", egress="5M")), pod)
         assert {d: (j.verdict, j.rate_bytes_per_s) for d, j in changed.items()} == {
             "ingress": ("enforced", 625_000),
             "egress": ("enforced", 625_000),
@@ -62,5 +49,5 @@ def test_a_runtimes_own_burst_is_told_from_a_limit(version: str, main: str, tmp_
         "egressBurst": CONTAINERD_BURST,
     }
     with plugged_pod(version, main, 61, asked, tmp_path) as pod:
-        judged = judge(pod.wish(ingress=str(10 * RATE), egress=str(RATE)))
+        judged = of_pod(plan(pod.wish(ingress=str(10 * RATE), egress=str(RATE))), pod)
         assert {d: j.verdict for d, j in judged.items()} == {"ingress": "burst-too-large", "egress": "burst-too-large"}

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import yaml
 
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.topology.weights import written_costs
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
-from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, NODES, Object
+from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, Object
 from lab.controlplane import ControlPlane
-from tests.integration.conftest import CRDS, eventually
+from tests.integration.conftest import MakeNode, definitions, eventually, remove_definitions
 from tests.integration.controller.harness import Replica, SimulatedAgents, announce
 from tests.integration.controller.test_appgroup_manager import group
 
-NAMESPACE = "netaware-system"
 USERS = {
     "name": "UserDefined",
     "topologyList": [
@@ -31,10 +29,6 @@ USERS = {
         }
     ],
 }
-
-
-def definitions() -> list[dict[str, Any]]:
-    return [yaml.safe_load((CRDS / name).read_text()) for name in ("appgroups.yaml", "networktopologies.yaml")]
 
 
 def as_upstream(found: dict[str, Any]) -> dict[str, Any]:
@@ -57,11 +51,10 @@ def _plain(schema: Any) -> Any:
 
 
 class Cluster:
-    def __init__(self, plane: ControlPlane, client: Client, folder: Path) -> None:
-        self.plane, self.client = plane, client
-        self.agents = SimulatedAgents(client, NAMESPACE)
-        everywhere: dict[str, dict[str, object]] = {"topology": {"namespaces": []}, "appGroup": {"namespaces": []}}
-        self.replica = Replica(folder, plane.kubeconfig, NAMESPACE, everywhere)
+    def __init__(self, plane: ControlPlane, client: Client, namespace: str, folder: Path) -> None:
+        self.client, self.namespace = client, namespace
+        self.agents = SimulatedAgents(client, namespace)
+        self.replica = Replica(folder, plane.kubeconfig, namespace)
 
     async def install(self, found: list[dict[str, Any]]) -> None:
         for body in found:
@@ -79,7 +72,7 @@ class Cluster:
 
     async def _created(self, resource: Any, body: dict[str, Any]) -> bool:
         try:
-            await self.client.create(resource, body, Object, namespace=NAMESPACE)
+            await self.client.create(resource, body, Object, namespace=self.namespace)
         except ApiError as error:
             if not error.not_found:  # the definition is not served yet
                 raise
@@ -87,10 +80,10 @@ class Cluster:
         return True
 
     async def topology(self) -> NetworkTopology:
-        return await self.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=NAMESPACE)
+        return await self.client.get(NETWORK_TOPOLOGIES, "nt-default", NetworkTopology, namespace=self.namespace)
 
     async def group(self) -> AppGroup:
-        return await self.client.get(APPGROUPS, "g", AppGroup, namespace=NAMESPACE)
+        return await self.client.get(APPGROUPS, "g", AppGroup, namespace=self.namespace)
 
     async def priced(self) -> bool:
         await self.agents.measure()
@@ -101,27 +94,25 @@ class Cluster:
 
 
 @pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with (
-        ControlPlane.start("definitions", state_dir=tmp_path / "plane", components=()) as plane,
-        Client(plane.client_config) as client,
-    ):
-        await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}}, Object)
-        for zone in ("z1", "z2"):
-            labels = {"topology.kubernetes.io/zone": zone}
-            await client.create(NODES, {"metadata": {"name": f"n-{zone}", "labels": labels}}, Object)
-            await announce(client, f"n-{zone}")
-        found = Cluster(plane, client, tmp_path)
-        yield found
-        print(found.replica.log.read_text()[-4000:])
-        assert "Traceback" not in found.replica.log.read_text()
-        await found.replica.stop()
+async def cluster(
+    control_plane: ControlPlane, client: Client, namespace: str, make_node: MakeNode, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    await remove_definitions(client)
+    for zone in ("z1", "z2"):
+        await make_node(f"{namespace}-{zone}", zone=zone)
+        await announce(client, f"{namespace}-{zone}")
+    found = Cluster(control_plane, client, namespace, tmp_path)
+    yield found
+    print(found.replica.log.read_text()[-4000:])
+    assert "Traceback" not in found.replica.log.read_text()
+    await found.replica.stop()
+    await remove_definitions(client)
 
 
 async def test_upstreams_definitions_do_costs_and_orders_leave_foreign_weights_and_cause_no_endless_writes(
     cluster: Cluster,
 ) -> None:
-    await cluster.install([as_upstream(found) for found in definitions()])
+    await cluster.install([as_upstream(found) for found in definitions().values()])
     await cluster.create()
     cluster.replica.start()
     await eventually(cluster.priced)
@@ -131,7 +122,7 @@ async def test_upstreams_definitions_do_costs_and_orders_leave_foreign_weights_a
     async def has_a_status() -> bool:
         """Costs and status are two writes."""
         nonlocal raw
-        raw = await cluster.client.get(NETWORK_TOPOLOGIES, "nt-default", dict, namespace=NAMESPACE)
+        raw = await cluster.client.get(NETWORK_TOPOLOGIES, "nt-default", dict, namespace=cluster.namespace)
         return "status" in raw
 
     await eventually(has_a_status)
@@ -147,7 +138,7 @@ async def test_upstreams_definitions_do_costs_and_orders_leave_foreign_weights_a
     status = (await cluster.topology()).status
     assert (status.node_count, bool(status.weight_calculation_time)) == (2, True)
     patch = {"spec": {"numMembers": 5}}
-    await cluster.client.patch(APPGROUPS, "g", patch, Object, kind=MERGE_PATCH, namespace=NAMESPACE)
+    await cluster.client.patch(APPGROUPS, "g", patch, Object, kind=MERGE_PATCH, namespace=cluster.namespace)
     await asyncio.sleep(1.0)
     assert (await cluster.group()).spec.num_members == 5
 
@@ -157,7 +148,7 @@ async def test_definitions_that_come_later_are_taken_up_and_the_plan_does_not_wa
     cluster.replica.start()
     await eventually(lambda: _measures(cluster))
     assert await cluster.replica.leads()
-    await cluster.install(definitions())
+    await cluster.install(list(definitions().values()))
     await cluster.create()
     await eventually(cluster.priced, 60)
     await eventually(cluster.ordered, 60)

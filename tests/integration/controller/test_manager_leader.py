@@ -1,4 +1,4 @@
-"""Two replicas on a control plane for this file, whose audit log tells who wrote what and when.
+"""Two replicas, and an audit log that tells who wrote what and when.
 
 At no time do two replicas write: not when the leader is frozen, not when the API server is, not when a leader is killed.
 """
@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,41 +18,21 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import yaml
 
-from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, NetworkTopology
+from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
 from controller.config import LeaderElectionConfig
 from controller.topology.weights import written_costs
 from kubekit.client import Client
-from kubekit.errors import ApiError
-from kubekit.wire import CUSTOM_RESOURCE_DEFINITIONS, LEASES, NAMESPACES, NODES, Object
+from kubekit.wire import LEASES, Object
 from lab.controlplane import ControlPlane
 from lab.programs import Program
-from tests.integration.conftest import CRDS, eventually
+from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce
 from tests.support.audit_log import audit_events
 
 LONG_ELECTION = {"leaseDurationS": 600.0}
 DURATION_S = FAST_ELECTION["leaseDurationS"]
 SHIPPED_ELECTION = {"leaseDurationS": LeaderElectionConfig().lease_duration_s}
-AUDIT = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [
-        {
-            "level": "Metadata",
-            "verbs": ["create", "update", "patch", "delete"],
-            "resources": [
-                {"group": APPGROUPS.group, "resources": ["appgroups", "appgroups/status"]},
-                {"group": NETWORK_TOPOLOGIES.group, "resources": ["networktopologies", "networktopologies/status"]},
-                {"group": "", "resources": ["configmaps"]},
-                {"group": "coordination.k8s.io", "resources": ["leases"]},
-            ],
-        },
-        {"level": "None"},
-    ],
-}
 
 
 @dataclass(frozen=True)
@@ -69,9 +48,9 @@ class Write:
 class Arena:
     """A namespace, two managers there under names of their own, and simulated agents that keep them busy."""
 
-    def __init__(self, plane: ControlPlane, client: Client, folder: Path, audit_log: Path) -> None:
+    def __init__(self, plane: ControlPlane, client: Client, namespace: str, folder: Path, audit_log: Path) -> None:
         self.plane, self.client, self.audit_log = plane, client, audit_log
-        self.namespace = f"netaware-{uuid.uuid4().hex[:6]}"
+        self.namespace = namespace
         self.agents = SimulatedAgents(client, self.namespace)
         self.replicas: dict[str, Replica] = {}
         self.quiet = False
@@ -133,28 +112,24 @@ class Arena:
         return next(program for program in self.plane.programs if program.name == "kube-apiserver")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def audited(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[ControlPlane, Path]]:
-    """The control plane, with three nodes in as many zones, and its audit log."""
-    folder = tmp_path_factory.mktemp("leaders")
-    policy, audit_log = folder / "audit-policy.yaml", folder / "audit.log"
-    policy.write_text(yaml.safe_dump(AUDIT))
-    flags = (f"--audit-policy-file={policy}", f"--audit-log-path={audit_log}", "--audit-log-mode=blocking")
-    async with ControlPlane.start(
-        "leaders", state_dir=folder / "plane", components=(), api_server_flags=flags
-    ) as plane:
-        async with Client(plane.client_config) as client:
-            await _prepare(client)
-        yield plane, audit_log
-
-
 @pytest_asyncio.fixture
-async def arena(audited: tuple[ControlPlane, Path], tmp_path: Path) -> AsyncIterator[Arena]:
-    plane, audit_log = audited
-    async with Client(plane.client_config, timeout_s=3.0) as client:
-        arena = Arena(plane, client, tmp_path, audit_log)
-        await client.create(NAMESPACES, {"metadata": {"name": arena.namespace}}, Object)
-        await eventually(lambda: _topology_created(arena))
+async def arena(
+    control_plane: ControlPlane,
+    namespace: str,
+    crds: list[str],
+    make_node: MakeNode,
+    kwok: Program,
+    tmp_path: Path,
+    audit_log: Path,
+) -> AsyncIterator[Arena]:
+    async with Client(control_plane.client_config, timeout_s=3.0) as client:
+        arena = Arena(control_plane, client, namespace, tmp_path, audit_log)
+        for zone in ("z1", "z2", "z3"):
+            await make_node(f"{namespace}-{zone}", zone=zone, region="r")
+            await announce(client, f"{namespace}-{zone}")
+        spec = {"configmapName": "netperf-metrics"}
+        body = {**NETWORK_TOPOLOGIES.type_meta, "metadata": {"name": "nt-default"}, "spec": spec}
+        await client.create(NETWORK_TOPOLOGIES, body, Object, namespace=namespace)
         busy = asyncio.create_task(arena.keep_busy())
         try:
             yield arena
@@ -164,30 +139,6 @@ async def arena(audited: tuple[ControlPlane, Path], tmp_path: Path) -> AsyncIter
             for user, replica in arena.replicas.items():
                 print(user, replica.log.read_text()[-3000:])
                 await replica.stop(signal.SIGKILL)
-
-
-async def _prepare(client: Client) -> None:
-    for path in sorted(CRDS.glob("*topologies.yaml")) + sorted(CRDS.glob("*groups.yaml")):
-        body = yaml.safe_load(path.read_text())
-        await client.create(CUSTOM_RESOURCE_DEFINITIONS, body, Object)
-    for zone in ("z1", "z2", "z3"):
-        labels = {"topology.kubernetes.io/zone": zone, "topology.kubernetes.io/region": "r"}
-        await client.create(NODES, {"metadata": {"name": f"n-{zone}", "labels": labels}}, Object)
-        await announce(client, f"n-{zone}")
-
-
-async def _topology_created(arena: Arena) -> bool:
-    body = {
-        "apiVersion": NETWORK_TOPOLOGIES.api_version,
-        "kind": "NetworkTopology",
-        "metadata": {"name": "nt-default"},
-        "spec": {"configmapName": "netperf-metrics"},
-    }
-    try:
-        await arena.client.create(NETWORK_TOPOLOGIES, body, Object, namespace=arena.namespace)
-    except ApiError:
-        return False
-    return True
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-from controller.cli.looking import read_facts_of, verdict_on
+from controller.cli.looking import read_facts_of
 from controller.cli.session import Session
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, NETWORK_TOPOLOGIES, WORKLOAD_LABEL
 from controller.diagnosis.events import EventReporter
@@ -94,48 +94,6 @@ async def test_more_pods_than_members_end_by_the_line_to_paste(
     for line in finding.fix:
         await paste(control_plane, line)
     assert await of(client, namespace) == []
-
-
-async def test_what_to_look_at_can_be_looked_at(
-    client: Client, namespace: str, crds: list[str], control_plane: ControlPlane
-) -> None:
-    """A wrong label: one finding for all its pods, whose command shows the group; and the pod's own verdict says the same."""
-    assert crds
-    await an_installation(client, namespace)
-    await a_group(client, namespace, workload("web", "db"), workload("db"))
-    gate = {"schedulingGates": [{"name": "netaware.io/topological-order"}]}
-    for name in ("wrong-1", "wrong-2"):
-        await a_pod(client, namespace, name, "wbe", **gate)
-    (finding,) = await of(client, namespace)
-    assert (finding.code, len(finding.affects)) == ("unknown-workload", 2)
-    assert "it has db, web" in finding.summary
-    for line in finding.fix:
-        if line.startswith("kubectl "):
-            await paste(control_plane, line)
-    session = Session(client, None, namespace, namespace)
-    pod = await session.pod("wrong-1")
-    verdict = verdict_on(pod, await read_facts_of(session, pod))
-    assert verdict is not None
-    assert (verdict.kind, "no workload with selector wbe" in verdict.summary) == ("gated", True)
-    for name in finding.affects:
-        await client.patch(
-            PODS, name.partition("/")[2], {"metadata": {"labels": {WORKLOAD_LABEL: "web"}}}, Object, namespace=namespace
-        )
-    assert await of(client, namespace) == []
-
-
-async def test_a_dependency_on_nothing_and_a_pod_of_another_scheduler(
-    client: Client, namespace: str, crds: list[str]
-) -> None:
-    assert crds
-    await an_installation(client, namespace)
-    await a_group(client, namespace, workload("web", "gone"))
-    await a_pod(client, namespace, "ours", "web", nodeName="nowhere")
-    await a_pod(client, namespace, "theirs", "web", nodeName="nowhere", schedulerName="default-scheduler")
-    found = {finding.code: finding for finding in await of(client, namespace)}
-    assert found.keys() == {"spec-UnknownDependency", "other-scheduler"}
-    assert "gone" in found["spec-UnknownDependency"].summary
-    assert found["other-scheduler"].affects == (f"{namespace}/theirs",)
 
 
 async def test_a_running_pod_that_no_workload_names_is_told_by_one_event_on_it(

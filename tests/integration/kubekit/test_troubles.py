@@ -299,6 +299,7 @@ async def write_once(client: Client, number: int) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_wire_that_went_dead_without_a_word_is_given_up_and_the_mirror_is_current(
     own_plane: ControlPlane,

@@ -1,4 +1,4 @@
-"""A control plane for the manifests alone: they are installed, upgraded and deleted whole, which other tests must not feel."""
+"""The control plane without anything of ours, on which manifests are installed, upgraded and deleted whole."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from kubekit.config import ClusterConfig, load_cluster
 from kubekit.wire import NODES, PODS, SERVICE_ACCOUNTS, Node, Object
 from lab.build import find_or_build
 from lab.controlplane import ControlPlane, credentials_of
+from tests.integration.conftest import remove_definitions
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def plane(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ControlPlane]:
-    """etcd, kube-apiserver and kube-controller-manager of our own."""
-    async with ControlPlane.start("manifests", state_dir=tmp_path_factory.mktemp("manifests") / "state") as running:
-        yield running
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The session's control plane; whatever other files left of ours is gone."""
+    async with Client(control_plane.client_config) as client:
+        await remove_definitions(client)
+    kubectl = Kubectl(control_plane.kubectl, control_plane.kubeconfig)
+    await kubectl("delete", "--ignore-not-found", "--wait=true", "--timeout=50s", "namespace", NAMESPACE)
+    return control_plane
 
 
 @pytest.fixture

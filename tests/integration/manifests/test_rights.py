@@ -25,6 +25,7 @@ from kubekit.config import load_cluster
 from kubekit.errors import ApiError
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, credentials_of, free_ports
+from lab.programs import Program
 from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Documents, Kubectl
 from tests.support.audit_log import audit_events
 
@@ -33,15 +34,6 @@ OVERLAY = MANIFESTS / "overlays" / "descheduler"
 CENTRAL = ("netaware-controller", "netaware-scheduler", "netaware-gate-opener")
 ACCOUNTS = ("netaware-agent", *CENTRAL)
 CENTRAL_PROGRAMS = {"manager", "extender", "gate-opener", "netaware-scheduler"}
-AUDIT = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [
-        {"level": "Metadata", "users": [f"system:serviceaccount:{NAMESPACE}:{name}" for name in ACCOUNTS]},
-        {"level": "None"},
-    ],
-}
 # Zone, and a loopback address that no other test uses, by node.
 PLACES = {"rights-a": ("za", "127.88.1.1"), "rights-b": ("zb", "127.88.1.2")}
 DEADLINE_S = 45.0
@@ -77,9 +69,10 @@ class Use:
 
 @dataclass
 class Witness:
-    """What the audit log says of our accounts."""
+    """What the audit log says of our accounts, since there were so many events."""
 
     log: Path
+    before: int
     used: set[Use] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
 
@@ -87,7 +80,7 @@ class Witness:
         """Read the log anew."""
         self.used.clear()
         self.refused.clear()
-        for entry in audit_events(self.log):
+        for entry in audit_events(self.log)[self.before :]:
             if "objectRef" not in entry:
                 continue  # discovery, which everybody may read
             about = entry["objectRef"]
@@ -110,23 +103,28 @@ class Running:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
-    folder = tmp_path_factory.mktemp("rights")
-    policy, log = folder / "audit.yaml", folder / "audit.log"
-    policy.write_text(yaml.safe_dump(AUDIT))
-    flags = (f"--audit-policy-file={policy}", f"--audit-log-path={log}", "--audit-log-mode=blocking")
-    parts = ("controller-manager", "kwok", "scheduler")
-    async with (
-        ControlPlane.start("rights", state_dir=folder / "plane", components=parts, api_server_flags=flags) as plane,
-        Client(plane.client_config) as admin,
-    ):
-        kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+async def running(
+    plane: ControlPlane, kwok: Program, audit_log: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Running]:
+    before = len(audit_events(audit_log))
+    others = {program.name for program in plane.programs}
+    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+    async with Client(plane.client_config) as admin:
+        await plane.start_scheduler()
         await kubectl("apply", "--server-side", "-k", str(OVERLAY))
         for name, (zone, address) in PLACES.items():
             await admin.create(NODES, _node(name, zone, address), Node)
-        found = Running(plane, kubectl, admin, Witness(log))
-        await _start(found, folder)
+        found = Running(plane, kubectl, admin, Witness(audit_log, before))
+        await _start(found, tmp_path_factory.mktemp("rights"))
         yield found
+        for program in [program for program in plane.programs if program.name not in others]:
+            await plane.programs.stop(program)
+        await kubectl("delete", "--ignore-not-found", "-k", str(OVERLAY))
+        await kubectl(
+            "delete", "--ignore-not-found", "--wait=false", "namespace/boutique", *(f"node/{n}" for n in PLACES)
+        )
+        await kubectl("delete", "--ignore-not-found", "--wait=false", "-n", "default", "pod/placed")
+        await kubectl("delete", "--ignore-not-found", "-n", "kube-system", "configmap/cilium-config")
 
 
 def _node(name: str, zone: str, address: str) -> dict[str, Any]:

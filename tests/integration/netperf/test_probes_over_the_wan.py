@@ -6,8 +6,7 @@ Delay and loss are emulated by the lab; packets, TCP stacks and netperf are real
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
+import json
 import subprocess
 import sys
 import threading
@@ -33,9 +32,9 @@ from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
-from netperf.probers.timestamps import SO_TIMESTAMPNS, now_ns, receive
 from netperf.sample import Measurement, Place, Sample, choose_instrument, judge
 from tests.integration.netperf.peers import SECRET, running
+from tests.support import pings
 
 ROOT = Path(__file__).parents[3]
 RTT_US = 5000.0
@@ -221,61 +220,32 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
         await serving.__aenter__()
     stream = DatagramStream(wan.origin.address, SECRET)
     stream.aim([target], interval_s=WATCHED_S)
-    tasks: list[asyncio.Task[object]] = []
+    with namespaces.entered(wan.origin.netns):
+        task = asyncio.create_task(stream.run())
+        await asyncio.sleep(0)  # its socket is opened in this namespace
+        argv = [sys.executable, pings.__file__, "0.1", target.address]
+        pinging = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
-        with namespaces.entered(wan.origin.netns):
-            pings = Pings(target.address)
-            tasks.append(asyncio.create_task(stream.run()))
-            await asyncio.sleep(0)  # its socket is opened in this namespace
-        tasks.append(asyncio.create_task(pings.run()))
         await asyncio.sleep(WATCHED_S)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        pinging.kill()
+        answers, _ = pinging.communicate()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await serving.__aexit__(None, None, None)
+    echoes = Histogram()
+    for line in answers.splitlines():
+        echoes.record(json.loads(line)[2])
     window = stream.peek(target)
     assert window is not None
     assert window.rtts.count >= 20
     for percent, ratio, floor_us in ((50, 0.03, 80.0), (90, 0.05, 150.0)):
-        read_us, reference_us = window.rtts.percentile_us(percent), pings.rtts.percentile_us(percent)
+        read_us, reference_us = window.rtts.percentile_us(percent), echoes.percentile_us(percent)
         assert read_us is not None
         assert reference_us is not None
         if abs(read_us - reference_us) > max(ratio * reference_us, floor_us):
             return f"p{percent} {read_us:.0f} us, by the kernel {reference_us:.0f} us"
     return ""
-
-
-class Pings:
-    """ICMP echo, answered by the other kernel and stamped by ours: a reference that shares nothing with what is tested."""
-
-    def __init__(self, address: str) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
-        self._socket.setblocking(False)  # noqa: FBT003  the name of the argument is not part of the socket interface
-        self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        self._address, self._sent_ns = address, dict[int, int]()
-        self.rtts = Histogram()
-
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._socket, self._receive)
-        try:
-            for number in range(1, 60_000):
-                head = struct.pack("!BBHHH", 8, 0, 0, 4711, number)
-                low = sum(struct.unpack("!4H", head))
-                head = struct.pack("!BBHHH", 8, 0, ~((low & 0xFFFF) + (low >> 16)) & 0xFFFF, 4711, number)
-                self._sent_ns[number] = now_ns()
-                self._socket.sendto(head, (self._address, 0))
-                await asyncio.sleep(0.1)
-        finally:
-            loop.remove_reader(self._socket)
-            self._socket.close()
-
-    def _receive(self) -> None:
-        data, received_ns, _ = receive(self._socket)
-        kind, _, _, identity, number = struct.unpack_from("!BBHHH", data, 20)
-        if kind == 0 and identity == 4711 and number in self._sent_ns:
-            self.rtts.record((received_ns - self._sent_ns.pop(number)) / 1000)
 
 
 async def test_a_path_that_swallows_everything_is_a_timeout(wan: Wan, netperf_programs: Netperf) -> None:
