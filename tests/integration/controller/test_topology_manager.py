@@ -249,10 +249,13 @@ async def test_results_that_are_deleted_malformed_half_written_or_filled_are_tol
     await eventually(is_named)
     await eventually(is_gone)
     await write({"x": "y" * 100_000, "netperf.p90.latency.milliseconds.origin.a": "0"})
-    await eventually(lambda: _is(world.condition("InputValid"), "False"))
-    metrics = await replica.metrics()
-    topology = f"{world.namespace}/nt-default"
-    assert metrics[f'netaware_results_refused_keys{{reason="bad-key",topology="{topology}"}}'] == 1
+    refused = f'netaware_results_refused_keys{{reason="bad-key",topology="{world.namespace}/nt-default"}}'
+
+    async def is_counted() -> bool:
+        return (await replica.metrics()).get(refused) == 1
+
+    await eventually(is_counted)
+    assert await world.condition("InputValid") == "False"
     assert await world.costs() == good
     # A mebibyte is what the API server stores; with the other keys beside it no more than this fits.
     filler = {f"theirs-{i}": "x" * 100_000 for i in range(9)}
