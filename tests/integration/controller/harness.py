@@ -55,7 +55,8 @@ class Replica:
             "apiVersion": "netaware.io/v1alpha1",
             "kind": "ControllerConfiguration",
             "namespace": namespace,
-            "leaderElection": FAST_ELECTION,
+            # One replica waits for nobody, and a busy machine must not cost it its Lease.
+            "leaderElection": {"leaseDurationS": 60},
             "topology": {
                 "namespaces": [namespace],
                 "probing": FAST_PROBING,

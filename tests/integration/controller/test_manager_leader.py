@@ -60,7 +60,7 @@ class Arena:
     def start(self, user: str, election: dict[str, float] | None = None) -> Replica:
         kubeconfig = self.plane.write_kubeconfig(user, user, organization="system:masters")
         topology = {"costPolicy": {"hysteresis": 0.0}}
-        config = {"topology": topology, "leaderElection": election or {}}
+        config = {"topology": topology, "leaderElection": election or FAST_ELECTION}
         replica = Replica(self._folder, kubeconfig, self.namespace, config)
         replica.start()
         self.replicas[user] = replica

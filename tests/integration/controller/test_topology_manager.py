@@ -23,7 +23,7 @@ from lab.controlplane import ControlPlane
 from lab.programs import Program
 from netperf.latencies import ZonePair
 from tests.integration.conftest import CRDS, MakeNode, eventually
-from tests.integration.controller.harness import Replica, SimulatedAgents, announce, plans
+from tests.integration.controller.harness import FAST_ELECTION, Replica, SimulatedAgents, announce, plans
 from tests.integration.controller.test_appgroup_manager import group, pod
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
@@ -179,7 +179,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
 @pytest.mark.slow
 async def test_a_quiet_network_causes_no_writes_not_even_across_a_restart(world: World, start: StartReplica) -> None:
     await world.create()
-    replica = start()
+    replica = start(leaderElection=FAST_ELECTION)
     await world.measured()
     await eventually(lambda: _is(world.condition("Measured"), "True"))
     await asyncio.sleep(1.0)
