@@ -22,7 +22,7 @@ from controller.config import ControllerConfiguration
 from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
 from controller.groups.reconciler import AppGroupController
-from controller.page.server import MAX_VIEWERS, Page
+from controller.page.server import Page
 from controller.scheduler.gates import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
@@ -158,7 +158,6 @@ class Manager:
             self.caches,
             self._results,
             config.page,
-            registry,
             namespace=config.namespace,
             policy=config.topology.policy(),
             scheduler=config.scheduler,
@@ -185,7 +184,6 @@ class Manager:
             checks=self._checks(),
             registry=self._registry,
             hosts=page.allowed_hosts,
-            viewers=MAX_VIEWERS,
         )
         self._page.add_routes(server.app)
         tasks: dict[str, Awaitable[None]] = {

@@ -21,10 +21,8 @@ from kubekit import logs
 from kubekit.addresses import read_address
 from kubekit.errors import ConfigError
 from kubekit.http_limits import (
-    MAX_CONNECTIONS,
     MAX_HANDSHAKES,
     MAX_HANDSHAKES_PER_PEER,
-    MAX_PER_PEER,
     BoundSite,
     ConnectionLimiter,
     only_for,
@@ -92,7 +90,6 @@ class Server:
         registry: CollectorRegistry = REGISTRY,
         tls: ssl.SSLContext | None = None,
         hosts: Collection[str] | None = None,
-        viewers: int = 0,
     ) -> None:
         """Make one.
 
@@ -103,12 +100,11 @@ class Server:
             tls: None for plain HTTP.
             hosts: names in public DNS that it is served under; None does not look at the Host of requests at all, which is
                 right where browsers have nothing to read.
-            viewers: so many connections may stay open for long, on top of the usual bounds.
         """
         self.checks = checks or Checks()
         middlewares: list[Middleware] = [read_body_in_time] if hosts is None else [only_for(hosts), read_body_in_time]
         self.app = web.Application(client_max_size=REQUEST_LIMIT_BYTES, middlewares=middlewares)
-        self.connections = ConnectionLimiter(MAX_CONNECTIONS + viewers, MAX_PER_PEER + viewers)
+        self.connections = ConnectionLimiter()
         self.handshakes = ConnectionLimiter(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_PEER)
         self._host, self._port = parse_listen(listen)
         self._registry, self._tls = registry, tls

@@ -57,8 +57,8 @@ PAGE_AUDIENCE, PAGE_TOKEN_HEADER = "netaware-page", "X-Netaware-Token"
 takes ``Authorization`` for itself."""
 PAGE_ACCOUNT = "netaware-page"
 """The ServiceAccount whose tokens open the page, and which may do nothing else."""
-PAGE_VIEWS = ("/api/v1/overview", "/api/v1/events")
-"""What a browser asks of the page beside its document: everything, and what changes."""
+PAGE_DATA = "/api/v1/overview"
+"""Path of the page's data, which browsers ask for beside its document."""
 
 MEASURED_WEIGHTS_ANNOTATION = "netaware.io/measured-weights"
 """On an AppGroup, written where traffic is measured: JSON, caller's selector -> callee's selector -> bytes per second, both ways."""

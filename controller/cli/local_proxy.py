@@ -7,7 +7,6 @@ knows the port reads the page.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,19 +15,18 @@ import aiohttp
 from aiohttp import hdrs, web
 
 from kubekit.errors import ConfigError
-from netperf.contract import PAGE_TOKEN_HEADER, PAGE_VIEWS
+from netperf.contract import PAGE_DATA, PAGE_TOKEN_HEADER
 
-ANSWER_TIMEOUT_S, SEND_TIMEOUT_S = 30.0, 10.0
-_ASKED = (hdrs.ACCEPT, "Last-Event-ID")
-_TOLD = (
+ANSWER_TIMEOUT_S = 30.0
+_REQUEST_HEADERS = (hdrs.ACCEPT, hdrs.IF_NONE_MATCH)
+_ANSWER_HEADERS = (
     hdrs.CONTENT_TYPE,
     hdrs.CACHE_CONTROL,
-    hdrs.RETRY_AFTER,
+    hdrs.ETAG,
     "Content-Security-Policy",
     "X-Content-Type-Options",
     "Referrer-Policy",
 )
-_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class LocalProxy:
@@ -36,7 +34,7 @@ class LocalProxy:
 
     Args:
         session: asks the controller.
-        token: gives what the page wants to see of who asks; empty for nothing. It never reaches the browser.
+        token: gives the token that the page asks for; empty for none. It never reaches the browser.
     """
 
     def __init__(self, session: aiohttp.ClientSession, token: Callable[[], Awaitable[str]]) -> None:
@@ -51,7 +49,7 @@ class LocalProxy:
             ConfigError: the port is taken.
         """
         app = web.Application()
-        for path in ("/", *PAGE_VIEWS):
+        for path in ("/", PAGE_DATA):
             app.router.add_get(path, self._answer, allow_head=False)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
@@ -86,29 +84,17 @@ class LocalProxy:
             return web.Response(
                 status=403, text="run `kubectl netaware page` and open the address that it prints, once\n"
             )
-        headers = await self._headers({name: request.headers[name] for name in _ASKED if name in request.headers})
+        headers = await self._headers(
+            {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
+        )
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                given = await self._session.get(request.path, params=dict(request.query), headers=headers)
-        except _FAILURES as error:
+                async with self._session.get(request.path, headers=headers) as given:
+                    told = {name: given.headers[name] for name in _ANSWER_HEADERS if name in given.headers}
+                    return web.Response(status=given.status, headers=told, body=await given.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return web.Response(status=502, text=f"no controller answers: {error}\n")
-        async with given:
-            return await _copy(request, given)
 
 
 def _is(text: str, secret: str) -> bool:
     return secrets.compare_digest(text.encode(), secret.encode())
-
-
-async def _copy(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    """The same answer for the browser, as it comes."""
-    headers = {name: answer.headers[name] for name in _TOLD if name in answer.headers}
-    told = web.StreamResponse(status=answer.status, headers=headers)
-    # Either side may go at any time; the browser asks again by itself.
-    with contextlib.suppress(*_FAILURES):
-        await told.prepare(request)
-        async for chunk in answer.content.iter_any():
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await told.write(chunk)
-        await told.write_eof()
-    return told

@@ -1,7 +1,7 @@
 """The page in a real Chromium, at 4 and at 100 zones (9,900 cells): when something is seen, and what a frame costs.
 
 The cluster is made up; planned, sampled and priced by the real rules. What the browser gets is real: the document with its
-policy, the data as `controller.page.model` encodes them, and one second's news as that module tells them. Beside it stands an
+policy, and the data as `controller.page.model` encodes them, then with one second's samples more in each. Beside it stands an
 empty page in the same browser.
 
 A frame's cost is the processor time of the page's main thread (Chromium's own ``TaskDuration`` in thread ticks, so script, style,
@@ -19,14 +19,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import pairwise
 
 import msgspec
 from aiohttp import web
 
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.page.document import document, security_policy
-from controller.page.model import PageData, difference, encode, plain
+from controller.page.model import encode
 from controller.views.overview import build
 from lab.debian import Missing
 from netperf.results import encode_samples
@@ -73,7 +72,7 @@ MOVE = """(i) => {
   for (const k of [cellIndex(from, from + 1), cellIndex(from + 1, from)]) trips[k] = (trips[k] ?? 1000) * 1.5;
   drawMap();
 }"""
-NEWS_ON = "(i) => change(JSON.parse(window.news[i]))"
+NEWS_ON = "(i) => accept(JSON.parse(window.news[i]))"
 
 
 def measure() -> Figures:
@@ -131,15 +130,15 @@ def _figure(value_ms: float, budget_ms: float, reference: str) -> dict[str, obje
     }
 
 
-def _compute(zones: int) -> tuple[float, list[PageData]]:
-    """Seconds to compute a page, and successive pages: the first, then with one second's samples more in each."""
+def _compute(zones: int) -> tuple[float, list[str]]:
+    """Seconds to compute a page, and successive pages as JSON: the first, then with one second's samples more in each."""
     snapshot = make_snapshot(zones)
     spent, pages = [], []
-    for version in range(1, 2 * NEWS * REPEATS + 2):
+    for number in range(1, 2 * NEWS * REPEATS + 2):
         started = time.perf_counter()
-        pages.append(encode(build(snapshot), version))
+        pages.append(msgspec.json.encode({"at": snapshot.now_s, **encode(build(snapshot))}).decode())
         spent.append(time.perf_counter() - started)
-        snapshot = _a_second_later(snapshot, version)
+        snapshot = _a_second_later(snapshot, number)
     return min(spent), pages
 
 
@@ -166,8 +165,8 @@ def _a_second_later(snapshot: ClusterSnapshot, seed: int) -> ClusterSnapshot:
 
 
 @asynccontextmanager
-async def _serving(pages: dict[int, PageData]) -> AsyncIterator[str]:
-    """``/ZONES/`` as the controller would serve it, with a stream that says nothing; ``/empty/`` beside it."""
+async def _serving(pages: dict[int, str]) -> AsyncIterator[str]:
+    """``/ZONES/`` as the controller would serve it, ``/empty/`` beside it."""
 
     async def show(_: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": security_policy(), "Cache-Control": "no-store"}
@@ -179,23 +178,14 @@ async def _serving(pages: dict[int, PageData]) -> AsyncIterator[str]:
         )
 
     async def overview(request: web.Request) -> web.Response:
-        page = plain(pages[int(request.match_info["zones"])])
-        answer = web.Response(body=msgspec.json.encode(page), content_type="application/json")
+        answer = web.Response(text=pages[int(request.match_info["zones"])], content_type="application/json")
         answer.enable_compression(web.ContentCoding.gzip)
         return answer
-
-    async def events(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(b": up to date\n\n")
-        await asyncio.Event().wait()
-        return stream
 
     app = web.Application()
     app.router.add_get("/empty/", show_nothing)
     app.router.add_get(r"/{zones:\d+}/", show)
     app.router.add_get(r"/{zones:\d+}/api/v1/overview", overview)
-    app.router.add_get(r"/{zones:\d+}/api/v1/events", events)
     runner = web.AppRunner(app, shutdown_timeout=0.5)
     await runner.setup()
     try:
@@ -220,7 +210,7 @@ async def _painted(tab: Tab, url: str) -> float:
     return float(await tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
 
 
-async def _page(tab: Tab, url: str, pages: list[PageData]) -> dict[str, float]:
+async def _page(tab: Tab, url: str, pages: list[str]) -> dict[str, float]:
     """Every figure of one page, in milliseconds; its address opens the matrix, which draws most."""
     watching = await tab.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     paints, seen = [], []
@@ -230,7 +220,7 @@ async def _page(tab: Tab, url: str, pages: list[PageData]) -> dict[str, float]:
         seen.append(float(await tab.evaluate("window.seenAt")))
     await tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=watching["identifier"])
     found = {"first_paint": statistics.median(paints), "data_seen": statistics.median(seen)}
-    news = [msgspec.json.encode(difference(a, b)).decode() for a, b in pairwise(pages)]
+    news = pages[1:]
     await tab.evaluate(f"{CURSOR}.focus()")
     found["frame_cursor"] = await _frames(tab, FRAMES, KEY)
     found["frame_pointer"] = await _frames(tab, FRAMES, POINTER)
@@ -250,9 +240,7 @@ async def _news(tab: Tab, news: list[str]) -> float:
         told = news[start : start + NEWS]
         await tab.evaluate(f"window.news = {json.dumps(told)}; 0")
         spent.append(await _frames(tab, len(told), NEWS_ON, times=1))
-    assert await tab.evaluate("state.page.version") == msgspec.json.decode(news[-1])["version"], (
-        "the news were not taken"
-    )
+    assert await tab.evaluate("state.page.at") == msgspec.json.decode(news[-1])["at"], "the news were not taken"
     return min(spent)
 
 

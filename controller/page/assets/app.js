@@ -2,74 +2,26 @@
 
 const TABS = ["now", "matrix", "map", "groups", "agents", "bandwidth"];
 const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, map: drawMap, groups: drawGroups, agents: drawAgents, bandwidth: drawBandwidth };
-const HISTORY = 240;
+const SHOWN_IN = { findings: ["now"], groups: ["groups", "now"], network: ["matrix", "map", "agents"], matrix: ["matrix", "map"], agents: ["agents"], agentRows: ["agents"], bandwidth: ["bandwidth"], nodeRows: ["bandwidth"], podRows: ["bandwidth"], prometheus: ["bandwidth"] };
 let shownTab = "matrix";
 let dirty = new Set();
 let painting = false;
-let arriving = true; // an address names things that are only there once the first data are
 
 function accept(page) {
-  const before = state.names[state.from] && [state.names[state.from], state.names[state.to]];
-  const zone = state.names[state.zone];
+  const old = state.page;
+  const chosen = [state.from, state.to, state.zone].map((i) => state.names[i]);
   state.page = page;
   state.names = page.network.zones.map((each) => each.name);
   state.index = new Map(state.names.map((name, i) => [name, i]));
   // Positions move when zones come and go; what was selected stays selected by name.
-  const find = (name) => (state.index.has(name) ? state.index.get(name) : -1);
-  if (before) [state.from, state.to] = before.map(find);
+  [state.from, state.to, state.zone] = chosen.map((name) => state.index.get(name) ?? -1);
   if (state.from < 0 || state.to < 0) state.from = state.to = -1;
-  state.zone = zone === undefined ? -1 : find(zone);
   clockOffset = page.at - Date.now() / 1000;
-  state.history.clear();
-  page.matrix.at.forEach((_, k) => remember(k));
-  repaint(TABS);
-  if (arriving) { arriving = false; follow(location.hash); }
-}
-
-function change(told) {
-  if (!state.page || told.since !== state.page.version) { reload(); return; }
-  const page = state.page;
-  page.version = told.version;
-  page.at = told.at;
-  clockOffset = told.at - Date.now() / 1000;
-  const touched = new Set();
-  if (told.matrix) { accept({ ...page, ...told }); return; }
-  const shownIn = { findings: ["now"], network: ["matrix", "map", "agents"], agents: ["agents"], bandwidth: ["bandwidth"], prometheus: ["bandwidth"], agentRows: ["agents"], groups: ["groups", "now"], nodeRows: ["bandwidth"], podRows: ["bandwidth"] };
-  for (const section of ["prometheus", "network", "agents", "bandwidth", "findings"]) {
-    if (!(section in told)) continue;
-    page[section] = told[section];
-    for (const tab of shownIn[section] || []) touched.add(tab);
-  }
-  for (const [list, rows] of Object.entries(told.rows || {})) {
-    page[list] = withRows(page[list], rows, ROW_NAMES[list]);
-    for (const tab of shownIn[list]) touched.add(tab);
-  }
-  const columns = Object.values(page.matrix); // a cell has its fields in the order of the columns
-  for (const [k, ...fields] of told.cells || []) {
-    fields.forEach((value, i) => { columns[i][k] = value; });
-    remember(k);
-    touched.add("matrix").add("map");
-  }
-  repaint([...touched]);
-}
-
-const ROW_NAMES = { agentRows: ["node"], groups: ["namespace", "name"], nodeRows: ["node"], podRows: ["namespace", "name"] };
-
-function withRows(list, told, fields) {
-  const nameOf = (row) => fields.map((field) => row[field]).join("/");
-  const rows = new Map(list.map((row) => [nameOf(row), row]));
-  for (const row of told.changed || []) rows.set(nameOf(row), row);
-  return (told.order || [...rows.keys()]).map((name) => rows.get(name));
-}
-
-function remember(k) {
-  const m = state.page.matrix;
-  if (m.p50[k] === null || m.at[k] === null) return;
-  const points = state.history.get(k) || [];
-  if (points.length && points[points.length - 1][0] === m.at[k]) return;
-  points.push([m.at[k], m.p50[k]]);
-  if (points.length > HISTORY) points.shift();
-  state.history.set(k, points);
+  // The matrix is large, and finds by itself which cells look different.
+  const changed = (name) => name === "matrix" || !old || JSON.stringify(old[name]) !== JSON.stringify(page[name]);
+  repaint(Object.keys(SHOWN_IN).filter(changed).flatMap((name) => SHOWN_IN[name]));
+  // An address names things that are only there once the first data are.
+  if (!old) follow(location.hash);
 }
 
 // At most once per frame, and only what is seen; other tabs are drawn when they are opened.
@@ -150,46 +102,28 @@ function setLive(kind, text) {
   if (byId("live-text").textContent !== text) byId("live-text").textContent = text;
 }
 
-// The server says something every 5 s. A connection that is silent for longer may hang without any error: its server is frozen,
-// or something between lost it.
-const SILENT_MS = 15000, REOPEN_MS = 45000;
-let heardAt = Date.now(), openedAt = Date.now();
-function heard() { heardAt = Date.now(); setLive("live", "live"); }
-function watchSilence() {
-  if (!stream || document.hidden) return;
-  const silent = Date.now() - heardAt;
-  if (silent < SILENT_MS) return;
-  setLive("lost", `no data for ${Math.round(silent / 1000)} s`);
-  if (silent > REOPEN_MS && Date.now() - openedAt > REOPEN_MS) listen();
-}
+const POLL_MS = 2000, HIDDEN_POLL_MS = 30000, TIMEOUT_MS = 15000;
+let etag = "", heardAt = Date.now(), nextPoll = 0;
 
-let stream = null;
-function listen() {
-  if (stream) stream.close();
-  openedAt = Date.now();
-  stream = new EventSource(`api/v1/events?since=${state.page ? state.page.version : ""}`);
-  stream.addEventListener("open", heard);
-  stream.addEventListener("beat", heard);
-  stream.addEventListener("error", () => setLive("lost", "connection lost, trying again"));
-  stream.addEventListener("page", (event) => { heard(); accept(JSON.parse(event.data)); });
-  stream.addEventListener("change", (event) => { heard(); change(JSON.parse(event.data)); });
-}
-
-async function reload() {
+// Asks for what is newer than what is shown; a connection that hangs is given up, since it may do so without any error.
+async function poll() {
+  clearTimeout(nextPoll);
   try {
-    const answer = await fetch("api/v1/overview");
-    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-    accept(await answer.json());
-    listen();
+    const answer = await fetch("api/v1/overview", { headers: etag ? { "If-None-Match": etag } : {}, signal: AbortSignal.timeout(TIMEOUT_MS) });
+    if (answer.status !== 304) {
+      if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+      const page = await answer.json();
+      etag = answer.headers.get("ETag") || "";
+      accept(page);
+    }
+    heardAt = Date.now();
+    setLive("live", "live");
   } catch (error) {
-    setLive("lost", `no answer: ${error.message}`);
-    setTimeout(reload, 3000);
+    setLive("lost", `no data for ${Math.round((Date.now() - heardAt) / 1000)} s: ${error.message}`);
   }
+  clearTimeout(nextPoll);
+  nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
 }
-
-// A browser keeps pages that were left for the way back, with their connections, of which it allows six to one server.
-function leave() { if (stream) stream.close(); }
-function comeBack(event) { if (event.persisted) reload(); }
 
 const THEMES = ["auto", "light", "dark"];
 function setTheme(theme) {
@@ -225,18 +159,16 @@ function start() {
     if (step) { event.preventDefault(); showTab(TABS[(TABS.indexOf(shownTab) + step + TABS.length) % TABS.length], true); }
   });
   document.addEventListener("keydown", keys);
-  addEventListener("pagehide", leave);
-  addEventListener("pageshow", comeBack);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette = null; if (state.page) repaint(TABS); });
   new ResizeObserver(() => { if (state.page && ["matrix", "map"].includes(shownTab)) repaint([shownTab]); }).observe(byId("main"));
   if (!follow(location.hash)) showTab("now");
   addEventListener("hashchange", () => follow(location.hash));
   byId("seek").addEventListener("submit", (event) => { event.preventDefault(); search(); });
   byId("search").addEventListener("change", search);
-  setInterval(watchSilence, 1000);
   // Ages grow without any message.
   setInterval(() => { if (state.page && !document.hidden) { drawSummary(); if (shownTab === "matrix") drawPairDetail(); } }, 5000);
-  reload();
+  poll();
 }
 
 start();

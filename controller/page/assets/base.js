@@ -10,7 +10,6 @@ const state = {
   from: -1, to: -1,  // selected pair, positions
   zone: -1,          // selected zone of the map
   edge: "",          // selected dependency: namespace/group/dependant/dependency
-  history: new Map(), // cell -> [[unix seconds, p50 us], ...] since the page was opened
 };
 
 const SVG = "http://www.w3.org/2000/svg";

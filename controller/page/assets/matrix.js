@@ -321,26 +321,12 @@ function drawPairDetail() {
       h("p", { class: "pairname" }, `${state.names[state.from]} → ${state.names[state.to]}`),
       m.doubts[k] ? h("p", { class: "bad" }, `✗ newest sample not trusted: ${m.doubts[k]}`) : null,
       h("dl", { class: "facts" }, ...facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, String(value))])),
-      spark(state.history.get(k) || state.history.get(back)),
     );
   } else {
     parts.push(h("p", { class: "soft" }, "Choose a pair in the matrix to see what its cost rests on."));
   }
   parts.push(h("h3", {}, "Farthest apart"), worstPairs());
   box.replaceChildren(...parts.filter(Boolean));
-}
-
-// p50 of the selected pair since the page was opened.
-function spark(points) {
-  if (!points || points.length < 2) return null;
-  const values = points.map(([, value]) => value);
-  const low = Math.min(...values), high = Math.max(...values), first = points[0][0], last = points[points.length - 1][0];
-  const x = (at) => ((at - first) / Math.max(last - first, 1)) * 100;
-  const y = (value) => 36 - ((value - low) / Math.max(high - low, low * 0.05, 1)) * 32;
-  const path = points.map(([at, value], i) => `${i ? "L" : "M"}${x(at).toFixed(2)} ${y(value).toFixed(2)}`).join("");
-  return h("div", {},
-    h("h3", {}, `p50 since this page was opened: ${ms(low) === ms(high) ? ms(low) : `${ms(low)} to ${ms(high)}`}`),
-    s("svg", { class: "spark", viewBox: "0 0 100 40", preserveAspectRatio: "none", "aria-hidden": "true" }, s("path", { d: path })));
 }
 
 // One pass and no list of all pairs: this is drawn at every step of the cursor.

@@ -30,7 +30,6 @@ ServePage = Callable[..., Awaitable[str]]
 @asynccontextmanager
 async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIterator[str]:
     """Run a page for the time of the block; its URL."""
-    registry = CollectorRegistry()
     caches = Caches(client, namespace)
     results = ResultsMirror(client, namespace)
     policy, scheduler = CostPolicy(), SchedulerConfig()
@@ -38,13 +37,12 @@ async def serving(client: Client, namespace: str, config: PageConfig) -> AsyncIt
         caches,
         results,
         config,
-        registry,
         namespace=namespace,
         policy=policy,
         scheduler=scheduler,
         client=client,
     )
-    http = Server("127.0.0.1:0", registry=registry)
+    http = Server("127.0.0.1:0", registry=CollectorRegistry())
     page.add_routes(http.app)
     tasks = [asyncio.ensure_future(work) for work in (*caches.tasks().values(), results.run(), page.run())]
     try:
@@ -64,7 +62,6 @@ async def serve_page(
     """``await serve_page(config)`` serves the page for the rest of the test and returns its URL."""
     assert crds
     monkeypatch.setattr(server, "REFRESH_S", 0.1)
-    monkeypatch.setattr(server, "RESYNC_S", 1.0)
     async with AsyncExitStack() as stack:
 
         async def serve(config: PageConfig | None = None) -> str:

@@ -22,7 +22,7 @@ from lab.controlplane import ControlPlane
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE, PAGE_TOKEN_HEADER
 from tests.integration.page.conftest import RBAC, ServePage
 
-DOORS = ("", "api/v1/overview", "api/v1/events")
+DOORS = ("", "api/v1/overview")
 
 
 async def token_of(client: Client, namespace: str, account: str, *, audience: str = PAGE_AUDIENCE) -> str:

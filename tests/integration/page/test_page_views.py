@@ -5,7 +5,6 @@ The controller's own code makes the pages; only the cluster is made up.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,8 +17,9 @@ from aiohttp import web
 
 from controller.diagnosis.snapshot import ClusterSnapshot, ControlPlaneStatus, LeaseFact, ProgramPod, Readings
 from controller.page.document import document, security_policy
-from controller.page.model import PageData, encode, plain
+from controller.page.model import encode
 from controller.traffic.prices import PriceTable
+from controller.views.model import Overview
 from controller.views.overview import build
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 from tests.support.browser import Tab, open_tab
@@ -108,17 +108,24 @@ def with_traffic() -> ClusterSnapshot:
     return msgspec.structs.replace(healthy, groups=groups, control_plane=WELL, readings=readings, prices=prices)
 
 
-PAGES: dict[str, PageData] = {
-    "traffic": encode(build(with_traffic()), 1, RUNBOOK),
-    "data": encode(build(msgspec.structs.replace(make_snapshot(6), control_plane=WELL)), 1, RUNBOOK),
-    "empty": encode(build(ClusterSnapshot(now_s=NOW_S, control_plane=WELL)), 1, RUNBOOK),
-    "broken": encode(build(broken()), 1, RUNBOOK),
+def page_of(overview: Overview) -> dict[str, Any]:
+    """As the browser gets it."""
+    data = msgspec.json.encode({"at": overview.at, **encode(overview, RUNBOOK)})
+    found: dict[str, Any] = msgspec.json.decode(data)
+    return found
+
+
+PAGES: dict[str, dict[str, Any]] = {
+    "traffic": page_of(build(with_traffic())),
+    "data": page_of(build(msgspec.structs.replace(make_snapshot(6), control_plane=WELL))),
+    "empty": page_of(build(ClusterSnapshot(now_s=NOW_S, control_plane=WELL))),
+    "broken": page_of(build(broken())),
 }
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[str]:
-    """``/NAME/`` as the controller would serve it, with a stream that says nothing."""
+    """``/NAME/`` as the controller would serve it."""
 
     async def show(_: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": security_policy()}
@@ -126,20 +133,12 @@ async def serving() -> AsyncIterator[str]:
 
     async def overview(request: web.Request) -> web.Response:
         return web.Response(
-            body=msgspec.json.encode(plain(PAGES[request.match_info["name"]])), content_type="application/json"
+            body=msgspec.json.encode(PAGES[request.match_info["name"]]), content_type="application/json"
         )
-
-    async def events(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(b": up to date\n\n")
-        await asyncio.Event().wait()
-        return stream
 
     app = web.Application()
     app.router.add_get("/{name}/", show)
     app.router.add_get("/{name}/api/v1/overview", overview)
-    app.router.add_get("/{name}/api/v1/events", events)
     runner = web.AppRunner(app, shutdown_timeout=0.5)
     await runner.setup()
     try:
@@ -186,7 +185,7 @@ async def test_now_says_what_placement_saves(chromium: Chromium) -> None:
             tab, "#panel-now"
         )
         await show(tab, url, "data")
-        saving = PAGES["data"].groups[0]["saving"]
+        saving = PAGES["data"]["groups"][0]["saving"]
         assert 0 < saving["us"] != saving["randomUs"] > 0
         text = await text_of(tab, "#panel-now")
         assert "default/online-boutique" in text
@@ -294,7 +293,7 @@ async def test_a_dependency_that_is_chosen_stands_beside_its_graph(chromium: Chr
     async with serving() as url, open_tab(chromium, width=1440) as tab:
         await show(tab, url, "data")
         await tab.press("3")
-        edge = next(e for e in PAGES["data"].groups[0]["edges"] if e["verdict"] == "violated")
+        edge = next(e for e in PAGES["data"]["groups"][0]["edges"] if e["verdict"] == "violated")
         handle = f"document.querySelector('.handle[data-edge$=\"/{edge['dependant']}/{edge['dependency']}\"]')"
         await tab.wait_for(f"{handle} !== null")
         await tab.evaluate(f"{handle}.focus()")
@@ -340,7 +339,7 @@ async def test_measured_traffic_is_the_width_of_a_dependency(chromium: Chromium)
 
 
 async def test_the_time_between_zones_is_the_colour_of_a_dependency(chromium: Chromium) -> None:
-    edges = {(e["dependant"], e["dependency"]): e for e in PAGES["traffic"].groups[0]["edges"]}
+    edges = {(e["dependant"], e["dependency"]): e for e in PAGES["traffic"]["groups"][0]["edges"]}
     timed = {ends: e["p50Us"] for ends, e in edges.items() if e["p50Us"] is not None}
     slowest, fastest = max(timed, key=timed.__getitem__), min(timed, key=timed.__getitem__)
     # What is violated is orange, whatever it takes: a colour of the scale would hide it.
@@ -390,7 +389,7 @@ async def test_the_matrix_shows_bytes_between_zones_and_their_price(chromium: Ch
 async def test_the_search_finds_zones_nodes_groups_and_pods(chromium: Chromium) -> None:
     async with serving() as url, open_tab(chromium) as tab:
         await show(tab, url, "data")
-        pod = PAGES["data"].groups[0]["workloads"][0]["pods"][0]["name"]
+        pod = PAGES["data"]["groups"][0]["workloads"][0]["pods"][0]["name"]
         for text, view in (
             ("eu-central-4", "map"),
             ("ap-south-1-n1", "agents"),

@@ -70,6 +70,11 @@ class Written:
         self.status = body["status"]
         return msgspec.convert({"metadata": body["metadata"], "status": body["status"]}, type_)
 
+    async def get(self, *_: object, **__: object) -> Any:
+        raise ApiError(403, "Forbidden", "our own programs are nobody's business here")
+
+    list = get
+
 
 class HasStatus(Capabilities):
     def __init__(self) -> None: ...
@@ -203,9 +208,8 @@ class World:
             HOME,
             policy=CostPolicy(),
             scheduler=self.config,
-            changed=lambda: None,
         )
-        return await sources.snapshot(0.0)
+        return await sources.look(0.0)
 
     async def view(self, key: str) -> Any:
         snapshot = await self.page()

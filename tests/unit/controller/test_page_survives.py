@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from prometheus_client import CollectorRegistry
 
 from controller.cluster.caches import Caches
 from controller.diagnosis.snapshot import ClusterSnapshot
@@ -43,17 +42,14 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
         return build(snapshot)
 
     monkeypatch.setattr(server, "build", confused)
-    monkeypatch.setattr(server, "REFRESH_S", 0.05)
-    monkeypatch.setattr(server, "RESYNC_S", 0.05)
-    monkeypatch.setattr(server, "FIRST_PAGE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(server, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(sources, "SETTLE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(server, "REFRESH_S", 0.0)
+    monkeypatch.setattr(server, "LEAST_REST", 0.0)
+    monkeypatch.setattr(sources, "FIRST_READING_TIMEOUT_S", 0.01)
     client = cast("Client", Deaf())
     page = Page(
         Caches(client, "netaware"),
         ResultsMirror(client, "netaware"),
         PageConfig(auth="none"),
-        CollectorRegistry(),
         namespace="netaware",
         policy=CostPolicy(),
         scheduler=SchedulerConfig(),
@@ -64,15 +60,16 @@ async def test_a_page_that_cannot_be_made_ends_nothing_and_comes_back(monkeypatc
     running = asyncio.ensure_future(page.run())
     try:
         async with TestClient(TestServer(app)) as browser:
+            policy = "default-src 'none'; frame-ancestors 'none'"
             broken.set()
             assert (await browser.get("/api/v1/overview")).status == 503
             assert not running.done()
             broken.clear()
-            assert (await browser.get("/api/v1/overview")).status == 200
-            stream = await browser.get("/api/v1/events")
+            answer = await browser.get("/api/v1/overview")
+            assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, policy)
             broken.set()
-            await asyncio.wait_for(stream.read(), 10)
-            assert (await browser.get("/api/v1/events")).status == 503
+            again = await browser.get("/api/v1/overview", headers={"If-None-Match": answer.headers["ETag"]})
+            assert (again.status, again.headers["Content-Security-Policy"]) == (503, policy)
             assert not running.done()
     finally:
         running.cancel()
