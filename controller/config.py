@@ -16,7 +16,7 @@ from controller.topology.config import TopologyConfig
 from controller.traffic.config import TrafficConfig
 from kubekit.errors import ConfigError
 from kubekit.http import parse_listen
-from kubekit.lease import Timing
+from kubekit.lease import LeaderElectionConfig
 from kubekit.settings import Range, Section, join, load_yaml, parse_yaml, read
 from kubekit.wire import DNS_LABEL
 from netperf.contract import API_VERSION, HOME_NAMESPACE
@@ -24,7 +24,7 @@ from netperf.contract import API_VERSION, HOME_NAMESPACE
 KIND = "ControllerConfiguration"
 
 
-class LeaderElectionConfig(Section, frozen=True):
+class LeaderElectionSection(Section, frozen=True):
     """Which replica works.
 
     Attributes:
@@ -35,9 +35,11 @@ class LeaderElectionConfig(Section, frozen=True):
     enabled: bool = True
     lease_duration_s: Annotated[float, Range(1, 3600)] = 10.0
 
-    def timing(self) -> Timing:
+    def timing(self) -> LeaderElectionConfig:
         """The same for `kubekit.lease.LeaderElector`."""
-        return Timing(self.lease_duration_s, 0.7 * self.lease_duration_s, min(2.0, 0.2 * self.lease_duration_s))
+        return LeaderElectionConfig(
+            self.lease_duration_s, 0.7 * self.lease_duration_s, min(2.0, 0.2 * self.lease_duration_s)
+        )
 
 
 class ControllerConfiguration(Section, frozen=True):
@@ -54,7 +56,7 @@ class ControllerConfiguration(Section, frozen=True):
     listen: str = "0.0.0.0:9851"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
-    leader_election: LeaderElectionConfig = LeaderElectionConfig()
+    leader_election: LeaderElectionSection = LeaderElectionSection()
     topology: TopologyConfig = TopologyConfig()
     app_group: AppGroupConfig = AppGroupConfig()
     scheduler: SchedulerConfig = SchedulerConfig()

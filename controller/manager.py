@@ -34,7 +34,7 @@ from kubekit.events import EventRecorder
 from kubekit.health import EventLoopMonitor, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server
 from kubekit.lease import LeaderElector, WriteFence
-from kubekit.runtime import keep_memory, supervise
+from kubekit.runtime import configure_gc, supervise
 from kubekit.version import installed_version
 from kubekit.wire import Condition
 from netperf.contract import CONTROLLER, RESULTS_NAME
@@ -168,7 +168,7 @@ class Manager:
         self._info = Gauge("netaware_leader", "Whether this replica leads.", registry=registry)
         self._info.set_function(lambda: float(self.elector.leadership.held))
         self._sync = Gauge(
-            "netaware_mirror_sync_seconds", "How long the first listing of all mirrors took.", registry=registry
+            "netaware_informer_sync_seconds", "How long the first listing of all mirrors took.", registry=registry
         )
         registry.register(MirrorMetrics(lambda: self._mirrors))
         self._loop = EventLoopMonitor(registry)
@@ -224,7 +224,7 @@ class Manager:
         await self.caches.settle()
         self._sync.set(time.monotonic() - started)
         log.info("mirrors are full", **{name.replace("-", "_"): len(m) for name, m in self.caches.by_name.items()})
-        await keep_memory()
+        await configure_gc()
 
     def _checks(self) -> Checks:
         checks = Checks()

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from kubekit.errors import ConfigError, KubekitError
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 
 QUERY_TIMEOUT_S = 10.0
 
@@ -151,7 +151,7 @@ def check_url(url: str, field: str) -> None:
 def _read(body: bytes, status: int, url: str, *, finite: bool) -> list[Series]:
     try:
         answer = _decode_answer(body)
-    except UNREADABLE:
+    except DECODE_ERRORS:
         try:
             # Scalars and strings have another shape: [time, value].
             return _scalar(body)

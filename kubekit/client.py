@@ -32,8 +32,8 @@ from kubekit.config import ClusterConfig
 from kubekit.credentials import Credential
 from kubekit.errors import ApiError, MalformedObjectError, NotLeaderError, SilentWatchError, UnreachableError
 from kubekit.transport import ConnectionPool, ConnectionPools
-from kubekit.waiting import Breath
-from kubekit.wire import EVICTIONS, PODS, UNREADABLE, ListMeta, Resource, Wire
+from kubekit.waiting import CooperativeYield
+from kubekit.wire import DECODE_ERRORS, EVICTIONS, PODS, ListMeta, Resource, Wire
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class Client:
         """The same connections, but every write asks ``guard`` first and ends before its permission does."""
         return self._twin(guard, self._lane)
 
-    def urgent(self) -> Client:
+    def with_dedicated_connection(self) -> Client:
         """The same client on a connection that nobody else uses: for what must not wait behind anything, such as a Lease."""
         return self._twin(self._guard, ConnectionPool.URGENT)
 
@@ -191,7 +191,7 @@ class Client:
     ) -> list[T]:
         """Read all objects that match. For caches use a Reflector, which survives malformed objects."""
         found: list[T] = []
-        breath = Breath()
+        breath = CooperativeYield()
         async for page in self.pages(
             resource, namespace=namespace, label_selector=label_selector, field_selector=field_selector
         ):
@@ -451,7 +451,7 @@ def selector_params(label_selector: str, field_selector: str) -> dict[str, str]:
 
 
 async def _events(answer: aiohttp.ClientResponse, silence_s: float) -> AsyncIterator[WatchEvent]:
-    decoder, breath = msgspec.json.Decoder(WatchEvent), Breath()
+    decoder, breath = msgspec.json.Decoder(WatchEvent), CooperativeYield()
     while True:
         # A line that is there already is read without a pause, and there may be a thousand of them.
         await breath()
@@ -469,7 +469,7 @@ async def _events(answer: aiohttp.ClientResponse, silence_s: float) -> AsyncIter
 def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=type_)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         msg = f"cannot read {type_.__name__}: {error}"
         raise MalformedObjectError(msg) from error
 
@@ -477,7 +477,7 @@ def _decode(data: bytes | msgspec.Raw, type_: type[T]) -> T:
 def _error_of(answer: aiohttp.ClientResponse, data: bytes) -> ApiError:
     try:
         status = _decode_status(data)
-    except UNREADABLE:
+    except DECODE_ERRORS:
         status = Status(answer.status, "", data[:200].decode("utf-8", "replace").strip() or str(answer.reason))
     if answer.status >= 500:
         # Who failed is not believed when it speaks of a refusal: nobody knows what became of a write.
@@ -503,7 +503,7 @@ class _translated:  # noqa: N801 - reads as a word in `with _translated(...)`
             raise error.__cause__.with_traceback(None) from None
         if isinstance(error, aiohttp.ClientError | ssl.SSLError | OSError | asyncio.IncompleteReadError):
             raise UnreachableError(f"{self._what}: {str(error) or type(error).__name__}") from error
-        if isinstance(error, UNREADABLE):
+        if isinstance(error, DECODE_ERRORS):
             raise MalformedObjectError(f"{self._what}: {error}") from error
         if isinstance(error, ValueError) and "chunk" in str(error).lower():
             raise UnreachableError(f"{self._what}: {error}") from error

@@ -1,7 +1,7 @@
 """A program's health, for /readyz and for Prometheus: how late its event loop is and what for, and how old its mirrors are.
 
 A lease, a watch and a health check all wait for the loop. So work on thousands of objects runs in a thread, or takes breaths
-(`kubekit.waiting.Breath`), and the controller's programs say on /metrics whether that holds.
+(`kubekit.waiting.CooperativeYield`), and the controller's programs say on /metrics whether that holds.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class MirrorMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Three families over all mirrors."""
-        objects = GaugeMetricFamily("netaware_mirrored_objects", "Objects in memory.", labels=["kind"])
+        objects = GaugeMetricFamily("netaware_informer_objects", "Objects in memory.", labels=["kind"])
         malformed = GaugeMetricFamily("netaware_malformed_objects", "Objects that cannot be read.", labels=["kind"])
         age = GaugeMetricFamily(
-            "netaware_mirror_age_seconds",
+            "netaware_informer_age_seconds",
             "Time since the API server was last heard of on this mirror's watch; quiet ones speak once a minute.",
             labels=["kind"],
         )

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from kubekit import logs
 from kubekit.client import Client, WriteGuard
 from kubekit.errors import ApiError, ConfigError, KubekitError, NotLeaderError
-from kubekit.waiting import comes
+from kubekit.waiting import wait_for
 from kubekit.wire import LEASES, Object, ObjectMeta, Wire, format_time
 
 log = logs.get("kubekit.lease")
@@ -56,7 +56,7 @@ def boot_clock() -> float:
 
 
 @dataclass(frozen=True)
-class Timing:
+class LeaderElectionConfig:
     """How long a leadership lasts: ``2 retry_s < renew_deadline_s < duration_s``; client-go's defaults are 2, 10 and 15 s.
 
     A permission is renewed every ``retry_s`` and not written with in its last ``retry_s``; where these were all of it, a leader
@@ -155,7 +155,7 @@ class WriteFence:
 
     async def settle(self, limit_s: float, since_s: float) -> bool:
         """Wait for open writes, at most ``limit_s``; tell whether none ended without an answer in the last ``since_s``."""
-        return await comes(self._quiet, limit_s) and self._unanswered < self._clock() - since_s
+        return await wait_for(self._quiet, limit_s) and self._unanswered < self._clock() - since_s
 
 
 class LeaderElector:
@@ -168,11 +168,16 @@ class LeaderElector:
         namespace: str,
         name: str,
         identity: str,
-        timing: Timing | None = None,
+        timing: LeaderElectionConfig | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
-        self._client, self._namespace, self._name, self._identity = client.urgent(), namespace, name, identity
-        self._timing, self._clock = timing or Timing(), clock
+        self._client, self._namespace, self._name, self._identity = (
+            client.with_dedicated_connection(),
+            namespace,
+            name,
+            identity,
+        )
+        self._timing, self._clock = timing or LeaderElectionConfig(), clock
         self.leadership = WriteFence(clock, reserve_s=self._timing.retry_s)
         self._seen: tuple[str, str] = ("", "")
         self._seen_at = float("-inf")

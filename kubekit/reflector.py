@@ -22,8 +22,8 @@ import msgspec
 from kubekit import logs
 from kubekit.client import Client, WatchEvent
 from kubekit.errors import ApiError, KubekitError, SilentWatchError, UnreachableError
-from kubekit.waiting import Backoff, Breath
-from kubekit.wire import UNREADABLE, Object, ObjectMeta, Resource
+from kubekit.waiting import Backoff, CooperativeYield
+from kubekit.wire import DECODE_ERRORS, Object, ObjectMeta, Resource
 
 log = logs.get("kubekit.reflector")
 
@@ -53,7 +53,7 @@ Held_co = TypeVar("Held_co", covariant=True)
 Handler = Callable[[str, T | None, T | None], None]
 
 
-class Mirror(Protocol[Held_co]):
+class Store(Protocol[Held_co]):
     """What can be asked of a mirror, whole or in part."""
 
     @property
@@ -89,8 +89,8 @@ class Mirror(Protocol[Held_co]):
     def __len__(self) -> int: ...
 
 
-def follow(mirror: Mirror[T], handler: Handler[T]) -> None:
-    """Call ``handler(key, None, new)`` for everything that a mirror holds, and then `Mirror.subscribe` it."""
+def follow(mirror: Store[T], handler: Handler[T]) -> None:
+    """Call ``handler(key, None, new)`` for everything that a mirror holds, and then `Store.subscribe` it."""
     mirror.subscribe(handler)
     for key, held in mirror.items.items():
         handler(key, None, held)
@@ -283,7 +283,7 @@ class Reflector(_Held[T]):
     def _take_listed(self, raw: msgspec.Raw, fresh: dict[str, T], malformed: dict[str, str]) -> None:
         try:
             read = self._decoder.decode(raw)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             key = self._key_of(raw)
             malformed[key] = str(error)
             self._report_malformed(key, str(error))
@@ -314,7 +314,7 @@ class Reflector(_Held[T]):
         """
         self.contact_at = time.monotonic()
         self.malformed = malformed
-        breath = Breath()
+        breath = CooperativeYield()
         for key in self._items.keys() - fresh.keys():
             self._notify(key, self._items.pop(key), None)
             await breath()
@@ -392,7 +392,7 @@ class Reflector(_Held[T]):
             return _decode_object(event.object).metadata.resource_version
         try:
             read = self._decoder.decode(event.object)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             return self._take_malformed(event, str(error))
         key = read.metadata.key
         self.malformed.pop(key, None)
@@ -420,13 +420,13 @@ class Reflector(_Held[T]):
         else:
             self.malformed[key] = error
             self._report_malformed(key, error)
-        with suppress(*UNREADABLE):
+        with suppress(*DECODE_ERRORS):
             return _decode_object(event.object).metadata.resource_version
         return ""
 
     @staticmethod
     def _key_of(raw: msgspec.Raw) -> str:
-        with suppress(*UNREADABLE):
+        with suppress(*DECODE_ERRORS):
             return _decode_object(raw).metadata.key
         return "?"
 
@@ -447,9 +447,9 @@ class FilteredStore(_Held[T]):
         select: the object as it is held here; None when it is no part of this.
     """
 
-    def __init__(self, whole: Mirror[Whole], select: Callable[[Whole], T | None]) -> None:
+    def __init__(self, whole: Store[Whole], select: Callable[[Whole], T | None]) -> None:
         super().__init__()
-        self._whole: Mirror[Any] = whole
+        self._whole: Store[Any] = whole
         self._select: Callable[[Any], T | None] = select
         follow(whole, self._take)
 

@@ -131,7 +131,7 @@ def settle_memory(*, everything: bool = True) -> None:
     gc.set_threshold(young, middle, _NEVER)
 
 
-async def keep_memory() -> None:
+async def configure_gc() -> None:
     """`settle_memory` now, and again whenever the program needs a tenth more than after the last time, until cancelled."""
     settled_at = 0
     while True:

@@ -45,7 +45,7 @@ class Backoff:
         self.failures = 0
 
 
-class Breath:
+class CooperativeYield:
     """``await breath()`` in a long piece of work: lets the rest of the program run when enough time was taken.
 
     Args:
@@ -64,11 +64,11 @@ class Breath:
             self._since = self._clock()
 
 
-class WaitedInVainError(KubekitError):
+class WaitTimeoutError(KubekitError):
     """Something did not come to hold in time; the text says what, and how long it was waited for."""
 
 
-async def comes(event: asyncio.Event, within_s: float) -> bool:
+async def wait_for(event: asyncio.Event, within_s: float) -> bool:
     """Wait for an event, but no longer than that; whether it came."""
     try:
         async with asyncio.timeout(within_s):
@@ -85,24 +85,24 @@ async def until(
     *,
     every_s: float = 0.1,
     meanwhile: Callable[[], object] = lambda: None,
-    error: type[KubekitError] = WaitedInVainError,
+    error: type[KubekitError] = WaitTimeoutError,
 ) -> None:
     """Ask until the answer is true.
 
     Args:
         check: asked at once, then after each pause; may be awaitable.
-        what: is waited for, after "waited 5 s in vain for"; called, where only the end shows what is missing.
+        what: is waited for, after "timed out after 5 s waiting for"; called, where only the end shows what is missing.
         deadline_s: for how long, seconds.
         every_s: the pause, seconds.
         meanwhile: called after each answer that is not true; what it or ``check`` raises ends the wait.
-        error: raised when it was in vain.
+        error: raised at the deadline.
 
     Raises:
-        WaitedInVainError: or ``error``.
+        WaitTimeoutError: or ``error``.
     """
     ends = time.monotonic() + deadline_s
     while not (await found if inspect.isawaitable(found := check()) else found):
         meanwhile()
         if time.monotonic() > ends:
-            raise error(f"waited {deadline_s:g} s in vain for {what if isinstance(what, str) else what()}")
+            raise error(f"timed out after {deadline_s:g} s waiting for {what if isinstance(what, str) else what()}")
         await asyncio.sleep(every_s)

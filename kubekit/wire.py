@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError)
 """What decoding the JSON of others raises: another shape, a text that is no UTF-8, nested too deeply."""
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """What a namespace may be called, as a whole."""

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 
 HOME_NAMESPACE = "netaware-system"
 """The namespace that the manifests make; both programs can be told another."""
@@ -95,7 +95,7 @@ def read_announcement(text: str) -> Announcement | None:
         return None
     try:
         return _decode_announcement(text)
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return None
 
 

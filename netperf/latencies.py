@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 
 LATENCY_ANNOTATION = "netaware.io/latency-us"
 LIMIT_BYTES = 200 * 1024
@@ -95,7 +95,7 @@ def decode_latencies(text: str | None) -> Latencies:
         return Latencies()
     try:
         wire = _decode_wire(text)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         return Latencies(problem=f"annotation {LATENCY_ANNOTATION}: {error}")
     size = len(wire.zones)
     for matrix in (wire.us, wire.error_us or wire.us):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kubekit.addresses import read_address
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 from netperf.contract import PLAN_NAME_PREFIX
 from netperf.errors import PlanRefusedError, Refusal, check_size, refuse
 from netperf.sample import Count, Label, NodeName, Place, Test
@@ -224,7 +224,7 @@ def decode_plan(
         plan, refusals = _from_wire(_decode_wire_plan(text))
     except msgspec.ValidationError as error:
         raise PlanRefusedError("bad-field", str(error)) from error
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise PlanRefusedError("half-written", str(error)) from error
     if zone is not None and plan.zone != zone:
         raise PlanRefusedError("wrong-zone", f"it is for zone {plan.zone!r}, we are in {zone!r}")

@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from kubekit.settings import YEAR_S
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
@@ -345,7 +345,7 @@ def _decode_value(key: str, name: ResultKey, value: str) -> Sample | Failure | R
         canonical = msgspec.json.encode(msgspec.json.decode(value)).decode()
     except msgspec.ValidationError as error:
         return refuse(key, "bad-field", str(error), name.origin)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         return refuse(key, "half-written", str(error), name.origin)
     if canonical != value:
         # Of two members of one name each reader takes its own; our writers write none, nor blanks or escapes.

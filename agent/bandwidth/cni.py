@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 
 CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
 """A node with other directories mounts them here."""
@@ -143,7 +143,7 @@ def parse_cached(data: bytes) -> tuple[str, str, Attachment] | None:
     """Pod uid, device inside the pod, and how it came about; None where the file is none of these, or names no pod."""
     try:
         cached = _decode_cached(data)
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return None
     uid = next((value for name, value in cached.cni_args or () if name == "K8S_POD_UID"), "")
     if cached.kind != "cniCacheV1" or not uid:

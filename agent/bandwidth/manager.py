@@ -33,7 +33,7 @@ from kubekit import logs
 from kubekit.client import Client
 from kubekit.events import EventRecorder, Reference
 from kubekit.reflector import Reflector
-from kubekit.waiting import comes
+from kubekit.waiting import wait_for
 from kubekit.wire import PODS, Pod
 
 log = logs.get("agent.bandwidth")
@@ -116,7 +116,7 @@ class BandwidthManager:
             else:
                 log.change("kernel", "", "traffic control can be read again")
             await asyncio.sleep(LEAST_PAUSE_S)
-            if await comes(self._wake, FULL_LOOK_S):
+            if await wait_for(self._wake, FULL_LOOK_S):
                 await asyncio.sleep(GATHER_S)
 
     async def _look(self) -> None:

@@ -21,7 +21,7 @@ from agent.node import NodeView, OwnNode
 from kubekit import logs
 from kubekit.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
 from kubekit.errors import KubekitError
-from kubekit.waiting import Backoff, comes
+from kubekit.waiting import Backoff, wait_for
 from kubekit.wire import NODES, Resource
 from netperf.contract import AGENT
 
@@ -173,7 +173,7 @@ class Publisher:
                     if wrote:
                         pause_s, idle_s = LEAST_PAUSE_S, STALE_S
             await asyncio.sleep(pause_s)
-            await comes(self._wake, max(0.0, idle_s - pause_s))
+            await wait_for(self._wake, max(0.0, idle_s - pause_s))
 
     async def _look(self, before: HardwareCapacity) -> HardwareCapacity:
         try:

@@ -18,7 +18,7 @@ import msgspec
 
 from agent.probing.plan_source import PlanSource
 from kubekit import logs
-from kubekit.waiting import comes
+from kubekit.waiting import wait_for
 from netperf.pacing import (
     CONNECT_ALLOWANCE_S,
     ProbeBudget,
@@ -167,7 +167,7 @@ class ProbeScheduler:
             pairs = [probe for probe in self._plans.own_probes if probe.rank or self._prober is None]
             if plan is None or not pairs:
                 await changed.wait()
-            elif not await comes(changed, self._until_own_moment_s(plan)):
+            elif not await wait_for(changed, self._until_own_moment_s(plan)):
                 # Together: ten dead hosts must not take ten times as long as one.
                 await asyncio.gather(*(self._check_datagrams(plan, probe) for probe in pairs))
 
@@ -199,7 +199,7 @@ class ProbeScheduler:
     async def _comes(self, turn: Turn, changed: asyncio.Event) -> bool:
         """Wait for the turn; False when plan or prober change before. The wall clock may be set meanwhile."""
         while (left_s := turn.starts_at_s - self._wall_clock()) > 0:
-            if await comes(changed, min(left_s, 30.0)):
+            if await wait_for(changed, min(left_s, 30.0)):
                 return False
         return True
 

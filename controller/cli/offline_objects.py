@@ -20,7 +20,7 @@ from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, 
 from controller.convert.documents import objects_in
 from controller.convert.spellings import convert
 from kubekit.errors import ConfigError, KubekitError
-from kubekit.wire import UNREADABLE, Node, Object
+from kubekit.wire import DECODE_ERRORS, Node, Object
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ def read_documents(name: str, flag: str, fix: str = "") -> list[Any]:
         raise ConfigError(flag, f"{name} is not text: {error}") from error
     try:
         return [msgspec.json.decode(text)]
-    except UNREADABLE:
+    except DECODE_ERRORS:
         pass
     try:
         return list(yaml.load_all(text, Loader=_PlainLoader))

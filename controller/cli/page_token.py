@@ -10,7 +10,7 @@ import msgspec
 
 from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError
-from kubekit.wire import SERVICE_ACCOUNTS, UNREADABLE, Wire
+from kubekit.wire import DECODE_ERRORS, SERVICE_ACCOUNTS, Wire
 from netperf.contract import PAGE_ACCOUNT, PAGE_AUDIENCE
 
 LIFE_S = 600.0
@@ -64,7 +64,7 @@ class PageToken:
         try:
             data = await self._client.request("POST", path, body=body)
             token = _decode_token_request(data).status.token
-        except (KubekitError, *UNREADABLE) as error:
+        except (KubekitError, *DECODE_ERRORS) as error:
             # Where there is no such account nobody asks for its tokens.
             self.refused = "" if isinstance(error, ApiError) and error.not_found else str(error)
             self._renew_at = self._clock() + 30.0

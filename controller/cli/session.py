@@ -40,12 +40,12 @@ from kubekit.client import Client
 from kubekit.errors import ApiError, KubekitError, UnreachableError
 from kubekit.wire import (
     CONFIGMAPS,
+    DECODE_ERRORS,
     DEPLOYMENTS,
     NAMESPACES,
     NODES,
     PODS,
     STATEFUL_SETS,
-    UNREADABLE,
     ConfigMap,
     Node,
     Object,
@@ -290,7 +290,7 @@ class Session:
                 for raw in page.items:
                     try:
                         found.append(msgspec.json.decode(raw, type=type_))
-                    except UNREADABLE as error:
+                    except DECODE_ERRORS as error:
                         self.notes[f"{resource.plural} (malformed)"] = f"an object was left out: {error}"
         except ApiError as error:
             if not (error.forbidden or error.not_found):

@@ -23,7 +23,7 @@ from controller.cluster.resources import (
 from controller.cluster.services import Service
 from controller.cluster.volumes import CLAIMS, CLASSES, VOLUMES, PersistentVolume, PersistentVolumeClaim, StorageClass
 from kubekit.client import Client
-from kubekit.reflector import FilteredStore, HasMetadata, Mirror, Reflector
+from kubekit.reflector import FilteredStore, HasMetadata, Reflector, Store
 from kubekit.selectors import parse
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, ConfigMap, Node, Object
 from netperf.contract import AGENT_POD_SELECTOR, PLAN_SELECTOR
@@ -71,7 +71,7 @@ class Caches:
         )
 
     @property
-    def by_name(self) -> Mapping[str, Mirror[Any]]:
+    def by_name(self) -> Mapping[str, Store[Any]]:
         """Every mirror by a name that is fit for metrics and health checks."""
         return {
             "nodes": self.nodes,
@@ -116,7 +116,7 @@ class OwnWrites(Generic[T]):
     same thing again, and put old values of other fields back.
     """
 
-    def __init__(self, mirror: Mirror[T], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, mirror: Store[T], clock: Callable[[], float] = time.monotonic) -> None:
         self._mirror, self._clock = mirror, clock
         self._written: dict[str, tuple[float, set[str], T]] = {}
 

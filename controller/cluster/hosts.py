@@ -14,7 +14,7 @@ from controller.cluster.costs import Location, location_of
 from controller.cluster.eligibility import blocking_taints, is_closing
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.requests import PORT_PREFIX, Amounts, add, amounts, bounded
-from kubekit.reflector import Mirror, follow
+from kubekit.reflector import Store, follow
 from kubekit.wire import Node, Taint
 
 
@@ -149,7 +149,7 @@ class Fleet:
         self._held: dict[str, PodInfo] = {}
         self._templates: dict[TemplateKey, PodTemplate] = {}
 
-    def follow(self, nodes: Mirror[Node], pods: Mirror[PodInfo]) -> None:
+    def follow(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Take everything that these mirrors hold, and every change to come."""
         follow(nodes, self.take_node)
         follow(pods, self.take_pod)

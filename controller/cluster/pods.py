@@ -12,8 +12,8 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from kubekit.conditions import find
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import (
+    DECODE_ERRORS,
     FINISHED,
-    UNREADABLE,
     Condition,
     Object,
     ObjectMeta,
@@ -362,5 +362,5 @@ def target_of(pod: GroupPod | AskedPod) -> Target | None:
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:
         return _decode_target(text) if text else None
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return None

@@ -15,7 +15,7 @@ import msgspec
 from controller.cluster.eligibility import selects
 from controller.cluster.pods import GroupPod, NodeSelector, NodeSelectorTerm
 from controller.cluster.requests import amount
-from kubekit.reflector import Mirror, follow
+from kubekit.reflector import Store, follow
 from kubekit.selectors import LabelSelector, MatchExpression
 from kubekit.wire import Object, Resource, ResourceRequirements, Wire
 from netperf.contract import REGION_LABEL, ZONE_LABEL
@@ -160,7 +160,7 @@ class Volumes:
         return made
 
     def follow(
-        self, volumes: Mirror[PersistentVolume], claims: Mirror[PersistentVolumeClaim], classes: Mirror[StorageClass]
+        self, volumes: Store[PersistentVolume], claims: Store[PersistentVolumeClaim], classes: Store[StorageClass]
     ) -> None:
         """Take everything that these mirrors hold, and every change to come."""
         follow(volumes, self.take_volume)

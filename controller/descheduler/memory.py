@@ -13,7 +13,7 @@ from controller.descheduler.config import LimitsConfig, Strategy
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.errors import ApiError
-from kubekit.wire import CONFIGMAPS, UNREADABLE, ConfigMap, Object
+from kubekit.wire import CONFIGMAPS, DECODE_ERRORS, ConfigMap, Object
 from netperf.contract import PART_OF
 
 Outcome = Literal[
@@ -252,7 +252,7 @@ class MemoryStore:
         text = (found.data or {}).get(KEY, "{}")
         try:
             memory = _decode_memory(text)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             log.change("memory", str(error), "memory does not read and starts anew", configmap=NAME, error=error)
             return Memory()
         self._written = memory

@@ -17,7 +17,7 @@ from controller.cluster.pods import GroupPod, NodeAffinity, NodeSelector, NodeSe
 from controller.scheduler.rules import Weighing, normalise
 from kubekit.owners import controller_of
 from kubekit.selectors import MatchExpression
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 from netperf.contract import ZONE_LABEL
 
 _decode_match_expression = msgspec.json.Decoder(MatchExpression).decode
@@ -126,7 +126,7 @@ def as_asked(pod: GroupPod) -> GroupPod:
         return pod
     try:
         ours = _decode_match_expression(text)
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return pod
     terms = [
         (term, NodeSelectorTerm([r for r in term.match_expressions or () if r != ours], term.match_fields))

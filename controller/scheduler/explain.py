@@ -15,7 +15,7 @@ from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.rules import Bond, Tally, Weighing, normalise, weigh
 from controller.scheduler.state import State
-from kubekit.wire import UNREADABLE, format_time
+from kubekit.wire import DECODE_ERRORS, format_time
 
 DECISION_ANNOTATION = "netaware.io/decision"
 """On a pod: the `Decision` it was released with, as JSON."""
@@ -234,7 +234,7 @@ def decision_of(pod: GroupPod) -> Decision | None:
     text = pod.metadata.annotation(DECISION_ANNOTATION)
     try:
         return _decode_decision(text) if text else None
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return None
 
 

@@ -8,7 +8,7 @@ from controller.cluster.caches import OwnWrites
 from controller.cluster.membership import NamedPods
 from controller.cluster.pods import GroupPod
 from controller.scheduler.state import State
-from kubekit.reflector import Mirror
+from kubekit.reflector import Store
 
 
 class GroupPods:
@@ -20,7 +20,7 @@ class GroupPods:
         waiting: keys of the pods that are neither bound nor over.
     """
 
-    def __init__(self, mirror: Mirror[GroupPod], state: State, clock: Callable[[], float]) -> None:
+    def __init__(self, mirror: Store[GroupPod], state: State, clock: Callable[[], float]) -> None:
         self._mirror, self._state, self._clock = mirror, state, clock
         self._written: OwnWrites[GroupPod] = OwnWrites(mirror)
         self._named = NamedPods()

@@ -22,7 +22,7 @@ from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder, reference
-from kubekit.wire import PODS, UNREADABLE
+from kubekit.wire import DECODE_ERRORS, PODS
 
 log = logs.get("controller.scheduler.pod_updater")
 
@@ -110,7 +110,7 @@ async def may_evict(client: Client) -> bool:
     try:
         answer = await client.request("POST", _ACCESS_REVIEWS, body=body)
         allowed = _decode_review(answer).status.allowed
-    except (KubekitError, *UNREADABLE) as error:
+    except (KubekitError, *DECODE_ERRORS) as error:
         log.change("eviction", str(error), "whether pods may be evicted is not known", error=error)
         return False
     log.change(

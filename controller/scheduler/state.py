@@ -21,7 +21,7 @@ from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.rules import Bond, Weighing, weigh
-from kubekit.reflector import Mirror, follow
+from kubekit.reflector import Store, follow
 from kubekit.wire import Node, Object, ObjectMeta
 
 NO_GROUP_LABEL = "the pod belongs to no AppGroup"
@@ -108,13 +108,13 @@ class State:
 
     def follow(
         self,
-        nodes: Mirror[Node],
-        pods: Mirror[GroupPod],
-        groups: Mirror[AppGroup],
-        topologies: Mirror[NetworkTopology],
+        nodes: Store[Node],
+        pods: Store[GroupPod],
+        groups: Store[AppGroup],
+        topologies: Store[NetworkTopology],
         *,
-        namespaces: Mirror[Object],
-        services: Mirror[Service],
+        namespaces: Store[Object],
+        services: Store[Service],
     ) -> None:
         """Take everything that these mirrors hold, and every change to come."""
         follow(namespaces, self.take_namespace)

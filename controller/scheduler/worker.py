@@ -33,7 +33,7 @@ from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import PlanningError
 from kubekit import logs
-from kubekit.reflector import Mirror
+from kubekit.reflector import Store
 from kubekit.runtime import settle_memory
 from kubekit.wire import Node
 
@@ -68,7 +68,7 @@ class PlanningProcess:
         self._costs: CostTable | None = None
         self._lock = asyncio.Lock()
 
-    def follow(self, nodes: Mirror[Node], pods: Mirror[PodInfo]) -> None:
+    def follow(self, nodes: Store[Node], pods: Store[PodInfo]) -> None:
         """Note every change from now on; subscribe the fleet first."""
         nodes.subscribe(lambda key, _old, _new: self._dirty.add(key))
         pods.subscribe(self._take_pod)

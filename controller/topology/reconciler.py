@@ -34,7 +34,7 @@ from kubekit.events import EventRecorder, reference
 from kubekit.lease import boot_clock
 from kubekit.patches import Operation
 from kubekit.runtime import supervise
-from kubekit.waiting import Breath
+from kubekit.waiting import CooperativeYield
 from kubekit.wire import Condition, Node, Object
 from kubekit.workqueue import WorkQueue
 from netperf.latencies import ZonePair
@@ -242,7 +242,7 @@ class TopologyController:
         """What placed pods ask of each path; counted anew, in a thread, when pods moved."""
         if self._allocated is not None:
             return self._allocated
-        moves, breath = self._pod_moves, Breath()
+        moves, breath = self._pod_moves, CooperativeYield()
         for key in tuple(self._membership.groups):
             if key in self._membership.groups:
                 self._membership.graph(key)  # kept, so that the copy has it

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from controller.cluster.resources import AppGroup
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION
 
 GREATEST_WEIGHT = 1e18
@@ -24,7 +24,7 @@ def read_weights(group: AppGroup) -> Weights:
     """The measured ones as they stand there, whether or not they make sense; nothing where they cannot be read."""
     try:
         return _decode_weights(group.metadata.annotation(MEASURED_WEIGHTS_ANNOTATION) or "{}")
-    except UNREADABLE:
+    except DECODE_ERRORS:
         return {}
 
 
@@ -40,7 +40,7 @@ def annotated_weights(group: AppGroup, name: str, problems: list[str]) -> Edges:
         return {}
     try:
         found = by_edge(_decode_weights(text))
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         problems.append(f"annotation {name}: {error}")
         return {}
     bad = [f"{caller} to {callee}" for (caller, callee), weight in found.items() if not 0 <= weight <= GREATEST_WEIGHT]

@@ -51,7 +51,7 @@ def answer(body: bytes) -> bytes:
     Whose pods are asked about is for the webhook's configuration to say; a pod without the label is never touched.
 
     Raises:
-        kubekit.wire.UNREADABLE: the body is no AdmissionReview of a pod.
+        kubekit.wire.DECODE_ERRORS: the body is no AdmissionReview of a pod.
     """
     review = _decode_review(body)
     response: dict[str, object] = {"uid": review.request.uid, "allowed": True}

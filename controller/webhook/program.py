@@ -15,7 +15,7 @@ from kubekit.errors import ConfigError
 from kubekit.http import Server
 from kubekit.http_limits import BODY_TIMEOUT_S, BodyTooLargeError, read_body
 from kubekit.runtime import supervise
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 
 log = logs.get("controller.webhook")
 
@@ -51,7 +51,7 @@ async def run_webhook(certificate_dir: Path, *, listen: str = DEFAULT_LISTEN) ->
         except TimeoutError as error:
             reviews.labels("late").inc()
             raise web.HTTPRequestTimeout from error
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             reviews.labels("malformed").inc()
             raise web.HTTPBadRequest(text=f"no AdmissionReview of a pod: {error}") from error
         reviews.labels("answered").inc()

@@ -189,11 +189,11 @@ async def _with_pods(plane: ControlPlane, folder: Path) -> Figures:
 
 async def _one_size(plane: ControlPlane, folder: Path, size: int) -> Figures:
     found = await _run_manager(plane, folder)
-    assert found['netaware_mirrored_objects{kind="nodes"}'] == size
+    assert found['netaware_informer_objects{kind="nodes"}'] == size
     largest = size == SIZES[-1]
     return {
         f"controller_sync_{size}_nodes": _figure(
-            found["netaware_mirror_sync_seconds"], "s", 2.0 if largest else None, "official client: 13 s for 10,000"
+            found["netaware_informer_sync_seconds"], "s", 2.0 if largest else None, "official client: 13 s for 10,000"
         ),
         f"controller_memory_{size}_nodes": _figure(
             found["process_resident_memory_bytes"] / 1e6,

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from kubekit.lease import Timing
-from kubekit.wire import UNREADABLE, Wire
+from kubekit.lease import LeaderElectionConfig
+from kubekit.wire import DECODE_ERRORS, Wire
 from netperf.contract import AGENT, CONTROLLER, HOME_NAMESPACE
 from netperf.results import FAILED_SUFFIX, OWN_PREFIX
 
@@ -98,7 +98,7 @@ def read(lines: Iterable[bytes]) -> list[AuditEvent]:
     for line in lines:
         try:
             events.append(decoder.decode(line))
-        except UNREADABLE:
+        except DECODE_ERRORS:
             continue
     return events
 
@@ -263,7 +263,7 @@ def handovers(events: Iterable[AuditEvent], lease: str) -> list[Handover]:
         identity = (event.response_object.get("spec") or {}).get("holderIdentity") or ""
         if not identity:
             continue
-        if holder and (identity != holder or event.when - renewed > Timing().renew_deadline_s):
+        if holder and (identity != holder or event.when - renewed > LeaderElectionConfig().renew_deadline_s):
             found.append(Handover(renewed, event.when))
         holder, renewed = identity, event.when
     return found

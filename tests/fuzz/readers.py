@@ -36,7 +36,7 @@ from controller.webhook import gate
 from kubekit import client, quantity, selectors
 from kubekit.errors import ConfigError, QuantityError, SelectorError
 from kubekit.http import parse_listen
-from kubekit.wire import UNREADABLE, ObjectMeta
+from kubekit.wire import DECODE_ERRORS, ObjectMeta
 from netperf.contract import MEASURED_WEIGHTS_ANNOTATION, PASSPHRASE_KEY, read_announcement
 from netperf.errors import PlanRefusedError
 from netperf.latencies import decode_latencies
@@ -52,7 +52,7 @@ Reader = Callable[[str], object]
 # A thousand times slower than JSON, and read of an administrator's own files only.
 SLOW = {"configuration", "descheduler policy"}
 # What readers of JSON alone raise; who calls them answers for both.
-JSON = UNREADABLE
+JSON = DECODE_ERRORS
 # The kernel cuts no message; one that is cut must raise at once and not be taken for another.
 NETLINK = (struct.error, IndexError, ValueError)
 DEEP = '{"x":' + "[" * 1_500

@@ -22,7 +22,7 @@ from controller.scheduler.rules import Weighing
 from controller.scheduler.state import NO_GROUP_LABEL, DeletedNodeError, State
 from kubekit import logs
 from kubekit.http_limits import BodyTooLargeError, read_body
-from kubekit.wire import UNREADABLE
+from kubekit.wire import DECODE_ERRORS
 
 log = logs.get("controller.scheduler.extender")
 
@@ -148,13 +148,13 @@ class Extender:
         _check_names(question.nodenames)
         try:
             return self._answers.follow(pod.metadata.uid, bytes(question.nodenames), weighing, target)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def _nodes_of(self, question: Question) -> Names:
         try:
             return self._answers.names(question.pod.metadata.uid, bytes(question.nodenames))
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             raise BadRequestError(f"nodenames: {error}") from None
 
     def answer_prioritize(self, body: bytes) -> bytes:
@@ -187,7 +187,7 @@ class Extender:
         """
         try:
             question = decode_preemption(body)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             raise BadRequestError(f"no ExtenderPreemptionArgs: {error}") from None
         if question.nodes is None:
             msg = "NodeNameToMetaVictims is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
@@ -229,7 +229,7 @@ def _question(body: bytes) -> Question:
             question = Question(found.pod, found.node_names)
         else:
             question = _decode_question(body)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     if not question.nodenames:
         question = _other_spelling(body)
@@ -246,7 +246,7 @@ def _other_spelling(body: bytes) -> Question:
             msg = "nodenames is missing; set nodeCacheCapable: true for this extender in the scheduler's configuration"
             raise BadRequestError(msg)
         pod = _decode_asked_pod(fields.get("pod", b"{}"))
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise BadRequestError(f"no ExtenderArgs: {error}") from None
     return Question(pod, fields["nodenames"])
 

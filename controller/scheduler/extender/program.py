@@ -30,7 +30,7 @@ from kubekit.errors import ConfigError
 from kubekit.health import EventLoopMonitor, MirrorMetrics, count_tasks, stale
 from kubekit.http import Checks, Server, parse_listen
 from kubekit.reflector import Reflector
-from kubekit.runtime import keep_memory, supervise
+from kubekit.runtime import configure_gc, supervise
 from kubekit.wire import NAMESPACES, NODES, PODS, Node, Object
 from netperf.contract import HOME_NAMESPACE
 
@@ -141,7 +141,7 @@ class ExtenderService:
             app_groups=len(self._mirrors["app groups"]),
             network_topologies=len(self._mirrors["network topologies"]),
         )
-        await keep_memory()
+        await configure_gc()
 
 
 def _is_loopback(listen: str) -> bool:

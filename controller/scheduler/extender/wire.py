@@ -83,7 +83,7 @@ class NodeIndex:
         """Group the names of a JSON list by place; names that we have never seen go with `NOWHERE`.
 
         Raises:
-            kubekit.wire.UNREADABLE: it is no list of texts.
+            kubekit.wire.DECODE_ERRORS: it is no list of texts.
         """
         unknown: list[str] = []
         numbers = self._table.numbers(raw)
@@ -170,7 +170,7 @@ class Answers:
         """The nodes of a request; recognised when filter gave exactly this list for the same pod.
 
         Raises:
-            kubekit.wire.UNREADABLE: it is no list of texts.
+            kubekit.wire.DECODE_ERRORS: it is no list of texts.
         """
         self._index.refresh()
         if self._given_at != self._state.node_version:
@@ -225,7 +225,7 @@ class Answers:
         times faster. None where nothing of the plan passes, and the plain rule is to answer.
 
         Raises:
-            kubekit.wire.UNREADABLE: the names are no list of texts.
+            kubekit.wire.DECODE_ERRORS: the names are no list of texts.
         """
         place_of = self._state.place_of
         place = place_of.get(target.node)

@@ -102,7 +102,7 @@ AGENTS = Dashboard(
                     "Objects in memory",
                     "short",
                     "What the controller mirrors, by kind.",
-                    Query("max by (kind) (netaware_mirrored_objects)", "{{kind}}"),
+                    Query("max by (kind) (netaware_informer_objects)", "{{kind}}"),
                 ),
                 lines(
                     "Events lost",

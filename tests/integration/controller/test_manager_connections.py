@@ -92,7 +92,7 @@ async def test_connections_follow_neither_zones_nor_viewers(
         print(f"{most} connections")
         # Fewer than one each, and the Lease's: the list above names a kind that is not watched any more.
         assert len(WATCHED) < most <= len(WATCHED) + OTHERS
-        assert shown['netaware_mirror_age_seconds{kind="results"}'] >= 0
+        assert shown['netaware_informer_age_seconds{kind="results"}'] >= 0
         lease = await client.get(LEASES, "netaware-controller", Lease, namespace=namespace)
         assert lease.spec.lease_transitions == 0
     finally:

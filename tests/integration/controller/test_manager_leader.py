@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from controller.cluster.resources import NETWORK_TOPOLOGIES, NetworkTopology
-from controller.config import LeaderElectionConfig
+from controller.config import LeaderElectionSection
 from controller.topology.weights import written_costs
 from kubekit.client import Client
 from kubekit.wire import LEASES, Object
@@ -32,7 +32,7 @@ from tests.support.audit_log import audit_events
 
 LONG_ELECTION = {"leaseDurationS": 600.0}
 DURATION_S = FAST_ELECTION["leaseDurationS"]
-SHIPPED_ELECTION = {"leaseDurationS": LeaderElectionConfig().lease_duration_s}
+SHIPPED_ELECTION = {"leaseDurationS": LeaderElectionSection().lease_duration_s}
 
 
 @dataclass(frozen=True)

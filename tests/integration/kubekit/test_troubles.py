@@ -338,7 +338,7 @@ async def test_a_slow_list_is_taken_in_and_a_lease_does_not_wait_for_it(own_plan
             await until(lambda: tunnels.bytes_down > 100_000)
             answered = 0
             while not mirror.synced.is_set() and answered < 5:
-                await client.urgent().request("GET", "/version")
+                await client.with_dedicated_connection().request("GET", "/version")
                 answered += not mirror.synced.is_set()
             assert answered == 5, "the list was still on its way"
             await wait_synced(mirror, timeout_s=120)

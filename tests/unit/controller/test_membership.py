@@ -15,7 +15,7 @@ from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.group_pods import GroupPods
 from controller.scheduler.state import State
-from kubekit.reflector import Mirror
+from kubekit.reflector import Store
 from kubekit.wire import Object, ObjectMeta
 
 NAMESPACES = ("a", "b", "c", "shared")
@@ -89,7 +89,7 @@ class Held:
 
 def test_a_pod_whose_label_names_another_group_now_is_of_that_one_alone() -> None:
     held = Held()
-    pods = GroupPods(cast("Mirror[GroupPod]", held), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
+    pods = GroupPods(cast("Store[GroupPod]", held), State(SchedulerConfig(), "netaware-system"), lambda: 0.0)
     old: GroupPod | None = None
     for label in ("shop", "bank"):
         labels = {"appgroup.diktyo.x-k8s.io": label}

@@ -29,7 +29,7 @@ from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.unit.controller import groups
 
 
-class Mirror:
+class Store:
     """Stands where a reflector would: tells subscribers of changes."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Mirror:
 
 class Cluster:
     def __init__(self) -> None:
-        self.fleet, self.nodes, self.pods = Fleet(), Mirror(), Mirror()
+        self.fleet, self.nodes, self.pods = Fleet(), Store(), Store()
         self.fleet.follow(self.nodes, self.pods)  # type: ignore[arg-type]
 
     def add_nodes(self, count: int, cpu: int = 4) -> None:

@@ -47,7 +47,7 @@ async def test_a_lease_waits_neither_for_watches_nor_for_lists_nor_for_writes() 
         tasks += [asyncio.create_task(client.request("PATCH", "/write", timeout_s=60)) for _ in range(20)]
         async with asyncio.timeout(30):
             await enough.wait()
-        assert await client.urgent().request("GET", "/lease", timeout_s=30)
+        assert await client.with_dedicated_connection().request("GET", "/lease", timeout_s=30)
         assert len(peers) == 80 + 6, "kinds watched and six"
         for task in tasks:
             task.cancel()

@@ -13,21 +13,21 @@ import pytest
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.errors import ApiError, ConfigError, NotLeaderError, UnreachableError
-from kubekit.lease import LeaderElector, Timing, WriteFence
+from kubekit.lease import LeaderElectionConfig, LeaderElector, WriteFence
 from kubekit.transport import SHARED, ConnectionPool
 from kubekit.wire import LEASES, Object
 from tests.unit.kubekit.simulated_api import SimulatedApi
 
-FAST = Timing(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
+FAST = LeaderElectionConfig(duration_s=1.0, renew_deadline_s=0.6, retry_s=0.1)
 # Deadlines that a busy machine does not miss.
-PATIENT = Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)
+PATIENT = LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)
 BODY = {"metadata": {"name": "x"}}
 
 
 class Replica:
     """An elector with a client of its own, and what it did."""
 
-    def __init__(self, client: Client, identity: str, timing: Timing = FAST) -> None:
+    def __init__(self, client: Client, identity: str, timing: LeaderElectionConfig = FAST) -> None:
         self.elector = LeaderElector(client, namespace="ns", name="lease", identity=identity, timing=timing)
         self.terms = 0
         self.working = False
@@ -56,7 +56,7 @@ class Replica:
 
 
 @asynccontextmanager
-async def replicas(api: SimulatedApi, count: int, timing: Timing = FAST) -> AsyncIterator[list[Replica]]:
+async def replicas(api: SimulatedApi, count: int, timing: LeaderElectionConfig = FAST) -> AsyncIterator[list[Replica]]:
     async with AsyncExitStack() as stack:
         config = await stack.enter_async_context(api.running())
         clients = [await stack.enter_async_context(Client(config, user_agent=f"r{i}")) for i in range(count)]
@@ -117,7 +117,7 @@ async def test_a_lease_that_somebody_touched_or_deleted_is_read_and_renewed_all_
 
 async def test_a_leader_that_stops_hands_over_at_once(api: SimulatedApi) -> None:
     # A lease that lasts far longer than anybody waits here: it is given back, or the second never gets it.
-    long = Timing(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
+    long = LeaderElectionConfig(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
     async with replicas(api, 2, long) as (first, second):
         first.start()
         await until(lambda: first.leads)
@@ -130,7 +130,7 @@ async def test_a_leader_that_stops_hands_over_at_once(api: SimulatedApi) -> None
 
 
 async def test_a_leader_that_stops_while_a_renewal_is_on_its_way_hands_over_too(api: SimulatedApi) -> None:
-    long = Timing(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
+    long = LeaderElectionConfig(duration_s=600.0, renew_deadline_s=300.0, retry_s=0.1)
     async with replicas(api, 2, long) as (first, second):
         first.start()
         await until(lambda: first.leads)
@@ -142,7 +142,9 @@ async def test_a_leader_that_stops_while_a_renewal_is_on_its_way_hands_over_too(
 
 
 @asynccontextmanager
-async def writing_leader(api: SimulatedApi, timing: Timing) -> AsyncIterator[tuple[LeaderElector, asyncio.Task[None]]]:
+async def writing_leader(
+    api: SimulatedApi, timing: LeaderElectionConfig
+) -> AsyncIterator[tuple[LeaderElector, asyncio.Task[None]]]:
     """A leader of whose election one write, by a client of its own, gets no answer while the Lease's requests do."""
     api.deaf_to.add("writes")
     async with (
@@ -171,7 +173,10 @@ def holder(api: SimulatedApi) -> str:
 
 
 async def test_a_leader_that_stops_gives_its_lease_back_once_its_last_write_is_answered(api: SimulatedApi) -> None:
-    async with writing_leader(api, Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)) as (_, task):
+    async with writing_leader(api, LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)) as (
+        _,
+        task,
+    ):
         task.cancel()
         await asyncio.sleep(0.3)
         assert holder(api) == "r", "what was sent may take effect while another leads"
@@ -185,7 +190,10 @@ async def test_a_leader_whose_last_write_is_not_answered_leaves_its_lease_to_run
     api: SimulatedApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kubekit.lease.SETTLE_S", 0.2)
-    async with writing_leader(api, Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)) as (_, task):
+    async with writing_leader(api, LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=0.1)) as (
+        _,
+        task,
+    ):
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert holder(api) == "r"
@@ -305,7 +313,10 @@ async def test_who_lost_the_lease_and_stops_later_does_not_take_it_from_its_succ
 
 async def test_who_gave_the_lease_back_and_runs_again_does_not_take_it_from_its_successor(api: SimulatedApi) -> None:
     # Nobody renews while this lasts, so that a version that was read is still that of the lease.
-    async with replicas(api, 2, Timing(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)) as (first, second):
+    async with replicas(api, 2, LeaderElectionConfig(duration_s=60.0, renew_deadline_s=30.0, retry_s=10.0)) as (
+        first,
+        second,
+    ):
         first.start()
         await until(lambda: first.leads)
         await first.stop()
@@ -364,7 +375,7 @@ async def test_no_write_begins_in_the_last_pause_of_a_permission() -> None:
         namespace="ns",
         name="lease",
         identity="r",
-        timing=Timing(10.0, 7.0, 2.0),
+        timing=LeaderElectionConfig(10.0, 7.0, 2.0),
         clock=lambda: 100.0,
     )
     elector.leadership.extend(102.1)
@@ -517,4 +528,4 @@ async def test_work_that_ends_by_itself_ends_the_election(api: SimulatedApi) -> 
 @pytest.mark.parametrize("times", [(10, 10, 2), (10, 7, 7), (7, 10, 2), (10, 7, 0), (10, 7, 5), (10, 4, 2)])
 def test_times_that_do_not_fit_together_are_refused(times: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match="do not fit together"):
-        Timing(*times)
+        LeaderElectionConfig(*times)

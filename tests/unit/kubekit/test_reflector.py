@@ -18,7 +18,7 @@ THINGS = Resource("", "v1", "configmaps", "ConfigMap")
 Change = tuple[str, bool, bool]
 
 
-class Mirror:
+class Store:
     """A running reflector, its server, and the changes that it reported: key, had an old object, has a new one."""
 
     def __init__(self, api: SimulatedApi, reflector: Reflector[ConfigMap]) -> None:
@@ -40,10 +40,10 @@ async def until(check: Callable[[], bool], deadline_s: float = 60.0) -> None:
 
 
 @asynccontextmanager
-async def mirroring(api: SimulatedApi, **selectors: str) -> AsyncIterator[Mirror]:
+async def mirroring(api: SimulatedApi, **selectors: str) -> AsyncIterator[Store]:
     async with api.running() as config, Client(config) as client:
         reflector: Reflector[ConfigMap] = Reflector(client, THINGS, ConfigMap, namespace="ns", **selectors)
-        mirror = Mirror(api, reflector)
+        mirror = Store(api, reflector)
         task = asyncio.create_task(reflector.run())
         try:
             yield mirror

@@ -15,7 +15,7 @@ import pytest
 
 from kubekit import runtime
 from kubekit.errors import ConfigError, UnreachableError
-from kubekit.runtime import keep_memory, run_program, settle_memory, supervise
+from kubekit.runtime import configure_gc, run_program, settle_memory, supervise
 
 
 async def forever() -> None:
@@ -32,7 +32,7 @@ import asyncio, sys
 from kubekit import logs
 from kubekit.errors import ConfigError
 from kubekit import runtime
-from kubekit.runtime import keep_memory, run_program, settle_memory, supervise
+from kubekit.runtime import configure_gc, run_program, settle_memory, supervise
 logs.set_up()
 async def forever():
     print("up", flush=True)
@@ -144,7 +144,7 @@ async def test_memory_is_settled_again_when_it_has_grown_by_a_tenth_since(monkey
     monkeypatch.setattr(runtime, "MEMORY_LOOK_S", 0.0)
     monkeypatch.setattr(runtime, "_memory", lambda: memory[0])
     monkeypatch.setattr(runtime, "settle_memory", settle)
-    task = asyncio.create_task(keep_memory())
+    task = asyncio.create_task(configure_gc())
     # What is garbage each time does not make room for more of it the next time.
     for memory[0], garbage[0] in ((1000, 0), (1100, 0), (1101, 1), (1200, 0), (1211, 111), (1211, 100)):
         for _ in range(5):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kubekit.errors import KubekitError
-from kubekit.waiting import WaitedInVainError, until
+from kubekit.waiting import WaitTimeoutError, until
 
 
 class OwnError(KubekitError):
@@ -24,9 +24,9 @@ async def test_it_is_asked_until_it_holds_and_once_at_least() -> None:
 
 
 async def test_what_was_waited_for_and_how_long_is_told() -> None:
-    with pytest.raises(WaitedInVainError, match=r"^waited 0\.01 s in vain for a pod$"):
+    with pytest.raises(WaitTimeoutError, match=r"^timed out after 0\.01 s waiting for a pod$"):
         await until(never, "a pod", 0.01, every_s=0.001)
-    with pytest.raises(OwnError, match=r"^waited 0\.01 s in vain for a, b$"):
+    with pytest.raises(OwnError, match=r"^timed out after 0\.01 s waiting for a, b$"):
         await until(never, lambda: "a, b", 0.01, every_s=0.001, error=OwnError)
 
 
