@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl.tcmsg import plugins, sched_tbf
 from pyroute2.protocols import ETH_P_ALL
@@ -26,7 +28,7 @@ from agent.bandwidth.state import (
 from agent.bandwidth.tbf import WORD, TbfParams
 from agent.bandwidth.traffic_control import ALL_PROTOCOLS
 from agent.netlink import KernelError
-from agent.rtnetlink import rtnetlink
+from agent.rtnetlink import DEADLINE_S, kernel_errors
 
 _TBF_CLASS = 0x10001
 
@@ -57,13 +59,24 @@ plugins["tbf"] = SimpleNamespace(
 )
 
 
+@asynccontextmanager
+async def _changes(what: str) -> AsyncIterator[AsyncIPRoute]:
+    """A socket for some changes, all of them within ten seconds. The kernel is asked for its reasons."""
+    with kernel_errors(what):
+        try:
+            async with asyncio.timeout(DEADLINE_S), AsyncIPRoute(ext_ack=True) as netlink:
+                yield netlink
+        except NetlinkError as error:
+            raise KernelError(str(error.args[1]), error.code) from error
+
+
 async def execute(action: Action) -> None:
     """Do one thing; doing it again changes nothing.
 
     Raises:
         KernelError: the kernel refused, or the device is gone.
     """
-    async with rtnetlink(f"{type(action).__name__} on {action.name}") as netlink:
+    async with _changes(f"{type(action).__name__} on {action.name}") as netlink:
         if isinstance(action, LimitIngress):
             await _set_root(netlink, action.device, action.shape)
         elif isinstance(action, LimitEgress):
