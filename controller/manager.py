@@ -26,7 +26,7 @@ from controller.page.server import Page
 from controller.scheduler.gates import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
-from controller.traffic.keeper import TrafficKeeper
+from controller.traffic.reconciler import TrafficController
 from kubekit import logs
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
@@ -139,7 +139,7 @@ class Manager:
             planner=self._scheduling.plans,
             tell_heat=self._scheduling.fleet.take_heat,
         )
-        self._traffic = TrafficKeeper(
+        self._traffic = TrafficController(
             fenced,
             self.caches,
             config.traffic,

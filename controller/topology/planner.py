@@ -16,7 +16,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER
 from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, same_facts
 from controller.topology.config import TopologyConfig
-from controller.topology.quarantine import Listening, listen, without_suspects
+from controller.topology.quarantine import Liveness, update_liveness, without_suspects
 from controller.topology.results import ObjectName, ResultsMirror, results_of_agents
 from kubekit import logs
 from kubekit.client import MERGE_PATCH, Client
@@ -87,7 +87,7 @@ class ProbePlanner:
         self._queue = WorkQueue()
         self._own: OwnWrites[ConfigMap] = OwnWrites(caches.plans)
         self._plans: dict[str, ZonePlan] = {}
-        self._listening = Listening()
+        self._liveness = Liveness()
         self._nodes_in = Counter(n.metadata.label(ZONE_LABEL) for n in caches.nodes if n.metadata.label(ZONE_LABEL))
         self._expected: dict[str, float] | None = None
         self._links = Gauge(
@@ -143,14 +143,14 @@ class ProbePlanner:
     async def run(self) -> None:
         """Keep the plan until cancelled."""
         self._own.forget()
-        self._listening, self._expected = Listening(), None
+        self._liveness, self._expected = Liveness(), None
         self._queue.add(PLAN)
         await self._queue.work(self._reconcile, name="planner")
 
     @property
     def quarantine(self) -> Collection[str]:
         """Nodes that are left out because nobody can measure them."""
-        return self._listening.quarantine.keys()
+        return self._liveness.quarantine.keys()
 
     @property
     def expected_keys(self) -> Collection[str] | None:
@@ -162,8 +162,8 @@ class ProbePlanner:
         nodes, pods = list(self._caches.nodes), list(self._caches.agent_pods)
         data = {name: self._results.data(name) or {} for name in self.result_objects}
         # At 100 zones planning takes a second: in a thread, since leases and watches share this loop.
-        previous, self._listening, plan, keys = await asyncio.to_thread(
-            self._think, objects, nodes, pods, data, (self._clock(), self._wall())
+        previous, self._liveness, plan, keys = await asyncio.to_thread(
+            self._evaluate, objects, nodes, pods, data, (self._clock(), self._wall())
         )
         self._tell_silent()
         self._expect(keys)
@@ -199,21 +199,21 @@ class ProbePlanner:
         self._writes.labels("results-made").inc()
         log.info("results made", object=results)
 
-    def _think(
+    def _evaluate(
         self,
         objects: Mapping[str, ConfigMap],
         nodes: Sequence[Node],
         pods: Sequence[PodInfo],
         data: Mapping[ObjectName, Mapping[str, str]],
         clocks: tuple[float, float],
-    ) -> tuple[dict[str, ZonePlan], Listening, PairPlan, Collection[str]]:
+    ) -> tuple[dict[str, ZonePlan], Liveness, PairPlan, Collection[str]]:
         """Find the nodes that nobody can measure, and plan without them. Reads nothing but its arguments and the configuration."""
         now_s, wall_s = clocks
         previous = _decode(objects)
         places = draw_map(nodes).places
         found = [decode_results(content, places, now_s=wall_s) for content in data.values()]
-        listening = listen(
-            self._listening,
+        liveness = update_liveness(
+            self._liveness,
             previous.values(),
             [sample for results in found for sample in results.samples.values()],
             [failure for results in found for failure in results.failures.values()],
@@ -221,12 +221,12 @@ class ProbePlanner:
             interval_s=self.interval_s,
         )
         agents = agent_pods_by_node(pods)
-        facts = without_suspects((facts_of(node, agents) for node in nodes), listening.quarantine)
+        facts = without_suspects((facts_of(node, agents) for node in nodes), liveness.quarantine)
         options = self._config.probing
-        plan = plan_pairs(facts, options, previous, wall_s, witnesses=listening.witnesses)
+        plan = plan_pairs(facts, options, previous, wall_s, witnesses=liveness.witnesses)
         # What stood until now as well: a new leader that plans anew at once has not asked for it, but somebody has.
         keys = planned_keys((*previous.values(), *plan.zones.values())).keys()
-        return previous, listening, plan, keys
+        return previous, liveness, plan, keys
 
     def _expect(self, keys: Collection[str]) -> None:
         """Keys of the plan before are still expected for two rounds: agents learn of a plan when it is written, not before."""
@@ -235,7 +235,7 @@ class ProbePlanner:
         self._expected = kept | dict.fromkeys(keys, now_s + 2 * max(self.interval_s, REPLAN_S))
 
     def _tell_silent(self) -> None:
-        silent = sorted(self._listening.quarantine)
+        silent = sorted(self._liveness.quarantine)
         self._silent.set(len(silent))
         shown = ", ".join(silent[:5])
         log.change("silent", shown, "nodes that nobody can measure: their pairs move", count=len(silent), some=shown)

@@ -37,7 +37,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
     since_s: float
 
 
-class Listening(msgspec.Struct, frozen=True):
+class Liveness(msgspec.Struct, frozen=True):
     """What is remembered from look to look.
 
     Attributes:
@@ -51,15 +51,15 @@ class Listening(msgspec.Struct, frozen=True):
     witnesses: tuple[NodePair, ...] = ()
 
 
-def listen(
-    before: Listening,
+def update_liveness(
+    before: Liveness,
     plans: Iterable[ZonePlan],
     samples: Iterable[Sample],
     failures: Iterable[Failure],
     *,
     now_s: float,
     interval_s: float,
-) -> Listening:
+) -> Liveness:
     """Look at the results once more.
 
     Args:
@@ -85,7 +85,7 @@ def listen(
     quarantine = {node: until for node, until in before.quarantine.items() if until > now_s}
     quarantine |= {n: now_s + QUARANTINE_S for n in evidence.suspects if evidence.is_blamed(n)}
     doubtful = [n for n in evidence.suspects if n not in quarantine][:MOST_SUSPECTS]
-    return Listening(heard, quarantine, tuple(pair for node in doubtful for pair in evidence.call_witnesses(node)))
+    return Liveness(heard, quarantine, tuple(pair for node in doubtful for pair in evidence.call_witnesses(node)))
 
 
 class _Evidence:

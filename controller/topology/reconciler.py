@@ -50,7 +50,7 @@ ALL = "*"
 """Stands for every topology in the queue."""
 
 
-class Conclusion(msgspec.Struct, frozen=True):
+class PendingWrites(msgspec.Struct, frozen=True):
     """What a decision comes to: the patch of the object, None where nothing is to be written, and what costs rest on."""
 
     operations: list[Operation] | None
@@ -172,12 +172,12 @@ class TopologyController:
             return NOT_YET_S
         snapshot = await self._read(topology, objects)
         # At 100 zones a decision takes half a second: in a thread, since leases and watches share this loop.
-        decision, conclusion = await asyncio.to_thread(
-            self._think, key, snapshot, self._states.get(key), now_s=self._clock(), wall_s=self._wall()
+        decision, pending = await asyncio.to_thread(
+            self._evaluate, key, snapshot, self._states.get(key), now_s=self._clock(), wall_s=self._wall()
         )
         self._states[key] = decision.state
         try:
-            await self._execute(key, snapshot, decision, conclusion)
+            await self._execute(key, snapshot, decision, pending)
         except ApiError as error:
             if error.not_found:  # deleted while we were at it
                 return None
@@ -187,9 +187,9 @@ class TopologyController:
             raise
         return min(RESYNC_S, self.planner.interval_s / 4)  # measurements age without any event
 
-    def _think(
+    def _evaluate(
         self, key: str, snapshot: TopologySnapshot, state: CostState | None, *, now_s: float, wall_s: float
-    ) -> tuple[TopologyDecision, Conclusion]:
+    ) -> tuple[TopologyDecision, PendingWrites]:
         """Decide, and what to write. Reads nothing but its arguments and the configuration."""
         decision = decide(
             snapshot,
@@ -201,7 +201,7 @@ class TopologyController:
         )
         weight = build_weight(decision.table, decision.bandwidths)
         operations = patch_topology(snapshot.topology, weight, decision.latencies)
-        return decision, Conclusion(operations, status.tally(decision.table, decision.policy, snapshot.interval_s))
+        return decision, PendingWrites(operations, status.tally(decision.table, decision.policy, snapshot.interval_s))
 
     def _is_ours(self, topology: NetworkTopology) -> bool:
         return not self._config.namespaces or topology.metadata.namespace in self._config.namespaces
@@ -280,14 +280,14 @@ class TopologyController:
         )
 
     async def _execute(
-        self, key: str, snapshot: TopologySnapshot, decision: TopologyDecision, conclusion: Conclusion
+        self, key: str, snapshot: TopologySnapshot, decision: TopologyDecision, pending: PendingWrites
     ) -> None:
-        topology, counts = snapshot.topology, conclusion.counts
-        if conclusion.operations is not None:
+        topology, counts = snapshot.topology, pending.counts
+        if pending.operations is not None:
             after = await self._client.patch(
                 NETWORK_TOPOLOGIES,
                 topology.metadata.name,
-                conclusion.operations,
+                pending.operations,
                 NetworkTopology,
                 kind=JSON_PATCH,
                 namespace=topology.metadata.namespace,

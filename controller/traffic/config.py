@@ -51,7 +51,7 @@ class TrafficConfig(Section, frozen=True):
         prometheus_url: of the Prometheus that knows traffic; empty for none, and then nothing is done.
         source: where traffic is known from, as for ``kubectl netaware propose``; empty for what Prometheus has.
         window_s: over how long.
-        period_s: how often it is read.
+        interval_s: how often it is read.
         keep_weights: write measured traffic to the AppGroups' annotation netaware.io/measured-weights; needs the right to patch
             AppGroups, which the component measured-weights gives.
         prices: turn bytes between zones into money.
@@ -60,7 +60,7 @@ class TrafficConfig(Section, frozen=True):
     prometheus_url: str = ""
     source: str = ""
     window_s: Annotated[int, Range(300, 7_776_000)] = 3600
-    period_s: Annotated[float, Range(1, 86_400)] = 300.0
+    interval_s: Annotated[float, Range(1, 86_400)] = 300.0
     keep_weights: bool = False
     prices: PricesConfig = PricesConfig()
 

@@ -132,7 +132,7 @@ class Source:
     name: str
     title: str
     counters: Sequence[Counter]
-    blind: str
+    limitations: str
     directory: Directory | None = None
     least_rate_s: int = 60
     rounds: str = ""
@@ -162,12 +162,12 @@ def _ebpf(prefix: str, name: str, title: str) -> Source:
         port="server_port",
         both_nodes=True,
     )
-    blind = (
+    limitations = (
         "who asks whom unless the attribute `direction` is selected (then it is guessed: who is behind a Service answers, else "
         "who sends more); zones unless `src.zone` and `dst.zone` are; that two nodes counted the same bytes, unless zones show "
         "it (rates within a zone may be up to twice as high); requests"
     )
-    return Source(name, title, (counter,), blind)
+    return Source(name, title, (counter,), limitations)
 
 
 def _istio() -> Source:
@@ -183,8 +183,8 @@ def _istio() -> Source:
         Counter("istio_tcp_received_bytes_total", source, destination, reporter, asked=True),
         Counter("istio_tcp_sent_bytes_total", source, destination, reporter, asked=False),
     )
-    blind = "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads"
-    return Source("istio", "Istio", counters, blind)
+    limitations = "headers of requests (bodies are counted), clients outside the mesh, zones, kinds of workloads"
+    return Source("istio", "Istio", counters, limitations)
 
 
 def _netobserv() -> Source:
@@ -193,11 +193,11 @@ def _netobserv() -> Source:
     source = End("SrcK8S_Namespace", "SrcK8S_OwnerName", "SrcK8S_OwnerType", "SrcK8S_Zone")
     destination = End("DstK8S_Namespace", "DstK8S_OwnerName", "DstK8S_OwnerType", "DstK8S_Zone")
     counters = (Counter("netobserv_workload_egress_bytes_total", source, destination, asked=None),)
-    blind = (
+    limitations = (
         "who asks whom (guessed: who is behind a Service answers, else who sends more); zones unless the feature and the labels"
         " are on; what sampling left out; requests"
     )
-    return Source("netobserv", "NetObserv", counters, blind)
+    return Source("netobserv", "NetObserv", counters, limitations)
 
 
 def _retina() -> Source:
@@ -209,11 +209,11 @@ def _retina() -> Source:
     counter = Counter(
         "networkobservability_adv_forward_bytes", source, destination, 'direction=~"(?i)egress"', asked=None
     )
-    blind = (
+    limitations = (
         "who asks whom (guessed: who is behind a Service answers, else who sends more); ends in local context (it must be"
         " remote); requests"
     )
-    return Source("retina", "Retina", (counter,), blind)
+    return Source("retina", "Retina", (counter,), limitations)
 
 
 def _caretta() -> Source:
@@ -225,8 +225,8 @@ def _caretta() -> Source:
         Counter("caretta_links_observed", client, server, f'role="{role}"', asked=asked, port="server_port")
         for role, asked in (("1", True), ("2", False))
     )
-    blind = "zones; which of its workloads a Service means when it selects several; anything but TCP; requests"
-    return Source("caretta", "Caretta", counters, blind)
+    limitations = "zones; which of its workloads a Service means when it selects several; anything but TCP; requests"
+    return Source("caretta", "Caretta", counters, limitations)
 
 
 def _linkerd() -> Source:
@@ -256,7 +256,7 @@ def _agent() -> Source:
         Counter(_AGENT_BYTES, client, server, f'direction="{direction}"', asked=asked, port="port", address="server")
         for direction, asked in (("request", True), ("response", False))
     )
-    blind = (
+    limitations = (
         "requests; connections that began before net.netfilter.nf_conntrack_acct was 1; pods in the host's network; calls that"
         " connection tracking does not see (Cilium without kube-proxy, within a bridge without br_netfilter)"
     )
@@ -266,7 +266,7 @@ def _agent() -> Source:
         "conntrack",
         "netaware's agents (connection tracking)",
         counters,
-        blind,
+        limitations,
         directory,
         least_rate_s=100,
         rounds="netaware_traffic_round_seconds",
@@ -346,7 +346,7 @@ class _Table:
         sums.peak += peak
 
     def guess_directions(self, served: frozenset[tuple[str, str]]) -> None:
-        """Decide who asked where the source only told who sent: see `Source.blind`.
+        """Decide who asked where the source only told who sent: see `Source.limitations`.
 
         ``served`` holds (namespace, name) of workloads that a Service selects.
         """

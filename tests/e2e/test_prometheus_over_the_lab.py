@@ -54,7 +54,7 @@ ALONE = {
 STATES_TIMEOUT_S = 480
 WEEK_S, HISTORY_STEP_S = 7 * 86_400, 600
 SCHEDULER_JOB, MESH_JOB = "netaware-scheduler", "mesh"
-TRAFFIC = {"periodS": 2, "windowS": 300, "prices": {"betweenZones": 0.01, "betweenRegions": 0.02}}
+TRAFFIC = {"intervalS": 2, "windowS": 300, "prices": {"betweenZones": 0.01, "betweenRegions": 0.02}}
 MOVES = {"dryRun": False}
 FAST = {
     "perWorkload": 1,

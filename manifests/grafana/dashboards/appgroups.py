@@ -121,7 +121,7 @@ APPGROUPS = Dashboard(
                 number(
                     "Last read",
                     "dateTimeFromNow",
-                    "When traffic was last read from Prometheus; traffic.periodS says how often that should be.",
+                    "When traffic was last read from Prometheus; traffic.intervalS says how often that should be.",
                     Query("max(netaware_traffic_read_timestamp_seconds) * 1000"),
                     width=6,
                 ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from controller.topology.quarantine import QUARANTINE_S, Listening, listen, without_suspects
+from controller.topology.quarantine import QUARANTINE_S, Liveness, update_liveness, without_suspects
 from netperf.pairs import PlanOptions, ProbeNode, plan_pairs
 from netperf.plans import Probe, ZonePlan
 from netperf.sample import Failure, Measurement, ProberName, Sample
@@ -38,7 +38,7 @@ class World:
     ) -> None:
         self.facts, self.round_s, self.write_every = facts, round_s, write_every
         self.plans: Mapping[str, ZonePlan] = plan_pairs(facts, PlanOptions(), None, 1000.0).zones
-        self.listening, self.number = Listening(), 0
+        self.liveness, self.number = Liveness(), 0
         self._samples: dict[tuple[str, str], Sample] = {}
         self._failures: dict[tuple[str, str], Failure] = {}
         self.blamed: set[str] = set()
@@ -51,19 +51,19 @@ class World:
                 for probe in plan.probes:
                     self._probe(probe, fate(probe))
             now_s = self.number * self.round_s
-            self.listening = listen(
-                self.listening,
+            self.liveness = update_liveness(
+                self.liveness,
                 self.plans.values(),
                 self._samples.values(),
                 self._failures.values(),
                 now_s=now_s,
                 interval_s=self.round_s,
             )
-            self.blamed |= set(self.listening.quarantine)
-            facts = without_suspects(self.facts, self.listening.quarantine)
-            witnesses = self.listening.witnesses
+            self.blamed |= set(self.liveness.quarantine)
+            facts = without_suspects(self.facts, self.liveness.quarantine)
+            witnesses = self.liveness.witnesses
             self.plans = plan_pairs(facts, PlanOptions(), self.plans, 1000.0 + now_s, witnesses=witnesses).zones
-        return set(self.listening.quarantine)
+        return set(self.liveness.quarantine)
 
     def _probe(self, probe: Probe, fate: str) -> None:
         pair, ends = (probe.origin.node, probe.destination.node), (probe.origin.place, probe.destination.place)
@@ -124,7 +124,7 @@ def test_healthy_nodes_that_write_seldom_are_never_blamed(round_s: float) -> Non
     world = World(FACTS, round_s, write_every=max(2, int(180 / round_s)))
     world.rounds(120, lambda _: "ok")
     assert world.blamed == set()
-    assert world.listening.witnesses == ()
+    assert world.liveness.witnesses == ()
 
 
 def test_where_udp_is_filtered_hosts_that_answer_are_not_blamed() -> None:
@@ -154,7 +154,7 @@ def test_a_suspect_gets_another_chance() -> None:
     victim = busiest(world.plans)
     assert world.rounds(12, frozen(victim)) == {victim}
     world.rounds(int(QUARANTINE_S / world.round_s) + 5, lambda _: "ok")
-    assert world.listening.quarantine == {}
+    assert world.liveness.quarantine == {}
 
 
 def test_a_zone_keeps_its_last_prober() -> None:
@@ -173,7 +173,7 @@ def test_of_a_pair_that_runs_several_tests_the_newest_word_counts() -> None:
     origin, destination = probe.origin.place, probe.destination.place
     samples = [Sample(origin=origin, destination=destination, measurement=m, sequence=number) for number, m in runs]
     for order in (samples, samples[::-1]):
-        found = listen(Listening(), world.plans.values(), order, (), now_s=0.0, interval_s=60.0)
+        found = update_liveness(Liveness(), world.plans.values(), order, (), now_s=0.0, interval_s=60.0)
         heard = found.heard[probe.origin.node, probe.destination.node]
         assert heard.mark is not None
         assert heard.mark[0] == 20

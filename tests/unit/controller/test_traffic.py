@@ -22,7 +22,6 @@ from controller.scheduler.config import SchedulerConfig
 from controller.traffic.config import PricesConfig, TrafficConfig
 from controller.traffic.flows import Flow, WorkloadId
 from controller.traffic.graph import build_traffic_graph
-from controller.traffic.keeper import describe, is_worth_writing, judge
 from controller.traffic.money import bill_of
 from controller.traffic.prices import PRESETS, PriceTable, per_month, price_table
 from controller.traffic.proposals import (
@@ -36,6 +35,7 @@ from controller.traffic.proposals import (
     propose,
     round_up,
 )
+from controller.traffic.reconciler import describe, is_worth_writing, judge
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Place, RunningPod, Workloads, workload_of
 from kubekit.errors import ConfigError

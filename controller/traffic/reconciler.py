@@ -94,8 +94,8 @@ def judge(
     )
 
 
-class TrafficKeeper:
-    """Reads traffic every `TrafficConfig.period_s` while this replica leads.
+class TrafficController:
+    """Reads traffic every `TrafficConfig.interval_s` while this replica leads.
 
     Args:
         client: fenced by the leadership.
@@ -134,7 +134,7 @@ class TrafficKeeper:
             try:
                 while True:
                     await self._look(prometheus)
-                    await asyncio.sleep(self._config.period_s)
+                    await asyncio.sleep(self._config.interval_s)
             finally:
                 # What another leader sees from now on is its own to tell.
                 self._seen, self._conditions, self._sure = None, {}, False

@@ -85,7 +85,7 @@ async def test_weights_are_kept_rarely_and_drift_is_a_condition(
     async with prometheus(prometheus_programs, tmp_path, series(namespace)) as known:
         traffic = {
             "prometheusUrl": known.url,
-            "periodS": 1,
+            "intervalS": 1,
             "keepWeights": True,
             "prices": {"betweenZones": 0.02, "currency": "EUR"},
         }
