@@ -125,7 +125,9 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
     if others:
         names = ", ".join(f"--source {other.name}" for other in others)
         session.remarks.append(f"Prometheus has traffic from elsewhere too, which may cover other workloads: {names}")
-    session.remarks.append(f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.blind}")
+    session.remarks.append(
+        f"traffic: {source.title}, the last {window_s // 60} min; it does not know: {source.limitations}"
+    )
     graph = as_declared(build_traffic_graph(known), groups)
     return Traffic(
         graph, workloads, source, window_s, groups, _costs(snapshot, session.namespace or session.home), snapshot
