@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from controller.cli.offline import Given, plan_offline
-from controller.cli.offline_objects import ClusterFile
 from controller.cluster.hosts import Fleet
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, target_of
@@ -23,9 +21,6 @@ from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.planning import GroupPlans, PlanningError
 from controller.scheduler.state import State
 from kubekit.wire import Node
-
-ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
-NOISY = {"app": "noisy"}
 
 
 class Declarations:
@@ -170,57 +165,3 @@ class World:
                 if pod.gated:
                     promised.add(node)
         return sorted(node for node in promised if taken.get(node, 0) > 1000 * self.cpu)
-
-
-class Both(World):
-    """A leader's cluster that is a file, too; nodes n00 to n05 in zones z0 to z2."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 4)
-        self.file = ClusterFile()
-        for i in range(6):
-            labels = {ZONE: f"z{i % 3}", "topology.kubernetes.io/region": "r", HOST: f"n{i:02d}"}
-            body = {
-                "metadata": {"name": f"n{i:02d}", "labels": labels},
-                "status": {"allocatable": {"cpu": "4", "memory": "64Gi", "pods": "110"}},
-            }
-            node = msgspec.convert(body, Node)
-            self.file.nodes.append(node)
-            self.state.take_node(f"n{i:02d}", None, node)
-            self.fleet.take_node(f"n{i:02d}", None, node)
-        self.add_group("d/g", 2)
-        self.file.groups.append(self.state.groups["d/g"])
-
-    def add_foreign(self, node: str, spec: dict[str, Any], namespace: str = "d", labels: Any = NOISY) -> None:
-        name = f"foreign-{node}"
-        body = {
-            "metadata": {"name": name, "namespace": namespace, "labels": labels},
-            "spec": {"nodeName": node, **spec},
-            "status": {"phase": "Running"},
-        }
-        pod = msgspec.convert(body, GroupPod)
-        self.file.pods.append(pod)
-        self.fleet.take_pod(pod.metadata.key, None, PodReader().read(pod))
-
-    def add_volumes(self, class_: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
-        self.file = msgspec.structs.replace(self.file, classes=[class_], claims=[*claims], volumes=[*volumes])
-        self.volumes.take_class(class_.metadata.name, None, class_)
-        for claim in claims:
-            self.volumes.take_claim(claim.metadata.key, None, claim)
-        for volume in volumes:
-            self.volumes.take_volume(volume.metadata.name, None, volume)
-
-    async def zones(self, spec: dict[str, Any]) -> set[str]:
-        """Where both put P1, whose pod has this spec; empty where they find no place."""
-        self.add_pod("d/g", "p1", "P1", 1)
-        self.change("d/p1", spec=spec)
-        self.file.pods.append(self.pods["d/p1"])
-        await self.plans.make("d/g")
-        leader = self.plans.look("d/g", self.of("d/g")).plan
-        offline, _ = plan_offline(self.file, Given())
-        assert leader is not None
-        assert {key: target.zone for key, target in leader.targets.items()} == {
-            key: self.fleet.hosts[node].location.zone for key, node in offline.placements.items()
-        }
-        assert dict(leader.why) == offline.unplaced
-        return {target.zone for target in leader.targets.values()}

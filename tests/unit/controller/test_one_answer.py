@@ -15,8 +15,8 @@ from rich.console import Console
 from controller.cli.command import Command
 from controller.cli.diagnose import about
 from controller.cli.graph import GraphOf
-from controller.cli.looking import state_of, verdict_on
-from controller.cli.offline import Given, _read
+from controller.cli.looking import inputs_of, state_of, verdict_on
+from controller.cli.offline import Given, _read, plan_offline
 from controller.cli.offline_objects import ClusterFile
 from controller.cli.session import Session
 from controller.cli.status import ShowStatus
@@ -28,6 +28,7 @@ from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.status_writing import Capabilities
+from controller.cluster.volumes import Volumes
 from controller.cluster.zones import draw_map
 from controller.diagnosis.appgroups import find_groups
 from controller.diagnosis.facts import Facts
@@ -40,6 +41,8 @@ from controller.groups.config import AppGroupConfig
 from controller.groups.reconciler import AppGroupController
 from controller.page.sources import Sources
 from controller.scheduler.config import Parity, SchedulerConfig
+from controller.scheduler.explain import explain
+from controller.scheduler.planner import plan_group
 from controller.scheduler.state import State
 from controller.topology.bandwidth import allocated_bps, placed_by_zone
 from controller.topology.config import TopologyConfig
@@ -315,26 +318,41 @@ async def test_an_empty_weight_gives_way_to_the_measured_one_everywhere() -> Non
     assert [(edge.verdict, edge.cost) for edge in (await world.view("x/g")).edges] == [("met", 5)]
 
 
-@pytest.mark.parametrize(("parity", "met"), [("none", True), ("upstream", False)])
+@pytest.mark.parametrize(
+    ("parity", "unlabelled", "met"),
+    [("none", False, True), ("none", True, False), ("upstream", False, False)],
+    ids=["by zone", "one replica without a zone turns zone hints off", "parity"],
+)
 async def test_a_dependency_is_judged_by_the_replica_that_answers_and_in_parity_by_all(
-    parity: Parity, *, met: bool
+    parity: Parity, *, unlabelled: bool, met: bool
 ) -> None:
     spec = {"selector": {WORKLOAD: "b"}, "clusterIP": "10.0.0.1", "trafficDistribution": "PreferSameZone"}
     near = {"kind": "Service", "metadata": {"name": "b", "namespace": "default"}, "spec": spec}
-    pods = [pod(workload, on, namespace="default") for workload, on in (("a", "n1"), ("b", "n1"), ("b", "n2"))]
+    placed = [("a", "n1"), ("b", "n1"), ("b", "n2"), *([("b", "bare")] if unlabelled else [])]
+    pods = [pod(workload, on, namespace="default") for workload, on in placed]
     world = World(
-        *(*NODES, *pods, near, group("default", most=3), topology(weight("UserDefined", 5))),
+        *(*NODES, node("bare", ""), *pods, near, group("default", most=3), topology(weight("UserDefined", 5))),
         config=SchedulerConfig(parity=parity),
     )
-    state = world.scheduler()
+    state, snapshot = world.scheduler(), await world.page()
     (shown,), _ = await world.command(GraphOf(), "-n", "default")
     (page,) = (await world.view("default/g")).edges
+    plain = world.of("Pod", GroupPod)
+    inputs = inputs_of(snapshot, map(PodReader().read, plain), Volumes())
+    explained = explain(state, plain[0])
     found = {
         "rules": state.weigh("default", "g", "a").tally("n1", state.place_of["n1"]).violated == 0,
         "CostsMet": condition(await world.status("default/g"), "CostsMet") == ("True", "AllWithin"),
         "page": page.verdict == "met",
         "graph": shown.edges[0].verdict == "met",
+        "explain": not any(line.violated for line in explained.candidates if line.chosen),
+        "plan": plan_group(inputs.snapshot("default/g", plain)).violations == 0,
     }
+    if world.config == DEFAULT:  # a file has no other
+        file = ClusterFile(*(world.of(*kind) for kind in (("Node", Node), ("Pod", GroupPod), ("Service", Service))))
+        file.groups.extend(world.of("AppGroup", AppGroup))
+        file.topologies.extend(world.of("NetworkTopology", NetworkTopology))
+        found["offline"] = plan_offline(file, Given())[0].violations == 0
     assert found == dict.fromkeys(found, met)
 
 

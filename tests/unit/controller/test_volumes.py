@@ -10,7 +10,7 @@ import pytest
 from controller.cluster.eligibility import Constraints
 from controller.cluster.pods import GroupPod
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass, Volumes
-from tests.unit.controller.leader import HOST, ZONE, Both
+from tests.unit.controller.planners import HOST, ZONE, Planners
 
 NODES = {f"n{i}": {ZONE: f"z{i}", HOST: f"n{i}"} for i in range(3)}
 WAITING: dict[str, Any] = {"storageClassName": "local", "accessModes": ["ReadWriteOnce"]}
@@ -155,22 +155,22 @@ def test_changes_are_followed_and_counted_only_where_an_answer_may_change() -> N
     ("volumes", "zones"), [([free("a", "n02"), free("b", "n05")], {"z2"}), ([free("a", "n02", "1Gi")], set())]
 )
 async def test_leader_and_file_place_a_pod_where_its_claim_can_be_bound(volumes: Any, zones: set[str]) -> None:
-    both = Both()
-    both.add_volumes(LOCAL, [waiting()], volumes)
-    assert await both.zones({"volumes": [{"name": "v", **WITH_CLAIM}]}) == zones
+    cluster = Planners()
+    cluster.add_volumes(LOCAL, [waiting()], volumes)
+    assert await cluster.zones({"volumes": [{"name": "v", **WITH_CLAIM}]}) == zones
 
 
 async def test_replicas_to_come_are_expected_where_claims_like_those_of_today_can_be_bound() -> None:
-    both = Both()
-    both.add_volumes(LOCAL, [claim("data-p1-0", "pv", **WAITING)], [volume(claim="data-p1-0"), free("a", "n02")])
-    both.declared.by_workload = {"P1": 5}
-    both.add_group("d/g", 6)
-    both.add_pod("d/g", "p1-0", "P1", 1)
-    both.change("d/p1-0", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data-p1-0"}}]})
-    both.bind("d/p1-0", "n01")
-    both.seat("d/p1-0")
-    both.add_pod("d/g", "p2-0", "P2", 1)
-    await both.plans.make("d/g")
-    plan = both.plans.look("d/g", both.of("d/g")).plan
+    cluster = Planners()
+    cluster.add_volumes(LOCAL, [claim("data-p1-0", "pv", **WAITING)], [volume(claim="data-p1-0"), free("a", "n02")])
+    cluster.declared.by_workload = {"P1": 5}
+    cluster.add_group("d/g", 6)
+    cluster.add_pod("d/g", "p1-0", "P1", 1)
+    cluster.change("d/p1-0", spec={"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data-p1-0"}}]})
+    cluster.bind("d/p1-0", "n01")
+    cluster.seat("d/p1-0")
+    cluster.add_pod("d/g", "p2-0", "P2", 1)
+    await cluster.plans.make("d/g")
+    plan = cluster.plans.look("d/g", cluster.of("d/g")).plan
     assert plan is not None
     assert plan.targets["d/p2-0"].zone == "z2"

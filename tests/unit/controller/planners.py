@@ -1,0 +1,122 @@
+"""A cluster that is asked in every way where a pod may go: the leader, `simulate` of it and of a file, and the descheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from controller.cli.looking import inputs_of
+from controller.cli.offline import Given, plan_offline
+from controller.cli.offline_objects import ClusterFile
+from controller.cli.simulate import simulate
+from controller.cli.templates import Controller
+from controller.cluster.pod_info import PodInfo, PodReader
+from controller.cluster.pods import GroupPod
+from controller.cluster.volumes import Volumes
+from controller.descheduler.fit import Fit
+from controller.descheduler.foresight import Foresight
+from controller.descheduler.snapshot import World as DeschedulerWorld
+from controller.descheduler.usage import UsageView
+from controller.diagnosis.snapshot import ClusterSnapshot
+from kubekit.wire import Node
+from tests.unit.controller.leader import World
+
+ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+NOISY = {"app": "noisy"}
+
+
+class Planners(World):
+    """Nodes n00 to n05 in zones z0 to z2, whose group has one pod that waits."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 4)
+        self.file = ClusterFile()
+        for i in range(6):
+            labels = {ZONE: f"z{i % 3}", "topology.kubernetes.io/region": "r", HOST: f"n{i:02d}"}
+            self.put_node(f"n{i:02d}", labels=labels)
+        self.add_group("d/g", 2)
+        self.file.groups.append(self.state.groups["d/g"])
+
+    def put_node(self, name: str, labels: Any = None, **spec: Any) -> None:
+        """A node as it is from now on; labels that are not told stay."""
+        known = {node.metadata.name: node for node in self.file.nodes}
+        before = known.get(name)
+        body = {
+            "metadata": {"name": name, "labels": labels or (before.metadata.labels if before else {})},
+            "spec": spec,
+            "status": {"allocatable": {"cpu": "4", "memory": "64Gi", "pods": "110"}},
+        }
+        known[name] = msgspec.convert(body, Node)
+        self.file.nodes[:] = known.values()
+        self.state.take_node(name, before, known[name])
+        self.fleet.take_node(name, before, known[name])
+
+    def add_foreign(self, node: str, spec: dict[str, Any], namespace: str = "d", labels: Any = NOISY) -> None:
+        name = f"foreign-{node}"
+        body = {
+            "metadata": {"name": name, "namespace": namespace, "labels": labels},
+            "spec": {"nodeName": node, **spec},
+            "status": {"phase": "Running"},
+        }
+        pod = msgspec.convert(body, GroupPod)
+        self.file.pods.append(pod)
+        self.fleet.take_pod(pod.metadata.key, None, PodReader().read(pod))
+
+    def add_volumes(self, class_: Any, claims: Sequence[Any] = (), volumes: Sequence[Any] = ()) -> None:
+        self.file = msgspec.structs.replace(self.file, classes=[class_], claims=[*claims], volumes=[*volumes])
+        self.volumes.take_class(class_.metadata.name, None, class_)
+        for claim in claims:
+            self.volumes.take_claim(claim.metadata.key, None, claim)
+        for volume in volumes:
+            self.volumes.take_volume(volume.metadata.name, None, volume)
+
+    async def zones(self, spec: dict[str, Any]) -> set[str]:
+        """Where all of them put P1, whose pod has this spec; empty where they find no place."""
+        pod = self.add_pod("d/g", "p1", "P1", 1)
+        self.change("d/p1", spec=spec)
+        pod = self.pods["d/p1"]
+        self.file.pods.append(pod)
+        await self.plans.make("d/g")
+        leader = self.plans.look("d/g", self.of("d/g")).plan
+        offline, _ = plan_offline(self.file, Given())
+        assert leader is not None
+        assert dict(leader.why) == offline.unplaced
+        found = {
+            "leader": {target.zone for target in leader.targets.values()},
+            "offline": self._zones_of(offline.placements.values()),
+            "simulate": self._zones_of(self._simulated(pod)),
+            "descheduler": self._zones_of(self._foreseen(pod)),
+        }
+        assert all(zones == found["leader"] for zones in found.values()), found
+        return found["leader"]
+
+    def _zones_of(self, nodes: Iterable[str]) -> set[str]:
+        return {self.fleet.hosts[node].location.zone for node in nodes}
+
+    def _read(self) -> list[PodInfo]:
+        return [PodReader().read(pod) for pod in self.file.pods]
+
+    def _simulated(self, pod: GroupPod) -> list[str]:
+        """By `simulate`, of a template like the pod."""
+        snapshot = ClusterSnapshot(now_s=0, nodes=tuple(self.file.nodes))
+        volumes = Volumes.among(self.file.volumes, self.file.claims, self.file.classes)
+        made = Controller()
+        spec = msgspec.structs.replace(pod.spec, scheduling_gates=None)
+        template = msgspec.structs.replace(made.spec.template, metadata=pod.metadata, spec=spec)
+        one = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, template=template))
+        none = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, replicas=0))
+        inputs = inputs_of(snapshot, self._read(), volumes)
+        outcome = simulate(inputs, self.state.groups["d/g"], {"P1": one, "P2": none}).network_aware
+        return [node for nodes in outcome.nodes.values() for node in nodes if node]
+
+    def _foreseen(self, pod: GroupPod) -> list[str]:
+        """By the descheduler, as if it were the replacement of an evicted pod."""
+        world = DeschedulerWorld(self.state, self.volumes, feeds_network=False)
+        for node in self.file.nodes:
+            world.take_node(node.metadata.name, None, node)
+        for info in self._read():
+            world.take_pod(info.key, None, info)
+        snapshot = world.snapshot(UsageView({}, {}))
+        return list(Foresight(snapshot, Fit(snapshot)).of(PodReader().read(pod), lambda _: "").chances)

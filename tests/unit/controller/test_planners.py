@@ -1,0 +1,126 @@
+"""Where a pod may go: one answer of the leader, `simulate` of a cluster and of a file, and the descheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim, StorageClass
+from tests.unit.controller.planners import HOST, NOISY, ZONE, Planners
+
+WORKLOAD = {"appgroup.diktyo.x-k8s.io.workload": "P1"}
+
+
+def term(labels: dict[str, str], key: str = ZONE, **more: Any) -> dict[str, Any]:
+    return {"labelSelector": {"matchLabels": labels}, "topologyKey": key, **more}
+
+
+def required(kind: str, *terms: Any) -> dict[str, Any]:
+    return {"affinity": {kind: {"requiredDuringSchedulingIgnoredDuringExecution": list(terms)}}}
+
+
+NOBODY: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "foreign", "zones"),
+    [
+        (required("podAntiAffinity", term(NOISY)), [("n00", NOBODY), ("n02", NOBODY)], {"z1"}),
+        (required("podAffinity", term(NOISY)), [("n02", NOBODY)], {"z2"}),
+        (
+            NOBODY,
+            [
+                ("n00", required("podAntiAffinity", term(WORKLOAD))),
+                ("n02", required("podAntiAffinity", term(WORKLOAD))),
+                ("n01", NOBODY),
+                ("n04", NOBODY),
+            ],
+            {"z1"},
+        ),
+        (required("podAffinity", term(NOISY)), [], set()),
+        (required("podAntiAffinity", term(NOISY)), [(f"n0{i}", NOBODY) for i in range(3)], set()),
+    ],
+)
+async def test_required_affinity_with_foreign_pods_in_either_direction(
+    spec: Any, foreign: Any, zones: set[str]
+) -> None:
+    cluster = Planners()
+    for node, theirs in foreign:
+        cluster.add_foreign(node, theirs)
+    assert await cluster.zones(spec) == zones
+
+
+def container(cpu: str = "1", port: int = 0, **more: Any) -> dict[str, Any]:
+    ports = [{"containerPort": port, "hostPort": port}] if port else []
+    return {"name": f"c{cpu}", "resources": {"requests": {"cpu": cpu}}, "ports": ports, **more}
+
+
+LOCAL = {"key": HOST, "operator": "In", "values": ["n04"]}
+TWO_CPU = {"containers": [container("2")]}
+ALL_BUT_N04 = [f"n0{i}" for i in (0, 1, 2, 3, 5)]
+
+
+async def test_taints_are_kept_and_borne() -> None:
+    cluster = Planners()
+    for name in ALL_BUT_N04:
+        cluster.put_node(name, taints=[{"key": "own", "effect": "NoSchedule"}])
+    cluster.put_node("n02", taints=[{"key": "borne", "effect": "NoExecute"}])
+    cluster.put_node("n04", unschedulable=True)
+    assert await cluster.zones({"tolerations": [{"key": "borne", "operator": "Exists"}]}) == {"z2"}
+
+
+async def test_a_sidecar_takes_room_beside_the_container() -> None:
+    cluster = Planners()
+    for name in ALL_BUT_N04:
+        cluster.add_foreign(name, TWO_CPU)
+    sidecar = container("1500m", restartPolicy="Always")
+    assert await cluster.zones({"containers": [container()], "initContainers": [sidecar]}) == {"z1"}
+
+
+@pytest.mark.parametrize("of_sidecar", [False, True])
+async def test_a_host_port_is_taken_once(*, of_sidecar: bool) -> None:
+    cluster = Planners()
+    with_port = container("100m", 80, restartPolicy="Always") if of_sidecar else container("100m", 80)
+    for name in ALL_BUT_N04:
+        cluster.add_foreign(name, {"initContainers" if of_sidecar else "containers": [with_port]})
+    assert await cluster.zones({"containers": [container(port=80)]}) == {"z1"}
+
+
+async def test_a_bound_local_volume_holds_a_pod_on_its_node() -> None:
+    cluster = Planners()
+    terms = {"required": {"nodeSelectorTerms": [{"matchExpressions": [LOCAL]}]}}
+    volume = {"metadata": {"name": "pv"}, "spec": {"nodeAffinity": terms, "storageClassName": "local"}}
+    claim = {"metadata": {"name": "data", "namespace": "d"}, "spec": {"volumeName": "pv", "storageClassName": "local"}}
+    cluster.add_volumes(
+        msgspec.convert({"metadata": {"name": "local"}}, StorageClass),
+        [msgspec.convert(claim, PersistentVolumeClaim)],
+        [msgspec.convert(volume, PersistentVolume)],
+    )
+    mounted = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
+    assert await cluster.zones({"volumes": [mounted]}) == {"z1"}
+
+
+async def test_foreign_pods_count_by_their_namespace() -> None:
+    cluster = Planners()
+    cluster.add_foreign("n00", NOBODY, "elsewhere")
+    cluster.add_foreign("n01", NOBODY)
+    assert "z1" not in await cluster.zones(
+        required("podAntiAffinity", term(NOISY), term(NOISY, namespaces=["elsewhere"]))
+    )
+
+
+async def test_a_plan_is_made_anew_when_a_foreign_pod_comes_into_its_way() -> None:
+    cluster = Planners()
+    cluster.add_foreign("n00", NOBODY)
+    cluster.add_foreign("n02", NOBODY)
+    assert await cluster.zones(required("podAntiAffinity", term(NOISY))) == {"z1"}
+    cluster.fleet.take_pod("d/foreign-n02", None, None)
+    cluster.add_foreign("n01", NOBODY)
+    cluster.now += 60
+    assert cluster.plans.look("d/g", cluster.of("d/g")).pending
+    await cluster.plans.make("d/g")
+    moved = cluster.plans.look("d/g", cluster.of("d/g")).plan
+    assert moved is not None
+    assert moved.targets["d/p1"].zone == "z2"
