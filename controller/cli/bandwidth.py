@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, rate, share, short_rate
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid, share, short_rate
 from controller.diagnosis.bandwidth import build_bandwidth
 from controller.diagnosis.model import ENFORCED_VERDICTS, BandwidthView, NodeBandwidthView, PodBandwidthView, View
 
-WIDE, BAR = 110, 16
-"""Columns from which on everything has room; width of a bar."""
 _WORDS = {"ingress": "in", "egress": "out"}
 
 
@@ -69,26 +66,18 @@ class Bandwidth(Command):
             _must(not options.name or pods, f"no pod {options.name!r} asks for bandwidth here")
         return BandwidthAnswer(bandwidth=BandwidthView(nodes=nodes, pods=pods), readings=known)
 
-    def show(self, answer: BandwidthAnswer, options: argparse.Namespace, width: int) -> RenderableType:
-        """One table, or a node and its pods; with fewer and shorter columns where the terminal is narrow."""
+    def show(self, answer: BandwidthAnswer, options: argparse.Namespace, width: int) -> RenderableType:  # noqa: ARG002
+        """One table, or a node and its pods."""
         nodes, pods = answer.bandwidth.nodes, answer.bandwidth.pods
-        wide = width >= WIDE
-        draw_pods = _pods if wide else _narrow_pods
         parts: list[RenderableType] = []
         if nodes:
-            parts.append(_nodes(nodes, answer.readings, wide=wide))
+            parts.append(_nodes(nodes, answer.readings))
         if pods or options.kind == "pod":
             parts += [Text()] if parts else []
-            parts.append(draw_pods(pods, answer.readings) if pods else Text("no pod asks for bandwidth", style=FAINT))
-        return Group(*parts)
-
-    def rows(self, answer: BandwidthAnswer, options: argparse.Namespace) -> Table:
-        """Nodes, or pods; of one node its pods."""
-        views: Sequence[msgspec.Struct] = answer.bandwidth.pods
-        kind: type[msgspec.Struct] = PodBandwidthView
-        if options.kind == "node" and not options.name:
-            views, kind = answer.bandwidth.nodes, NodeBandwidthView
-        return kind.__struct_fields__, [msgspec.structs.astuple(view) for view in views]
+            parts.append(_pods(pods, answer.readings) if pods else Text("no pod asks for bandwidth", style=FAINT))
+        return Group(
+            *parts, Text("rates in bit/s" + ("; used of limit" if answer.readings and pods else ""), style=FAINT)
+        )
 
     def is_bad(self, answer: BandwidthAnswer) -> bool:
         """A node is overcommitted, or a limit does not hold."""
@@ -101,57 +90,28 @@ def _must(found: object, message: str) -> None:
         raise NotFoundError(message)
 
 
-def _nodes(nodes: Iterable[NodeBandwidthView], readings: bool, *, wide: bool) -> RenderableType:
-    write, bar = (rate, BAR) if wide else (short_rate, 0)
+def _nodes(nodes: Iterable[NodeBandwidthView], readings: bool) -> RenderableType:
     used = ("SENT", "RECEIVED") if readings else ()
-    last = ("SOURCE",) if wide else ()
-    # Without a bar the share is a number like the others.
-    numbers = ("CAPACITY", "ALLOCATED", "SENT", "RECEIVED", "PODS", *(() if wide else ("",)))
-    table = grid("NODE", "ZONE", "CAPACITY", "ALLOCATED", "", "PODS", *used, *last, right=numbers)
+    numbers = ("CAPACITY", "ALLOCATED", "", "PODS", *used)
+    table = grid("NODE", "ZONE", *numbers, right=numbers)
     for node in nodes:
-        flows = (write(node.transmit_bps), write(node.receive_bps)) if readings else ()
-        capacity = _capacity(node)
+        capacity = node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
         table.add_row(
             node.node,
             node.zone or "-",
-            write(capacity) if capacity is not None else Text("unknown", style=FAINT),
-            write(node.allocated_bps) if node.allocated_bps else "0",
-            share(node.allocated_bps, capacity, bar),
+            short_rate(capacity) if capacity is not None else Text("unknown", style=FAINT),
+            short_rate(node.allocated_bps) if node.allocated_bps else "0",
+            share(node.allocated_bps, capacity),
             str(node.pods),
-            *flows,
-            # The rest of it says which file or flag; -o json has it.
-            *((Text(node.source.partition(":")[0], style=FAINT),) if wide else ()),
-        )
-    return table if wide else Group(table, Text("rates in bit/s", style=FAINT))
-
-
-def _capacity(node: NodeBandwidthView) -> int | None:
-    return node.allocatable_bps if node.allocatable_bps is not None else node.capacity_bps
-
-
-def _pods(pods: Iterable[PodBandwidthView], readings: bool) -> RenderableType:
-    used = ("USED IN", "USED OUT") if readings else ()
-    numbers = ("REQUESTS", "INGRESS", "EGRESS", *used)
-    table = grid("NAMESPACE", "POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", *used, "ENFORCED", right=numbers)
-    for pod in pods:
-        flows = (rate(pod.ingress_used_bps), rate(pod.egress_used_bps)) if readings else ()
-        table.add_row(
-            pod.namespace,
-            pod.name,
-            pod.node or Text("pending", style="italic"),
-            rate(pod.requested_bps) if pod.requested_bps else "-",
-            _limit(pod.ingress_asked, pod.ingress_asked_bps),
-            _limit(pod.egress_asked, pod.egress_asked_bps),
-            *flows,
-            _verdict(pod),
+            *((short_rate(node.transmit_bps), short_rate(node.receive_bps)) if readings else ()),
         )
     return table
 
 
-def _narrow_pods(pods: Sequence[PodBandwidthView], readings: bool) -> RenderableType:
-    """Without the namespace where all have the same; what is wrong in lines below the table."""
-    everywhere = len({pod.namespace for pod in pods}) > 1
-    lead = ("NAMESPACE",) if everywhere else ()
+def _pods(pods: Sequence[PodBandwidthView], readings: bool) -> RenderableType:
+    """Without the namespace if all have the same; what is wrong in lines below the table."""
+    several = len({pod.namespace for pod in pods}) > 1
+    lead = ("NAMESPACE",) if several else ()
     table = grid(*lead, "POD", "NODE", "REQUESTS", "INGRESS", "EGRESS", "", right=("REQUESTS", "INGRESS", "EGRESS"))
     remarks: list[RenderableType] = []
     for pod in pods:
@@ -160,30 +120,25 @@ def _narrow_pods(pods: Sequence[PodBandwidthView], readings: bool) -> Renderable
         if bad:
             remarks.append(Text.assemble((pod.name, STRONG), "  ", verdict))
         table.add_row(
-            *((pod.namespace,) if everywhere else ()),
+            *((pod.namespace,) if several else ()),
             pod.name,
             pod.node or Text("pending", style="italic"),
             short_rate(pod.requested_bps) if pod.requested_bps else "-",
-            _of_limit(
-                pod.ingress_used_bps if readings else None, _limit(pod.ingress_asked, pod.ingress_asked_bps, short_rate)
-            ),
-            _of_limit(
-                pod.egress_used_bps if readings else None, _limit(pod.egress_asked, pod.egress_asked_bps, short_rate)
-            ),
+            _of_limit(pod.ingress_used_bps if readings else None, _limit(pod.ingress_asked, pod.ingress_asked_bps)),
+            _of_limit(pod.egress_used_bps if readings else None, _limit(pod.egress_asked, pod.egress_asked_bps)),
             Text("✗", style=BAD) if bad else Text(verdict.plain[:1], style=GOOD),
         )
-    unit = "rates in bit/s" + ("; used of limit" if readings else "")
-    return Group(table, Text(unit, style=FAINT), *([Text(), *remarks] if remarks else []))
+    return Group(table, *([Text(), *remarks] if remarks else []))
 
 
 def _of_limit(used_bps: float | None, limit: Text) -> Text:
     return limit if used_bps is None else Text.assemble(f"{short_rate(used_bps)} of ", limit)
 
 
-def _limit(text: str | None, rate_bps: int | None, write: Callable[[float | None], str] = rate) -> Text:
+def _limit(text: str | None, rate_bps: int | None) -> Text:
     if text is None:
         return Text("-", style=FAINT)
-    return Text(write(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)
+    return Text(short_rate(rate_bps)) if rate_bps is not None else Text(repr(text), style=BAD)
 
 
 def _verdict(pod: PodBandwidthView) -> Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -12,19 +12,16 @@ if TYPE_CHECKING:
 
     from controller.cli.session import Session
 
-Row = Sequence[object]
-Table = tuple[Sequence[str], Iterable[Row]]
 Completes = Literal["", "appgroups", "pods", "nodes", "zones"]
 
 
 class Command(ABC):
-    """One subcommand. The driver asks, shows the answer in the format wanted, and asks again under ``--watch``.
+    """One subcommand. The driver asks, and shows the answer in the format wanted.
 
     Attributes:
         name: the subcommand.
         description: what it shows and how to read it.
         examples: lines to paste, behind ``kubectl netaware``, each with what it does.
-        watchable: whether it takes ``--watch``.
         online: whether the cluster is asked at all.
         completes: kind of objects that the shell's Tab key should offer for its arguments.
     """
@@ -32,7 +29,6 @@ class Command(ABC):
     name: ClassVar[str]
     description: ClassVar[str]
     examples: ClassVar[Sequence[tuple[str, str]]]
-    watchable: ClassVar[bool] = True
     online: ClassVar[bool] = True
     completes: ClassVar[Completes] = ""
 
@@ -57,10 +53,6 @@ class Command(ABC):
 
     async def stay(self, session: Session, answer: Any, options: argparse.Namespace) -> None:  # noqa: B027
         """Go on after the answer was shown, as long as what it names must be held open; not at all by default."""
-
-    def rows(self, answer: Any, options: argparse.Namespace) -> Table | None:  # noqa: ARG002
-        """Header and rows of ``-o csv``; None when the answer is no table."""
-        return None
 
     def is_bad(self, answer: Any) -> bool:  # noqa: ARG002
         """Whether ``--exit-code`` should say that something is wrong."""

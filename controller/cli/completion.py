@@ -1,7 +1,7 @@
 """Completion: what may follow, in the format that kubectl (and every cobra program) uses between program and shell.
 
-One candidate per line, a description behind a tab, and a last line ``:4`` which says "no file names". kubectl calls
-``kubectl_complete-netaware`` for it; the scripts for shells call ``kubectl-netaware __complete``.
+One candidate per line, a description behind a tab, and a last line ``:4`` which says "no file names". kubectl 1.26 or later calls
+``kubectl_complete-netaware`` for it.
 """
 
 from __future__ import annotations

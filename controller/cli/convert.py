@@ -34,7 +34,6 @@ class Convert(Command):
         "accepts; other objects pass untouched. What was changed is listed on standard error; with --exit-code the command "
         "ends with 3 when anything was. No cluster is asked: kubectl netaware convert -f old.yaml | kubectl apply -f -"
     )
-    watchable = False
     online = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Row, Table
+from controller.cli.command import Command
 from controller.cli.looking import UNMEASURED, add_costs_arguments, count_unmeasured, note_unused
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, heat, legend, number, steps
@@ -79,28 +79,9 @@ class ShowCosts(Command):
         matrix = _Matrix(names, values, signs)
         return Group(_headline(answer, options.percentile), Text(), *matrix.draw(width), Text(), *_foot(matrix, unit))
 
-    def rows(self, answer: CostsView, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """One row per ordered pair."""
-        header = ("origin", "destination", "cost", "basis", "p50_us", "p90_us", "p99_us", "age_s", "doubts", "prober")
-        return header, [_row(pair, answer.at) for pair in answer.network.pairs]
-
     def is_bad(self, answer: CostsView) -> bool:
         """Some pair has no measurement of its own, or an old one."""
         return any(pair.basis in UNMEASURED for pair in answer.network.pairs)
-
-
-def _row(pair: PairView, at: float) -> Row:
-    seconds = None if pair.measured_at is None else round(at - pair.measured_at, 1)
-    return (
-        pair.origin,
-        pair.destination,
-        pair.cost,
-        pair.basis,
-        *pair.percentiles_us.values(),
-        seconds,
-        " ".join(pair.doubts),
-        pair.prober,
-    )
 
 
 def _value(pair: PairView, percentile: str | None) -> float | None:

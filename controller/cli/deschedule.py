@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, grid
 from controller.config import load_config
@@ -86,11 +86,6 @@ class Deschedule(Command):
         parts += [Text(f"{_summary(answer)}", style=FAINT), *(Text(note, style=BAD) for note in answer.plan.notes)]
         return Group(*parts)
 
-    def rows(self, answer: Preview, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """The moves."""
-        header = ("pod", "node", "target", "strategy", "reason", "cost_before", "cost_after")
-        return header, [(m.pod, m.node, m.target, m.strategy, m.reason, *_known_costs(m)) for m in answer.plan.moves]
-
     def is_bad(self, answer: Preview) -> bool:
         """A hot node cannot be relieved."""
         return any(node.stuck for node in answer.plan.nodes)
@@ -157,7 +152,3 @@ def _summary(answer: Preview) -> str:
 
 
 _KINDS = (("over", "hot"), ("normal", "normal"), ("under", "with low load"), ("unknown", "of unknown load"))
-
-
-def _known_costs(move: Move) -> tuple[int | None, int | None]:
-    return (None, None) if move.cost_before < 0 else (move.cost_before, move.cost_after)

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command
 from controller.cli.looking import read_facts_of, verdict_on
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age
@@ -72,22 +72,9 @@ class Diagnose(Command):
             parts.append(Text("✓ nothing is wrong", style=GOOD))
         return Group(*parts)
 
-    def rows(self, answer: Diagnosis, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """The findings."""
-        return finding_rows(answer.findings)
-
     def is_bad(self, answer: Diagnosis) -> bool:
         """Something is wrong that is more than a remark."""
         return any(finding.severity != "info" for finding in answer.findings)
-
-
-def finding_rows(findings: tuple[Finding, ...]) -> Table:
-    """Findings as header and rows of ``-o csv``."""
-    header = ("code", "severity", "summary", "cause", "since", "affects", "fix", "alert")
-    return header, [
-        (f.code, f.severity, f.summary, "; ".join(f.cause), f.since, " ".join(f.affects), "; ".join(f.fix), f.alert)
-        for f in findings
-    ]
 
 
 def describe_verdict(verdict: PodVerdict, at: float) -> list[RenderableType]:

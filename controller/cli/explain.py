@@ -9,24 +9,24 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Row, Table
+from controller.cli.command import Command
 from controller.cli.diagnose import describe_verdict
 from controller.cli.explain_group import (
     ExplainedGroup,
     explain_group,
-    group_rows,
     show_group,
     standing_survival,
     survival_lines,
 )
 from controller.cli.looking import state_of, verdict_on
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.diagnosis.pods import PodVerdict
 from controller.diagnosis.reading import read_facts
 from controller.scheduler.balance import as_it_stands
 from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
 from controller.scheduler.survival import Survival
+from kubekit.text import counted
 
 SHOWN_CANDIDATES = 30
 SHOWN_BONDS = 6
@@ -106,27 +106,8 @@ class Explain(Command):
             parts += [Text(), _candidates(now)]
             more = len(now.candidates) - SHOWN_CANDIDATES
             if more > 0:
-                parts.append(Text(f"and {more} more; -o csv has all", style=FAINT))
+                parts.append(Text(f"and {more} more; -o json has all", style=FAINT))
         return Group(*parts)
-
-    def rows(self, answer: Explained | ExplainedGroup, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """One row per candidate; a column per dependency. Of a group one per zone and workload."""
-        if isinstance(answer, ExplainedGroup):
-            return group_rows(answer)
-        names = _columns(answer.now)
-        header = (
-            "region",
-            "zone",
-            "node",
-            "nodes",
-            "passes",
-            "satisfied",
-            "violated",
-            "cost",
-            "score",
-            *names,
-        )
-        return header, [_row(line) for line in answer.now.candidates]
 
     def is_bad(self, answer: Explained | ExplainedGroup) -> bool:
         """The pod violates a dependency where it is, or no place would take it; a group would lose a workload with a zone."""
@@ -135,12 +116,6 @@ class Explain(Command):
         lines = answer.now.candidates
         here = [line for line in lines if line.chosen]
         return any(line.violated for line in here) or bool(lines and not any(line.passes for line in lines))
-
-
-def _row(line: CandidateLine) -> Row:
-    costs = [cell.cost for cell in line.cells]
-    counts = (line.nodes, line.passes, line.satisfied, line.violated, line.cost, line.score)
-    return (line.region, line.zone, line.node, *counts, *costs)
 
 
 def _columns(explanation: Explanation) -> Sequence[str]:

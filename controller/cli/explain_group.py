@@ -9,10 +9,9 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Table
 from controller.cli.looking import belongs_to, read_inputs
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, counted, grid
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, SPREAD_ANNOTATION
 from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands
@@ -20,6 +19,7 @@ from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.planner import GroupSnapshot, plan_group
 from controller.scheduler.problem_builder import Spread
 from controller.scheduler.survival import Survival, describe, survival_of
+from kubekit.text import counted
 
 LONGEST_S = 20.0
 """For the two plans that the price is the difference of."""
@@ -131,16 +131,3 @@ def price_line(answer: ExplainedGroup) -> str:
 def survival_lines(survival: Survival) -> list[Text]:
     """The losses that stop something, for answers that are about something else."""
     return [Text(f"without {loss.zone}: {describe(loss)}", style=FAINT) for loss in survival.losses if loss.stops]
-
-
-def group_rows(answer: ExplainedGroup) -> Table:
-    """One row per zone and workload that would lose replicas."""
-    rows = [
-        (loss.region, loss.zone, workload, left, total)
-        for loss in answer.survival.losses
-        for workload, left, total in (
-            *((name, 0, None) for name in loss.stops),
-            *((name, kept.left, kept.of) for name, kept in loss.keeps.items()),
-        )
-    ]
-    return ("region", "zone", "workload", "left", "of"), rows

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command
 from controller.cli.explain_group import survival_lines
 from controller.cli.looking import add_costs_arguments, note_unused, state_of
 from controller.cli.session import NotFoundError, Session
@@ -75,12 +75,6 @@ class GraphOf(Command):
         for group in answer:
             parts += [*([Text()] if parts else []), _headline(group), Text(), _tree(group), *_remarks(group)]
         return Group(*parts)
-
-    def rows(self, answer: list[GroupView], options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """One row per dependency."""
-        fields = EdgeView.__struct_fields__
-        rows = [(g.namespace, g.name, *(getattr(e, name) for name in fields)) for g in answer for e in g.edges]
-        return ("namespace", "appgroup", *fields), rows
 
     def is_bad(self, answer: list[GroupView]) -> bool:
         """A dependency is violated, or a group's spec is faulty."""

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, STRONG, grid, money, percent, rate
 from controller.cli.traffic_reading import add_price_arguments, add_traffic_arguments, read_prices, read_traffic
@@ -40,7 +40,6 @@ class MoneyOf(Command):
         "only bytes are shown. Where the source of traffic tells no zones, bytes are shared out as if every replica called "
         "every replica; such rows are marked ~. With -n only dependencies of that namespace's workloads."
     )
-    watchable = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
@@ -84,22 +83,6 @@ class MoneyOf(Command):
             parts += [Text(), table]
         return Group(*parts)
 
-    def rows(self, answer: MoneyView, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """The dependencies."""
-        header = ("client", "server", "group", "bytes_per_s", "crossing_bytes_per_s", "month", "measured")
-        return header, [
-            (
-                b.client,
-                b.server,
-                b.group,
-                round(b.bytes_per_s, 1),
-                round(b.crossing_bytes_per_s, 1),
-                b.month,
-                b.measured,
-            )
-            for b in answer.bill.dependencies
-        ]
-
 
 def _dependencies(bills: tuple[Bill, ...], currency: str) -> RenderableType:
     table = grid("FROM", "TO", "GROUP", "RATE", "ACROSS ZONES", "A MONTH", right=["RATE", "ACROSS ZONES", "A MONTH"])
@@ -110,5 +93,5 @@ def _dependencies(bills: tuple[Bill, ...], currency: str) -> RenderableType:
             bill.client, bill.server, bill.group, rate(bill.bytes_per_s * 8), crossing, money(bill.month, currency)
         )
     if len(bills) > _ROWS:
-        table.add_row(Text(f"... and {len(bills) - _ROWS} more; -o csv has all", style=FAINT))
+        table.add_row(Text(f"... and {len(bills) - _ROWS} more; -o json has all", style=FAINT))
     return table

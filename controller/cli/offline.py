@@ -12,7 +12,7 @@ from rich.text import Text
 
 from controller.cli.looking import inputs_of
 from controller.cli.offline_objects import ClusterFile
-from controller.cli.style import BAD, FAINT, GOOD, counted, grid
+from controller.cli.style import BAD, FAINT, GOOD, grid
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import SPREAD_ANNOTATION
@@ -22,6 +22,7 @@ from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.planner import Plan, plan_group
 from controller.scheduler.preferences import OBJECTIVE_ANNOTATION
 from controller.scheduler.problem_builder import Objective, Spread
+from kubekit.text import counted
 from kubekit.wire import Object
 
 T = TypeVar("T", bound=Object)
@@ -153,10 +154,7 @@ def _remarks_on_costs(inputs: PlanInputs, key: str) -> list[str]:
     return [costs.problem] if costs.problem else []
 
 
-OFFLINE_HEADER = ("pod", "node", "why")
-
-
-def offline_rows(answer: OfflinePlan) -> list[tuple[str, str, str]]:
+def _rows(answer: OfflinePlan) -> list[tuple[str, str, str]]:
     """One row per waiting pod."""
     placed = [(pod, node, "") for pod, node in answer.placements.items()]
     return sorted([*placed, *((pod, "", why) for pod, why in answer.unplaced.items())])
@@ -165,7 +163,7 @@ def offline_rows(answer: OfflinePlan) -> list[tuple[str, str, str]]:
 def show_offline(answer: OfflinePlan) -> RenderableType:
     """Where every waiting pod would go, then what that costs."""
     table = grid("POD", "NODE")
-    for pod, node, why in offline_rows(answer):
+    for pod, node, why in _rows(answer):
         table.add_row(pod, node or Text(why, style=BAD))
     text = Text(f"{answer.latency_us:.0f} µs a call   total cost {answer.cost}   ")
     text.append(counted(answer.violations, "violation"), style=BAD if answer.violations else GOOD)

@@ -1,25 +1,20 @@
-"""Standard output in the format asked for: tables for people, JSON, YAML and CSV for machines.
+"""Standard output in the format asked for: tables for people, JSON and YAML for machines.
 
 Piped tables have neither colours nor a width limit, so that `grep` and `awk` find whole lines.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 import yaml
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.live import Live
 from rich.segment import Segment
 
-from controller.cli.command import Row
 from kubekit.text import escape_controls, mask_controls
 
 if TYPE_CHECKING:
@@ -33,7 +28,6 @@ class Screen:
 
     def __init__(self, console: Console, errors: Console) -> None:
         self._console, self._errors = console, errors
-        self._live: Live | None = None
 
     @property
     def width(self) -> int:
@@ -41,15 +35,13 @@ class Screen:
         return self._console.width
 
     def print_table(self, content: RenderableType) -> None:
-        """For a person; replaces the last answer while watching on a terminal."""
+        """For a person."""
         if isinstance(content, str):
             # Text for another program, such as YAML, in which there are none.
             sys.stdout.write(mask_controls(content))
             return
         content = _Masked(content)
-        if self._live is not None:
-            self._live.update(content, refresh=True)
-        elif self._console.is_terminal:
+        if self._console.is_terminal:
             self._console.print(content, highlight=False)
         else:
             with self._console.capture() as capture:
@@ -57,24 +49,15 @@ class Screen:
             # Tables fill their columns with blanks, which nobody wants in a file.
             self._console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
-    def print_data(self, answer: object, format_: str, *, lines: bool) -> None:
-        """JSON or YAML; with ``lines`` one JSON document per line, or YAML documents one after the other."""
+    def print_data(self, answer: object, format_: str) -> None:
+        """JSON or YAML."""
         plain = msgspec.to_builtins(answer)
         if format_ == "yaml":
             text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
-            sys.stdout.write(mask_controls(f"---\n{text}" if lines else text))
+            sys.stdout.write(mask_controls(text))
         else:
             data = msgspec.json.encode(plain)
-            sys.stdout.write(escape_controls((data if lines else msgspec.json.format(data, indent=2)).decode()) + "\n")
-        sys.stdout.flush()
-
-    def print_csv(self, header: Sequence[str], rows: Iterable[Row]) -> None:
-        """RFC 4180 with a header; an unknown value is empty."""
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(header)
-        for row in rows:
-            cells = ("" if value is None else value for value in row)
-            writer.writerow([mask_controls(cell) if isinstance(cell, str) else cell for cell in cells])
+            sys.stdout.write(escape_controls(msgspec.json.format(data, indent=2).decode()) + "\n")
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
@@ -84,19 +67,6 @@ class Screen:
     def say(self, text: str) -> None:
         """A line on standard error."""
         self._errors.print(mask_controls(text), highlight=False, markup=False)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Tables replace each other inside the block, on a terminal; elsewhere they follow each other."""
-        if not self._console.is_terminal:
-            yield
-            return
-        with Live(console=self._console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
-            self._live = live
-            try:
-                yield
-            finally:
-                self._live = None
 
 
 class _Masked:
@@ -110,15 +80,15 @@ class _Masked:
             yield segment if segment.control else Segment(mask_controls(segment.text), segment.style)
 
 
-def open_screen(options: argparse.Namespace, stream: TextIOBase | None = None) -> Screen:
-    """The screen for these options: ``--color`` wins over NO_COLOR, which wins over what the terminal can do."""
+def open_screen(stream: TextIOBase | None = None) -> Screen:
+    """The screen: with colours on a terminal, unless NO_COLOR is set."""
     out = stream or sys.stdout
-    colours = options.color == "always" or (options.color == "auto" and not os.environ.get("NO_COLOR") and out.isatty())
+    colours = out.isatty() and not os.environ.get("NO_COLOR")
     piped = not out.isatty() and not os.environ.get("COLUMNS")
     console = Console(
         file=out,  # type: ignore[arg-type]
         force_terminal=out.isatty(),
-        color_system="truecolor" if options.color == "always" else "auto" if colours else None,
+        color_system="auto" if colours else None,
         no_color=not colours,
         width=PIPE_WIDTH if piped else None,
         highlight=False,

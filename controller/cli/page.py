@@ -62,7 +62,6 @@ class OpenPage(Command):
         "browser. Goes on until it is interrupted or the controller goes. "
         "Where the page asks for a log-in (page.auth), a token of the ServiceAccount netaware-page is asked for and shown to it."
     )
-    watchable = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Port and browser."""

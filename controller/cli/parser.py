@@ -8,13 +8,12 @@ from typing import Any, NoReturn
 
 from controller.cli.command import Command
 from controller.cli.commands import ALIASES, HELP, Summary
-from controller.cli.shells import SHELLS
 from kubekit.durations import seconds
 from kubekit.errors import ConfigError
 from kubekit.version import installed_version
 from netperf.contract import HOME_NAMESPACE
 
-FORMATS = ("table", "json", "yaml", "csv")
+FORMATS = ("table", "json", "yaml")
 DESCRIPTION = "The cluster's network as the scheduler sees it: latency, costs, placement, bandwidth, and why."
 EPILOG = """\
 examples:
@@ -39,7 +38,7 @@ environment:
 COMMON = """\
 options of every command, which `kubectl netaware --help` explains:
   -n NAME  -A  --context  --kubeconfig  --netaware-namespace  --prometheus URL  --timeout
-  -o table|json|yaml|csv  --color  --exit-code
+  -o table|json|yaml  --exit-code
 """
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -48,17 +47,14 @@ _DEFAULTS: Mapping[str, Any] = {
     "context": "",
     "kubeconfig": "",
     "output": "table",
-    "color": "auto",
     "prometheus": "",
     "netaware_namespace": HOME_NAMESPACE,
     "timeout": 15.0,
-    "watch": False,
-    "interval": 2.0,
     "exit_code": False,
 }
 
 
-_SHARED = frozenset(_DEFAULTS) - {"watch", "interval"}
+_SHARED = frozenset(_DEFAULTS)
 
 
 def named_in(argv: Sequence[str]) -> str:
@@ -101,17 +97,10 @@ def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentPars
             description=command.description,
             epilog=_epilog(command),
             formatter_class=_CommandFormatter,
-            parents=[shared, *([_watching()] if command.watchable else [])],
+            parents=[shared],
             allow_abbrev=False,
         )
         command.configure(sub)
-    script = subparsers.add_parser(
-        "completion",
-        help="print a completion script for a shell, or for kubectl itself",
-        description="Print a completion script; `kubectl` prints the file that kubectl looks for on PATH as "
-        "kubectl_complete-netaware, for installations that do not bring it.",
-    )
-    script.add_argument("shell", choices=SHELLS)
     return parser
 
 
@@ -170,18 +159,8 @@ def _shared() -> argparse.ArgumentParser:
     )
     group = shared.add_argument_group("output")
     group.add_argument("-o", "--output", choices=FORMATS, help="format (default: table)")
-    group.add_argument("--color", choices=("auto", "always", "never"), help="colours (default: auto)")
     group.add_argument("--exit-code", action="store_true", help="exit 3 when something is wrong")
     return shared
-
-
-def _watching() -> argparse.ArgumentParser:
-    watching = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    watching.add_argument("-w", "--watch", action="store_true", help="go on and show changes")
-    watching.add_argument(
-        "--interval", type=duration(most_s=86_400, bare=True), metavar="TIME", help="how often to look (default: 2)"
-    )
-    return watching
 
 
 def duration(*, least_s: float = 0.0, most_s: float = float("inf"), bare: bool = False) -> Callable[[str], float]:

@@ -13,10 +13,10 @@ import yaml
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command
 from controller.cli.propose_gain import Gain, gain_of
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, STRONG, counted, grid, money, rate
+from controller.cli.style import BAD, FAINT, STRONG, grid, money, rate
 from controller.cli.templates import Controller
 from controller.cli.traffic_reading import (
     Traffic,
@@ -31,7 +31,7 @@ from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Drift, Placing, Proposal, Wish, drift_of, propose
 from kubekit.errors import ConfigError
-from kubekit.text import command
+from kubekit.text import command, counted
 from kubekit.wire import DEPLOYMENTS, STATEFUL_SETS, Object, split_key
 
 _KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS}
@@ -72,7 +72,6 @@ class Propose(Command):
         "person wrote in an existing AppGroup is kept. --manifests prints what kubectl apply takes, as in: "
         "kubectl netaware propose -n shop --manifests | kubectl apply -f -"
     )
-    watchable = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
@@ -138,33 +137,6 @@ class Propose(Command):
         if answer.applied:
             parts.append(Text("written; pods are placed by it when they are next created"))
         return Group(*parts)
-
-    def rows(self, answer: Proposed, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """The dependencies."""
-        header = (
-            "group",
-            "client",
-            "server",
-            "min_bandwidth_bps",
-            "max_network_cost",
-            "bytes_per_s",
-            "direction_known",
-            "written",
-        )
-        return header, [
-            (
-                p.name,
-                d.client,
-                d.server,
-                d.min_bandwidth_bps,
-                d.max_network_cost,
-                round(d.bytes_per_s, 1),
-                d.direction_known,
-                d.written,
-            )
-            for p in answer.proposals
-            for d in p.dependencies
-        ]
 
     def is_bad(self, answer: Proposed) -> bool:
         """An AppGroup differs from real traffic."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from controller.cli.command import Command
 from controller.cli.commands import ALIASES, SUMMARIES
 from controller.cli.parser import build_parser, fill_defaults, named_in
-from controller.cli.shells import script
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
 
@@ -42,9 +41,6 @@ def run(argv: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return EXIT_USAGE
-    if options.command == "completion":
-        sys.stdout.write(script(options.shell))
-        return EXIT_ANSWERED
     logs.set_up(level="error")
     command = next(summary for summary in SUMMARIES if summary.name == named).load()
     return _guarded(lambda: asyncio.run(_run(command, options)))
@@ -71,18 +67,18 @@ def _guarded(work: Callable[[], int]) -> int:
 async def _run(command: Command, options: argparse.Namespace) -> int:
     from controller.cli.output import open_screen
 
-    screen = open_screen(options)
+    screen = open_screen()
     async with AsyncExitStack() as stack:
         session = await _connect(command, options, stack)
-        if not options.watch:
-            answer = await _ask(screen, session, command, options)
-            _print(screen, command, answer, options)
-            _print_notes(screen, session)
-            sys.stdout.flush()
-            await command.stay(session, answer, options)
-            return EXIT_PROBLEM if options.exit_code and command.is_bad(answer) else EXIT_ANSWERED
-        await _watch(screen, session, command, options)
-    return EXIT_ANSWERED
+        answer = await _ask(screen, session, command, options)
+        if options.output == "table":
+            screen.print_table(command.show(answer, options, screen.width))
+        else:
+            screen.print_data(answer, options.output)
+        _print_notes(screen, session)
+        sys.stdout.flush()
+        await command.stay(session, answer, options)
+        return EXIT_PROBLEM if options.exit_code and command.is_bad(answer) else EXIT_ANSWERED
 
 
 async def _ask(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> object:
@@ -125,54 +121,8 @@ async def _connect(command: Command, options: argparse.Namespace, stack: AsyncEx
     )
 
 
-def _print(screen: Screen, command: Command, answer: object, options: argparse.Namespace) -> None:
-    if options.output == "csv":
-        table = command.rows(answer, options)
-        if table is None:
-            raise ConfigError("--output", f"{command.name} is no table", "use -o json or -o yaml")
-        screen.print_csv(*table)
-    elif options.output == "table":
-        screen.print_table(command.show(answer, options, screen.width))
-    else:
-        screen.print_data(answer, options.output, lines=options.watch)
-
-
 def _print_notes(screen: Screen, session: Session) -> None:
     for what, why in session.notes.items():
         screen.note(f"{what}: {why}")
     for remark in session.remarks:
         screen.say(remark)
-    session.notes.clear()
-    session.remarks.clear()
-
-
-def _without_time(answer: object) -> bytes:
-    """The answer, to be compared with the one before; when it was given is no news."""
-    import msgspec
-
-    plain = msgspec.to_builtins(answer)
-    if isinstance(plain, dict):
-        plain.pop("at", None)
-    return msgspec.json.encode(plain)
-
-
-async def _watch(screen: Screen, session: Session, command: Command, options: argparse.Namespace) -> None:
-    """Ask again and again, and print what changed; the cluster may go away and come back meanwhile."""
-    before: bytes | None = None
-    with screen.watching():
-        while True:
-            try:
-                answer = await command.ask(session, options)
-            except ConfigError:
-                raise
-            except KubekitError as error:
-                if before is None:
-                    raise
-                screen.note(str(error))
-            else:
-                now = _without_time(answer)
-                # A person sees ages grow; a script is told only what is new.
-                if options.output == "table" or now != before:
-                    _print(screen, command, answer, options)
-                before = now
-            await asyncio.sleep(options.interval)

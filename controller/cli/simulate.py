@@ -14,13 +14,13 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from controller.cli.command import Command, Table
+from controller.cli.command import Command
 from controller.cli.convert import read_files
 from controller.cli.looking import belongs_to, read_inputs
-from controller.cli.offline import OFFLINE_HEADER, Given, OfflinePlan, offline_rows, plan_offline, show_offline
+from controller.cli.offline import Given, OfflinePlan, plan_offline, show_offline
 from controller.cli.offline_objects import read_cluster
 from controller.cli.session import NotFoundError, Session
-from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, counted, grid
+from controller.cli.style import BAD, FAINT, GOOD, SIGNS, STRONG, grid
 from controller.cli.templates import Controller
 from controller.cluster.graph import Graph, build_graph
 from controller.cluster.hosts import Host, Room
@@ -39,6 +39,7 @@ from controller.scheduler.stock import place
 from controller.traffic.placed import Placed
 from controller.traffic.workloads import Place
 from kubekit.errors import ConfigError
+from kubekit.text import counted
 
 RUNS = 25
 """The default scheduler draws lots between equal nodes, so that one run of it says little."""
@@ -111,7 +112,6 @@ class Simulate(Command):
         "appgroups,networktopologies -A -o json` prints it: the plan is the one that the controller would make of the pods in it that wait, "
         "and no cluster is asked."
     )
-    watchable = False
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Arguments of this command."""
@@ -195,12 +195,6 @@ class Simulate(Command):
         return Group(
             _headline(answer), Text(), _placements(answer), Text(), _dependencies(answer), Text(), *_sums(answer)
         )
-
-    def rows(self, answer: Simulation | OfflinePlan, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """One row per dependency; offline, one per pod."""
-        if isinstance(answer, OfflinePlan):
-            return OFFLINE_HEADER, offline_rows(answer)
-        return Compared.__struct_fields__, [msgspec.structs.astuple(row) for row in answer.dependencies]
 
     def is_bad(self, answer: Simulation | OfflinePlan) -> bool:
         """Even our placement violates a dependency, or does not fit."""

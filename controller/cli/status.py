@@ -10,14 +10,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Lines
 from rich.text import Text
 
-from controller.cli.command import Command, Table
-from controller.cli.diagnose import describe, finding_rows
+from controller.cli.command import Command
+from controller.cli.diagnose import describe
 from controller.cli.looking import count_unmeasured, note_unused
 from controller.cli.session import Session
-from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, counted, percent, rate
+from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, percent, rate
 from controller.diagnosis.model import NetworkView
 from controller.views.model import GroupView, Overview
 from controller.views.overview import build
+from kubekit.text import counted
 
 SHOWN = 3
 
@@ -57,10 +58,6 @@ class ShowStatus(Command):
         if any(finding.code == "not-installed" for finding in answer.findings):
             return Group(*describe(answer.findings, answer.at))
         return Group(lines, Text(), *(describe(answer.findings, answer.at) or [Text("✓ nothing is wrong", style=GOOD)]))
-
-    def rows(self, answer: Overview, options: argparse.Namespace) -> Table:  # noqa: ARG002
-        """The findings; the other lines are no table."""
-        return finding_rows(answer.findings)
 
     def is_bad(self, answer: Overview) -> bool:
         """There is a finding that is more than a remark."""

@@ -126,33 +126,11 @@ def percent(part: float, whole: float) -> str:
     return "<1%" if 0 < ratio < 0.005 else f"{ratio:.0%}"
 
 
-def share(part: float | None, whole: float | None, width: int) -> Text:
-    """A bar with the percentage; over 100 % it is full and orange."""
-    if part is None or not whole:
-        return Text("-" if part is None or whole is None else "", style=FAINT)
-    ratio = part / whole
-    filled = min(width, max(round(ratio * width), 1 if part > 0 else 0))
-    text = Text()
-    text.append("█" * filled, style=BAD if ratio > 1 else RAMP[5])
-    text.append("░" * (width - filled), style=FAINT)
-    text.append(f" {percent(part, whole):>4}", style=BAD if ratio > 1 else "")
-    return text
-
-
-SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
-    """One character per value between ``low`` and ``high``; a blank where there is none."""
-    span = max(high - low, 1e-9)
-    return "".join(
-        " " if v is None else SPARKS[min(len(SPARKS) - 1, max(0, int((v - low) / span * len(SPARKS))))] for v in values
-    )
-
-
-def counted(count: int, one: str) -> str:
-    """``1 pod``, ``2 pods``."""
-    return f"{count} {one}{'' if count == 1 else 's'}"
+def share(part: float, whole: float | None) -> Text:
+    """A share as ``12%``; over 100 % it is orange, and empty if the whole is unknown or 0."""
+    if not whole:
+        return Text("-" if whole is None else "", style=FAINT)
+    return Text(percent(part, whole), style=BAD if part > whole else "")
 
 
 def money(amount: float | None, currency: str) -> str:

@@ -32,5 +32,4 @@ def test_help_has_the_commands_own_options_and_one_block_of_the_others(
     text = capsys.readouterr().out
     assert f"kubectl netaware {command.examples[0][0]}" in text
     assert text.count("--kubeconfig") == 1, "once, in the block of what every command has"
-    assert ("--watch" in text) == command.watchable
     assert max(map(len, text.splitlines())) <= 120

@@ -79,9 +79,7 @@ def test_long_lists_are_cut_and_say_what_was_cut() -> None:
     assert "5 protected" in text
 
 
-def test_csv_has_a_row_per_move_and_json_everything() -> None:
-    table = COMMAND.rows(answer(), options("--dry-run"))
-    assert [row[:3] for row in table[1]] == [("default/web-1", "hot", "idle")]
+def test_json_has_everything() -> None:
     data = msgspec.to_builtins(answer())
     assert data["plan"]["moves"][0]["nodeAfter"]["cpu"] == pytest.approx(47.5)
     assert data["plan"]["skips"][0]["kind"] == "disruption-budget"

@@ -98,19 +98,16 @@ def test_what_is_no_name_is_left_for_the_reader_to_fill_in(name: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_no_command_prints_an_escape(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = argparse.Namespace(color="auto", output=form, watch=False, all_namespaces=False)
+    options = argparse.Namespace(output=form, all_namespaces=False)
     status, graph, why = ShowStatus(), GraphOf(), Diagnose()
 
     def print_(asked: Command, answer: Any) -> str:
         stream = io.StringIO()
-        screen = open_screen(options, stream)
+        screen = open_screen(stream)
         if form == "table":
             screen.print_table(asked.show(answer, options, 80))
-        elif form == "csv":
-            if table := asked.rows(answer, options):
-                screen.print_csv(*table)
         else:
-            screen.print_data(answer, form, lines=False)
+            screen.print_data(answer, form)
         return stream.getvalue() + capsys.readouterr().out
 
     overviews: list[Overview] = list(hostile(build(make_snapshot(3))))

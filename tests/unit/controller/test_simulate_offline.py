@@ -476,11 +476,9 @@ def test_wrong_usage_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "neither JSON nor YAML" in capsys.readouterr().err
 
 
-def test_table_and_csv_are_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps([node("n"), app_group(workloads="a"), pod("p", "a"), pod("q", "a", cpu="99")]))
     assert main(["simulate", "--offline", str(path)]) == 0
     assert "1 pod without a place" in capsys.readouterr().out
-    assert main(["simulate", "--offline", str(path), "-o", "csv"]) == 0
-    assert "default/p,n," in capsys.readouterr().out
     assert main(["simulate", "--offline", str(path), "--exit-code"]) == 3
