@@ -1,7 +1,6 @@
-"""Dumps of rtnetlink, with decoders that read only the fields asked for.
+"""Asks and changes over rtnetlink, with decoders that read only the fields asked for.
 
-pyroute2 decodes every attribute of every message, 200 ms for a node with 110 limited pods, and takes 7 MB; only changes are left to it.
-Layouts are those of linux/netlink.h, linux/if_link.h, linux/rtnetlink.h and linux/pkt_sched.h.
+pyroute2 decodes every attribute of every message, 200 ms for a node with 110 limited pods, and takes 7 MB. Layouts are those of linux/netlink.h, linux/if_link.h, linux/rtnetlink.h and linux/pkt_sched.h.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from agent.netlink import HEADER, KernelError, open_netlink
@@ -33,7 +32,9 @@ ALL_LINKS, ALL_ROUTES = bytes(IFINFO.size), bytes(12)
 DEADLINE_S = 10.0
 _TRIES = 3
 _RTM_GETNSID, _NETNSA_NSID, _NETNSA_PID = 90, 1, 2
-_NLM_F_REQUEST, _NLM_F_DUMP, _NLM_F_DUMP_INTR = 1, 0x300, 0x10
+_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_DUMP, _NLM_F_DUMP_INTR = 1, 4, 0x300, 0x10
+_NLM_F_CAPPED, _NLM_F_ACK_TLVS, _ERROR_TEXT = 0x100, 0x200, 1
+_SOL_NETLINK, _NETLINK_EXT_ACK = 270, 11
 _NLMSG_ERROR, _NLMSG_DONE, _FIRST_TYPE = 2, 3, 16
 _READ_BYTES = 1 << 16
 _ATTRIBUTE = struct.Struct("=HH")
@@ -41,29 +42,25 @@ _U32, _I32 = struct.Struct("=I"), struct.Struct("=i")
 _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 
-@contextmanager
-def kernel_errors(what: str) -> Iterator[None]:
-    """Raise KernelError, which begins with ``what``, for whatever goes wrong with the kernel."""
+@asynccontextmanager
+async def rtnetlink(what: str) -> AsyncIterator[Rtnetlink]:
+    """A socket for some requests, all of them within ten seconds. The kernel is asked for its reasons.
+
+    Raises:
+        KernelError: a request failed, or got no answer in time; begins with ``what``.
+    """
     try:
-        yield
+        with open_netlink(socket.NETLINK_ROUTE) as netlink:
+            with suppress(OSError):  # before Linux 4.12 it gives none
+                netlink.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
+            async with asyncio.timeout(DEADLINE_S):
+                yield Rtnetlink(netlink)
     except KernelError as error:
         raise KernelError(f"{what}: {error}", error.code) from error
     except TimeoutError as error:  # which is an OSError, too
         raise KernelError(f"{what}: no answer in time") from error
     except OSError as error:
         raise KernelError(f"{what}: {error.strerror}", error.errno or 0) from error
-
-
-@asynccontextmanager
-async def rtnetlink(what: str) -> AsyncIterator[Rtnetlink]:
-    """A socket for some questions, all of them within ten seconds.
-
-    Raises:
-        KernelError: a question failed, or got no answer in time; begins with ``what``.
-    """
-    with kernel_errors(what), open_netlink(socket.NETLINK_ROUTE) as netlink:
-        async with asyncio.timeout(DEADLINE_S):
-            yield Rtnetlink(netlink)
 
 
 class Rtnetlink:
@@ -90,6 +87,16 @@ class Rtnetlink:
             if not interrupted:
                 return found
         return (await self._dump_once(type_, body, parse))[0]
+
+    async def change(self, type_: int, body: bytes, flags: int = 0) -> None:
+        """Change something, and wait until it is done.
+
+        Raises:
+            KernelError: the kernel refused.
+        """
+        sequence = await self._send(type_, body, _NLM_F_REQUEST | _NLM_F_ACK | flags)
+        async for _ in self._answers(sequence):
+            return
 
     async def namespace_number(self, pid: int) -> int | None:
         """The number that this namespace has for a process's network namespace; None without one, and when it has ended."""
@@ -138,16 +145,36 @@ class Rtnetlink:
                 begin, end = offset + HEADER.size, min(offset + length, len(data))
                 if number == sequence:
                     if kind in {_NLMSG_ERROR, _NLMSG_DONE}:
-                        _check(data, begin, end)
+                        _check(data, flags, begin, end)
                     yield data, kind, flags, begin, end
                 offset += (length + 3) & ~3
 
 
-def _check(data: bytes, begin: int, end: int) -> None:
-    """Raise what an error, or the end of a dump, says; 0 is fine."""
+def _check(data: bytes, flags: int, begin: int, end: int) -> None:
+    """Raise what an error (struct nlmsgerr, which repeats the request), or the end of a dump, says; 0 is fine."""
     code = -_I32.unpack_from(data, begin)[0] if begin + _I32.size <= end else 0
-    if code:
-        raise KernelError(os.strerror(code), code)
+    if not code:
+        return
+    reason = ""
+    if flags & _NLM_F_ACK_TLVS and begin + _I32.size + HEADER.size <= end:
+        repeated = HEADER.size if flags & _NLM_F_CAPPED else HEADER.unpack_from(data, begin + _I32.size)[0]
+        reason = read_text(data, attributes(data, begin + _I32.size + ((repeated + 3) & ~3), end), _ERROR_TEXT)
+    raise KernelError(reason or os.strerror(code), code)
+
+
+def encode_attribute(kind: int, payload: bytes) -> bytes:
+    """An attribute, padded to four bytes."""
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(payload), kind) + payload + bytes(-len(payload) % 4)
+
+
+def encode_text(kind: int, text: str) -> bytes:
+    """An attribute that is a text."""
+    return encode_attribute(kind, text.encode() + b"\0")
+
+
+def encode_u32(kind: int, number: int) -> bytes:
+    """An attribute that is an unsigned 32-bit number."""
+    return encode_attribute(kind, _U32.pack(number))
 
 
 def tc_request(index: int = 0, parent: int = 0) -> bytes:

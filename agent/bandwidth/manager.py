@@ -22,6 +22,7 @@ from agent.bandwidth.cilium import Cilium, read_cilium
 from agent.bandwidth.cni import Network, ResultCache, read_network
 from agent.bandwidth.counters import take_readings
 from agent.bandwidth.effect import Effects
+from agent.bandwidth.kernel import execute
 from agent.bandwidth.metrics import BandwidthMetrics
 from agent.bandwidth.rules import Policy, plan_limits, with_effect
 from agent.bandwidth.snapshot import take_snapshot
@@ -160,9 +161,6 @@ class BandwidthManager:
         loop = asyncio.get_running_loop()
         topic, what = f"repair/{action.name}/{type(action).__name__}", type(action).__name__
         done = False
-        # Imported by the first repair: pyroute2 takes 7 MB, and most nodes only observe.
-        from agent.bandwidth.kernel import execute
-
         try:
             await execute(action)
         except KernelError as error:
@@ -282,8 +280,6 @@ async def remove_limits(client: Client, config: AgentConfig) -> int:
     """
     pods = await client.list(PODS, Pod, field_selector=f"spec.nodeName={config.node}")
     unlimited = tuple(msgspec.structs.replace(spec_of(pod), wishes={}) for pod in pods if not pod.terminal)
-    from agent.bandwidth.kernel import execute
-
     snapshot = await take_snapshot(config.proc, network_of(config), unlimited, cache=ResultCache())
     actions = plan_limits(snapshot, Policy(enforce=True)).actions
     for action in actions:

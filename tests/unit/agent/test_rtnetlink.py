@@ -1,4 +1,4 @@
-"""Decoding of rtnetlink, on messages recorded from a kernel, and on rubbish; requests to a stand-in for it, ours and pyroute2's."""
+"""Decoding of rtnetlink, on messages recorded from a kernel, and on rubbish; requests to a stand-in for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroute2 import AsyncIPRoute
 from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR
 from pyroute2.netlink.rtnl import RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent import rtnetlink as rtnetlink_module
-from agent.bandwidth import kernel, tbf
+from agent.bandwidth import tbf
 from agent.bandwidth.kernel import execute
 from agent.bandwidth.state import OUR_HANDLE, ROOT, Device, Filter, LimitIngress, Qdisc
 from agent.bandwidth.traffic_control import parse_device, parse_filter, parse_qdisc
@@ -175,7 +173,6 @@ async def stand_in(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> AsyncIt
             for datagram in answer(request, struct.unpack_from("=I", request, 8)[0]):
                 await loop.sock_sendall(theirs, datagram)
 
-    monkeypatch.setattr(kernel, "AsyncIPRoute", partial(AsyncIPRoute, use_socket=ours))
     monkeypatch.setattr(rtnetlink_module, "open_netlink", lambda _: ours)
     with ours, theirs:
         ours.settimeout(0)
