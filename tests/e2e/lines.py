@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LINE_S, LOOK_S = 180.0, 60.0
 CHOICE = re.compile(r"\b(?:ZONE|NODE|OVERLAY|SPEED|REGION)\b")
 FIGURES = "NETAWARE_WRITE_FIGURES"
-"""Names a file to which each situation's figures are appended, for the table of docs/troubleshooting.md."""
+"""Names a file to which each situation's figures are appended."""
 
 
 class Terminal:

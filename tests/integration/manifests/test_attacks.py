@@ -1,6 +1,6 @@
 """A stolen token of each program tries everything, on the real API server with the shipped rights and policies.
 
-What succeeded is the table in docs/security.md, which this test holds to be true; NETAWARE_WRITE_TABLES=1 writes it anew.
+What succeeded is the table in stolen_tokens.md, which this test holds to be true; NETAWARE_WRITE_TABLES=1 writes it anew.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from tests.integration.manifests.kubectl import MANIFESTS, NAMESPACE, Kubectl, e
 
 # The most that a shipped overlay gives: the default, and the descheduler's rights on top.
 OVERLAY = MANIFESTS / "overlays" / "descheduler"
-DOCUMENT = MANIFESTS.parent / "docs" / "security.md"
+DOCUMENT = Path(__file__).with_name("stolen_tokens.md")
 BEGIN, END = "<!-- begin: what stolen tokens can do -->\n", "<!-- end: what stolen tokens can do -->\n"
 PROGRAMS = ("agent", "controller", "scheduler", "gate-opener")
 PLACES = {"netaware-system": NAMESPACE, "kube-system": "kube-system", "a stranger's": "stranger", "a user's": "asked"}

@@ -1,6 +1,6 @@
 """Broken situations: what is broken, the finding that names the first cause, and the command of the finding that must end it.
 
-The facts are made up, the rules are the product's. docs/troubleshooting.md lists them by name and code.
+The facts are made up, the rules are the product's.
 """
 
 from __future__ import annotations
