@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agent.capacity.node_bandwidth import NodeBandwidth
 from agent.capacity.sysfs import NetDirectory
@@ -97,15 +97,17 @@ class Traffic:
         if offer is not None and offer.rate_bps is not None:
             capacity.add_metric((self._node, offer.source), offer.rate_bps / 8)
         yield capacity
-        sent = _gauge("netaware_node_network_transmit_bytes_per_second", "Sent by the uplinks.")
-        received = _gauge("netaware_node_network_receive_bytes_per_second", "Received by the uplinks.")
+        sent = CounterMetricFamily("netaware_node_network_transmit_bytes", "Sent by the uplinks.", labels=("node",))
+        received = CounterMetricFamily(
+            "netaware_node_network_receive_bytes", "Received by the uplinks.", labels=("node",)
+        )
         used = _gauge("netaware_node_network_utilization_ratio", "Busier direction over the capacity of the uplinks.")
         rates = rates_between(self._samples[0], self._samples[-1]) if len(self._samples) > 1 else None
-        if rates is not None:
-            sent.add_metric((self._node,), rates.sent_bytes_per_s)
-            received.add_metric((self._node,), rates.received_bytes_per_s)
-            if offer is not None and offer.gross_bps:
-                used.add_metric((self._node,), utilisation(rates, offer.gross_bps))
+        if self._samples:
+            sent.add_metric((self._node,), self._samples[-1].sent_bytes)
+            received.add_metric((self._node,), self._samples[-1].received_bytes)
+        if rates is not None and offer is not None and offer.gross_bps:
+            used.add_metric((self._node,), utilisation(rates, offer.gross_bps))
         yield from (sent, received, used)
 
 

@@ -9,7 +9,6 @@ shown: throughput. Runs and doubts are counted by test.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
@@ -54,9 +53,8 @@ class ProbeMetrics:
         self,
         plans: PlanSource,
         registry: CollectorRegistry | None = None,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._plans, self._wall_clock = plans, wall_clock
+        self._plans = plans
         self._pairs: dict[Pair, _PairState] = {}
         self._others: dict[str, int] = {}
         self.rejected: Callable[[], int] = lambda: 0
@@ -131,7 +129,7 @@ class ProbeMetrics:
         yield spread
 
     def _last_run(self) -> Iterator[Metric]:
-        age = _gauge("sample_age_seconds", "Age of the newest sample.")
+        taken = _gauge("sample_timestamp_seconds", "When the newest sample was taken.")
         trusted = _gauge("sample_trusted", "1 when there is no reason to doubt the newest sample, else 0.")
         throughput = _gauge("throughput_bytes_per_second", "Throughput of the newest stream run.")
         loss = _gauge("loss_ratio", "Lost datagrams, or retransmitted segments, over transactions of the newest run.")
@@ -139,7 +137,7 @@ class ProbeMetrics:
         retransmits = _gauge("retransmitted_segments", "TCP segments sent again in the newest run, both ends.")
         jitter = _gauge("jitter_seconds", "Mean difference of consecutive round trips of datagrams.")
         for pair, measured, sample in self._samples(self._usual_test):
-            age.add_metric(pair, max(0.0, self._wall_clock() - sample.taken_at))
+            taken.add_metric(pair, sample.taken_at)
             trusted.add_metric(pair, 1.0 if sample.trusted else 0.0)
             for family, value in (
                 (loss, measured.loss_ratio),
@@ -152,7 +150,7 @@ class ProbeMetrics:
         for pair, measured, _ in self._samples("TCP_STREAM"):
             if measured.throughput_bps is not None:
                 throughput.add_metric(pair, measured.throughput_bps / 8)
-        yield from (age, trusted, throughput, loss, datagram_loss, retransmits, jitter)
+        yield from (taken, trusted, throughput, loss, datagram_loss, retransmits, jitter)
 
     def _counts(self) -> Iterator[Metric]:
         runs = CounterMetricFamily(

@@ -31,8 +31,9 @@ class Queries(Section, frozen=True):
     node_cpu: str = "sum by (node) (rate(node_cpu_usage_seconds_total[2m]))"
     node_memory: str = "max by (node) (last_over_time(node_memory_working_set_bytes[2m]))"
     node_bandwidth: str = (
-        "8 * max by (node) (last_over_time("
-        '{__name__=~"netaware_node_network_(transmit|receive)_bytes_per_second"}[2m]))'
+        "8 * max by (node) ("
+        'label_replace(rate(netaware_node_network_transmit_bytes_total[2m]), "way", "transmit", "", "")'
+        ' or label_replace(rate(netaware_node_network_receive_bytes_total[2m]), "way", "receive", "", ""))'
     )
     pod_cpu: str = "sum by (namespace, pod) (rate(pod_cpu_usage_seconds_total[2m]))"
     pod_memory: str = "max by (namespace, pod) (last_over_time(pod_memory_working_set_bytes[2m]))"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from controller.diagnosis.snapshot import Alert, NodeReading, PodReading, Readings
 from controller.prometheus import PrometheusClient, PrometheusError, Series
 
-TRANSMIT = "sum by (node) (netaware_node_network_transmit_bytes_per_second) * 8"
-RECEIVE = "sum by (node) (netaware_node_network_receive_bytes_per_second) * 8"
+TRANSMIT = "sum by (node) (rate(netaware_node_network_transmit_bytes_total[2m])) * 8"
+RECEIVE = "sum by (node) (rate(netaware_node_network_receive_bytes_total[2m])) * 8"
 POD_USED = "sum by (namespace, pod, direction) (netaware_pod_bandwidth_used_bytes_per_second) * 8"
 VERDICTS = "netaware_pod_bandwidth_verdict == 1"
 TRAFFIC = "sum by (client_zone, server_zone) (netaware_zone_pair_traffic_bytes_per_second) * 8"

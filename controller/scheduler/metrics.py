@@ -64,10 +64,13 @@ class GateMetrics:
             registry=registry,
         )
         self.planning = Histogram(
-            "netaware_plan_duration_seconds", "Time to plan one group.", buckets=_LADDER_S, registry=registry
+            "netaware_placement_plan_duration_seconds", "Time to plan one group.", buckets=_LADDER_S, registry=registry
         )
         self.plans = Counter(
-            "netaware_plans", "Plans made, by result: complete, violations, unplaced.", ["result"], registry=registry
+            "netaware_placement_plans",
+            "Plans made, by result: complete, violations, unplaced.",
+            ["result"],
+            registry=registry,
         )
         self.fallbacks = Counter(
             "netaware_gate_fallbacks",

@@ -91,17 +91,20 @@ class ProbePlanner:
         self._nodes_in = Counter(n.metadata.label(ZONE_LABEL) for n in caches.nodes if n.metadata.label(ZONE_LABEL))
         self._expected: dict[str, float] | None = None
         self._links = Gauge(
-            "netaware_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
+            "netaware_probe_plan_zone_pairs", "Pairs of zones that the probe plan measures.", registry=registry
         )
-        self._interval = Gauge("netaware_plan_interval_seconds", "Length of a probing round.", registry=registry)
+        self._interval = Gauge("netaware_probe_plan_interval_seconds", "Length of a probing round.", registry=registry)
         self._left_out = Gauge(
-            "netaware_plan_left_out", "Nodes and zones that take no part in probing.", ["reason"], registry=registry
+            "netaware_probe_plan_left_out",
+            "Nodes and zones that take no part in probing.",
+            ["reason"],
+            registry=registry,
         )
         self._silent = Gauge(
-            "netaware_plan_silent_nodes", "Nodes left out because nobody can measure them.", registry=registry
+            "netaware_probe_plan_silent_nodes", "Nodes left out because nobody can measure them.", registry=registry
         )
         self._writes = CounterMetric(
-            "netaware_plan_writes",
+            "netaware_probe_plan_writes",
             "Plan objects written or deleted, results keys removed.",
             ["what"],
             registry=registry,

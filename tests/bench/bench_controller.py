@@ -202,7 +202,7 @@ async def _one_size(plane: ControlPlane, folder: Path, size: int) -> Figures:
             "official client: 840 MB for 10,000",
         ),
         f"controller_probed_pairs_{size}_nodes": _figure(
-            found["netaware_plan_zone_pairs"],
+            found["netaware_probe_plan_zone_pairs"],
             "pairs",
             ZONES * (ZONES - 1) / 2,
             "40 zones, whatever the number of nodes",
@@ -217,7 +217,7 @@ async def _run_manager(plane: ControlPlane, folder: Path) -> dict[str, float]:
     replica.start()
     try:
         async with asyncio.timeout(120):
-            while (found := await replica.metrics()).get("netaware_plan_zone_pairs", 0) == 0:
+            while (found := await replica.metrics()).get("netaware_probe_plan_zone_pairs", 0) == 0:
                 await asyncio.sleep(0.2)
             await asyncio.sleep(2.0)
             found = await replica.metrics()

@@ -253,8 +253,8 @@ def serve_echo(port: int) -> None:
 
 async def leader_figures(url: str) -> dict[str, float]:
     """What releasing all these pods took of the leader."""
-    wanted = {"netaware_plans_total": "plans", "process_cpu_seconds_total": "processor seconds"}
-    wanted["netaware_plan_duration_seconds_sum"] = "of it planning"
+    wanted = {"netaware_placement_plans_total": "plans", "process_cpu_seconds_total": "processor seconds"}
+    wanted["netaware_placement_plan_duration_seconds_sum"] = "of it planning"
     found: dict[str, float] = {}
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
         for family in text_string_to_metric_families(await answer.text()):

@@ -25,7 +25,11 @@ ETCD = (
     "etcd_mvcc_put_total",
     "etcd_mvcc_db_total_size_in_bytes",
 )
-_LOOP, _PLANS, _GATES = "netaware_loop_busy_seconds", "netaware_plan_duration_seconds", "netaware_gate_wait_seconds"
+_LOOP, _PLANS, _GATES = (
+    "netaware_loop_busy_seconds",
+    "netaware_placement_plan_duration_seconds",
+    "netaware_gate_wait_seconds",
+)
 CONTROLLER = (*(f"{name}_bucket" for name in (_LOOP, _PLANS, _GATES)), "netaware_zone_pairs")
 _READS = frozenset({"GET", "LIST"})
 _LONG = frozenset({"WATCH", "CONNECT", "WATCHLIST", "PROXY"})

@@ -94,7 +94,7 @@ AGENTS = Dashboard(
                     "cps",
                     "Plans, weights and statuses written per second; a quiet network causes none.",
                     Query("sum by (what) (rate(netaware_topology_writes_total[5m]))", "topology {{what}}"),
-                    Query("sum by (what) (rate(netaware_plan_writes_total[5m]))", "{{what}}"),
+                    Query("sum by (what) (rate(netaware_probe_plan_writes_total[5m]))", "{{what}}"),
                     Query("sum(rate(netaware_appgroup_writes_total[5m]))", "appgroup status"),
                     width=8,
                 ),

@@ -42,7 +42,7 @@ LATENCY = Dashboard(
                     "Length of a round",
                     "s",
                     "Time in which every planned pair is probed once.",
-                    Query("max(netaware_plan_interval_seconds)"),
+                    Query("max(netaware_probe_plan_interval_seconds)"),
                 ),
                 number(
                     "Slowest pair, p50",
@@ -174,14 +174,17 @@ LATENCY = Dashboard(
                     "Age of the newest sample",
                     "s",
                     "As the agents tell it; it grows to a round's length and starts again.",
-                    Query(f"netaware_probe_sample_age_seconds{{{PAIR}}}", "{{origin_zone}} to {{destination_zone}}"),
+                    Query(
+                        f"time() - netaware_probe_sample_timestamp_seconds{{{PAIR}}}",
+                        "{{origin_zone}} to {{destination_zone}}",
+                    ),
                     width=8,
                 ),
                 stacked(
                     "Nodes that take no part",
                     "short",
                     "Nodes that the probe plan leaves out, by reason.",
-                    Query("sum by (reason) (netaware_plan_left_out)", "{{reason}}"),
+                    Query("sum by (reason) (netaware_probe_plan_left_out)", "{{reason}}"),
                     width=8,
                 ),
             ],

@@ -235,7 +235,7 @@ def _happenings() -> Iterator[dict[str, Any]]:
     """Marks where pods were moved, and where measurements were planned anew."""
     for name, colour, metric, shown in (
         ("Evictions", BLUE, "netaware_descheduler_evictions_total", True),
-        ("Probe plans", GREY, "netaware_plan_writes_total", False),
+        ("Probe plans", GREY, "netaware_probe_plan_writes_total", False),
     ):
         yield {
             "name": name,

@@ -371,7 +371,7 @@ async def test_results_that_somebody_else_filled_are_refused_loudly_and_written_
         assert f"ConfigMap {RESULTS} would hold" in agent.log
         assert await home.samples(["healthy"]) == {}
         # The agent goes on measuring and tells Prometheus.
-        assert set(await series(agent, "netaware_probe_sample_age_seconds")) == {("healthy",)}
+        assert set(await series(agent, "netaware_probe_sample_timestamp_seconds")) == {("healthy",)}
         room = {"data": {"theirs-0": None, "theirs-1": None}}
         await home.client.patch(CONFIGMAPS, RESULTS, room, Object, kind=MERGE_PATCH, namespace=home.namespace)
 

@@ -86,7 +86,7 @@ LEADER_SERIES = {
     **{basis(name): NEVER for name in ("stale", "inferred", "absent", "unreachable")},
     **{cost(*pair): "2x60" for pair in PAIRS},
     **{latency(*pair): "0.002x60" for pair in PAIRS},
-    "netaware_plan_silent_nodes": NEVER,
+    "netaware_probe_plan_silent_nodes": NEVER,
     "netaware_gated_pods": NEVER,
     'netaware_gate_releases_total{cause="turn"}': COUNTS,
     'netaware_appgroup_dependencies{appgroup="web/shop", verdict="met"}': WELL,
@@ -153,7 +153,7 @@ ABSENT: Series = {
     **{metric(*pair): None for pair in PAIRS for metric in (cost, latency)},
     **{runs(*pair, "ok"): None for pair in PAIRS},
 }
-LEFT_OUT = 'netaware_plan_left_out{reason="no-zone"}'
+LEFT_OUT = 'netaware_probe_plan_left_out{reason="no-zone"}'
 REFUSED = 'netaware_results_refused_keys{topology="s/nt", reason="unplanned"}'
 NEW_VERSION_ROLLS: Series = {agent("n2"): "1x4 0x3 1x52"}
 # Pods that the gate releases by itself in its time.

@@ -17,7 +17,7 @@ RUN = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 
 def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
     registry, plans = CollectorRegistry(), plans or PlanSource("n1")
-    metrics = ProbeMetrics(plans, registry, wall_clock=lambda: 1030.0)
+    metrics = ProbeMetrics(plans, registry)
     plans.use(plan(*THERE[:2], epoch=7))
     return metrics, registry
 
@@ -28,7 +28,7 @@ def test_latency_is_told_in_seconds_by_pair_and_quantile() -> None:
     for quantile, value in (("0.5", 400e-6), ("0.9", 600e-6), ("0.99", 900e-6)):
         labels = {**PAIR, "quantile": quantile}
         assert registry.get_sample_value("netaware_probe_latency_seconds", labels) == value
-    assert registry.get_sample_value("netaware_probe_sample_age_seconds", PAIR) == 30
+    assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
     assert registry.get_sample_value("netaware_probe_sample_trusted", PAIR) == 1
     assert registry.get_sample_value("netaware_probe_plan_epoch") == 7
 
@@ -49,7 +49,7 @@ def test_failures_are_counted_by_name_and_keep_the_last_good_value_with_its_age(
     name = "netaware_probe_runs_total"
     assert registry.get_sample_value(name, {**PAIR, "test": "TCP_RR", "outcome": "timeout"}) == 2
     assert registry.get_sample_value(name, {**PAIR, "test": "TCP_RR", "outcome": "ok"}) == 1
-    assert registry.get_sample_value("netaware_probe_sample_age_seconds", PAIR) == 30
+    assert registry.get_sample_value("netaware_probe_sample_timestamp_seconds", PAIR) == 1000
 
 
 def test_the_histogram_doubles_from_50_microseconds_and_counts_medians() -> None:

@@ -33,8 +33,8 @@ def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path
     traffic.sample(0.0)
     count(1_000_001, 250_001)
     traffic.sample(10.0)
-    assert value("netaware_node_network_transmit_bytes_per_second") == 100_000
-    assert value("netaware_node_network_receive_bytes_per_second") == 25_000
+    assert value("netaware_node_network_transmit_bytes_total") == 1_000_001
+    assert value("netaware_node_network_receive_bytes_total") == 250_001
     assert value("netaware_node_network_utilization_ratio") is None
     offers[0] = NodeBandwidth(rate_bps=900_000, gross_bps=1_000_000, source="flag", explanation="", devices=("eno1",))
     assert value("netaware_node_network_utilization_ratio") == pytest.approx(0.8)  # of the busier direction
@@ -46,4 +46,5 @@ def test_series_appear_with_the_second_sample_and_need_a_known_capacity(tmp_path
     # Counters that went back, as when a driver is loaded again, or other devices say nothing.
     count(0, 0)
     traffic.sample(20.0)
-    assert value("netaware_node_network_transmit_bytes_per_second") is None
+    assert value("netaware_node_network_utilization_ratio") is None
+    assert value("netaware_node_network_transmit_bytes_total") == 0

@@ -30,7 +30,7 @@ KNOWN = (
 )
 PROMQL = {
     *("sum", "max", "min", "count", "avg", "rate", "increase", "by", "or", "and", "vector", "le"),
-    *("histogram_quantile", "label_values", "quantile"),
+    *("histogram_quantile", "label_values", "quantile", "time"),
 }
 
 
