@@ -27,7 +27,7 @@ from controller.scheduler.affinity import as_asked
 from controller.scheduler.foreign import ForeignPods
 from controller.scheduler.plan.judge import count_hosts, judge
 from controller.scheduler.plan.problem import Ints
-from controller.scheduler.plan.solve import Effort, solve
+from controller.scheduler.plan.solve import EFFORT, FAST_EFFORT, Effort, solve
 from controller.scheduler.preferences import dependencies_of, objective_of, spread_of
 from controller.scheduler.problem_builder import (
     Demand,
@@ -45,12 +45,6 @@ from controller.scheduler.survival import pays, price_us
 from controller.traffic.prices import PriceTable
 from kubekit.owners import outdated
 
-EFFORT = Effort(steps_per_replica=600, most_steps=1_500_000, room_turns=4000)
-"""Of one plan: it may have to be made again a moment later. 5,000 replicas on 10,000 hosts take about a second."""
-FAST_EFFORT = msgspec.structs.replace(EFFORT, runs=4, fewest_steps=6000)
-"""Several short runs: over 40 zones in four regions one run of ten times the length left 17 of 60 groups of ten pods between two
-zones, these leave 2.
-"""
 DEADLINE_S = 20.0
 
 

@@ -7,6 +7,7 @@ for as long as the search runs. `compile` says where it comes from.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,48 +18,48 @@ from controller.scheduler.plan import compile as compiler
 from controller.scheduler.plan.problem import Floats, Ints, Problem
 
 _COUNTS = ("hosts", "resources", "zones", "classes", "workloads", "replicas", "edges", "tables", "rules")
-_ARRAYS = (
-    ("free", np.int64),
-    ("inverse", np.float64),
-    ("zone_of", np.int32),
-    ("zoned", np.uint8),
-    ("workload_of", np.int32),
-    ("row_of", np.int32),
-    ("allowed", np.uint8),
-    ("ask_start", np.int64),
-    ("ask_resource", np.int32),
-    ("ask_amount", np.int64),
-    ("class_of", np.int32),
-    ("total", np.int64),
-    ("survives", np.uint8),
-    ("survivors", np.int64),
-    ("leaving", np.int64),
-    ("host_wish", np.float64),
-    ("zone_wish", np.float64),
-    ("fixed_start", np.int64),
-    ("fixed_host", np.int32),
-    ("caller", np.int32),
-    ("callee", np.int32),
-    ("routing", np.int32),
-    ("table", np.int32),
-    ("weight", np.float64),
-    ("latency", np.float64),
-    ("local", np.float64),
-    ("beyond", np.uint8),
-    ("rule_kind", np.int32),
-    ("rule_skew", np.int32),
-    ("rule_domains", np.int32),
-    ("rule_short", np.uint8),
-    ("rule_price", np.float64),
-    ("domain_of", np.int32),
-    ("domain_start", np.int64),
-    ("standing", np.int64),
-    ("owned", np.int64),
-    ("eligible", np.uint8),
-    ("role_start", np.int64),
-    ("role_rule", np.int32),
-    ("role", np.uint8),
-)
+_ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
+    "free": (np.int64, "hosts resources"),
+    "inverse": (np.float64, "hosts resources"),
+    "zone_of": (np.int32, "hosts"),
+    "zoned": (np.uint8, "zones"),
+    "workload_of": (np.int32, "classes"),
+    "row_of": (np.int32, "classes"),
+    "allowed": (np.uint8, "rows hosts"),
+    "ask_start": (np.int64, "classes+1"),
+    "ask_resource": (np.int32, "asks"),
+    "ask_amount": (np.int64, "asks"),
+    "class_of": (np.int32, "replicas"),
+    "total": (np.int64, "workloads"),
+    "survives": (np.uint8, "workloads"),
+    "survivors": (np.int64, "workloads"),
+    "leaving": (np.int64, "workloads zones"),
+    "host_wish": (np.float64, "workloads"),
+    "zone_wish": (np.float64, "workloads"),
+    "fixed_start": (np.int64, "workloads+1"),
+    "fixed_host": (np.int32, "fixed"),
+    "caller": (np.int32, "edges"),
+    "callee": (np.int32, "edges"),
+    "routing": (np.int32, "edges"),
+    "table": (np.int32, "edges"),
+    "weight": (np.float64, "edges"),
+    "latency": (np.float64, "tables zones zones"),
+    "local": (np.float64, "tables"),
+    "beyond": (np.uint8, "tables zones zones"),
+    "rule_kind": (np.int32, "rules"),
+    "rule_skew": (np.int32, "rules"),
+    "rule_short": (np.uint8, "rules"),
+    "rule_price": (np.float64, "rules"),
+    "domain_of": (np.int32, "rules hosts"),
+    "domain_start": (np.int64, "rules+1"),
+    "standing": (np.int64, "domains"),
+    "owned": (np.int64, "domains"),
+    "eligible": (np.uint8, "domains"),
+    "role_start": (np.int64, "classes+1"),
+    "role_rule": (np.int32, "roles"),
+    "role": (np.uint8, "roles"),
+}
+"""The arrays of `Problem` in state.h, in its order, and how many entries each has: a product of counts."""
 _PRICES = ("beyond_price", "together_price", "load_price", "balance_price", "crowd_price")
 
 _WHOLE = 1e6
@@ -70,9 +71,14 @@ TOGETHER_PRICE = 1e4 * BEYOND_PRICE
 class _Problem(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in _COUNTS),
-        *((name, ctypes.c_void_p) for name, _ in _ARRAYS),
+        *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_double) for name in _PRICES),
     ]
+
+
+def fields() -> Iterator[str]:
+    """Names of the fields of `Problem` in state.h, in its order."""
+    yield from (*_COUNTS, *_ARRAYS, *_PRICES)
 
 
 class Found(NamedTuple):
@@ -86,13 +92,13 @@ class Prepared:
     """A problem in C's arrays; kept while searches run on it, several at once if need be."""
 
     def __init__(self, problem: Problem) -> None:
-        self.replicas = len(problem.class_of)
-        self._arrays = {name: _as(kind, found) for (name, kind), found in zip(_ARRAYS, _arrays(problem), strict=True)}
+        counts = _counts(problem)
+        found = _host_arrays(problem) | _replica_arrays(problem) | _edge_arrays(problem) | _rule_arrays(problem)
+        self._arrays = {name: _checked(name, found.pop(name), counts) for name in _ARRAYS}
+        assert not found, f"C knows nothing of {', '.join(found)}"
         self._raw = _Problem()
-        counts = (*problem.free.shape, len(problem.zoned), len(problem.asks), problem.workloads)
-        counts += (self.replicas, len(_edges(problem)), len(problem.tables), len(problem.rules))
-        for name, count in zip(_COUNTS, counts, strict=True):
-            setattr(self._raw, name, count)
+        for name in _COUNTS:
+            setattr(self._raw, name, counts[name])
         for name, array in self._arrays.items():
             setattr(self._raw, name, array.ctypes.data)
         self._raw.beyond_price, self._raw.together_price = BEYOND_PRICE, TOGETHER_PRICE
@@ -150,13 +156,50 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _as(kind: Any, found: object) -> NDArray[Any]:
+def _counts(problem: Problem) -> dict[str, int]:
+    hosts, resources = problem.free.shape
+    return {
+        "hosts": hosts,
+        "resources": resources,
+        "zones": len(problem.zoned),
+        "classes": len(problem.asks),
+        "workloads": problem.workloads,
+        "replicas": len(problem.class_of),
+        "edges": len(_edges(problem)),
+        "tables": len(problem.tables),
+        "rules": len(problem.rules),
+        "rows": len(problem.allowed),
+        "asks": int((problem.asks > 0).sum()),
+        "fixed": sum(map(len, problem.fixed)),
+        "domains": sum(len(rule.standing) for rule in problem.rules),
+        "roles": sum(len(rule.roles) for rule in problem.rules),
+    }
+
+
+def _checked(name: str, found: object, counts: Mapping[str, int]) -> NDArray[Any]:
+    """An array as C reads it; never empty, for C may look at its address.
+
+    Raises:
+        ValueError: it has more or fewer entries than its counts say.
+    """
+    kind, dimensions = _ARRAYS[name]
+    wanted = 1
+    for dimension in dimensions.split():
+        count, _, more = dimension.partition("+")
+        wanted *= counts[count] + int(more or 0)
     array = np.ascontiguousarray(found, kind).reshape(-1)
+    if array.size != wanted:
+        msg = f"{name} has {array.size} entries, and {dimensions} are {wanted}"
+        raise ValueError(msg)
     return array if array.size else np.zeros(1, kind)
 
 
 def _starts(lengths: list[int]) -> list[int]:
     return [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
+
+
+def _joined(arrays: list[NDArray[Any]]) -> object:
+    return np.concatenate(arrays) if arrays else []
 
 
 def _edges(problem: Problem) -> list[int]:
@@ -169,39 +212,36 @@ def _edges(problem: Problem) -> list[int]:
     ]
 
 
-def _arrays(problem: Problem) -> list[object]:
-    return [*_host_arrays(problem), *_replica_arrays(problem), *_edge_arrays(problem), *_rule_arrays(problem)]
-
-
-def _host_arrays(problem: Problem) -> list[object]:
+def _host_arrays(problem: Problem) -> dict[str, object]:
     inverse = np.where(problem.capacity > 0, 1.0 / np.maximum(problem.capacity, 1), 0.0)
-    return [problem.free, inverse, problem.zone_of, problem.zoned]
+    return {"free": problem.free, "inverse": inverse, "zone_of": problem.zone_of, "zoned": problem.zoned}
 
 
-def _replica_arrays(problem: Problem) -> list[object]:
+def _replica_arrays(problem: Problem) -> dict[str, object]:
     asking = problem.asks > 0
     classes, resources = np.nonzero(asking)
-    survives = np.zeros(problem.workloads, np.bool_) if problem.survives is None else problem.survives
-    leaving = (
-        np.zeros((problem.workloads, len(problem.zoned)), np.int64) if problem.leaving is None else problem.leaving
-    )
+    workloads, zones = problem.workloads, len(problem.zoned)
+    survives = np.zeros(workloads, np.bool_) if problem.survives is None else problem.survives
+    leaving = np.zeros((workloads, zones), np.int64) if problem.leaving is None else problem.leaving
     survivors = problem.totals - leaving.sum(axis=1)
-    return [
-        problem.workload_of,
-        problem.row_of,
-        problem.allowed,
-        _starts(asking.sum(axis=1).tolist()),
-        resources,
-        problem.asks[classes, resources],
-        problem.class_of,
-        problem.totals,
-        survives & (survivors > 1),
-        survivors,
-        leaving,
-        *_wishes(problem),
-        _starts([len(hosts) for hosts in problem.fixed]),
-        [host for hosts in problem.fixed for host in hosts],
-    ]
+    host_wish = _host_wishes(problem)
+    return {
+        "workload_of": problem.workload_of,
+        "row_of": problem.row_of,
+        "allowed": problem.allowed,
+        "ask_start": _starts(asking.sum(axis=1).tolist()),
+        "ask_resource": resources,
+        "ask_amount": problem.asks[classes, resources],
+        "class_of": problem.class_of,
+        "total": problem.totals,
+        "survives": survives & (survivors > 1),
+        "survivors": survivors,
+        "leaving": leaving,
+        "host_wish": host_wish,
+        "zone_wish": host_wish * 1e-3,
+        "fixed_start": _starts([len(hosts) for hosts in problem.fixed]),
+        "fixed_host": [host for hosts in problem.fixed for host in hosts],
+    }
 
 
 def _per_replica(problem: Problem) -> float:
@@ -224,8 +264,8 @@ def _gain_of_host(problem: Problem) -> float:
     return min(max(gains, default=0.0), 1.0) or 0.05
 
 
-def _wishes(problem: Problem) -> tuple[Floats, Floats]:
-    """[workload] prices of pairs on one host and in one zone."""
+def _host_wishes(problem: Problem) -> Floats:
+    """[workload] price of a pair on one host."""
     totals = np.maximum(problem.totals, 1)
     traffic = np.zeros(problem.workloads)
     for i in _edges(problem):
@@ -234,8 +274,8 @@ def _wishes(problem: Problem) -> tuple[Floats, Floats]:
             traffic[end] += edge.weight * _worst(problem, edge.table)
     calls = traffic / totals * _scale(problem)
     apart = np.zeros(problem.workloads) if problem.apart is None else problem.apart
-    hosts: Floats = 0.75 * apart * np.maximum(calls, _per_replica(problem)) * _gain_of_host(problem)
-    return hosts, hosts * 1e-3
+    wishes: Floats = 0.75 * apart * np.maximum(calls, _per_replica(problem)) * _gain_of_host(problem)
+    return wishes
 
 
 def _scale(problem: Problem) -> float:
@@ -243,19 +283,19 @@ def _scale(problem: Problem) -> float:
     return _WHOLE / worst if worst else 1.0
 
 
-def _edge_arrays(problem: Problem) -> list[object]:
+def _edge_arrays(problem: Problem) -> dict[str, object]:
     edges = [problem.edges[i] for i in _edges(problem)]
     scale = _scale(problem)
-    return [
-        [edge.caller for edge in edges],
-        [edge.callee for edge in edges],
-        [int(edge.routing) for edge in edges],
-        [edge.table for edge in edges],
-        [edge.weight * scale for edge in edges],
-        [table.latency for table in problem.tables],
-        [table.local for table in problem.tables],
-        [table.beyond for table in problem.tables],
-    ]
+    return {
+        "caller": [edge.caller for edge in edges],
+        "callee": [edge.callee for edge in edges],
+        "routing": [int(edge.routing) for edge in edges],
+        "table": [edge.table for edge in edges],
+        "weight": [edge.weight * scale for edge in edges],
+        "latency": [table.latency for table in problem.tables],
+        "local": [table.local for table in problem.tables],
+        "beyond": [table.beyond for table in problem.tables],
+    }
 
 
 def _worst(problem: Problem, table: int) -> float:
@@ -263,29 +303,25 @@ def _worst(problem: Problem, table: int) -> float:
     return max(float(found.latency.max(initial=0.0)), found.local)
 
 
-def _rule_arrays(problem: Problem) -> list[object]:
+def _rule_arrays(problem: Problem) -> dict[str, object]:
     rules = problem.rules
     by_class: list[list[tuple[int, int]]] = [[] for _ in problem.asks]
     for number, rule in enumerate(rules):
         for class_, role in rule.roles.items():
             by_class[class_].append((number, role))
     domains = [len(rule.standing) for rule in rules]
-    joined: list[object] = [
-        np.concatenate([getattr(rule, name) for rule in rules]) if rules else [] for name in _PER_DOMAIN
-    ]
-    return [
-        [int(rule.kind) for rule in rules],
-        [rule.skew for rule in rules],
-        domains,
-        [rule.short for rule in rules],
-        [rule.price * _per_replica(problem) for rule in rules],
-        [rule.domain_of for rule in rules],
-        _starts(domains),
-        *joined,
-        _starts([len(roles) for roles in by_class]),
-        [rule for roles in by_class for rule, _ in roles],
-        [role for roles in by_class for _, role in roles],
-    ]
-
-
-_PER_DOMAIN = ("standing", "owned", "eligible")
+    roles = [role for of_class in by_class for role in of_class]
+    return {
+        "rule_kind": [int(rule.kind) for rule in rules],
+        "rule_skew": [rule.skew for rule in rules],
+        "rule_short": [rule.short for rule in rules],
+        "rule_price": [rule.price * _per_replica(problem) for rule in rules],
+        "domain_of": [rule.domain_of for rule in rules],
+        "domain_start": _starts(domains),
+        "standing": _joined([rule.standing for rule in rules]),
+        "owned": _joined([rule.owned for rule in rules]),
+        "eligible": _joined([rule.eligible for rule in rules]),
+        "role_start": _starts([len(of_class) for of_class in by_class]),
+        "role_rule": [rule for rule, _ in roles],
+        "role": [role for _, role in roles],
+    }

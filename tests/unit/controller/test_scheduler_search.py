@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 from controller.cluster.services import Routing
 from controller.scheduler.plan import compile as compiler
 from controller.scheduler.plan.judge import judge
+from controller.scheduler.plan.native import Prepared, fields
 from controller.scheduler.plan.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
-from controller.scheduler.plan.solve import Effort, solve
+from controller.scheduler.plan.solve import solve
 
 
 def made(
@@ -52,6 +54,21 @@ def on_hosts(*hosts: int) -> Ints:
     return np.array(hosts, np.int64)
 
 
+def test_c_has_the_fields_of_the_problem_in_the_same_order() -> None:
+    header = compiler.SOURCES.joinpath("state.h").read_text()
+    struct = re.sub(
+        r"/\*.*?\*/", "", header.partition("typedef struct {")[2].partition("} Problem;")[0], flags=re.DOTALL
+    )
+    declared = [name for line in struct.split(";") for name in re.findall(r"\*?(\w+)(?=,|\s*$)", line.strip())]
+    assert declared == list(fields())
+
+
+def test_an_array_of_another_length_than_its_counts_is_refused() -> None:
+    problem = made([0, 1], [1, 1])
+    with pytest.raises(ValueError, match="row_of has 1 entries"):
+        Prepared(msgspec.structs.replace(problem, row_of=np.zeros(1, np.int64)))
+
+
 def test_same_seed_same_answer_alone_or_beside_others() -> None:
     calls = [(a, b, Routing.ZONE) for b in range(12) for a in range(b) if (a * b) % 3 == 1]
     problem = made([host % 4 for host in range(16)], [3] * 12, *calls, room=3)
@@ -59,7 +76,6 @@ def test_same_seed_same_answer_alone_or_beside_others() -> None:
     with ThreadPoolExecutor(4) as pool:
         others = list(pool.map(lambda _: solve(problem, seed=3), range(4)))
     assert all((alone == other).all() for other in others)
-    assert (alone == solve(problem, seed=3, effort=Effort(threads=3))).all()
 
 
 def test_a_deadline_that_is_over_still_gives_a_placement_within_the_rules() -> None:

@@ -38,7 +38,7 @@ typedef struct {
   const double *latency;        /* [table][zone][zone] between different hosts */
   const double *local;          /* [table] within a host */
   const uint8_t *beyond;        /* [table][zone][zone] whether that breaks the edge's limit */
-  const int32_t *rule_kind, *rule_skew, *rule_domains; /* [rule] */
+  const int32_t *rule_kind, *rule_skew; /* [rule] */
   const uint8_t *rule_short;    /* [rule] fewer domains than asked for: the least is 0 */
   const double *rule_price;     /* [rule] of soft ones */
   const int32_t *domain_of;     /* [rule][host] or -1 */
