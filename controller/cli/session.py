@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from controller.cli.controller_pods import ControllerPod, configured_port
-from controller.cli.in_force import read_configuration
+from controller.cli.running_config import read_running_config
 from controller.cli.templates import Controller
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
@@ -157,7 +157,7 @@ class Session:
         """What to judge by; the defaults, with a note, where the running controller's cannot be read."""
         if self.given is not None:
             return self.given
-        found, note = await read_configuration(self.client, self.home)
+        found, note = await read_running_config(self.client, self.home)
         if note:
             self.notes["configuration"] = note
         return found
@@ -204,7 +204,7 @@ class Session:
         given = self.given
         if given is None:
             try:
-                given, _ = await read_configuration(self.client, self.home)
+                given, _ = await read_running_config(self.client, self.home)
             except KubekitError:
                 given = ControllerConfiguration()
         return configured_port(given)

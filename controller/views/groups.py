@@ -22,7 +22,6 @@ from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_o
 from controller.traffic.prices import PriceTable
 from controller.traffic.weights import Edges, measured_traffic
 from controller.views.model import ConditionView, EdgeView, GroupView, PodView, WorkloadView
-from controller.views.savings import Savings
 from kubekit.wire import Condition
 from netperf.latencies import ZonePair
 
@@ -46,7 +45,6 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
     shown = _shown_costs(snapshot, network)
     index = snapshot.costs()
     services = ServiceIndex.among(snapshot.services)
-    savings = Savings(locations, pairs)
     return tuple(
         build_group(
             group,
@@ -57,7 +55,6 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
             membership=membership,
             services=services,
             by_answer=snapshot.scheduler.by_answer,
-            savings=savings,
             prices=snapshot.prices,
         )
         for group in sorted(snapshot.groups, key=lambda g: g.metadata.key)
@@ -80,7 +77,6 @@ def build_group(
     membership: Membership,
     services: ServiceIndex,
     by_answer: bool = True,
-    savings: Savings,
     prices: PriceTable | None,
 ) -> GroupView:
     """One group.
@@ -94,7 +90,6 @@ def build_group(
         membership: tells which pods belong to which group.
         services: tell which replica answers a call.
         by_answer: whether dependencies are judged by that replica; where traffic goes is told by it in any case.
-        savings: tell what placement saves.
         prices: of bytes between zones.
     """
     facts = gather(group, pods, locations, costs, membership, services=services if by_answer else None)
@@ -120,7 +115,6 @@ def build_group(
         conditions=_conditions(group.status.conditions),
         survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
         in_one_zone=wholly_in_one_zone(selectors, facts.members, locations),
-        saving=savings.of(facts, costs),
     )
 
 

@@ -69,22 +69,6 @@ class ConditionView(View, frozen=True):
     since: str | None
 
 
-class SavingView(View, frozen=True):
-    """What placement saves: the mean call over a group's dependencies, and the same with pods on nodes taken at random.
-
-    Attributes:
-        dependencies: over how many.
-        cost, random_cost: in the units of the weight.
-        us, random_us: round trips, microseconds.
-    """
-
-    dependencies: int
-    cost: float
-    random_cost: float
-    us: float
-    random_us: float
-
-
 class GroupView(View, frozen=True):
     """An AppGroup.
 
@@ -95,7 +79,6 @@ class GroupView(View, frozen=True):
         survival: what the loss of each zone would take.
         in_one_zone: workloads of several replicas that the loss of one zone would stop, though there are others -> that zone.
         advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
-        saving: what its placement saves; null where that is not known.
     """
 
     namespace: str
@@ -115,7 +98,6 @@ class GroupView(View, frozen=True):
     survival: Survival = Survival()
     in_one_zone: dict[str, str] = {}
     advice: tuple[Advice, ...] = ()
-    saving: SavingView | None = None
 
 
 class Overview(View, frozen=True):

@@ -80,7 +80,7 @@ async def ground_in(tab: Tab, scheme: str) -> Any:
 
 
 async def use_the_keyboard_alone(tab: Tab) -> None:
-    """From the top of the page: the matrix is reached by Tab, a pair chosen by arrows, tabs and themes by keys."""
+    """From the top of the page: the matrix is reached by Tab, a pair chosen by arrows, tabs by keys."""
     await tab.evaluate("showTab('matrix'); document.activeElement.blur(); choosePair(-1, -1)")
     for _ in range(30):
         await tab.press("Tab")
@@ -99,11 +99,6 @@ async def use_the_keyboard_alone(tab: Tab) -> None:
     assert await tab.evaluate("document.activeElement.id") == "tab-groups"
     await tab.press("ArrowRight")
     assert await tab.evaluate("document.activeElement.id") == "tab-agents"
-    await tab.press("t")
-    assert await tab.evaluate("document.documentElement.dataset.theme") == "light"
-    await tab.press("t")
-    assert await tab.evaluate("document.documentElement.dataset.theme") == "dark"
-    await tab.press("t")
     await tab.press("?")
     assert await tab.evaluate("byId('keys').open")
     await tab.press("Escape")

@@ -1,4 +1,4 @@
-// Putting it together: getting data and keeping them current, the summary, tabs, themes, keys.
+// Putting it together: getting data and keeping them current, the summary, tabs, keys.
 
 const TABS = ["now", "matrix", "map", "groups", "agents", "bandwidth"];
 const DRAW = { now: drawNow, matrix: () => { drawMatrix(); drawPairDetail(); }, map: drawMap, groups: drawGroups, agents: drawAgents, bandwidth: drawBandwidth };
@@ -125,33 +125,17 @@ async function poll() {
   nextPoll = setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
 }
 
-const THEMES = ["auto", "light", "dark"];
-function setTheme(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = `Theme: ${theme}`;
-  try { localStorage.setItem("netaware-theme", theme); } catch { /* storage may be forbidden; the theme then lasts for this visit */ }
-  palette = null;
-  if (state.page) repaint(TABS);
-}
-function currentTheme() { return document.documentElement.dataset.theme || "auto"; }
-function nextTheme() { setTheme(THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length]); }
-
 function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
   if (event.key >= "0" && event.key < String(TABS.length)) showTab(TABS[event.key], true);
   else if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
-  else if (event.key === "t") nextTheme();
   else if (event.key === "?") byId("keys").showModal();
   else if (event.key === "Escape" && shownTab === "map" && state.zone >= 0) chooseZone(-1);
   else if (event.key === "Escape" && shownTab === "groups" && state.edge) chooseEdge("");
 }
 
 function start() {
-  let theme = "auto";
-  try { theme = localStorage.getItem("netaware-theme") || "auto"; } catch { /* as above */ }
-  setTheme(THEMES.includes(theme) ? theme : "auto");
   startMatrix();
-  byId("theme").addEventListener("click", nextTheme);
   byId("help").addEventListener("click", () => byId("keys").showModal());
   for (const tab of TABS) byId(`tab-${tab}`).addEventListener("click", () => showTab(tab));
   byId("tabs").addEventListener("keydown", (event) => {

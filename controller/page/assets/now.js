@@ -1,4 +1,4 @@
-// The first view: what is wrong and what fixes it, and what placement saves.
+// The first view: what is wrong and what fixes it.
 
 const SIGNS = { critical: "✗", warning: "✗", info: "·" };
 
@@ -44,17 +44,5 @@ function drawNow() {
   const wrong = page.findings.length
     ? h("ul", { class: "findings" }, ...page.findings.map(findingBox))
     : h("p", { class: "good" }, "✓ Nothing is wrong.");
-  const saving = page.groups.filter((group) => group.saving);
-  const rows = saving.map((group) => {
-    const { us, randomUs, cost, randomCost, dependencies } = group.saving;
-    const share = randomUs > 0 ? Math.round(100 * (1 - us / randomUs)) : 0;
-    return [[named(`${group.namespace}/${group.name}`), "name"], [String(dependencies), "n"], [ms(us), "n"], [ms(randomUs), "n"], [number(cost), "n"], [number(randomCost), "n"],
-      [share >= 0 ? `${share} % less` : `${-share} % more`, share >= 0 ? "n good" : "n bad"]];
-  });
-  byId("panel-now").replaceChildren(
-    h("h2", {}, "What is wrong"), wrong,
-    h("h2", {}, "What placement saves"),
-    rows.length
-      ? table(["AppGroup", ["Dependencies", "n"], ["A call now", "n"], ["at random", "n"], ["Cost now", "n"], ["at random", "n"], ["", "n"]], rows)
-      : h("p", { class: "note" }, "No AppGroup has pods placed at both ends of a dependency whose round trip is known."));
+  byId("panel-now").replaceChildren(h("h2", {}, "What is wrong"), wrong);
 }

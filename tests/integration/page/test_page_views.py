@@ -178,18 +178,10 @@ async def test_now_says_what_is_wrong_with_commands_and_links(chromium: Chromium
         assert not tab.problems
 
 
-async def test_now_says_what_placement_saves(chromium: Chromium) -> None:
+async def test_now_says_that_nothing_is_wrong(chromium: Chromium) -> None:
     async with serving() as url, open_tab(chromium) as tab:
-        await show(tab, url, "empty")
-        assert "Nothing is wrong" in await text_of(tab, "#panel-now") or "NetworkTopology" in await text_of(
-            tab, "#panel-now"
-        )
         await show(tab, url, "data")
-        saving = PAGES["data"]["groups"][0]["saving"]
-        assert 0 < saving["us"] != saving["randomUs"] > 0
-        text = await text_of(tab, "#panel-now")
-        assert "default/online-boutique" in text
-        assert "% less" in text or "% more" in text
+        assert "Nothing is wrong" in await text_of(tab, "#panel-now")
         assert not tab.problems
 
 
