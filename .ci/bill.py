@@ -60,7 +60,7 @@ def locked() -> dict[str, Any]:
 def closure(packages: dict[str, Any], program: str) -> list[str]:
     """Every package that the extra of a program brings, but for markers that never hold in an image."""
     own = packages["netaware"]
-    waiting = [*own["dependencies"], *own["optional-dependencies"].get(program, ())]
+    waiting = [*own["dependencies"], *own["optional-dependencies"][program]]
     found: set[str] = set()
     while waiting:
         entry = waiting.pop()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from agent.config import AgentConfig, add_run_flags, read_config, set_up_logs
 from kubekit.errors import ConfigError
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
     # Imported late: a wrong flag should be told at once.
-    from agent import cli, program
+    with _left_out("psutil"):  # 1 MB, which pyroute2 takes where it is there, for a command of its own
+        from agent import cli, program
 
     if parsed.command == "capacity":
         return run_program(lambda: cli.show_capacity(config, as_json=parsed.json))
@@ -57,6 +59,19 @@ def _run(parsed: argparse.Namespace, config: AgentConfig) -> int:
     if parsed.cleanup:
         return run_program(lambda: program.clean_up(config, stay=parsed.cleanup == _STAY))
     return run_program(lambda: program.run_agent(config))
+
+
+@contextmanager
+def _left_out(module: str) -> Iterator[None]:
+    """Have imports do without an optional module meanwhile; who needs it later imports it then."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment] # which is as if it were not installed
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def _capacity_document(
 def _capacity_text(snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode | None, problem: str) -> str:
     uplinks, standby = _uplinks(snapshot)
     names = {link.index: link.name for link in snapshot.links}
-    rows = [("DEVICE", "KIND", "DRIVER", "STATE", "MBIT/S", "ON", "ROLE")]
+    rows = [("DEVICE", "KIND", "DRIVER", "STATE", "ETHTOOL", "SYSFS", "ON", "ROLE")]
     for link in snapshot.links:
         if link.loopback or (link.kind == "veth" and link.index not in uplinks):
             continue
@@ -122,7 +122,8 @@ def _capacity_text(snapshot: LinkSnapshot, offer: NodeBandwidth, node: OwnNode |
                 link.kind or ("hardware" if link.physical else "-"),
                 link.driver or "-",
                 "up" if link.up else "down",
-                "-" if link.speed_mbps is None else str(link.speed_mbps),
+                _megabits(link.ethtool_mbps),
+                _megabits(link.sysfs_mbps),
                 _below(link, names),
                 role,
             )
@@ -203,6 +204,10 @@ def _bits(rate_bps: int | None, none: str = "unknown") -> str:
         if rate_bps >= size:
             return f"{rate_bps / size:g} {unit}bit/s"
     return f"{rate_bps} bit/s"
+
+
+def _megabits(mbps: int | None) -> str:
+    return "-" if mbps is None else str(mbps)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

@@ -13,14 +13,21 @@ import struct
 import sys
 from collections.abc import Callable
 
+from pyroute2.netlink.rtnl import (
+    RTM_DELROUTE,
+    RTM_NEWROUTE,
+    RTMGRP_IPV4_ROUTE,
+    RTMGRP_IPV6_ROUTE,
+    RTMGRP_LINK,
+    RTMGRP_TC,
+)
+
 from agent.netlink import HEADER, each_datagram, each_message, follow, open_netlink
 from kubekit import logs
 
 log = logs.get("agent.kernel")
 
-_GROUPS = 0x1 | 0x8 | 0x40 | 0x400
-"""RTMGRP_LINK, RTMGRP_TC, RTMGRP_IPV4_ROUTE and RTMGRP_IPV6_ROUTE (linux/rtnetlink.h), as is what follows."""
-_NEW_ROUTE, _DELETED_ROUTE = 24, 25
+_GROUPS = RTMGRP_LINK | RTMGRP_TC | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE
 _LINK_TYPES = range(16, 20)
 _ROUTE_TYPES = range(24, 28)
 _TC_TYPES = range(36, 48)
@@ -95,8 +102,8 @@ def _attach_route_filter(netlink: socket.socket) -> None:
         struct.pack("=HBBI", *instruction)
         for instruction in (
             (load_byte, 0, 0, type_at),
-            (jump_if_equal, 1, 0, _NEW_ROUTE),
-            (jump_if_equal, 0, 2, _DELETED_ROUTE),
+            (jump_if_equal, 1, 0, RTM_NEWROUTE),
+            (jump_if_equal, 0, 2, RTM_DELROUTE),
             (load_byte, 0, 0, HEADER.size + 1),
             (jump_if_equal, 0, 1, 0),
             (give_back, 0, 0, 0xFFFFFFFF),

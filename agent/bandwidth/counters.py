@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTFILTER
 
 from agent.bandwidth.effect import BucketCount, DeviceCount, Effects, KernelCount
 from agent.bandwidth.locate import INTERFACE
 from agent.bandwidth.state import INGRESS_HOOK, ROOT, LimitStatus
 from agent.bandwidth.traffic_control import GONE, each_action
-from agent.netlink import KernelError
-from agent.rtnetlink import RTM_GETQDISC, RTM_GETTFILTER, TC, attributes, nested, rtnetlink, tc_request
+from agent.rtnetlink import TC, attributes, dump, nested, rtnetlink, tc_request
 
 _STATS2, _BASIC, _QUEUE, _ACT_STATS = 7, 1, 3, 4
 _BASIC_STATS = struct.Struct("=Q")
@@ -84,13 +87,13 @@ async def read_kernel_counts(filtered: Iterable[int]) -> KernelCount:
         KernelError: netlink did not answer.
     """
     async with rtnetlink("cannot read the counters of limits") as netlink:
-        buckets = dict(await netlink.dump(RTM_GETQDISC, tc_request(), parse_bucket))
+        buckets = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_bucket))
         redirected: dict[int, int] = {}
         for index in filtered:
-            request = tc_request(index, INGRESS_HOOK)
+            request = partial(tc_request, index, INGRESS_HOOK)
             try:
-                redirected[index] = sum(await netlink.dump(RTM_GETTFILTER, request, parse_redirected))
-            except KernelError as error:
+                redirected[index] = sum(await dump(netlink, request, RTM_GETTFILTER, parse_redirected))
+            except NetlinkError as error:
                 if error.code not in GONE:
                     raise
     return KernelCount(buckets, redirected)

@@ -9,8 +9,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
 
 from agent.bandwidth.programs import ProgramsUnknown, read_programs
 from agent.bandwidth.state import (
@@ -26,26 +30,7 @@ from agent.bandwidth.state import (
     TcState,
 )
 from agent.bandwidth.tbf import ETHERNET_BYTES, WORD, TbfParams
-from agent.netlink import KernelError
-from agent.rtnetlink import (
-    ALL_LINKS,
-    IFF_LOOPBACK,
-    IFF_UP,
-    IFINFO,
-    RTM_GETLINK,
-    RTM_GETQDISC,
-    RTM_GETTCLASS,
-    RTM_GETTFILTER,
-    TC,
-    Rtnetlink,
-    Spans,
-    attributes,
-    nested,
-    read_text,
-    read_u32,
-    rtnetlink,
-    tc_request,
-)
+from agent.rtnetlink import IFINFO, TC, Spans, attributes, dump, nested, read_text, read_u32, rtnetlink, tc_request
 
 _MASTER, _TXQLEN = 10, 13
 _IFNAME, _MTU, _LINK, _LINKINFO, _IFALIAS, _LINK_NETNSID = 3, 4, 5, 18, 20, 37
@@ -89,8 +74,8 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
         KernelError: netlink did not answer.
     """
     async with rtnetlink("cannot read traffic control") as netlink:
-        devices = await netlink.dump(RTM_GETLINK, ALL_LINKS, parse_device)
-        qdiscs = await netlink.dump(RTM_GETQDISC, tc_request(), parse_qdisc)
+        devices = await dump(netlink, ifinfmsg, RTM_GETLINK, parse_device)
+        qdiscs = await dump(netlink, tc_request, RTM_GETQDISC, parse_qdisc)
         qdiscs = await _with_classes(netlink, qdiscs, devices)
         filters: list[Filter] = []
         for index in sorted({q.device for q in qdiscs if q.kind in HOOKED}):
@@ -99,7 +84,7 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
             filters += await read_filters(netlink, index, "egress")
         numbers: dict[str, int] = {}
         for uid, pid in pids.items():
-            number = await netlink.namespace_number(pid)
+            number = await _namespace_number(netlink, pid)
             if number is not None:
                 numbers[uid] = number
     ends = [device.index for device in devices if device.namespace_id in set(numbers.values())]
@@ -114,15 +99,16 @@ async def read_kernel(pids: Mapping[str, int]) -> tuple[TcState, dict[str, int]]
     return state, numbers
 
 
-async def _with_classes(netlink: Rtnetlink, qdiscs: list[Qdisc], devices: list[Device]) -> list[Qdisc]:
+async def _with_classes(netlink: Any, qdiscs: list[Qdisc], devices: list[Device]) -> list[Qdisc]:
     """HTB roots of the plugin's kind with the shape of their limiting class; others as they are."""
     by_index = {device.index: device for device in devices}
     found = []
     for qdisc in qdiscs:
         if qdisc.kind == "htb" and qdisc.parent == ROOT and qdisc.device in by_index:
             try:
-                classes = dict(await netlink.dump(RTM_GETTCLASS, tc_request(qdisc.device), parse_class))
-            except KernelError as error:
+                request = partial(tc_request, qdisc.device)
+                classes = dict(await dump(netlink, request, RTM_GETTCLASS, parse_class))
+            except NetlinkError as error:
                 if error.code not in GONE:
                     raise
                 classes = {}
@@ -171,15 +157,24 @@ def _programs_of(indexes: Iterable[int]) -> tuple[tuple[BpfAttachment, ...], str
         return (), str(reason)
 
 
-async def read_filters(netlink: Rtnetlink, index: int, hook: Hook) -> list[Filter]:
+async def read_filters(netlink: Any, index: int, hook: Hook) -> list[Filter]:
     """The filters at one of a device's hooks; none when the device is gone."""
-    request = tc_request(index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
+    request = partial(tc_request, index, INGRESS_HOOK if hook == "ingress" else EGRESS_HOOK)
     try:
-        return await netlink.dump(RTM_GETTFILTER, request, partial(parse_filter, hook=hook))
-    except KernelError as error:
+        return await dump(netlink, request, RTM_GETTFILTER, partial(parse_filter, hook=hook))
+    except NetlinkError as error:
         if error.code in GONE:
             return []
         raise
+
+
+async def _namespace_number(netlink: Any, pid: int) -> int | None:
+    try:
+        answer = await netlink.get_netnsid(pid=pid)
+    except NetlinkError:
+        return None  # the process ended meanwhile
+    number = answer["nsid"] if answer else None
+    return None if number is None or number in {-1, WORD - 1} else int(number)
 
 
 def parse_device(data: bytes, begin: int, end: int) -> Device:

@@ -1,4 +1,4 @@
-"""Reads the link snapshot: links and routes over rtnetlink, speeds from sysfs, which has what ethtool says.
+"""Reads the link snapshot: links and routes over rtnetlink, speeds over generic netlink, sysfs, and psutil in the last place.
 
 Links of pods (veth, ifb) make up most of a node's links and nothing of its capacity, so of them only the fixed part and
 the kind are read.
@@ -6,28 +6,29 @@ the kind are read.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
+from pyroute2 import AsyncNlEthtool
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_GETQDISC, RTM_GETROUTE
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_LOOPBACK, IFF_UP, ifinfmsg
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from agent.capacity.links import Link, LinkSnapshot, Route
-from agent.capacity.sysfs import NetDirectory, read_machine
+from agent.capacity.sysfs import NetDirectory, psutil_speeds, read_machine
 from agent.rtnetlink import (
-    ALL_LINKS,
-    ALL_ROUTES,
-    IFF_LOOPBACK,
-    IFF_UP,
+    DEADLINE_S,
     IFINFO,
-    RTM_GETLINK,
-    RTM_GETQDISC,
-    RTM_GETROUTE,
     TC,
     Spans,
     attributes,
+    dump,
     nested,
     read_number,
     read_text,
@@ -52,6 +53,13 @@ _FAMILIES = {2: 4, 10: 6}
 _OF_PODS = frozenset({"veth", "ifb"})
 ROUTES_S = 600.0
 """Routes are read so often at least; a change of a default route is told at once."""
+_SPEED_UNKNOWN = 0xFFFFFFFF
+
+
+class _Ethtool(AsyncNlEthtool):  # type: ignore[misc]
+    """Kernels before 5.6 have no netlink ethtool; that is no error worth a log line each minute."""
+
+    module_err_level = "debug"
 
 
 class LinkReader:
@@ -79,18 +87,18 @@ class LinkReader:
         """
         directory = NetDirectory(self._sys)
         async with rtnetlink("cannot read links") as netlink:
-            links = await netlink.dump(RTM_GETLINK, ALL_LINKS, partial(parse_link, directory=directory))
-            roots = dict(await netlink.dump(RTM_GETQDISC, tc_request(), parse_root))
+            links = await dump(netlink, ifinfmsg, RTM_GETLINK, partial(parse_link, directory=directory))
+            roots = dict(await dump(netlink, tc_request, RTM_GETQDISC, parse_root))
             routes, now_s = self._routes, time.monotonic()
             if routes is None or now_s - self._read_at_s >= ROUTES_S:
                 # Set before reading: a change meanwhile is read next time.
                 self._routes, self._read_at_s = (), now_s
-                dumped = await netlink.dump(RTM_GETROUTE, ALL_ROUTES, parse_default_route)
+                dumped = await dump(netlink, rtmsg, RTM_GETROUTE, parse_default_route)
                 routes = tuple(route for hops in dumped for route in hops)
                 if self._routes is not None:
                     self._routes = routes
-        found = tuple(_with_root(link, roots) for link in links)
-        return LinkSnapshot(links=found, routes=routes, machine=read_machine(self._sys, self._proc))
+        links = await _with_speeds([_with_root(link, roots) for link in links], directory)
+        return LinkSnapshot(links=tuple(links), routes=routes, machine=read_machine(self._sys, self._proc))
 
 
 def _with_root(link: Link, roots: Mapping[int, tuple[str, int | None]]) -> Link:
@@ -138,7 +146,6 @@ def parse_link(data: bytes, begin: int, end: int, directory: NetDirectory) -> Li
         physical=physical,
         driver=directory.driver(name) if physical else "",
         loopback=bool(flags & IFF_LOOPBACK),
-        speed_mbps=directory.speed_mbps(name) if physical or not kind else None,
         bond_mode=read_number(data, options, _BOND_MODE) if bond else None,
         active_slave=read_u32(data, options, _BOND_ACTIVE) if bond else None,
         aggregator=_aggregator(data, options if bond else {}, port if port_kind == "bond" else {}),
@@ -178,3 +185,44 @@ def _next_hops(data: bytes, span: tuple[int, int] | None) -> list[int]:
         hops.append(device)
         begin += (length + 3) & ~3
     return hops
+
+
+async def _with_speeds(links: list[Link], directory: NetDirectory) -> list[Link]:
+    """Speeds of the devices that may have one of their own: hardware, and what looks like it."""
+    lowest = [link for link in links if link.physical or (not link.kind and not link.loopback)]
+    ethtool = await _ethtool_speeds([link.name for link in lowest if link.up])
+    psutil: dict[str, int] | None = None
+    speeds: dict[int, Link] = {}
+    for link in lowest:
+        by_ethtool, by_sysfs = ethtool.get(link.name), directory.speed_mbps(link.name)
+        by_psutil = None
+        if link.up and by_ethtool is None and by_sysfs is None:
+            psutil = psutil_speeds() if psutil is None else psutil
+            by_psutil = psutil.get(link.name)
+        speeds[link.index] = msgspec.structs.replace(
+            link, ethtool_mbps=by_ethtool, sysfs_mbps=by_sysfs, psutil_mbps=by_psutil
+        )
+    return [speeds.get(link.index, link) for link in links]
+
+
+async def _ethtool_speeds(names: Collection[str]) -> dict[str, int]:
+    """SPEED of ethtool's link modes over generic netlink (ethtool-netlink.rst), -1 for unknown.
+
+    A device, or a kernel, without them is left out: sysfs answers in their place.
+    """
+    speeds: dict[str, int] = {}
+    if not names:
+        return speeds
+    try:
+        async with asyncio.timeout(DEADLINE_S), _Ethtool() as ethtool:
+            for name in names:
+                try:
+                    async for answer in await ethtool.get_linkmode(name):
+                        speed = answer.get_attr("ETHTOOL_A_LINKMODES_SPEED")
+                        if speed is not None:
+                            speeds[name] = -1 if speed == _SPEED_UNKNOWN else int(speed)
+                except NetlinkError:
+                    continue
+    except (NetlinkError, OSError, TimeoutError):
+        return speeds
+    return speeds

@@ -34,7 +34,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         port_state: of a bridge port (IFLA_BRPORT_STATE, 3 forwards).
         virtual_function: it is one of an SR-IOV device.
         root: kind of the queueing discipline at its root; ``root_mbps`` the rate of a token bucket there, Mbit/s.
-        speed_mbps: of sysfs, -1 for unknown, None where reading it gave an error.
+        ethtool_mbps: SPEED of ethtool's link modes, -1 for unknown, None where ethtool gave an error.
+        sysfs_mbps: the file ``speed``, None where reading it gave an error.
+        psutil_mbps: psutil's speed, 0 for unknown; read only where both others are missing.
     """
 
     index: int
@@ -54,7 +56,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     virtual_function: bool = False
     root: str = ""
     root_mbps: int | None = None
-    speed_mbps: int | None = None
+    ethtool_mbps: int | None = None
+    sysfs_mbps: int | None = None
+    psutil_mbps: int | None = None
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -216,12 +216,26 @@ def _hardware(link: Link, snapshot: LinkSnapshot) -> _Found:
         raise _Unknown(f"{link.name}: {fiction}; set --capacity, or a capacity by instance type")
     if not link.up:
         raise _Unknown(f"{link.name} is down")
-    mbps = link.speed_mbps or 0
-    if not 0 < mbps <= _MOST_MBPS:
+    mbps, source = read_speed(link)
+    if mbps is None:
         driver = f" ({link.driver})" if link.driver else ""
-        said = f" (sysfs says {link.speed_mbps})" if link.speed_mbps is not None else ""
-        raise _Unknown(f"{link.name}{driver}: its speed is unknown{said}")
-    return _Found(mbps, f"{link.name} {_shown(mbps)} by sysfs", frozenset({link.name}))
+        raise _Unknown(f"{link.name}{driver}: {source}")
+    return _Found(mbps, f"{link.name} {_shown(mbps)} by {source}", frozenset({link.name}))
+
+
+def read_speed(link: Link) -> tuple[int | None, str]:
+    """The speed in Mbit/s by the first source that knows it, and which; or None, and what they said.
+
+    ethtool over netlink first, then the file in sysfs, then psutil, which works where neither does.
+    """
+    said: list[str] = []
+    for source, mbps in (("ethtool", link.ethtool_mbps), ("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
+        if mbps is None:
+            continue
+        if 0 < mbps <= _MOST_MBPS:
+            return mbps, source
+        said.append(f"{source} says {mbps}")
+    return None, "its speed is unknown" + (f" ({', '.join(said)})" if said else "")
 
 
 def is_azure(machine: Machine) -> bool:

@@ -1,4 +1,4 @@
-"""What sysfs knows about devices that netlink does not say.
+"""What sysfs and psutil know about devices that netlink does not say, or not on every kernel.
 
 Every reader returns None or an empty text where the file is missing or cannot be read: reading ``speed`` of a device that
 is down gives EINVAL, and that is an answer.
@@ -100,3 +100,10 @@ def _hypervisor(sys: Path, proc: Path, vendor: str, product: str) -> str:
     if ".metal" not in product and (vendor.startswith(_VIRTUAL_VENDORS) or "Virtual Machine" in product):
         return f"firmware says {vendor} {product}".strip()
     return ""
+
+
+def psutil_speeds() -> dict[str, int]:
+    """Psutil's speed by device name, Mbit/s, 0 for unknown: an ioctl, for kernels without netlink ethtool."""
+    import psutil  # 1 MB and seldom needed
+
+    return {name: int(stats.speed) for name, stats in psutil.net_if_stats().items()}

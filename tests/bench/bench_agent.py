@@ -38,6 +38,7 @@ IMPORTS = (
     ("aiohttp, client", "aiohttp"),
     ("aiohttp, server", "aiohttp.web"),
     ("prometheus_client", "prometheus_client"),
+    ("pyroute2", "pyroute2"),
     ("the agent and its rooms", "agent.program,agent.bandwidth.manager,agent.probing.manager"),
 )
 """What an agent is made of, in the order in which it is imported; netperf's histogram is with the rooms."""
@@ -82,6 +83,7 @@ def _imports() -> list[tuple[str, float]]:
     """Resident memory by import in MB: once for bytecode to be there, then counted."""
     program = """
 import importlib, sys
+sys.modules["psutil"] = None  # as the agent has it, too
 before = 0
 for names in sys.argv[1:]:
     for name in names.split(","):

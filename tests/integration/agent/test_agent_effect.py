@@ -23,10 +23,10 @@ from agent.bandwidth.counters import take_readings
 from agent.bandwidth.effect import Effects
 from agent.bandwidth.manager import EFFECT_S
 from agent.bandwidth.rules import Policy, intermediate_name
-from agent.bandwidth.state import INGRESS_HOOK, LimitEgress, LimitIngress, LimitStatus
+from agent.bandwidth.state import INGRESS_HOOK, PLUGIN_HANDLE, LimitEgress, LimitIngress, LimitStatus
 from tests.integration.agent.bpf_programs import attach_tcx, loaded, redirecting_to_peer
 from tests.integration.agent.pods_on_node import NETWORK, PROC, NodePod, execute, node_pod, plan, run
-from tests.support.plugin_bucket import plugin_shape, set_bucket_of_plugin
+from tests.support.plugin_bucket import plugin_shape
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -100,7 +100,8 @@ def test_every_way_around_a_limit_is_exceeded_within_two_readings(monkeypatch: p
             stack.enter_context(node_pod(number)) for number in range(50, 57)
         )
         shape = plugin_shape(RATE, CONTAINERD_BURST)
-        set_bucket_of_plugin(index_of(wrapped.host_device), shape)
+        with IPRoute() as netlink:
+            netlink.tc("replace", "tbf", index=index_of(wrapped.host_device), handle=PLUGIN_HANDLE, shape=shape)
         for pod, direction in ((peer, "ingress"), (kept, "ingress"), (kept_out, "egress")):
             set_limit(pod, direction)
         # Around the qdisc: another pod's packets are put straight into this one, as with bpf_redirect_peer in Cilium.

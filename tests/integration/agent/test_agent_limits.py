@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroute2 import IPRoute
 
 from agent.bandwidth import tbf
 from agent.bandwidth.annotations import PodBandwidthSpec
 from agent.bandwidth.rules import Policy, intermediate_name, plan_limits
-from agent.bandwidth.state import LAST_PRIORITY, BandwidthPlan, LimitEgress
+from agent.bandwidth.state import LAST_PRIORITY, PLUGIN_HANDLE, BandwidthPlan, LimitEgress
 from tests.integration.agent.pods_on_node import (
     ENFORCE,
     NETWORK,
@@ -34,7 +35,7 @@ from tests.integration.agent.pods_on_node import (
     run,
     take_snapshot,
 )
-from tests.support.plugin_bucket import plugin_shape, set_bucket_of_plugin
+from tests.support.plugin_bucket import plugin_shape
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
@@ -122,8 +123,9 @@ def as_the_plugin(pod: NodePod, rate_bps: int, burst: int) -> None:
     shape = plugin_shape(rate_bps, burst)
     name = intermediate_name(NETWORK, pod.container)
     execute(LimitEgress(device.index, device.name, name, 1500, shape, alias="", add_hook=True))
-    for index in (device.index, socket.if_nametoindex(name)):
-        set_bucket_of_plugin(index, shape)
+    with IPRoute() as netlink:  # with our exact shapes, see `agent.bandwidth.kernel`
+        for index in (device.index, socket.if_nametoindex(name)):
+            netlink.tc("replace", "tbf", index=index, handle=PLUGIN_HANDLE, shape=shape)
 
 
 def shown_by_tc(device: str) -> dict[str, Any]:

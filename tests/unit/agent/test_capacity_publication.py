@@ -13,7 +13,7 @@ from netperf.contract import BANDWIDTH
 
 NOW = 1_800_000_000.0
 KEY = "network.aware.com~1bandwidth"
-OFFER = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by sysfs")
+OFFER = NodeBandwidth(rate_bps=10**10, gross_bps=10**10, source="hardware", explanation="eno1 10G by ethtool")
 UNKNOWN = NodeBandwidth(rate_bps=None, gross_bps=None, source="unknown", explanation="eth0 is down")
 KUBELET = NodeInfo(kubelet_version="v1.36.3")
 
@@ -38,7 +38,7 @@ def settled(**changes: object) -> OwnNode:
         "allocatable": {"cpu": "8", BANDWIDTH: "10G"},
         "annotations": {
             "netaware.io/bandwidth-owner": "netaware-agent",
-            "netaware.io/bandwidth-source": "hardware: eno1 10G by sysfs",
+            "netaware.io/bandwidth-source": "hardware: eno1 10G by ethtool",
         },
         "conditions": [condition],
     }
@@ -56,7 +56,7 @@ def test_the_first_publication_names_owner_and_source_beside_the_number() -> Non
         "metadata": {
             "annotations": {
                 "netaware.io/bandwidth-owner": "netaware-agent",
-                "netaware.io/bandwidth-source": "hardware: eno1 10G by sysfs",
+                "netaware.io/bandwidth-source": "hardware: eno1 10G by ethtool",
             }
         }
     }

@@ -1,4 +1,4 @@
-"""Decoding of rtnetlink, on messages recorded from a kernel, and on rubbish; requests to a stand-in for it."""
+"""Decoding of rtnetlink, on messages recorded from a kernel, and on rubbish; requests of pyroute2 to a stand-in for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroute2 import AsyncIPRoute
 from pyroute2.netlink import NLM_F_ACK_TLVS, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR
-from pyroute2.netlink.rtnl import RTM_NEWLINK
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent import rtnetlink as rtnetlink_module
@@ -29,7 +31,7 @@ from agent.capacity.kernel import parse_default_route, parse_link, parse_root
 from agent.capacity.links import Link, Route
 from agent.capacity.sysfs import NetDirectory
 from agent.netlink import KernelError
-from agent.rtnetlink import ALL_LINKS, RTM_GETLINK, attributes, read_text, read_u32, rtnetlink
+from agent.rtnetlink import attributes, dump, read_text, read_u32, rtnetlink
 from tests.support.plugin_bucket import plugin_shape
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "rtnetlink.messages").read_text())
@@ -163,7 +165,7 @@ Answer = Callable[[bytes, int], list[bytes]]
 
 @asynccontextmanager
 async def stand_in(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> AsyncIterator[None]:
-    """A stand-in for the kernel, the other end of a pair of sockets: one answer for each request, in turn."""
+    """A stand-in for the kernel, the other end of a pair of sockets: one answer for each request of pyroute2, in turn."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     loop = asyncio.get_running_loop()
 
@@ -173,7 +175,7 @@ async def stand_in(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> AsyncIt
             for datagram in answer(request, struct.unpack_from("=I", request, 8)[0]):
                 await loop.sock_sendall(theirs, datagram)
 
-    monkeypatch.setattr(rtnetlink_module, "open_netlink", lambda _: ours)
+    monkeypatch.setattr(rtnetlink_module, "AsyncIPRoute", partial(AsyncIPRoute, use_socket=ours))
     with ours, theirs:
         ours.settimeout(0)
         theirs.settimeout(0)
@@ -188,7 +190,7 @@ def payload(data: bytes, begin: int, end: int) -> bytes:
 
 async def links() -> list[bytes]:
     async with rtnetlink("cannot ask") as netlink:
-        return await netlink.dump(RTM_GETLINK, ALL_LINKS, payload)
+        return await dump(netlink, ifinfmsg, RTM_GETLINK, payload)
 
 
 def told(*texts: bytes, flags: int = NLM_F_MULTI, code: int = 0) -> Answer:
