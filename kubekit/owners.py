@@ -35,15 +35,23 @@ def owner_of(metadata: ObjectMeta) -> tuple[str, str] | None:
 
 def outdated(pods: Iterable[ObjectMeta]) -> set[str]:
     """Keys of the pods that a rollout is about to replace: those of another template than their workload's youngest pod."""
-    by_owner: dict[tuple[str, str, str], list[ObjectMeta]] = {}
+    by_owner: dict[tuple[str, str, str], dict[str, list[ObjectMeta]]] = {}
+    known: dict[str, tuple[str, str] | None] = {}  # thousands of pods have one ReplicaSet
     for pod in pods:
-        owner = owner_of(pod)
-        if owner is not None and _revision_of(pod):
-            by_owner.setdefault((pod.namespace, *owner), []).append(pod)
+        revision, controller = _revision_of(pod), controller_of(pod)
+        if not revision or controller is None:
+            continue
+        if controller.uid not in known or not controller.uid:
+            known[controller.uid] = owner_of(pod)
+        owner = known[controller.uid]
+        if owner is not None:
+            by_owner.setdefault((pod.namespace, *owner), {}).setdefault(revision, []).append(pod)
     found: set[str] = set()
-    for siblings in by_owner.values():
-        newest = _revision_of(max(siblings, key=lambda pod: pod.creation_timestamp or ""))
-        found |= {pod.key for pod in siblings if _revision_of(pod) != newest}
+    for revisions in by_owner.values():
+        if len(revisions) > 1:
+            youngest = {r: max(pod.creation_timestamp or "" for pod in siblings) for r, siblings in revisions.items()}
+            del revisions[max(youngest, key=youngest.__getitem__)]
+            found.update(pod.key for siblings in revisions.values() for pod in siblings)
     return found
 
 

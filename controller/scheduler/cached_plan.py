@@ -6,15 +6,14 @@ would let targets wander for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
-from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, NodeSelector, Target, target_of
-from controller.cluster.requests import Amounts, add, lacking
+from controller.cluster.requests import Amounts, add
 from controller.scheduler.foreign import ForeignPods
 from controller.scheduler.planner import GroupSnapshot, Plan
 from controller.scheduler.reservations import ReservationCache
@@ -109,30 +108,62 @@ class PlanVerdict(msgspec.Struct, frozen=True):
     Attributes:
         uncounted: pods that their hosts do not count yet, each with its host: planned, or bound a moment ago.
         followed: every pod that was bound or released since is where the plan has it, and none was refused its host.
-        has_room: the hosts have room for the rest, beside what other groups were promised.
+        has_room: the hosts have room for the rest, beside what other groups were promised, once the pods that a rollout is about to
+            replace are gone.
+        crowded: gated pods whose hosts have none until then.
     """
 
     uncounted: Sequence[tuple[GroupPod, str]]
     followed: bool
     has_room: bool
+    crowded: frozenset[str]
 
 
-def judge(plan: Plan, group: str, pods: Sequence[GroupPod], fleet: Fleet, assumed: ReservationCache) -> PlanVerdict:
+def judge(
+    plan: Plan,
+    group: str,
+    pods: Sequence[GroupPod],
+    assumed: ReservationCache,
+    leaving: Mapping[str, Amounts],
+) -> PlanVerdict:
     """Hold a plan against the cluster.
 
     Args:
         plan: of the group.
         group: its key.
         pods: its pods.
-        fleet: the hosts and what bound pods use of them.
         assumed: promises and refusals.
+        leaving: node -> requests of the group's pods that a rollout is about to replace there.
     """
-    uncounted, followed = hold_against(plan, pods, fleet, assumed)
-    return PlanVerdict(uncounted, followed, _has_room(group, uncounted, fleet, assumed))
+    uncounted, followed = hold_against(plan, pods, assumed)
+    by_node: dict[str, list[GroupPod]] = {}
+    for pod, node in uncounted:
+        by_node.setdefault(node, []).append(pod)
+    has_room, crowded = True, set[str]()
+    for node, there in by_node.items():
+        wanted: Amounts = {}
+        for pod in there:
+            add(wanted, assumed.asks_of(pod))
+        if not assumed.has_room(group, node, wanted, now=True):
+            crowded.update(_crowded(node, there, group, assumed))
+        add(wanted, leaving.get(node, {}), -1)
+        has_room = has_room and assumed.has_room(group, node, wanted)
+    return PlanVerdict(uncounted, followed, has_room, frozenset(crowded))
+
+
+def _crowded(node: str, pods: Sequence[GroupPod], group: str, assumed: ReservationCache) -> Iterator[str]:
+    """Keys of gated pods that a host has no room for now. Those on their way have theirs first, then the older."""
+    held: Amounts = {}
+    for pod in sorted(pods, key=lambda p: (p.gated, p.metadata.creation_timestamp or "", p.metadata.key)):
+        asks = assumed.asks_of(pod)
+        add(held, asks)
+        if pod.gated and not assumed.has_room(group, node, held, now=True):
+            add(held, asks, -1)
+            yield pod.metadata.key
 
 
 def hold_against(
-    plan: Plan, pods: Sequence[GroupPod], fleet: Fleet, assumed: ReservationCache
+    plan: Plan, pods: Sequence[GroupPod], assumed: ReservationCache
 ) -> tuple[list[tuple[GroupPod, str]], bool]:
     """The first two of `PlanVerdict`. Whether there is room takes longer, and whoever has just planned need not ask."""
     uncounted: list[tuple[GroupPod, str]] = []
@@ -142,7 +173,7 @@ def hold_against(
         if pod.over:
             continue
         key = pod.metadata.key
-        target, seat = plan.targets.get(key), fleet.seat_of(key)
+        target, seat = plan.targets.get(key), assumed.fleet.seat_of(key)
         node = pod.spec.node_name or seat
         if target is not None:
             # A gated pod that nobody refused is where the plan has it: most of a large group, most of the time.
@@ -154,22 +185,8 @@ def hold_against(
     return uncounted, followed
 
 
-def _has_room(group: str, uncounted: Sequence[tuple[GroupPod, str]], fleet: Fleet, assumed: ReservationCache) -> bool:
-    by_node: dict[str, Amounts] = {}
-    for pod, node in uncounted:
-        add(by_node.setdefault(node, {}), assumed.asks_of(pod))
-    return all(_fits(node, wanted, group, fleet, assumed) for node, wanted in by_node.items())
-
-
 def carried_target(pod: GroupPod) -> Target | None:
     """The target of a pod that the scheduler has in hand; one that it found no node for is not among these."""
     if not pod.waiting or pod.gated or pod.found_no_node:
         return None
     return target_of(pod)
-
-
-def _fits(node: str, wanted: Amounts, group: str, fleet: Fleet, assumed: ReservationCache) -> bool:
-    host = fleet.hosts.get(node)
-    if host is None:
-        return False
-    return not lacking(wanted, host.allocatable, fleet.used.get(node, {}), assumed.others_on(group, node))

@@ -243,7 +243,7 @@ class GatingController:
         settled = settles_in_s(queue, now) <= 0
         outlook = self.plans.look(group, pods) if settled else PlanState()
         if outlook.plan is not None and not outlook.pending:
-            queue = msgspec.structs.replace(queue, unplaced=frozenset(outlook.plan.unplaced))
+            queue = msgspec.structs.replace(queue, unplaced=frozenset(outlook.plan.unplaced), crowded=outlook.crowded)
         turns = plan_release(queue, now, self._config.gates)
         held = await self._release(group, turns, outlook)
         told_s = self._tell_waiting(pods, {**turns.waiting, **held}, now)
@@ -271,6 +271,8 @@ class GatingController:
             planned = {r.pod.metadata.key for r in releases if r.cause in FORCED or r.pod.metadata.key in places}
             incomplete = {r.pod.pod_group for r in releases if r.pod.metadata.key not in planned} - {""}
             releases = tuple(r for r in releases if r.pod.metadata.key in planned and r.pod.pod_group not in incomplete)
+        for release in releases:
+            self.plans.assumed.release(release.pod.metadata.key)
         await self._updater.release(group, releases, outlook.plan)
         if releases:
             self._wake(group)

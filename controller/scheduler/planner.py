@@ -177,6 +177,7 @@ class _Reading:
         self._position = {selector: i for i, selector in enumerate(self.graph.selectors)}
         self._models: list[GroupPod | None] = [None] * len(self.graph.workloads)
         self._standing: list[Standing] = []
+        self._left_by: list[list[str]] = [[] for _ in self.graph.workloads]
         self._taken: dict[str, Amounts] = defaultdict(dict, {n: dict(a) for n, a in snapshot.promised.items()})
         self.slots = self._read_pods()
 
@@ -185,13 +186,16 @@ class _Reading:
         slots: list[_Slot] = []
         live: Counter[int] = Counter()
         self._outdated = outdated(pod.metadata for pod in self.snapshot.pods if not pod.over)
-        for pod in sorted(self.snapshot.pods, key=lambda p: p.metadata.key):
+        # Those of the present template first: replicas to come are like them.
+        for pod in sorted(self.snapshot.pods, key=lambda p: (p.metadata.key in self._outdated, p.metadata.key)):
             position = self._position.get(pod.workload)
             if position is None or pod.over:
                 continue
-            live[position] += 1
             asked = as_asked(pod)
             self._models[position] = self._models[position] or asked
+            if self._leaves(pod, position):
+                continue
+            live[position] += 1
             if not self._stays(pod, position) and not pod.other_gates:
                 key, snapshot = pod.metadata.key, self.snapshot
                 refused = snapshot.refused.get(key, frozenset())
@@ -199,23 +203,37 @@ class _Reading:
                 slots.append(_Slot(waiting, (pod.metadata.creation_timestamp or "", key)))
         for position, selector in enumerate(self.graph.selectors):
             model = self._models[position] or GroupPod()
-            missing = self.snapshot.replicas.get(selector, 0) - live[position]
+            missing = self.snapshot.replicas.get(selector, len(self._left_by[position])) - live[position]
             to_come = WaitingReplica("", position, model, self.snapshot.volumes.get(selector, ()))
             slots += [_Slot(to_come, ("~", str(i))) for i in range(missing)]
         return slots
 
+    def _leaves(self, pod: GroupPod, position: int) -> bool:
+        """Whether a rollout is about to replace a bound pod: its successor has its room, and until then it keeps others away."""
+        node, counted = self._seat(pod)
+        if not node or pod.metadata.key not in self._outdated:
+            return False
+        self._standing.append(Standing(node, -1, pod))
+        self._left_by[position].append(node)
+        if counted:
+            add(self._taken[node], asks_of(pod.spec, pod.status), -1)
+        return True
+
+    def _seat(self, pod: GroupPod) -> tuple[str, bool]:
+        """The node that a pod is bound to, and whether its requests are counted there."""
+        key, seats = pod.metadata.key, self.snapshot.seats
+        return pod.spec.node_name or (seats or {}).get(key, ""), seats is None or key in seats
+
     def _stays(self, pod: GroupPod, position: int) -> bool:
         """Whether a pod is bound, or may be at any moment: its target is as good as taken."""
-        key, seats = pod.metadata.key, self.snapshot.seats
-        node = pod.spec.node_name or (seats or {}).get(key, "")
-        if node:
-            counted = seats is None or key in seats
-        else:
+        key = pod.metadata.key
+        node, counted = self._seat(pod)
+        if not node:
             target = self.snapshot.released.get(key)
             if target is None or target.node not in self.snapshot.hosts:
                 return False
             self.kept[key], node, counted = target, target.node, False
-        self._standing.append(Standing(node, position, pod, leaving=key in self._outdated))
+        self._standing.append(Standing(node, position, pod))
         if not counted:
             add(self._taken[node], asks_of(pod.spec, pod.status))
         return True
@@ -225,7 +243,8 @@ class _Reading:
         default = spread_of(group.metadata.annotations, snapshot.spread, self.problems)
         counts = [0] * len(self.graph.workloads)
         for position in (*(slot.waiting.workload for slot in self.slots), *(s.workload for s in self._standing)):
-            counts[position] += 1
+            if position >= 0:
+                counts[position] += 1
         routings = [snapshot.routings.get(selector, Routing.ANY) for selector in self.graph.selectors]
         return Demand(
             hosts=snapshot.hosts,
@@ -322,11 +341,17 @@ class _Reading:
         return msgspec.structs.replace(demand, waiting=waiting)
 
     def _hints(self, number_of: Mapping[str, int]) -> Ints | None:
-        """[replica] host of the earlier plan, or -1."""
-        if not self.snapshot.previous:
+        """[replica] host of the earlier plan, else of a pod that the replica is to replace, or -1."""
+        if not self.snapshot.previous and not any(self._left_by):
             return None
         targets = (self.snapshot.previous.get(slot.waiting.key) for slot in self.slots)
-        return np.array([-1 if target is None else number_of.get(target.node, -1) for target in targets], np.int64)
+        nodes = ["" if target is None else target.node for target in targets]
+        left = [Counter(found) for found in self._left_by]
+        for slot, node in zip(self.slots, nodes, strict=True):
+            left[slot.waiting.workload][node] -= 1
+        heirs = [(+counts).elements() for counts in left]
+        nodes = [node or next(heirs[slot.waiting.workload], "") for slot, node in zip(self.slots, nodes, strict=True)]
+        return np.array([number_of.get(node, -1) for node in nodes], np.int64)
 
     def _in_turns(self, class_of: Ints, at: Ints, hints: Ints | None, zone_of: Ints) -> list[int]:
         """[replica] host: the places of one class, in an order that suits its pods. Each keeps its previous one where that is

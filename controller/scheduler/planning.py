@@ -20,6 +20,7 @@ from controller.cluster.resources import AppGroup
 from controller.scheduler.cached_plan import (
     UNPLACED_FOR_S,
     CachedPlan,
+    PlanVerdict,
     hold_against,
     judge,
 )
@@ -32,6 +33,7 @@ from controller.scheduler.reservations import ReservationCache
 from kubekit import logs
 from kubekit.conditions import condition
 from kubekit.errors import KubekitError
+from kubekit.owners import outdated
 from kubekit.wire import Condition
 from kubekit.workqueue import WorkQueue
 
@@ -67,10 +69,12 @@ class PlanState(msgspec.Struct, frozen=True):
     Attributes:
         plan: None without one: plans are off, refused, or not made yet.
         pending: a new one is being made; of the one there is, only what it has places for counts.
+        crowded: keys of gated pods whose places are held by pods that a rollout is about to replace.
     """
 
     plan: Plan | None = None
     pending: bool = False
+    crowded: frozenset[str] = frozenset()
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -168,6 +172,7 @@ class GroupPlans:
         self._failed: dict[str, tuple[float, int]] = {}
         self._reports: dict[str, Condition] = {}
         self._expected: dict[str, list[Expected]] = {}
+        self._rollouts: dict[str, tuple[frozenset[tuple[str, str]], float]] = {}
 
     async def run(self) -> None:
         """Make plans, one after the other, until cancelled."""
@@ -189,7 +194,11 @@ class GroupPlans:
             return self._ask(group)
         now = self._clock()
         self._stands(group, standing.plan, pods)
-        verdict = judge(standing.plan, group, pods, self._fleet, self.assumed)
+        leaving = self._leaving(pods)
+        verdict = judge(standing.plan, group, pods, self.assumed, leaving)
+        if self._is_stalled(group, pods, verdict):
+            self._refuse_full(group, standing.plan, [p for p in pods if p.metadata.key in verdict.crowded], leaving)
+            verdict = judge(standing.plan, group, pods, self.assumed, leaving)
         replicas, _ = self.replicas(group, known, pods)
         same = standing.fits(
             self._state.graph(group),
@@ -204,11 +213,11 @@ class GroupPlans:
         room_came = bool(standing.plan.unplaced) and standing.freed != self.assumed.freed
         stale = room_came and now - standing.made_at > UNPLACED_FOR_S
         if same and verdict.followed and verdict.has_room and not stale:
-            self.assumed.promise(group, verdict.uncounted)
-            return PlanState(standing.plan)
+            self.assumed.promise(group, verdict.uncounted, leaving)
+            return PlanState(standing.plan, crowded=verdict.crowded)
         asked = self._ask(group)
         usable = verdict.followed and verdict.has_room and asked.pending
-        return PlanState(standing.plan if usable else None, asked.pending)
+        return PlanState(standing.plan if usable else None, asked.pending, verdict.crowded)
 
     def _ask(self, group: str) -> PlanState:
         """Have a plan made as soon as it is the group's turn again; refused groups have to wait."""
@@ -226,6 +235,7 @@ class GroupPlans:
         self._standing.pop(group, None)
         self._slots.pop(group, None)
         self._failed.pop(group, None)
+        self._rollouts.pop(group, None)
         self.assumed.stands(group, begun=False, whole=True)
         bound = [(p, p.spec.node_name) for p in pods if p.bound and not self._fleet.seat_of(p.metadata.key)]
         self.assumed.promise(group, bound)
@@ -368,8 +378,35 @@ class GroupPlans:
     def _promise(self, group: str, plan: Plan) -> None:
         pods = self._pods_of(group)
         self._stands(group, plan, pods)
-        uncounted, _ = hold_against(plan, pods, self._fleet, self.assumed)
-        self.assumed.promise(group, uncounted)
+        uncounted, _ = hold_against(plan, pods, self.assumed)
+        self.assumed.promise(group, uncounted, self._leaving(pods))
+
+    def _is_stalled(self, group: str, pods: Sequence[GroupPod], verdict: PlanVerdict) -> bool:
+        """Whether pods wait for room that a rollout is to free, and nothing has come of it for a while."""
+        if not verdict.crowded:
+            self._rollouts.pop(group, None)
+            return False
+        seen, now = frozenset((pod.metadata.key, pod.spec.node_name) for pod in pods if not pod.over), self._clock()
+        before, since = self._rollouts.get(group, (None, now))
+        if before != seen:
+            self._rollouts[group] = (seen, since := now)
+        return now - since >= self._config.gates.missing_workload_timeout_s
+
+    def _refuse_full(self, group: str, plan: Plan, pods: Iterable[GroupPod], leaving: Iterable[str]) -> None:
+        """These pods wait no longer for room on hosts that pods are about to leave."""
+        for pod in pods:
+            for node in {*leaving, plan.targets[pod.metadata.key].node}:
+                if not self.assumed.has_room(group, node, self.assumed.asks_of(pod), now=True):
+                    self.assumed.refuse(pod, node)
+
+    def _leaving(self, pods: Sequence[GroupPod]) -> dict[str, Amounts]:
+        """Node -> requests of pods that a rollout is about to replace there."""
+        found: dict[str, Amounts] = {}
+        for key in outdated(pod.metadata for pod in pods if not pod.over):
+            info = self._fleet.held(key)
+            if info is not None:
+                add(found.setdefault(info.node, {}), info.asks)
+        return found
 
     def _stands(self, group: str, plan: Plan | None, pods: Sequence[GroupPod]) -> None:
         begun = any(pod.bound for pod in pods)
@@ -379,11 +416,13 @@ class GroupPlans:
         """See `to_plan_for`: what may come is what the group's numMembers and its namespace's quota have left."""
         namespace = group.metadata.namespace
         declared = self._declared.replicas(namespace, self._state.graph(key).workloads)
-        live = Counter(pod.workload for pod in pods if not pod.over)
-        allowed = max(group.spec.num_members - live.total(), 0)
+        there = [pod for pod in pods if not pod.over]
+        leaving = outdated(pod.metadata for pod in there)
+        live = Counter(pod.workload for pod in there if pod.metadata.key not in leaving)
+        allowed = max(group.spec.num_members - live.total(), len(leaving))
         quota_left = self._declared.pods_left(namespace)
         if quota_left is not None:
-            allowed = min(allowed, max(quota_left, 0))
+            allowed = min(allowed, max(quota_left, 0) + len(leaving))
         return to_plan_for(declared, live, allowed)
 
     def _check_limits(self, group: str, known: AppGroup, pods: Sequence[GroupPod], replicas: Mapping[str, int]) -> None:

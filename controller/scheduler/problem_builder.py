@@ -78,13 +78,11 @@ class Standing(msgspec.Struct, frozen=True):
         node: its node.
         workload: number of its workload; -1 for pods of none.
         pod: itself, None where only its place is known.
-        leaving: a rollout is about to replace it: it answers calls, and survives nothing.
     """
 
     node: str
     workload: int = -1
     pod: GroupPod | None = None
-    leaving: bool = False
 
 
 class DependencyDemand(msgspec.Struct, frozen=True):
@@ -212,12 +210,10 @@ class _Drafting:
         demand, room = self._demand, self._room
         workloads = len(demand.spreads)
         fixed: list[list[int]] = [[] for _ in range(workloads)]
-        leaving: Ints = np.zeros((workloads, len(room.locations)), np.int64)
         for standing in demand.standing:
             number = room.number_of.get(standing.node)
             if standing.workload >= 0 and number is not None:
                 fixed[standing.workload].append(number)
-                leaving[standing.workload, room.location_of[number]] += standing.leaving
         asks = [[bounded(known.asks.get(resource, 0)) for resource in self._resources] for known in self._known]
         tables, table_of = self.tables()
         shape = (max(len(self._allowed), 1), len(room.names))
@@ -235,7 +231,6 @@ class _Drafting:
             edges=self._edges(table_of, fixed),
             tables=tables,
             survives=self._survives(),
-            leaving=leaving,
             apart=np.array([0.0 if spread == "none" else 1.0 for spread in demand.spreads], np.float64),
             crowd=0.0 if "none" in demand.spreads else _CROWD,
             load=0.0 if demand.objective == "parity" else 1.0,

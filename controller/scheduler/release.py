@@ -43,6 +43,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
         seen_at: pod key -> when we first saw it, on the clock of ``now``.
         unplaced: keys of pods for which the plan found no place.
         free_at: pod key -> when the last gate of others opened, for pods that had one; its waits count from then.
+        crowded: keys of pods whose places are held by pods that a rollout is about to replace.
     """
 
     order: Mapping[str, int]
@@ -53,6 +54,7 @@ class GroupQueue(msgspec.Struct, frozen=True):
     seen_at: Mapping[str, float] = {}
     unplaced: frozenset[str] = frozenset()
     free_at: Mapping[str, float] = {}
+    crowded: frozenset[str] = frozenset()
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -226,6 +228,9 @@ class _Decider:
         if pod.metadata.key in self._queue.unplaced and self._settles_s <= 0:
             return "unplaced", ""
         reason = self._held_back(pod, age_s)
+        if not reason and pod.metadata.key in self._queue.crowded:
+            reason = "its node has no room until the pods that it replaces are gone"
+            self._wakes.append(self._config.missing_workload_timeout_s)
         return (None, reason) if reason else ("turn", "")
 
     def _held_back(self, pod: GroupPod, age_s: float) -> str:
@@ -253,7 +258,8 @@ class _Decider:
 
     def _unbound_reason(self, selector: str) -> str:
         for pod in self._live.get(selector, ()):
-            if not pod.spec.node_name and not pod.other_gates and not self._given_up(pod):
+            waits = pod.other_gates or pod.metadata.key in self._queue.crowded or self._given_up(pod)
+            if not pod.spec.node_name and not waits:
                 return f"workload {selector} comes first, and its pod {pod.metadata.name} is not bound yet"
         return ""
 

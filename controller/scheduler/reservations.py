@@ -5,13 +5,13 @@ What the scheduler refused is not asked for again until something about that hos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from controller.cluster.hosts import Fleet, Host
 from controller.cluster.pods import GroupPod
-from controller.cluster.requests import Amounts, add, asks_of
+from controller.cluster.requests import Amounts, add, asks_of, lacking
 from controller.scheduler.unschedulable import class_of
 
 _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
@@ -43,10 +43,12 @@ class ReservationCache:
     """
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._held: dict[str, dict[str, str]] = {}
         self._group_of: dict[str, str] = {}
         self._on: dict[str, dict[str, _Reservation]] = {}
+        self._leaving: dict[str, Mapping[str, Amounts]] = {}
+        self._released: set[str] = set()
         self._begun: set[str] = set()
         self._idle: set[str] = set()
         self._refused: dict[str, dict[str, _Refusal]] = {}
@@ -67,8 +69,15 @@ class ReservationCache:
         for pod in pods:
             self.asks_of(pod)
 
-    def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]]) -> None:
-        """The hosts of a group's pods that are not counted there yet, in place of what the group was promised before."""
+    def promise(self, group: str, pods: Iterable[tuple[GroupPod, str]], leaving: Mapping[str, Amounts] = {}) -> None:
+        """The hosts of a group's pods that are not counted there yet, in place of what the group was promised before.
+
+        Args:
+            group: its key.
+            pods: each with its host.
+            leaving: node -> requests of the group's pods that a rollout is about to replace there: room that its own pods take first.
+        """
+        self._leaving[group] = leaving
         before = self._held.pop(group, {})
         held: dict[str, str] = {}
         for pod, node in pods:
@@ -79,13 +88,24 @@ class ReservationCache:
             self._group_of[key] = group
             if before.get(key) == node:
                 del before[key]
-            self._on.setdefault(node, {})[key] = _Reservation(group, self.asks_of(pod), pod.gated)
+            self._on.setdefault(node, {})[key] = _Reservation(
+                group, self.asks_of(pod), gated=pod.gated and key not in self._released
+            )
         for key, node in before.items():
             self._let_go(key, node)
             if key not in held:
                 self._group_of.pop(key, None)
         if held:
             self._held[group] = held
+        else:
+            del self._leaving[group]
+
+    def release(self, key: str) -> None:
+        """A pod's gate is being opened: from now on its room is taken, whichever watch is first to say so."""
+        self._released.add(key)
+        node = self._held.get(self._group_of.get(key, ""), {}).get(key)
+        if node is not None:
+            self._on[node][key] = msgspec.structs.replace(self._on[node][key], gated=False)
 
     def stands(self, group: str, *, begun: bool, whole: bool) -> None:
         """How far a group is. One of which nothing is bound, and which cannot come up whole by its plan, keeps its room from
@@ -107,7 +127,7 @@ class ReservationCache:
     @property
     def freed(self) -> int:
         """Counts how often room came back: a bound pod went, or a promise ended."""
-        return self._fleet.freed + self.promises_ended
+        return self.fleet.freed + self.promises_ended
 
     def _let_go(self, key: str, node: str) -> None:
         self.promises_ended += 1
@@ -120,14 +140,28 @@ class ReservationCache:
         """Host -> what pods of all other groups were promised there, beyond what the hosts count already."""
         return {node: taken for node in self._on if (taken := self.others_on(group, node))}
 
-    def others_on(self, group: str, node: str) -> Amounts:
-        """The same for one host."""
-        found: Amounts = {}
+    def others_on(self, group: str, node: str, *, now: bool = False) -> Amounts:
+        """The same for one host; or what pods on their way take of it ``now``, while gated ones wait."""
+        by_group: dict[str, Amounts] = {}
         for key, promise in self._on.get(node, {}).items():
-            if promise.group == group or self._fleet.seat_of(key) or self._gives_way(promise, group):
+            if promise.group == group or self.fleet.seat_of(key) or self._gives_way(promise, group):
                 continue
-            add(found, promise.amounts)
+            if not (now and promise.gated):
+                add(by_group.setdefault(promise.group, {}), promise.amounts)
+        found: Amounts = {}
+        for other, amounts in by_group.items():
+            freed = {} if now else self._leaving.get(other, {}).get(node, {})
+            add(found, {name: max(value - freed.get(name, 0), 0) for name, value in amounts.items()})
         return found
+
+    def has_room(self, group: str, node: str, wanted: Amounts, *, now: bool = False) -> bool:
+        """Whether a host has room beside its pods and `others_on` it."""
+        host = self.fleet.hosts.get(node)
+        if host is None:
+            return False
+        return not lacking(
+            wanted, host.allocatable, self.fleet.used.get(node, {}), self.others_on(group, node, now=now)
+        )
 
     def _gives_way(self, promise: _Reservation, group: str) -> bool:
         return promise.gated and group in self._begun and promise.group in self._idle
@@ -137,7 +171,7 @@ class ReservationCache:
         hosts = self._refused.setdefault(class_of(pod), {})
         hosts.pop(node, None)
         key = pod.metadata.key
-        hosts[node] = _Refusal(key, self._fleet.hosts.get(node), self._taken_on(node, key))
+        hosts[node] = _Refusal(key, self.fleet.hosts.get(node), self._taken_on(node, key))
         if len(hosts) > _REFUSALS_PER_CLASS:
             hosts.pop(next(iter(hosts)))
         if len(self._refused) > _REMEMBERED_CLASSES:
@@ -159,9 +193,9 @@ class ReservationCache:
 
     def _taken_on(self, node: str, key: str) -> Amounts:
         """What a host's pods use, and what all but this one were promised there beside them."""
-        found = dict(self._fleet.used.get(node, {}))
+        found = dict(self.fleet.used.get(node, {}))
         for other, promise in self._on.get(node, {}).items():
-            if other != key and not self._fleet.seat_of(other):
+            if other != key and not self.fleet.seat_of(other):
                 add(found, promise.amounts)
         return found
 
@@ -177,7 +211,7 @@ class ReservationCache:
 
     def _changed(self, node: str, then: _Refusal) -> bool:
         taken = self._taken_on(node, then.key)
-        return self._fleet.hosts.get(node) != then.host or any(
+        return self.fleet.hosts.get(node) != then.host or any(
             taken.get(n, 0) < value for n, value in then.taken.items()
         )
 
@@ -188,6 +222,7 @@ class ReservationCache:
     def forget(self, key: str) -> None:
         """A pod is gone, or belongs to another group now."""
         self._asks.pop(key, None)
+        self._released.discard(key)
         held = self._held.get(self._group_of.pop(key, ""), {})
         node = held.pop(key, None)
         if node is not None:

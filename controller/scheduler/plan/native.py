@@ -32,8 +32,6 @@ _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {
     "class_of": (np.int32, "replicas"),
     "total": (np.int64, "workloads"),
     "survives": (np.uint8, "workloads"),
-    "survivors": (np.int64, "workloads"),
-    "leaving": (np.int64, "workloads zones"),
     "host_wish": (np.float64, "workloads"),
     "zone_wish": (np.float64, "workloads"),
     "fixed_start": (np.int64, "workloads+1"),
@@ -220,10 +218,7 @@ def _host_arrays(problem: Problem) -> dict[str, object]:
 def _replica_arrays(problem: Problem) -> dict[str, object]:
     asking = problem.asks > 0
     classes, resources = np.nonzero(asking)
-    workloads, zones = problem.workloads, len(problem.zoned)
-    survives = np.zeros(workloads, np.bool_) if problem.survives is None else problem.survives
-    leaving = np.zeros((workloads, zones), np.int64) if problem.leaving is None else problem.leaving
-    survivors = problem.totals - leaving.sum(axis=1)
+    survives = np.zeros(problem.workloads, np.bool_) if problem.survives is None else problem.survives
     host_wish = _host_wishes(problem)
     return {
         "workload_of": problem.workload_of,
@@ -234,9 +229,7 @@ def _replica_arrays(problem: Problem) -> dict[str, object]:
         "ask_amount": problem.asks[classes, resources],
         "class_of": problem.class_of,
         "total": problem.totals,
-        "survives": survives & (survivors > 1),
-        "survivors": survivors,
-        "leaving": leaving,
+        "survives": survives & (problem.totals > 1),
         "host_wish": host_wish,
         "zone_wish": host_wish * 1e-3,
         "fixed_start": _starts([len(hosts) for hosts in problem.fixed]),

@@ -111,7 +111,6 @@ class Problem(msgspec.Struct, frozen=True):
         tables: at least one where there are edges.
         rules: demands and wishes.
         survives: [workload] whether it must not be wholly in one zone.
-        leaving: [workload, zone] replicas that stay and are about to be replaced: they survive nothing.
         apart: [workload] how much its replicas would rather not share a host, as a share of what is gained at most by sharing it
             with those that they talk to; zones count a thousandth of that, so that they decide between equals only.
         crowd: the same of any two replicas of the problem, ever less where there are more replicas than hosts.
@@ -133,7 +132,6 @@ class Problem(msgspec.Struct, frozen=True):
     tables: tuple[Table, ...] = ()
     rules: tuple[Rule, ...] = ()
     survives: Bools | None = None
-    leaving: Ints | None = None
     apart: Floats | None = None
     crowd: float = 0.0
     load: float = 1.0

@@ -350,10 +350,10 @@ double state_network(const State *s, int32_t class, int32_t from, int32_t to) {
     sum += s->adjacent[k] & 1 ? delta_as_callee(s, e, from, to) : delta_as_caller(s, e, from, to);
   }
   if (p->survives[w]) {
-    int64_t z1 = from >= 0 ? p->zone_of[from] : -1, z2 = to >= 0 ? p->zone_of[to] : -1, all = p->survivors[w];
+    int64_t z1 = from >= 0 ? p->zone_of[from] : -1, z2 = to >= 0 ? p->zone_of[to] : -1, all = p->total[w];
     if (z1 != z2) {
-      if (z1 >= 0 && s->in_zone[w * p->zones + z1] - p->leaving[w * p->zones + z1] == all) sum -= p->together_price;
-      if (z2 >= 0 && s->in_zone[w * p->zones + z2] - p->leaving[w * p->zones + z2] + 1 == all) sum += p->together_price;
+      if (z1 >= 0 && s->in_zone[w * p->zones + z1] == all) sum -= p->together_price;
+      if (z2 >= 0 && s->in_zone[w * p->zones + z2] + 1 == all) sum += p->together_price;
     }
   }
   return sum;
@@ -465,7 +465,7 @@ double state_cost(const State *s) {
   double sum = 0;
   for (int64_t k = 0; k < p->edges * p->zones; k++) sum += s->term[k];
   for (int64_t k = 0; k < p->workloads * p->zones; k++)
-    if (p->survives[k / p->zones] && s->in_zone[k] - p->leaving[k] == p->survivors[k / p->zones]) sum += p->together_price;
+    if (p->survives[k / p->zones] && s->in_zone[k] == p->total[k / p->zones]) sum += p->together_price;
   for (int64_t w = 0; w < p->workloads; w++) {
     for (int64_t z = 0; z < p->zones; z++) sum += p->zone_wish[w] * (double)(s->in_zone[w * p->zones + z] * s->in_zone[w * p->zones + z]);
     for (int64_t h = 0; p->host_wish[w] > 0 && h < p->hosts; h++)

@@ -28,8 +28,6 @@ typedef struct {
   const int32_t *class_of;      /* [replica] */
   const int64_t *total;         /* [workload] replicas of it, fixed ones included */
   const uint8_t *survives;      /* [workload] whether it must not be wholly in one zone */
-  const int64_t *survivors;     /* [workload] replicas of it that are not about to be replaced */
-  const int64_t *leaving;       /* [workload][zone] fixed replicas that are */
   const double *host_wish, *zone_wish; /* [workload] price of two of its replicas on one host, in one zone, over 2 */
   const int64_t *fixed_start;   /* [workload + 1] into fixed_host */
   const int32_t *fixed_host;    /* a host per fixed replica */

@@ -1,0 +1,147 @@
+"""Rollouts over the leader's own parts: a Deployment replaces its pods as Kubernetes does, and the plan's gain is still there."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from controller.cluster.pods import target_of
+from controller.cluster.resources import AppGroup
+from controller.scheduler.release import GroupQueue, plan_release
+from kubekit.wire import format_time
+from tests.unit.controller.leader import World
+
+GROUPS, SERVICES, REPLICAS, HOSTS, CPU = 3, 6, 2, 9, 2
+
+
+class Cluster(World):
+    """Groups of chains of services on nodes in three zones; services are restarted one pod more at a time (maxSurge 1)."""
+
+    def __init__(self, cpu: int, ready_s: float) -> None:
+        super().__init__(HOSTS, cpu)
+        self.ready_s, self.revision, self.serial, self.refused = ready_s, 0, 0, 0
+        self.rng = random.Random(1)
+        self.services = {f"w{g}x{s}": f"d/g{g}" for g in range(GROUPS) for s in range(SERVICES)}
+        self.bound_at: dict[str, float] = {}
+        for g in range(GROUPS):
+            names = [name for name, group in self.services.items() if group == f"d/g{g}"]
+            edges = {a: [b] for a, b in pairwise(names)} | {names[-1]: []}
+
+            def reference(name: str) -> dict[str, str]:
+                return {"kind": "Deployment", "name": name, "selector": name}
+
+            workloads = [
+                {
+                    "workload": reference(a),
+                    "dependencies": [{"workload": reference(b), "maxNetworkCost": 0} for b in called],
+                }
+                for a, called in edges.items()
+            ]
+            body = {
+                "metadata": {"name": f"g{g}", "namespace": "d"},
+                "spec": {"numMembers": SERVICES * REPLICAS, "workloads": workloads},
+            }
+            self.state.take_group(f"d/g{g}", None, msgspec.convert(body, AppGroup))
+        self.declared.by_workload = dict.fromkeys(self.services, REPLICAS)
+
+    def roll(self, service: str) -> None:
+        """What the Deployment and ReplicaSet controllers do about one service now."""
+        group, new_hash = self.services[service], f"h{self.revision}"
+        mine = [pod for pod in self.of(group) if pod.workload == service]
+        new = [pod for pod in mine if pod.metadata.label("pod-template-hash") == new_hash]
+        old = [pod for pod in mine if pod not in new]
+        if len(new) < REPLICAS and len(mine) < REPLICAS + bool(old):
+            self.serial += 1
+            key = f"{service}-{self.serial}"
+            made = self.add_pod(group, key, service, CPU)
+            owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{service}-{new_hash}", "controller": True}
+            owners = [{**owner, "uid": f"{service}-{new_hash}"}]
+            labels = {**(made.metadata.labels or {}), "pod-template-hash": new_hash}
+            created = format_time(self.now)
+            meta: dict[str, Any] = {"labels": labels, "creationTimestamp": created, "ownerReferences": owners}
+            self.change(f"d/{key}", metadata=meta)
+        elif old and len(mine) > REPLICAS and all(self.is_ready(pod.metadata.key) for pod in new):
+            on = [pod.spec.node_name for pod in mine]
+            goes = max(old, key=lambda pod: (on.count(pod.spec.node_name), self.rng.random()))
+            self.delete(group, goes.metadata.key)
+
+    def is_ready(self, key: str) -> bool:
+        return self.now - self.bound_at.get(key, self.now) >= self.ready_s
+
+    async def lead(self, group: str) -> None:
+        """What the leader does about one group now."""
+        pods = self.of(group)
+        if not any(pod.waiting for pod in pods):
+            self.plans.drop(group, pods)
+            return
+        if self.plans.look(group, pods).pending:
+            await self.plans.make(group)
+        found = self.plans.look(group, pods)
+        assert found.plan is not None
+        order = {selector: i for i, selector in enumerate(reversed(self.state.graph(group).selectors), 1)}
+        queue = GroupQueue(order, exists=True, pods=pods, crowded=found.crowded)
+        for released in plan_release(queue, self.now, self.config.gates).releases:
+            self.plans.assumed.release(released.pod.metadata.key)
+            self.release(released.pod.metadata.key, found.plan.targets[released.pod.metadata.key])
+
+    def schedule(self) -> None:
+        """Bind what is released; a node without room is counted, as FailedScheduling would be."""
+        for key, pod in self.pods.items():
+            target = target_of(pod)
+            if pod.waiting and not pod.gated and target is not None:
+                self.refused += self.free_node(pod, self.rng) != target.node
+                self.bind(key, target.node)
+                self.seat(key)
+                self.bound_at[key] = self.now
+
+    async def step(self) -> None:
+        for service in self.services:
+            self.roll(service)
+        for group in self.state.groups:
+            await self.lead(group)
+        self.schedule()
+        self.now += 1.0
+
+    @property
+    def done(self) -> bool:
+        new = [pod for pod in self.pods.values() if pod.metadata.label("pod-template-hash") == f"h{self.revision}"]
+        return len(new) == len(self.pods) == REPLICAS * len(self.services) and all(pod.bound for pod in new)
+
+    async def roll_out(self, limit: int) -> None:
+        for _ in range(limit):
+            await self.step()
+            if self.done:
+                return
+        raise AssertionError([pod.metadata.key for pod in self.pods.values() if pod.waiting])
+
+    def apart(self) -> list[str]:
+        """Services of which a replica is in another zone than one that it calls."""
+        zones: dict[str, set[str]] = {}
+        for pod in self.pods.values():
+            zones.setdefault(pod.workload, set()).add(self.fleet.hosts[pod.spec.node_name].location.zone)
+        edges = [pair for g in range(GROUPS) for pair in pairwise(s for s in self.services if s.startswith(f"w{g}x"))]
+        return [a for a, b in edges if len(zones[a] | zones[b]) > 1]
+
+
+async def test_a_restart_of_everything_keeps_what_the_plan_gained_in_a_full_cluster() -> None:
+    """Room for 45 pods, of which 36 are there when 18 more come; each zone has room for 3 of its 6."""
+    cluster = Cluster(cpu=5 * CPU + 1, ready_s=2)
+    await cluster.roll_out(20)
+    assert cluster.apart() == []
+    for cluster.revision in (1, 2):
+        await cluster.roll_out(120)
+        assert cluster.apart() == []
+    assert cluster.refused == 0
+
+
+async def test_pods_go_elsewhere_when_those_that_they_replace_do_not_go() -> None:
+    cluster = Cluster(cpu=6 * CPU, ready_s=float("inf"))
+    await cluster.roll_out(20)
+    cluster.revision = 1
+    for _ in range(3 * int(cluster.config.gates.missing_workload_timeout_s)):
+        await cluster.step()
+    assert len(cluster.pods) == 54
+    assert [pod.metadata.key for pod in cluster.pods.values() if pod.waiting] == []
