@@ -11,7 +11,7 @@ from controller.cli.command import Command
 from controller.cli.looking import UNMEASURED, note_unused
 from controller.cli.session import NotFoundError, Session
 from controller.cli.style import BAD, FAINT, STRONG, age, grid, milliseconds
-from controller.cluster.zones import draw_map
+from controller.cluster.zones import build_zone_map
 from controller.diagnosis.model import PairView, View
 from controller.diagnosis.zones import build_network, by_pair
 
@@ -43,7 +43,7 @@ class Latency(Command):
     async def ask(self, session: Session, options: argparse.Namespace) -> LatencyView:
         """Read the pair."""
         snapshot = await session.snapshot()
-        network, places = build_network(snapshot), draw_map(snapshot.nodes).places
+        network, places = build_network(snapshot), build_zone_map(snapshot.nodes).places
         note_unused(session, network)
         pairs = by_pair(network.pairs)
         known = {zone.name for zone in network.zones}

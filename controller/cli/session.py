@@ -29,7 +29,7 @@ from controller.cluster.resources import (
     NetworkTopology,
 )
 from controller.cluster.services import Service
-from controller.cluster.zones import draw_map
+from controller.cluster.zones import build_zone_map
 from controller.config import ControllerConfiguration
 from controller.diagnosis.reading import read_control_plane
 from controller.diagnosis.readings import read_all
@@ -122,7 +122,7 @@ class Session:
             self._plans(wanted=measurements),
             self._list(SERVICES, Service, None, wanted=groups),
         )
-        zones, base = len(draw_map(nodes).zones), RESULTS_NAME
+        zones, base = len(build_zone_map(nodes).zones), RESULTS_NAME
         names = results_of_agents(self.home, base, zones, plans)
         names += (name for topology in topologies for name in results_named_by(topology, self.home, zones))
         found_groups, pods, bandwidth_pods, agent_pods, results, read = await asyncio.gather(

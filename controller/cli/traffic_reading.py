@@ -14,7 +14,7 @@ from controller.cli.parser import duration
 from controller.cli.session import Session
 from controller.cluster.costs import SAME_ZONE_COST, Location
 from controller.cluster.resources import AppGroup
-from controller.cluster.zones import draw_map
+from controller.cluster.zones import build_zone_map
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
 from controller.traffic.prices import PRESETS, PriceTable, price_table
@@ -108,7 +108,7 @@ async def read_traffic(session: Session, chosen: str, asked_s: int) -> Traffic:
         session.snapshot(groups=True, measurements=False), session.list_all(PODS, RunningPod)
     )
     groups = list(snapshot.groups)
-    workloads = Workloads.among(pods, draw_map(snapshot.nodes).locations, snapshot.services)
+    workloads = Workloads.among(pods, build_zone_map(snapshot.nodes).locations, snapshot.services)
     window_s = await known_window(session.prometheus, source, asked_s)
     flows = await read_flows(session.prometheus, source, window_s, workloads.served)
     known, unknown = workloads.resolve(flows)

@@ -23,20 +23,20 @@ from netperf.sample import Place
 SHOWN_NODES = 5
 
 
-class Map(msgspec.Struct, frozen=True):
-    """The shape of the cluster.
+class ZoneMap(msgspec.Struct, frozen=True):
+    """Zones of the cluster, and the place of each node.
 
     Attributes:
         zones: zone -> region, empty where no node of the zone has one.
         places: node name -> place, for every node, zone possibly empty.
         unzoned: nodes without a zone label, sorted.
-        torn: zones whose nodes disagree about the region; the region of most nodes was taken.
+        conflicting_regions: zones whose nodes disagree about the region; the region of most nodes was taken.
     """
 
     zones: dict[str, str]
     places: dict[str, Place]
     unzoned: tuple[str, ...] = ()
-    torn: tuple[str, ...] = ()
+    conflicting_regions: tuple[str, ...] = ()
 
     @property
     def locations(self) -> dict[str, Location]:
@@ -44,7 +44,7 @@ class Map(msgspec.Struct, frozen=True):
         return {node: Location(place.region, place.zone) for node, place in self.places.items()}
 
 
-def draw_map(nodes: Iterable[Node]) -> Map:
+def build_zone_map(nodes: Iterable[Node]) -> ZoneMap:
     """Read zones and regions off the nodes' labels."""
     votes: dict[str, Counter[str]] = defaultdict(Counter)
     places: dict[str, Place] = {}
@@ -57,11 +57,11 @@ def draw_map(nodes: Iterable[Node]) -> Map:
             votes[zone][region] += 1
         else:
             unzoned.append(node.metadata.name)
-    return Map(
+    return ZoneMap(
         zones={zone: _winner(votes[zone]) for zone in sorted(votes)},
         places=places,
         unzoned=tuple(sorted(unzoned)),
-        torn=tuple(sorted(zone for zone, regions in votes.items() if len(regions) > 1)),
+        conflicting_regions=tuple(sorted(zone for zone, regions in votes.items() if len(regions) > 1)),
     )
 
 

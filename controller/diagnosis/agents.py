@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of
+from controller.cluster.zones import agent_pods_by_node, build_zone_map, facts_of
 from controller.diagnosis.model import AgentView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from kubekit.wire import Node
@@ -28,7 +28,7 @@ def build_agents(snapshot: ClusterSnapshot) -> tuple[AgentView, ...]:
 
 
 def _newest(snapshot: ClusterSnapshot) -> dict[str, float]:
-    places = draw_map(snapshot.nodes).places
+    places = build_zone_map(snapshot.nodes).places
     newest: dict[str, float] = {}
     for data in snapshot.results.values():
         for sample in decode_results(data, places).samples.values():

@@ -48,7 +48,7 @@ _REASONS: dict[str, tuple[Severity, str, tuple[str, ...], str]] = {
         ),
         "NetawareNodesLeftOut",
     ),
-    "ZonesTorn": (
+    "ConflictingRegions": (
         "warning",
         "nodes of one zone name different regions",
         (

@@ -12,7 +12,7 @@ import controller.topology.decision as topology_rules
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.costs import entries_of, topology_for, topology_named, weight_for
 from controller.cluster.resources import NETPERF_COSTS, CostInfo, NetworkTopology
-from controller.cluster.zones import Map, agent_pods_by_node, draw_map, facts_of
+from controller.cluster.zones import ZoneMap, agent_pods_by_node, build_zone_map, facts_of
 from controller.diagnosis.model import NetworkView, PairBasis, PairView, ZoneView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.topology.decision import TopologyDecision, decide
@@ -62,26 +62,26 @@ def choose_weights(topology: NetworkTopology | None, rules: NetworkOverheadArgs,
     return used.name if used is not None else None
 
 
-def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot, shape: Map) -> dict[str, str]:
+def data_for(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> dict[str, str]:
     """Keys and values of the results that price a topology: those of our agents, then those in the ConfigMaps it names."""
-    names = results_of_agents(snapshot.home, RESULTS_NAME, len(shape.zones), snapshot.plans)
+    names = results_of_agents(snapshot.home, RESULTS_NAME, len(zone_map.zones), snapshot.plans)
     if topology is not None:
-        names += results_named_by(topology, snapshot.home, len(shape.zones))
+        names += results_named_by(topology, snapshot.home, len(zone_map.zones))
     data: dict[str, str] = {}
     for name in names:
         data |= snapshot.results.get(str(name), {})
     return data
 
 
-def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, shape: Map) -> TopologyDecision:
+def decide_now(topology: NetworkTopology | None, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> TopologyDecision:
     """What the controller would decide if it started now: the same rules, with no memory but the costs written last.
 
     The samples' ages are those that their writers claim, since we have not watched them arrive.
     """
     read = topology_rules.TopologySnapshot(
         topology=topology or NetworkTopology(),
-        map=shape,
-        data=data_for(topology, snapshot, shape),
+        zone_map=zone_map,
+        data=data_for(topology, snapshot, zone_map),
         missing=(),
         allocated={},
         interval_s=max((plan.interval_s for plan in snapshot.plans), default=DEFAULT_INTERVAL_S),
@@ -98,20 +98,20 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         weights_name: which of its weights; see `choose_weights`.
     """
     topology = choose_topology(snapshot, topology_name)
-    shape = draw_map(snapshot.nodes)
+    zone_map = build_zone_map(snapshot.nodes)
     weights = choose_weights(topology, snapshot.rules, weights_name)
     weight = topology.weight(weights) if topology is not None and weights is not None else None
     interval_s = max((plan.interval_s for plan in snapshot.plans), default=None)
-    decision = decide_now(topology, snapshot, shape)
+    decision = decide_now(topology, snapshot, zone_map)
     pairs = _pairs(
         decision,
         entries_of(weight, ZONE_LABEL),
         weights,
-        shape=shape,
+        zone_map=zone_map,
         round_s=interval_s or DEFAULT_INTERVAL_S,
         now_s=snapshot.now_s,
     )
-    pairs = tuple(_with_traffic(pair, snapshot, shape) for pair in pairs) if snapshot.readings.traffic else pairs
+    pairs = tuple(_with_traffic(pair, snapshot, zone_map) for pair in pairs) if snapshot.readings.traffic else pairs
     newest = [pair.measured_at for pair in pairs if pair.measured_at is not None]
     return NetworkView(
         topology=topology.metadata.key if topology is not None else None,
@@ -119,7 +119,7 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         weights_available=tuple(w.name for w in topology.spec.weights or ()) if topology is not None else (),
         unit_us=decision.policy.unit_us,
         percentile=decision.policy.percentile,
-        zones=_zones(snapshot, shape),
+        zones=_zones(snapshot, zone_map),
         pairs=pairs,
         interval_s=interval_s,
         planned=sum(probe.rank == 0 for plan in snapshot.plans for probe in plan.probes),
@@ -130,13 +130,13 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
     )
 
 
-def _with_traffic(pair: PairView, snapshot: ClusterSnapshot, shape: Map) -> PairView:
+def _with_traffic(pair: PairView, snapshot: ClusterSnapshot, zone_map: ZoneMap) -> PairView:
     """A pair that has no series, where others have, has no traffic."""
     # Three digits: what is told to every browser at each change should be more than noise.
     bps = float(f"{snapshot.readings.traffic.get((pair.origin, pair.destination), 0.0):.3g}")
     month = None
     if snapshot.prices is not None:
-        ends = [(shape.zones.get(zone, ""), zone) for zone in (pair.origin, pair.destination)]
+        ends = [(zone_map.zones.get(zone, ""), zone) for zone in (pair.origin, pair.destination)]
         month = per_month(bps / 8, snapshot.prices.per_gb(ends[0], ends[1]))
     return msgspec.structs.replace(pair, traffic_bps=bps, month=month)
 
@@ -151,15 +151,15 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def _zones(snapshot: ClusterSnapshot, shape: Map) -> tuple[ZoneView, ...]:
+def _zones(snapshot: ClusterSnapshot, zone_map: ZoneMap) -> tuple[ZoneView, ...]:
     agent_pods = agent_pods_by_node(snapshot.agent_pods)
     facts = [facts_of(node, agent_pods) for node in snapshot.nodes]
     nodes = Counter(f.zone for f in facts)
     ready = Counter(f.zone for f in facts if f.ready)
     agents = Counter(f.zone for f in facts if f.ready and f.agent_ready)
     return tuple(
-        ZoneView(name=zone, region=shape.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
-        for zone in in_order(shape.zones)
+        ZoneView(name=zone, region=zone_map.zones[zone], nodes=nodes[zone], ready=ready[zone], agents=agents[zone])
+        for zone in in_order(zone_map.zones)
     )
 
 
@@ -168,14 +168,14 @@ def _pairs(
     entries: Mapping[ZonePair, CostInfo],
     weights: str | None,
     *,
-    shape: Map,
+    zone_map: ZoneMap,
     round_s: float,
     now_s: float,
 ) -> tuple[PairView, ...]:
     """Every ordered pair of zones, in order; what its cost rests on is not written in the object but follows from samples."""
     old = set(tally(decision.table, decision.policy, round_s).stale)
     chosen = _representatives(decision.results.samples.values(), decision.state)
-    names = in_order(shape.zones)
+    names = in_order(zone_map.zones)
     pairs = []
     for pair in ((a, b) for a in names for b in names if a != b):
         entry = entries.get(pair)

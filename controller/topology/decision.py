@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology
-from controller.cluster.zones import Map
+from controller.cluster.zones import ZoneMap
 from controller.topology import bandwidth, status
 from controller.topology.weights import Bandwidths, written_capacities, written_costs
 from kubekit.errors import ConfigError
@@ -37,7 +37,7 @@ class TopologySnapshot(msgspec.Struct, frozen=True):
     """
 
     topology: NetworkTopology
-    map: Map
+    zone_map: ZoneMap
     data: Mapping[str, str]
     missing: tuple[str, ...]
     allocated: Mapping[ZonePair, int]
@@ -79,9 +79,9 @@ def decide(
         wall_s: wall clock, seconds since 1970.
         earlier: where ``state`` is None, what an earlier leadership of this process left, by the same clock.
     """
-    topology, zones = snapshot.topology, snapshot.map.zones
+    topology, zones = snapshot.topology, snapshot.zone_map.zones
     policy, policy_fault = policy_of(topology, defaults)
-    results = decode_results(snapshot.data, snapshot.map.places, snapshot.expected, now_s=wall_s)
+    results = decode_results(snapshot.data, snapshot.zone_map.places, snapshot.expected, now_s=wall_s)
     weight = topology.weight(NETPERF_COSTS)
     written = decode_latencies(topology.metadata.annotation(LATENCY_ANNOTATION))
     if state is None:
@@ -127,7 +127,7 @@ def decide(
             failing=_failing(results),
             netperf_failing={s.zones: s.run_failure or "" for s in results.samples.values() if s.runs_fail},
             disagreeing=tuple(sorted({s.zones for s in results.samples.values() if s.instruments_disagree})),
-            map=snapshot.map,
+            zone_map=snapshot.zone_map,
         ),
     )
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controller.cluster.zones import Map
+from controller.cluster.zones import ZoneMap
 from controller.topology.bandwidth import Quantity
 from controller.topology.status import PairTally, count_bases
 from controller.topology.weights import Bandwidths
@@ -33,7 +33,7 @@ class MetricsView(msgspec.Struct, frozen=True):
     counts: PairTally
     bandwidths: Bandwidths
     results: Results
-    map: Map
+    zone_map: ZoneMap
 
 
 class TopologyMetrics(Collector):
@@ -157,8 +157,8 @@ class TopologyMetrics(Collector):
     def _nodes(self) -> Metric:
         family = GaugeMetricFamily("netaware_topology_nodes", "Nodes of the cluster.", labels=["topology", "has_zone"])
         for key, view in self._shown():
-            unzoned = len(view.map.unzoned)
-            family.add_metric([key, "true"], len(view.map.places) - unzoned)
+            unzoned = len(view.zone_map.unzoned)
+            family.add_metric([key, "true"], len(view.zone_map.places) - unzoned)
             family.add_metric([key, "false"], unzoned)
         return family
 

@@ -14,7 +14,7 @@ from prometheus_client import Counter as CounterMetric
 from controller.cluster.caches import Caches, OwnWrites
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.resources import FIELD_MANAGER
-from controller.cluster.zones import agent_pods_by_node, draw_map, facts_of, same_facts
+from controller.cluster.zones import agent_pods_by_node, build_zone_map, facts_of, same_facts
 from controller.topology.config import TopologyConfig
 from controller.topology.quarantine import Liveness, update_liveness, without_suspects
 from controller.topology.results import ObjectName, ResultsMirror, results_of_agents
@@ -213,7 +213,7 @@ class ProbePlanner:
         """Find the nodes that nobody can measure, and plan without them. Reads nothing but its arguments and the configuration."""
         now_s, wall_s = clocks
         previous = _decode(objects)
-        places = draw_map(nodes).places
+        places = build_zone_map(nodes).places
         found = [decode_results(content, places, now_s=wall_s) for content in data.values()]
         liveness = update_liveness(
             self._liveness,

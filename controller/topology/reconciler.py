@@ -19,7 +19,7 @@ from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import FIELD_MANAGER, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from controller.cluster.status_writing import Capabilities, announce, write_status
-from controller.cluster.zones import Map, draw_map, same_place
+from controller.cluster.zones import ZoneMap, build_zone_map, same_place
 from controller.topology import bandwidth, status
 from controller.topology.config import TopologyConfig
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
@@ -91,7 +91,7 @@ class TopologyController:
         self._unwritten_change: set[str] = set()
         self._last_conditions: dict[str, list[Condition]] = {}
         self._status_at: dict[str, float] = {}
-        self._map: Map | None = None
+        self._map: ZoneMap | None = None
         self._moves = self._pod_moves = 0
         self._allocated: Mapping[ZonePair, int] | None = None
         self._membership = Membership(rules)
@@ -228,12 +228,12 @@ class TopologyController:
         """The results that a topology is priced from: what our agents write, then its own ConfigMap."""
         return list(dict.fromkeys([*self.planner.result_objects, *self._named_by(topology)]))
 
-    async def _shape(self) -> Map:
+    async def _shape(self) -> ZoneMap:
         """Zones and places; drawn anew, in a thread, when nodes came, went or changed places."""
         if self._map is not None:
             return self._map
         moves = self._moves
-        drawn = await asyncio.to_thread(draw_map, tuple(self._caches.nodes))
+        drawn = await asyncio.to_thread(build_zone_map, tuple(self._caches.nodes))
         if moves == self._moves:
             self._map = drawn
         return drawn
@@ -268,7 +268,7 @@ class TopologyController:
         own = ObjectName(topology.metadata.namespace, topology.spec.configmap_name)
         return TopologySnapshot(
             topology=topology,
-            map=shape,
+            zone_map=shape,
             data=merged,
             missing=() if sizes else (str(own),),
             allocated=allocated,
@@ -299,7 +299,7 @@ class TopologyController:
             log.info("costs written", topology=key, pairs=len(decision.table.zones), absent=len(decision.table.absent))
             topology = after
         self._metrics.show(
-            key, MetricsView(decision.table, counts, decision.bandwidths, decision.results, snapshot.map)
+            key, MetricsView(decision.table, counts, decision.bandwidths, decision.results, snapshot.zone_map)
         )
         fresh = status.conditions_of(counts, decision.table, decision.faults, topology.metadata.generation)
         await self._write_status(key, topology, fresh)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from controller.cluster.resources import NetworkTopologyStatus
-from controller.cluster.zones import SHOWN_NODES, Map
+from controller.cluster.zones import SHOWN_NODES, ZoneMap
 from kubekit.conditions import condition, merge, news
 from kubekit.wire import Condition, format_time
 from netperf.costs import MISSED_ROUNDS, ZoneCost, ZoneCosts
@@ -38,7 +38,7 @@ class InputFaults(msgspec.Struct, frozen=True):
         failing: how pairs failed that could not be measured last.
         netperf_failing: how netperf fails again and again on pairs where datagrams pass.
         disagreeing: pairs whose two instruments read different latencies of a path without loss.
-        map: the cluster's shape, with unlabelled nodes and torn zones.
+        zone_map: zones of the cluster, with unlabelled nodes and conflicting regions.
     """
 
     policy: str = ""
@@ -50,7 +50,7 @@ class InputFaults(msgspec.Struct, frozen=True):
     failing: Mapping[ZonePair, str] = {}
     netperf_failing: Mapping[ZonePair, str] = {}
     disagreeing: tuple[ZonePair, ...] = ()
-    map: Map = Map({}, {})
+    zone_map: ZoneMap = ZoneMap({}, {})
 
 
 class PairTally(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ def conditions_of(counts: PairTally, table: ZoneCosts, faults: InputFaults, gene
 
 
 def _measured(counts: PairTally, table: ZoneCosts, faults: InputFaults, generation: int) -> Condition:
-    zones = len(faults.map.zones)
+    zones = len(faults.zone_map.zones)
     if counts.total == 0:
         message = f"{zones} zones: there is no pair of zones to measure"
         return condition(MEASURED, holds=True, reason="NoPairs", message=message, generation=generation)
@@ -204,11 +204,16 @@ def _input_valid(faults: InputFaults, generation: int) -> Condition:
             for reason, count in sorted(faults.refused.items())
         )
         found.append(("ResultsMalformed", f"keys refused: {reasons}"))
-    if faults.map.unzoned:
-        count = len(faults.map.unzoned)
-        found.append(("NodesWithoutZone", f"{count} nodes without a zone label: {_some(faults.map.unzoned)}"))
-    if faults.map.torn:
-        found.append(("ZonesTorn", f"nodes disagree about the region of zone {_some(faults.map.torn)}"))
+    if faults.zone_map.unzoned:
+        count = len(faults.zone_map.unzoned)
+        found.append(("NodesWithoutZone", f"{count} nodes without a zone label: {_some(faults.zone_map.unzoned)}"))
+    if faults.zone_map.conflicting_regions:
+        found.append(
+            (
+                "ConflictingRegions",
+                f"nodes disagree about the region of zone {_some(faults.zone_map.conflicting_regions)}",
+            )
+        )
     if not found:
         message = "everything that was read made sense"
         return condition(INPUT_VALID, holds=True, reason="AllRead", message=message, generation=generation)

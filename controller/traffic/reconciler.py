@@ -19,7 +19,7 @@ from controller.cluster.caches import Caches
 from controller.cluster.config import NetworkOverheadArgs
 from controller.cluster.membership import Membership
 from controller.cluster.resources import APPGROUPS, AppGroup
-from controller.cluster.zones import draw_map
+from controller.cluster.zones import build_zone_map
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.config import TrafficConfig
 from controller.traffic.flows import Flow
@@ -161,7 +161,7 @@ class TrafficController:
         try:
             source, *others = await choose_among(prometheus, self._config.source)
             window_s = await known_window(prometheus, source, self._config.window_s)
-            places = draw_map(self._caches.nodes).locations
+            places = build_zone_map(self._caches.nodes).locations
             pods, services = list(self._caches.pods), list(self._caches.services)
             # In threads: at 10,000 workloads this is seconds of work, in which a leader must go on renewing its lease.
             workloads = await asyncio.to_thread(Workloads.mirrored, pods, places, services)

@@ -12,7 +12,7 @@ from controller.cluster.membership import Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup
 from controller.cluster.services import ServiceIndex
-from controller.cluster.zones import draw_map
+from controller.cluster.zones import build_zone_map
 from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair, choose_topology
@@ -35,7 +35,7 @@ def build_groups(snapshot: ClusterSnapshot, network: NetworkView, *, asked_for: 
         asked_for: judge every group by the weight that ``network`` shows, because a person asked for it; otherwise each group
             is judged by the costs that the scheduler uses for it.
     """
-    pairs, locations = by_pair(network.pairs), draw_map(snapshot.nodes).locations
+    pairs, locations = by_pair(network.pairs), build_zone_map(snapshot.nodes).locations
     membership = snapshot.membership
     members: dict[str, list[GroupPod]] = defaultdict(list)
     for pod in snapshot.pods:

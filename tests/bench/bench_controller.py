@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.cluster.resources import NetworkTopology, NetworkTopologySpec
-from controller.cluster.zones import Map, draw_map
+from controller.cluster.zones import ZoneMap, build_zone_map
 from controller.groups.order import ALGORITHMS, order
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide
 from controller.topology.weights import build_weight, patch_topology
@@ -52,10 +52,12 @@ def _figure(value: float, unit: str, budget: float | None, reference: str = "") 
 
 def _rules() -> Figures:
     """Pure parts, in this process: the median of several runs."""
-    shape = draw_map(_node(i) for i in range(10 * ZONES))
+    shape = build_zone_map(_node(i) for i in range(10 * ZONES))
     data = _results(shape)
     topology = NetworkTopology(metadata=ObjectMeta(name="nt", namespace="n"), spec=NetworkTopologySpec("c", []))
-    snapshot = TopologySnapshot(topology=topology, map=shape, data=data, missing=(), allocated={}, interval_s=234.0)
+    snapshot = TopologySnapshot(
+        topology=topology, zone_map=shape, data=data, missing=(), allocated={}, interval_s=234.0
+    )
     cold = _median(lambda: _decide(snapshot, None), 9)
     state = _decide(snapshot, None).state
     warm = _median(lambda: _decide(snapshot, state), 9)
@@ -94,11 +96,11 @@ def _median(run: Any, times: int) -> float:
     return statistics.median(spent)
 
 
-def _results(shape: Map) -> dict[str, str]:
+def _results(zone_map: ZoneMap) -> dict[str, str]:
     """One sample per unordered pair of zones, as agents write them."""
     rng = random.Random(1)
     first: dict[str, Place] = {}
-    for place in shape.places.values():
+    for place in zone_map.places.values():
         first.setdefault(place.zone, place)
     zones = sorted(first)
     samples = []

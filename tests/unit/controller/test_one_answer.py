@@ -29,7 +29,7 @@ from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.cluster.status_writing import Capabilities
 from controller.cluster.volumes import Volumes
-from controller.cluster.zones import draw_map
+from controller.cluster.zones import build_zone_map
 from controller.diagnosis.appgroups import find_groups
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.reading import read_facts
@@ -179,7 +179,7 @@ class World:
         return client.status
 
     def allocated_bps(self) -> dict[tuple[str, str], int]:
-        places = draw_map(self.of("Node", Node)).places
+        places = build_zone_map(self.of("Node", Node)).places
         return allocated_bps(self.account()._membership, placed_by_zone(self.of("Pod", GroupPod), places))
 
     def account(self) -> TopologyController:

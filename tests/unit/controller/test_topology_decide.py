@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.resources import NETPERF_COSTS, NetworkTopology, NetworkTopologyStatus
-from controller.cluster.zones import Map
+from controller.cluster.zones import ZoneMap
 from controller.topology import status
 from controller.topology.decision import TopologyDecision, TopologySnapshot, decide, policy_of
 from controller.topology.weights import build_weight, patch_topology, written_costs
@@ -24,7 +24,7 @@ from netperf.results import encode_failure, encode_samples
 from netperf.sample import Failure, Measurement, Place, Sample
 
 ZONES = {"z1": "west", "z2": "west", "z3": "east"}
-SHAPE = Map(ZONES, {f"n-{z}": Place(f"n-{z}", z, r) for z, r in ZONES.items()})
+SHAPE = ZoneMap(ZONES, {f"n-{z}": Place(f"n-{z}", z, r) for z, r in ZONES.items()})
 PAIRS = [("z1", "z2"), ("z1", "z3"), ("z2", "z3")]
 ALL = {("z1", "z2"): 4.5, ("z1", "z3"): 20.0, ("z2", "z3"): 22.0}
 POLICY = CostPolicy()
@@ -56,7 +56,7 @@ def topology(*weights: dict[str, Any], **spec: Any) -> NetworkTopology:
 
 
 def snapshot(found: NetworkTopology, data: Mapping[str, str], **more: Any) -> TopologySnapshot:
-    values: dict[str, Any] = {"map": SHAPE, "missing": (), "allocated": {}, "interval_s": 60.0, **more}
+    values: dict[str, Any] = {"zone_map": SHAPE, "missing": (), "allocated": {}, "interval_s": 60.0, **more}
     return TopologySnapshot(topology=found, data=data, **values)
 
 
@@ -364,8 +364,8 @@ def test_a_number_of_nodes_alone_waits_where_the_definition_drops_conditions_too
 
 
 def test_one_zone_has_no_pairs_and_that_is_fine() -> None:
-    lonely = Map({"z1": "west"}, {"n-z1": Place("n-z1", "z1", "west")})
-    decision = decide(snapshot(topology(), {}, map=lonely), None, POLICY, now_s=1.0, wall_s=1.0)
+    lonely = ZoneMap({"z1": "west"}, {"n-z1": Place("n-z1", "z1", "west")})
+    decision = decide(snapshot(topology(), {}, zone_map=lonely), None, POLICY, now_s=1.0, wall_s=1.0)
     held = status.conditions_of(status.tally(decision.table, POLICY, 60), decision.table, decision.faults, 1)
     assert (held[0].status, held[0].reason) == ("True", "NoPairs")
     assert [status.is_bad(c) for c in held] == [False] * 6

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controller.cluster.caches import LONGEST_LAG_S, OwnWrites
-from controller.cluster.zones import AgentPods, agent_pods_by_node, draw_map, facts_of, same_facts, same_place
+from controller.cluster.zones import AgentPods, agent_pods_by_node, build_zone_map, facts_of, same_facts, same_place
 from controller.topology.planner import plan_changes
 from kubekit.addresses import read_address
 from kubekit.client import Client
@@ -50,18 +50,18 @@ def node(
 
 
 def test_zones_get_the_region_of_most_of_their_nodes_and_disagreement_is_told() -> None:
-    found = draw_map(
+    found = build_zone_map(
         [node("a", "z1", "r1"), node("b", "z1", "r2"), node("c", "z1", "r2"), node("d", "z2", ""), node("e", "")]
     )
     assert found.zones == {"z1": "r2", "z2": ""}
-    assert found.torn == ("z1",)
+    assert found.conflicting_regions == ("z1",)
     assert found.unzoned == ("e",)
     assert found.places["b"] == Place("b", "z1", "r2")
 
 
 def test_of_equally_many_regions_the_choice_does_not_depend_on_the_order_of_nodes() -> None:
     nodes = [node("a", "z", "r2"), node("b", "z", "r1"), node("c", "z", "")]
-    assert draw_map(nodes).zones == draw_map(nodes[::-1]).zones == {"z": "r1"}
+    assert build_zone_map(nodes).zones == build_zone_map(nodes[::-1]).zones == {"z": "r1"}
 
 
 @pytest.mark.parametrize(
