@@ -195,7 +195,7 @@ def _update_stream(
     sample: Sample, before: Stream | None, policy: CostPolicy, expected_us: float | None, clocks: _Clocks
 ) -> Stream | None:
     value_us = sample.percentile_us(policy.percentile)
-    if value_us is None or not set(sample.doubts) <= set(policy.accept_doubts):
+    if value_us is None or not set(sample.quality_flags) <= set(policy.accept_quality_flags):
         return before
     sighting = sight(before.sighting if before else None, sample, clocks.now_s, clocks.wall_s)
     counted_s = clocks.now_s

@@ -9,7 +9,7 @@ import msgspec
 
 from kubekit.errors import ConfigError
 from kubekit.settings import YEAR_S, Range, Section, Share, join, read
-from netperf.sample import Doubt, Percentile
+from netperf.sample import Percentile, QualityFlag
 
 SAME_HOST_COST = 0
 SAME_ZONE_COST = 1
@@ -31,7 +31,7 @@ class CostPolicy(Section, frozen=True):
         external_stale_after_s: the same as stale_after_s for numbers of other components, which carry no time and do
             not change when written again; None never ages them.
         unreachable_cost: cost of a pair whose path is known to be dead; the default is beyond every maxNetworkCost.
-        accept_doubts: doubtful runs that count all the same. Loss is a property of the path, not of the measurement.
+        accept_quality_flags: flags with which a run counts all the same. Loss is a property of the path, not of the measurement.
     """
 
     percentile: Percentile = "p90"
@@ -41,7 +41,7 @@ class CostPolicy(Section, frozen=True):
     expire_after_s: Annotated[float, Range(1, YEAR_S)] = 3600.0
     external_stale_after_s: Annotated[float, Range(1, YEAR_S)] | None = None
     unreachable_cost: Annotated[int, Range(LEAST_ZONE_COST, 1_000_000)] = 10_001
-    accept_doubts: tuple[Doubt, ...] = ("loss",)
+    accept_quality_flags: tuple[QualityFlag, ...] = ("loss",)
 
     def check(self, field: str) -> None:
         """Raise ConfigError when a measurement would be gone before it is stale."""

@@ -160,7 +160,7 @@ def encode_samples(samples: Iterable[Sample], upstream: Collection[Percentile] =
         measurement = sample.measurement
         key = sample_key(sample.origin, sample.destination, measurement.test)
         data[key] = msgspec.json.encode(_rounded(sample)).decode()
-        if measurement.test == "TCP_STREAM" or not set(sample.doubts) <= {"loss"}:
+        if measurement.test == "TCP_STREAM" or not set(sample.quality_flags) <= {"loss"}:
             continue
         for percentile in upstream:
             name = upstream_key(sample.origin.node, sample.destination.node, percentile)

@@ -16,7 +16,7 @@ import msgspec
 ProberName = Literal["netperf", "external", "datagrams"]
 Test = Literal["TCP_RR", "UDP_RR", "TCP_STREAM"]
 Percentile = Literal["p50", "p90", "p99"]
-Doubt = Literal["throttled", "too-few-samples", "run-queue", "loss", "outlier", "stalled", "starved-peer"]
+QualityFlag = Literal["throttled", "too-few-samples", "run-queue", "loss", "outlier", "stalled", "starved-peer"]
 
 Instrument = Literal["measurement", "datagrams"]
 
@@ -91,7 +91,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     run_queue_us: Amount | None = None
     cpu_us: Amount | None = None
     local_cpu_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    held_us: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_US)] | None = None
+    responder_delay_us: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_US)] | None = None
     held_ratio: Ratio | None = None
 
     def percentile_us(self, percentile: Percentile) -> float | None:
@@ -116,7 +116,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         sequence: counts the runs of this writer; with ``taken_at`` it tells a new sample from one seen before, so that
             a reader can age samples by its own clock (`Sighting`).
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
-        doubts: why not to trust what prices; empty when there is no reason to doubt.
+        quality_flags: why not to trust what prices; empty when there is no reason.
         datagrams: what paced datagrams read between this run and the one before, where there were any beside a run.
         prices: which of the two the pair is to be priced by, see `choose_instrument`.
         run_failure: name of netperf's failure, where datagrams stand in for its run.
@@ -128,7 +128,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     measurement: Measurement
     sequence: Count = 0
     taken_at: Amount = 0.0
-    doubts: tuple[Doubt, ...] = ()
+    quality_flags: tuple[QualityFlag, ...] = ()
     datagrams: Measurement | None = None
     prices: Instrument = "measurement"
     run_failure: FailureText | None = None
@@ -154,16 +154,16 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     @property
     def instruments_disagree(self) -> bool:
         """Whether netperf and datagrams, neither in doubt, read different latencies of a path without loss."""
-        doubts = judge(self.measurement, self.datagrams)
-        if self.datagrams is None or doubts or judge(self.datagrams):
+        quality_flags = judge(self.measurement, self.datagrams)
+        if self.datagrams is None or quality_flags or judge(self.datagrams):
             return False
         enough = (self.datagrams.transactions or 0) >= FEWEST_DATAGRAMS and self.datagrams.p50_us is not None
-        return enough and choose_instrument(self.measurement, self.datagrams, doubts) == "measurement"
+        return enough and choose_instrument(self.measurement, self.datagrams, quality_flags) == "measurement"
 
     @property
     def trusted(self) -> bool:
-        """No doubts at all."""
-        return not self.doubts
+        """Without any quality flag."""
+        return not self.quality_flags
 
     @property
     def zones(self) -> tuple[str, str]:
@@ -213,7 +213,9 @@ FEWEST_DATAGRAMS = 20
 AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
 
 
-def choose_instrument(measurement: Measurement, datagrams: Measurement | None, doubts: Sequence[Doubt]) -> Instrument:
+def choose_instrument(
+    measurement: Measurement, datagrams: Measurement | None, quality_flags: Sequence[QualityFlag]
+) -> Instrument:
     """Which of two readings of the same path prices it.
 
     netperf is the instrument of record; but its histogram has steps of up to a tenth of the value, so the datagrams price where
@@ -222,9 +224,9 @@ def choose_instrument(measurement: Measurement, datagrams: Measurement | None, d
     """
     if datagrams is None or (datagrams.transactions or 0) < FEWEST_DATAGRAMS or datagrams.p50_us is None:
         return "measurement"
-    if measurement.prober != "netperf" or measurement.p50_us is None or set(doubts) - {"loss"}:
+    if measurement.prober != "netperf" or measurement.p50_us is None or set(quality_flags) - {"loss"}:
         return "datagrams"
-    if "loss" in doubts or (datagrams.loss_ratio or 0.0) > MOST_LOSS_RATIO:
+    if "loss" in quality_flags or (datagrams.loss_ratio or 0.0) > MOST_LOSS_RATIO:
         return "measurement"
     slack_us = histogram_step_us(measurement.p50_us) + max(AGREEMENT_RATIO * measurement.p50_us, AGREEMENT_US)
     return "datagrams" if abs(datagrams.p50_us - measurement.p50_us) <= slack_us else "measurement"
@@ -280,29 +282,29 @@ def sight(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float
     return Sighting(sample.sequence, sample.taken_at, now_s)
 
 
-def judge(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[Doubt, ...]:
+def judge(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[QualityFlag, ...]:
     """Reasons to doubt a run by itself, in a fixed order; whether it fits the pair's other runs is judged by `netperf.levels`.
 
     Args:
         measurement: the run.
         datagrams: of the same time; they tell what the run cannot, how long the peer held requests.
     """
-    doubts: list[Doubt] = []
+    quality_flags: list[QualityFlag] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
     if measurement.throttled_us and measurement.throttled_us > MOST_THROTTLED_RATIO * duration_us:
-        doubts.append("throttled")
+        quality_flags.append("throttled")
     if measurement.test != "TCP_STREAM":
         if measurement.transactions is not None and measurement.transactions < FEWEST_TRANSACTIONS:
-            doubts.append("too-few-samples")
+            quality_flags.append("too-few-samples")
         if _waited_for_cpu(measurement):
-            doubts.append("run-queue")
+            quality_flags.append("run-queue")
         if measurement.loss_ratio is not None and measurement.loss_ratio > MOST_LOSS_RATIO:
-            doubts.append("loss")
+            quality_flags.append("loss")
         if _stood_still(measurement):
-            doubts.append("stalled")
+            quality_flags.append("stalled")
         if _starved_peer(measurement, datagrams):
-            doubts.append("starved-peer")
-    return tuple(doubts)
+            quality_flags.append("starved-peer")
+    return tuple(quality_flags)
 
 
 def _stood_still(measurement: Measurement) -> bool:
@@ -323,10 +325,10 @@ def _stood_still(measurement: Measurement) -> bool:
 
 
 def _starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bool:
-    if datagrams is None or datagrams.held_us is None or measurement.p50_us is None:
+    if datagrams is None or datagrams.responder_delay_us is None or measurement.p50_us is None:
         return False
     most_us = max(MOST_HELD_US, MOST_HELD_SHARE * measurement.p50_us)
-    return (datagrams.held_ratio or 0.0) > MOST_HELD_RATIO or datagrams.held_us > most_us
+    return (datagrams.held_ratio or 0.0) > MOST_HELD_RATIO or datagrams.responder_delay_us > most_us
 
 
 def _waited_for_cpu(measurement: Measurement) -> bool:

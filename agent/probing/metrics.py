@@ -4,7 +4,7 @@ netperf reports percentiles, not single round trips, so the histogram counts the
 typical latency spreads over time, and must not be read as the distribution of packets.
 
 What is shown of a pair is the newest run of the plan's usual test. Of the extra tests, only what the usual one cannot tell is
-shown: throughput. Runs and doubts are counted by test.
+shown: throughput. Runs and quality flags are counted by test.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _PairState:
     def __init__(self) -> None:
         self.samples: dict[Test, Sample] = {}
         self.outcomes: dict[tuple[Test, str], int] = {}
-        self.doubts: dict[tuple[Test, str], int] = {}
+        self.quality_flags: dict[tuple[Test, str], int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
         self.sum_s = 0.0
 
@@ -84,8 +84,8 @@ class ProbeMetrics:
         if sample is None:
             return
         state.samples[outcome.test] = sample
-        for doubt in outcome.run_doubts or sample.doubts:
-            state.doubts[outcome.test, doubt] = state.doubts.get((outcome.test, doubt), 0) + 1
+        for doubt in outcome.run_quality_flags or sample.quality_flags:
+            state.quality_flags[outcome.test, doubt] = state.quality_flags.get((outcome.test, doubt), 0) + 1
         if sample.priced.p50_us is not None and outcome.test == self._usual_test:
             value_s = sample.priced.p50_us / 1e6
             state.buckets[next((i for i, edge in enumerate(BUCKETS_S) if value_s <= edge), len(BUCKETS_S))] += 1
@@ -158,14 +158,14 @@ class ProbeMetrics:
             "Turns of probes, by outcome: ok, or the name of the failure.",
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
-        doubts = CounterMetricFamily(
-            "netaware_probe_doubts", "Runs that were doubted, by reason.", labels=(*PAIR_LABELS, "test", "doubt")
+        quality_flags = CounterMetricFamily(
+            "netaware_probe_quality_flags", "Runs that were doubted, by reason.", labels=(*PAIR_LABELS, "test", "flag")
         )
         for pair, state in self._pairs.items():
             for key, count in state.outcomes.copy().items():
                 runs.add_metric((*pair, *key), count)
-            for key, count in state.doubts.copy().items():
-                doubts.add_metric((*pair, *key), count)
+            for key, count in state.quality_flags.copy().items():
+                quality_flags.add_metric((*pair, *key), count)
         others = CounterMetricFamily(
             "netaware_probe_other_node_pairs",
             "Looks at pairs of nodes that only datagrams measure, by outcome.",
@@ -173,7 +173,7 @@ class ProbeMetrics:
         )
         for result, count in self._others.copy().items():
             others.add_metric((result,), count)
-        yield from (runs, doubts, others)
+        yield from (runs, quality_flags, others)
 
     def _about_plan(self) -> Iterator[Metric]:
         plan = self._plans.plan

@@ -24,11 +24,13 @@ LOSS_FLOOR = 0.005
 
 
 def says_the_same(new: Sample, old: Sample) -> bool:
-    """Whether a reader would draw the same conclusions: same doubts and instrument, and nothing that prices moved by more than
+    """Whether a reader would draw the same conclusions: same quality flags and instrument, and nothing that prices moved by more than
     3 % or 30 us; the tail, which moves with every run, by no more than a quarter.
     """
     if (
-        any(getattr(new, name) != getattr(old, name) for name in ("doubts", "prices", "run_failure", "runs_fail"))
+        any(
+            getattr(new, name) != getattr(old, name) for name in ("quality_flags", "prices", "run_failure", "runs_fail")
+        )
         or new.priced.prober != old.priced.prober
     ):
         return False

@@ -34,10 +34,10 @@ from netperf.plans import Probe, ZonePlan
 from netperf.probers.prober import ProbeFailedError, Prober
 from netperf.sample import (
     FEWEST_DATAGRAMS,
-    Doubt,
     Failure,
     Measurement,
     Place,
+    QualityFlag,
     Sample,
     Test,
     choose_instrument,
@@ -76,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         sample: with ``ok``; also after a run that failed while datagrams came back.
         failure: when neither the run nor datagrams came back.
         detail: what failed, for the log.
-        run_doubts: why the run is doubted; the sample's own doubts are about what prices.
+        run_quality_flags: why the run is doubted; the sample's own flags are about what prices.
         rank: of the probe.
         heard: the peer answered in some way, so that a failure told earlier is over.
     """
@@ -88,7 +88,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample | None = None
     failure: Failure | None = None
     detail: str = ""
-    run_doubts: tuple[Doubt, ...] = ()
+    run_quality_flags: tuple[QualityFlag, ...] = ()
     rank: int = 0
     heard: bool = False
 
@@ -250,12 +250,12 @@ class ProbeScheduler:
             self._failed_runs.pop(probe.nodes, None)
             if test == "TCP_STREAM":
                 datagrams = None
-            doubts = judge(run, datagrams)
-            prices = choose_instrument(run, datagrams, doubts)
-            own = doubts if prices == "measurement" or datagrams is None else judge(datagrams)
+            quality_flags = judge(run, datagrams)
+            prices = choose_instrument(run, datagrams, quality_flags)
+            own = quality_flags if prices == "measurement" or datagrams is None else judge(datagrams)
             sample = self._sample(probe, run, own, datagrams)
             sample = msgspec.structs.replace(sample, prices=prices)
-            return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_doubts=doubts))
+            return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_quality_flags=quality_flags))
         if run is not None and probe.rank == 0 and self._prober is not None:
             self._failed_runs[probe.nodes] = self._failed_runs.get(probe.nodes, 0) + 1
         result = "ok" if run is None else run.name
@@ -301,7 +301,11 @@ class ProbeScheduler:
         self._spent = (*self._spent, cost)
 
     def _sample(
-        self, probe: Probe, measurement: Measurement, doubts: tuple[Doubt, ...], datagrams: Measurement | None
+        self,
+        probe: Probe,
+        measurement: Measurement,
+        quality_flags: tuple[QualityFlag, ...],
+        datagrams: Measurement | None,
     ) -> Sample:
         self._sequence += 1
         return Sample(
@@ -310,7 +314,7 @@ class ProbeScheduler:
             measurement=measurement,
             sequence=self._sequence,
             taken_at=self._wall_clock(),
-            doubts=doubts,
+            quality_flags=quality_flags,
             datagrams=datagrams,
         )
 
@@ -323,7 +327,7 @@ def _outcome(
     sample: Sample | None = None,
     failure: Failure | None = None,
     detail: str = "",
-    run_doubts: tuple[Doubt, ...] = (),
+    run_quality_flags: tuple[QualityFlag, ...] = (),
 ) -> Outcome:
     origin, destination = probe.origin.place, probe.destination.place
     topic = f"{destination.node}/{test}"
@@ -339,6 +343,6 @@ def _outcome(
         sample=sample,
         failure=failure,
         detail=detail,
-        run_doubts=run_doubts,
+        run_quality_flags=run_quality_flags,
         rank=probe.rank,
     )

@@ -92,7 +92,7 @@ def _value(pair: PairView, percentile: str | None) -> float | None:
 
 
 def _sign(pair: PairView, *, latency: bool) -> str:
-    if pair.doubts:
+    if pair.quality_flags:
         return "!"
     return _SIGNS.get(pair.basis, "") if not latency or pair.basis == "stale" else ""
 

@@ -63,7 +63,7 @@ class Latency(Command):
 
     def is_bad(self, answer: LatencyView) -> bool:
         """There is no measurement, an old one, or one that is not trusted."""
-        return answer.there.basis in UNMEASURED or bool(answer.there.doubts)
+        return answer.there.basis in UNMEASURED or bool(answer.there.quality_flags)
 
 
 def _headline(answer: LatencyView) -> Text:
@@ -73,8 +73,8 @@ def _headline(answer: LatencyView) -> Text:
     if answer.back.cost != there.cost:
         text.append(f", {answer.back.cost if answer.back.cost is not None else 'unknown'} back")
     text.append(f"  {there.basis}", style=BAD if there.basis in UNMEASURED else FAINT)
-    if there.doubts:
-        text.append(f"  newest sample not trusted: {', '.join(there.doubts)}", style=BAD)
+    if there.quality_flags:
+        text.append(f"  newest sample not trusted: {', '.join(there.quality_flags)}", style=BAD)
     return text
 
 

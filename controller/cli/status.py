@@ -109,7 +109,7 @@ def _samples(network: NetworkView, at: float) -> Text:
         text.append(f"  a round every {age(network.interval_s)}", style=FAINT)
     if ages:
         text.append(f"  newest {age(ages[0])}, oldest {age(ages[-1])} ago", style=FAINT)
-    doubtful = sum(bool(p.doubts) for p in links.values())
+    doubtful = sum(bool(p.quality_flags) for p in links.values())
     if doubtful:
         text.append(f"  {doubtful} not trusted", style=BAD)
     if network.refused_keys:

@@ -54,7 +54,7 @@ def count_by_location(nodes: Mapping[str, int], locations: Mapping[str, Location
     return found
 
 
-class Way(NamedTuple):
+class PathCost(NamedTuple):
     """What the NetworkTopology says about one directed pair of zones or regions.
 
     Attributes:
@@ -93,7 +93,7 @@ class CostTable:
         self._zones, self._regions = _Ways(entries_of(weight, ZONE_LABEL)), _Ways(entries_of(weight, REGION_LABEL))
         self._latencies = latencies
 
-    def way(self, origin: Location, destination: Location) -> Way | None:
+    def way(self, origin: Location, destination: Location) -> PathCost | None:
         """Look up a pair of different places: by zones inside a region, by regions otherwise. None when unknown."""
         if origin.region == destination.region:
             return self._zones.way((origin.zone, destination.zone))
@@ -156,17 +156,17 @@ class _Ways:
 
     def __init__(self, entries: Mapping[ZonePair, CostInfo]) -> None:
         self._entries = entries
-        self._read: dict[ZonePair, Way] = {}
+        self._read: dict[ZonePair, PathCost] = {}
 
     def __reduce__(self) -> tuple[type[_Ways], tuple[Mapping[ZonePair, CostInfo]]]:
         """Without what was read: a thread may be reading on while this goes to the planner's process."""
         return _Ways, (self._entries,)
 
-    def way(self, pair: ZonePair) -> Way | None:
+    def way(self, pair: ZonePair) -> PathCost | None:
         found = self._read.get(pair)
         if found is None and (entry := self._entries.get(pair)) is not None:
             free_bps = _free_bps(entry.bandwidth_capacity, entry.bandwidth_allocated)
-            found = self._read[pair] = Way(entry.network_cost, free_bps)
+            found = self._read[pair] = PathCost(entry.network_cost, free_bps)
         return found
 
 

@@ -38,7 +38,7 @@ def is_closing(node: Node) -> bool:
     return any(taint.key in CLOSING_TAINTS for taint in node.spec.taints or ())
 
 
-def first_unborne(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> Taint | None:
+def first_untolerated_taint(taints: Iterable[Taint], tolerations: Sequence[Toleration] | None) -> Taint | None:
     """The first taint that keeps a pod with these tolerations away."""
     return next((taint for taint in taints if not any(t.tolerates(taint) for t in tolerations or ())), None)
 
@@ -176,7 +176,7 @@ class Constraints:
                 return f"nodeSelector {key}={value}"
         if self._any_of is not None and not _any_matches(self._any_of, name, labels):
             return "node affinity"
-        taint = first_unborne(taints, self._tolerations)
+        taint = first_untolerated_taint(taints, self._tolerations)
         if taint is not None:
             return f"taint {taint.key}"
         if closing:

@@ -300,7 +300,7 @@ class AskedPodSpec(Wire, frozen=True):
     node_name: str = ""
 
 
-class AskedPod(Wire, frozen=True):
+class ExtenderPod(Wire, frozen=True):
     """The pod in a scheduler's request."""
 
     metadata: ObjectMeta = ObjectMeta()
@@ -357,7 +357,7 @@ class Target(Wire, frozen=True):
 _decode_target = msgspec.json.Decoder(Target).decode
 
 
-def target_of(pod: GroupPod | AskedPod) -> Target | None:
+def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
     """Where the plan wants a pod, if it says so and can be read."""
     text = pod.metadata.annotation(TARGET_ANNOTATION)
     try:

@@ -20,7 +20,7 @@ from controller.cluster.pods import target_of
 from controller.descheduler.fit import Fit
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.scheduler.plan.problem import Bools, Ints
-from controller.scheduler.stock import NAMES, Stock, landing
+from controller.scheduler.stock import NAMES, DefaultSchedulerModel, placement_probabilities
 from kubekit.wire import Taint
 from netperf.contract import HOT_TAINT
 
@@ -82,7 +82,7 @@ class Foresight:
     def __init__(self, snapshot: LoadSnapshot, fit: Fit) -> None:
         self._snapshot, self._fit = snapshot, fit
         self._hosts = [snapshot.nodes[name] for name in sorted(snapshot.nodes)]
-        self._made: tuple[Stock, Stock] | None = None
+        self._made: tuple[DefaultSchedulerModel, DefaultSchedulerModel] | None = None
         self._left: set[str] = set()
         self._may: dict[Constraints, Bools] = {}
 
@@ -135,7 +135,7 @@ class Foresight:
 
         # Whatever may score as much as the best of those that surely do.
         doubt = max(_best(self._hosts, most, perhaps) - _best(self._hosts, least, surely), 0) if self._left else 0
-        chances = landing(self._hosts, most, perhaps, near=NEAR + doubt)
+        chances = placement_probabilities(self._hosts, most, perhaps, near=NEAR + doubt)
         whys = {name: why for name in chances if (why := loss(self._snapshot.nodes[name]))}
         return Landing(chances, whys)
 
@@ -158,11 +158,14 @@ class Foresight:
             full.take(pod, host)
 
     @property
-    def _stocks(self) -> tuple[Stock, Stock]:
+    def _stocks(self) -> tuple[DefaultSchedulerModel, DefaultSchedulerModel]:
         """With everything there and arrived, and with all gone that may be."""
         if self._made is None:
             bound = [pod for pod in self._snapshot.pods.by_key.values() if pod.node and not pod.finished]
-            self._made = Stock(self._hosts, bound), Stock(self._hosts, (pod for pod in bound if not pod.going))
+            self._made = (
+                DefaultSchedulerModel(self._hosts, bound),
+                DefaultSchedulerModel(self._hosts, (pod for pod in bound if not pod.going)),
+            )
             self._left = {pod.node for pod in bound if pod.going}
         return self._made
 

@@ -37,7 +37,7 @@ class PairView(View, frozen=True):
         p50_us: round trip, from the sample that stands for the pair, as are the next fields.
         transactions: round trips of that sample.
         measured_at: unix seconds, by our clock.
-        doubts: why the newest sample is not trusted; empty when it is.
+        quality_flags: why the newest sample is not trusted; empty when it is.
         prober: ``netperf``, ``datagrams`` or ``external``.
         traffic_bps: of calls from origin to destination, answers included; null where nobody measures traffic.
         month: what that costs a month; null without prices.
@@ -54,7 +54,7 @@ class PairView(View, frozen=True):
     loss_ratio: float | None = None
     transactions: int | None = None
     measured_at: float | None = None
-    doubts: tuple[str, ...] = ()
+    quality_flags: tuple[str, ...] = ()
     prober: str | None = None
     origin_node: str | None = None
     destination_node: str | None = None

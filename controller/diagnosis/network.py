@@ -189,7 +189,7 @@ def find_network(facts: Facts, blind: Collection[str]) -> Iterator[Finding]:
     # Costs between other zones are inferred over these paths, so they are old with them.
     if not blind and not dead:
         yield from _old(facts, pairs)
-    doubted = {(min(_zones(p)), max(_zones(p))): ", ".join(p.doubts) for p in pairs if p.doubts}
+    doubted = {(min(_zones(p)), max(_zones(p))): ", ".join(p.quality_flags) for p in pairs if p.quality_flags}
     if doubted:
         summary = f"the newest sample of {counted(len(doubted), 'pair')} of zones is not trusted"
         fix = ("kubectl netaware costs", "look for load or a full uplink on their nodes")

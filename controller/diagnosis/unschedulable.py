@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from controller.cluster.eligibility import UNSCHEDULABLE, Constraints, first_unborne
+from controller.cluster.eligibility import UNSCHEDULABLE, Constraints, first_untolerated_taint
 from controller.cluster.pods import GroupPodSpec
 from controller.diagnosis.facts import NodeFact, PodFact
 from kubekit.text import command
@@ -188,7 +188,9 @@ class NodeSurveys:
     def _survey(self, spec: GroupPodSpec) -> NodeSurvey:
         constraints = Constraints(spec)
         fits = {name: node for name, node in self._nodes.items() if not constraints.refusal(name, node.labels)}
-        closed = {name: t for name, node in fits.items() if (t := first_unborne(node.taints, spec.tolerations))}
+        closed = {
+            name: t for name, node in fits.items() if (t := first_untolerated_taint(node.taints, spec.tolerations))
+        }
         kinds = Counter(taint for taint in closed.values() if taint.key != UNSCHEDULABLE.key)
         return NodeSurvey(
             tuple(node.zone for node in fits.values()),

@@ -235,7 +235,7 @@ def _pair(pair: ZonePair, entry: CostInfo | None, basis: PairBasis, sample: Samp
         loss_ratio=measurement.loss_ratio,
         transactions=measurement.transactions,
         measured_at=min(sample.taken_at, now_s) if sample.taken_at else None,
-        doubts=sample.doubts,
+        quality_flags=sample.quality_flags,
         prober=measurement.prober,
         origin_node=sample.origin.node,
         destination_node=sample.destination.node,

@@ -33,7 +33,7 @@ COLUMNS: Mapping[str, Callable[[PairView], object]] = {
     "p90": lambda p: _whole(p.p90_us),
     "p99": lambda p: _whole(p.p99_us),
     "at": lambda p: None if p.measured_at is None else round(p.measured_at, 1),
-    "doubts": lambda p: " ".join(p.doubts),
+    "doubts": lambda p: " ".join(p.quality_flags),
     "prober": lambda p: p.prober,
     "jitter": lambda p: _whole(p.jitter_us),
     "loss": lambda p: p.loss_ratio,

@@ -122,7 +122,7 @@ def as_it_stands(state: State, key: str) -> GroupAsItStands:
     )
 
 
-class Fare(NamedTuple):
+class RoutingEstimate(NamedTuple):
     """How calls to one Service fare.
 
     Attributes:
@@ -180,7 +180,7 @@ class _Standing:
         zoned = self.problem.zoned[self.problem.zone_of[list(self.hosts_of[callee])]]
         return not keeps_zones(Routing.ZONE, zoned)
 
-    def fare(self, edges: Sequence[CallEdge], routing: Routing) -> Fare:
+    def fare(self, edges: Sequence[CallEdge], routing: Routing) -> RoutingEstimate:
         """As if the Service behind these dependencies had that routing."""
         weight = sum(edge.weight for edge in edges)
         latency = hottest = crossing = 0.0
@@ -190,7 +190,7 @@ class _Standing:
             latency += edge.weight * found.latency
             hottest += edge.weight * found.hottest
             crossing += (self._bytes[edge.caller, edge.callee] or 0.0) * (1.0 - found.in_zone)
-        return Fare(latency / weight, hottest / weight, crossing if self.is_measured(edges) else None)
+        return RoutingEstimate(latency / weight, hottest / weight, crossing if self.is_measured(edges) else None)
 
     def is_measured(self, edges: Iterable[CallEdge]) -> bool:
         """Whether traffic of any of these dependencies is."""
@@ -235,7 +235,7 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
     name, workload, routing = service.metadata.key, standing.stands.graph.selectors[callee], service.routing
     now = standing.fare(edges, routing)
 
-    def make(reason: Reason, advised: Routing, then: Fare, text: str, zones: tuple[str, ...] = ()) -> Advice:
+    def make(reason: Reason, advised: Routing, then: RoutingEstimate, text: str, zones: tuple[str, ...] = ()) -> Advice:
         spared = None if now.crossing is None or then.crossing is None else now.crossing - then.crossing
         more = f", and {_rate(spared)} less would cross zones" if spared and spared > 0 else ""
         return Advice(
@@ -279,7 +279,9 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
         yield make("HotReplica", advised, then, text)
     zones, spared_us, crossing = standing.missing(edges)
     if zones and _is_gain(spared_us, now):
-        then = Fare(now.latency_us - spared_us, now.hottest, None if now.crossing is None else now.crossing - crossing)
+        then = RoutingEstimate(
+            now.latency_us - spared_us, now.hottest, None if now.crossing is None else now.crossing - crossing
+        )
         text = (
             f"has no replica in {', '.join(zones[:SHOWN])}, where callers are: with one there a call would take {_us(then)} "
             f"instead of {_us(now)}"
@@ -287,9 +289,11 @@ def _advise(standing: _Standing, callee: int) -> Iterator[Advice]:
         yield make("NoReplicaInZone", routing, then, text, zones)
 
 
-def _nearer(standing: _Standing, edges: Sequence[CallEdge], now: Fare) -> tuple[Routing, Fare] | None:
+def _nearer(
+    standing: _Standing, edges: Sequence[CallEdge], now: RoutingEstimate
+) -> tuple[Routing, RoutingEstimate] | None:
     """By zone, or by node where that is worth as much again; neither where a replica would be hot for it."""
-    best: tuple[Routing, Fare] | None = None
+    best: tuple[Routing, RoutingEstimate] | None = None
     for routing in (Routing.ZONE, Routing.NODE):
         then = standing.fare(edges, routing)
         from_us = now if best is None else best[1]
@@ -298,11 +302,11 @@ def _nearer(standing: _Standing, edges: Sequence[CallEdge], now: Fare) -> tuple[
     return best
 
 
-def _is_gain(gain_us: float, now: Fare) -> bool:
+def _is_gain(gain_us: float, now: RoutingEstimate) -> bool:
     return gain_us >= max(LEAST_GAIN_US, LEAST_SHARE * now.latency_us)
 
 
-def _us(fare: Fare) -> str:
+def _us(fare: RoutingEstimate) -> str:
     """To two digits: a condition is not written anew for every breath of the network."""
     return f"{float(f'{fare.latency_us:.2g}'):.0f} µs"
 

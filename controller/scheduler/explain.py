@@ -13,7 +13,7 @@ import msgspec
 
 from controller.cluster.costs import SAME_HOST_COST, CostTable, Verdict
 from controller.cluster.pods import GroupPod, Target, target_of
-from controller.scheduler.rules import Bond, Tally, Weighing, normalise, weigh
+from controller.scheduler.rules import PeerWorkload, Tally, Weighing, normalise, weigh
 from controller.scheduler.state import State
 from kubekit.wire import DECODE_ERRORS, format_time
 
@@ -135,7 +135,7 @@ def explain(state: State, pod: GroupPod) -> Explanation:
     key = state.group_of(metadata.namespace, pod.group) if pod.group else ""
     weighing = state.weigh(metadata.namespace, pod.group, pod.workload)
     costs = state.costs(state.groups[key].metadata.namespace) if key else None
-    bonds: list[tuple[Bond, bool]] = []
+    bonds: list[tuple[PeerWorkload, bool]] = []
     if key:
         dependencies, dependants = state.bonds(key, pod.workload, state.members(key))
         bonds = [(bond, True) for bond in dependencies] + [(bond, False) for bond in dependants]
@@ -158,7 +158,7 @@ def explain(state: State, pod: GroupPod) -> Explanation:
     return msgspec.structs.replace(explanation, decided=conclude(explanation))
 
 
-def _bond_line(state: State, bond: Bond, depends: bool) -> BondLine:
+def _bond_line(state: State, bond: PeerWorkload, depends: bool) -> BondLine:
     places: Counter[str] = Counter()
     for node, count in bond.pods.items():
         places[state.places[state.place_of[node]].zone or node] += count
@@ -171,7 +171,12 @@ class _Table:
     """Makes the candidate lines."""
 
     def __init__(
-        self, state: State, pod: GroupPod, target: Target | None, bonds: Sequence[tuple[Bond, bool]], costs: CostTable
+        self,
+        state: State,
+        pod: GroupPod,
+        target: Target | None,
+        bonds: Sequence[tuple[PeerWorkload, bool]],
+        costs: CostTable,
     ) -> None:
         self._state, self._target, self._bonds, self._costs = state, target, bonds, costs
         self._node = pod.spec.node_name

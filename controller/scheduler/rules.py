@@ -24,7 +24,7 @@ from controller.scheduler.config import AllocatableArgs
 MAX_SCORE = 100
 
 
-class Bond(NamedTuple):
+class PeerWorkload(NamedTuple):
     """The placed pods of one workload that the pod depends on, or that depends on it.
 
     Attributes:
@@ -84,8 +84,8 @@ class Weighing(msgspec.Struct, frozen=True):
 
 
 def weigh(
-    dependencies: Iterable[Bond],
-    dependants: Iterable[Bond],
+    dependencies: Iterable[PeerWorkload],
+    dependants: Iterable[PeerWorkload],
     places: Sequence[Location],
     place_of: Mapping[str, int],
     costs: CostTable,
@@ -120,7 +120,7 @@ class _Sums:
         self._unknown = [0] * len(places)
         self._here: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
 
-    def add_dependency(self, bond: Bond, *, bandwidth: bool) -> None:
+    def add_dependency(self, bond: PeerWorkload, *, bandwidth: bool) -> None:
         """Judge by the replicas that may answer: all of them, or those near by where the Service keeps calls near."""
         by_place = self._by_place(bond)
         near = self._answered_near(bond, by_place)
@@ -147,12 +147,12 @@ class _Sums:
             here[0] += count * (verdict != "satisfied")
             here[1] -= count * (verdict == "violated")
 
-    def _answered_near(self, bond: Bond, by_place: Mapping[int, int]) -> frozenset[int]:
+    def _answered_near(self, bond: PeerWorkload, by_place: Mapping[int, int]) -> frozenset[int]:
         """Places whose nodes are answered from their own zone; none while a replica is on a node without a zone."""
         zones = (self._places[place].zone for place in by_place)
         return frozenset(by_place) if keeps_zones(bond.routing, zones) else frozenset()
 
-    def _answer_here(self, bond: Bond, node: str, by_place: Counter[int], near: Collection[int]) -> None:
+    def _answer_here(self, bond: PeerWorkload, node: str, by_place: Counter[int], near: Collection[int]) -> None:
         """What a node with replicas of its own changes: by zone they are some of those that answer, by node the only ones.
 
         Costs keep the weight of all replicas, so that dependencies with many are not taken for cheap ones.
@@ -174,7 +174,7 @@ class _Sums:
             here[0] += count
             here[2] += total * SAME_HOST_COST
 
-    def add_dependant(self, bond: Bond) -> None:
+    def add_dependant(self, bond: PeerWorkload) -> None:
         for place, count in self._by_place(bond).items():
             origin = self._places[place]
             for i, candidate in enumerate(self._places):
@@ -197,13 +197,13 @@ class _Sums:
             )
         return Weighing("", by_class, by_node)
 
-    def _by_place(self, bond: Bond) -> Counter[int]:
+    def _by_place(self, bond: PeerWorkload) -> Counter[int]:
         found: Counter[int] = Counter()
         for node, count in bond.pods.items():
             found[self._place_of[node]] += count
         return found
 
-    def _starve(self, bond: Bond, peer: Location, near: Collection[int]) -> None:
+    def _starve(self, bond: PeerWorkload, peer: Location, near: Collection[int]) -> None:
         for i, candidate in enumerate(self._places):
             if i in near:
                 continue

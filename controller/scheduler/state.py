@@ -20,7 +20,7 @@ from controller.cluster.pods import PLACEMENT_LABEL, GroupPod, Placement, placem
 from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Routing, Service, ServiceIndex
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.rules import Bond, Weighing, weigh
+from controller.scheduler.rules import PeerWorkload, Weighing, weigh
 from kubekit.reflector import Store, follow
 from kubekit.wire import Node, Object, ObjectMeta
 
@@ -349,26 +349,26 @@ class State:
             bandwidth=self._rules.bandwidth_filter,
         )
 
-    def bonds(self, key: str, workload: str, members: Members) -> tuple[Sequence[Bond], Sequence[Bond]]:
+    def bonds(self, key: str, workload: str, members: Members) -> tuple[Sequence[PeerWorkload], Sequence[PeerWorkload]]:
         """What a workload depends on, and what depends on it, with the pods that are placed.
 
         Raises:
             DeletedNodeError: only where deleted nodes block, as upstream has it.
         """
         graph = self.graph(key)
-        dependencies: list[Bond] = []
-        dependants: list[Bond] = []
+        dependencies: list[PeerWorkload] = []
+        dependants: list[PeerWorkload] = []
         for edge in graph.edges:
             dependant, dependency = graph.workloads[edge.dependant], graph.workloads[edge.dependency]
             limits = edge.max_network_cost, edge.min_bandwidth_bps
             if dependant.selector == workload:
                 pods = self._existing(members.get(dependency.selector, {}), complain=True)
                 dependencies.append(
-                    Bond(dependency.selector, *limits, pods, self._routing_to(key, dependency.selector))
+                    PeerWorkload(dependency.selector, *limits, pods, self._routing_to(key, dependency.selector))
                 )
             elif dependency.selector == workload and self._rules.score_dependents:
                 pods = self._existing(members.get(dependant.selector, {}), complain=False)
-                dependants.append(Bond(dependant.selector, *limits, pods))
+                dependants.append(PeerWorkload(dependant.selector, *limits, pods))
         return dependencies, dependants
 
     def _existing(self, pods: Mapping[str, int], *, complain: bool) -> Mapping[str, int]:

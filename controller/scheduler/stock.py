@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller.cluster.eligibility import Constraints, first_unborne, selector_of, term_matches
+from controller.cluster.eligibility import Constraints, first_untolerated_taint, selector_of, term_matches
 from controller.cluster.hosts import Host
 from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPodSpec
@@ -37,7 +37,7 @@ _MOST = 50
 _SPREAD, _AFFINITY, _TAINTS = 2, 2, 3
 
 
-class Stock:
+class DefaultSchedulerModel:
     """The scores.
 
     Args:
@@ -228,7 +228,7 @@ def place(
         chance: decides between equally good nodes.
     """
     there = [hosts[name] for name in sorted(hosts)]
-    stock = Stock(there, ())
+    stock = DefaultSchedulerModel(there, ())
     free: dict[str, Ints] = {}
     for number, host in enumerate(there):
         stock.use(number, used.get(host.name, {}))
@@ -261,7 +261,9 @@ def place(
     return nodes
 
 
-def landing(hosts: Sequence[Host], scores: Ints, fits: Callable[[Host], bool], *, near: int) -> dict[str, float]:
+def placement_probabilities(
+    hosts: Sequence[Host], scores: Ints, fits: Callable[[Host], bool], *, near: int
+) -> dict[str, float]:
     """Host -> chance that the scheduler takes it, the likeliest first; together nearly 1, or empty where nothing fits.
 
     Args:
@@ -327,7 +329,7 @@ def _share(amounts: Ints, among: Bools) -> Ints:
 
 
 def _unborne(host: Host, spec: GroupPodSpec) -> int:
-    return sum(first_unborne((taint,), spec.tolerations) is not None for taint in host.unloved)
+    return sum(first_untolerated_taint((taint,), spec.tolerations) is not None for taint in host.unloved)
 
 
 def _matching(selector: Selector | None, pods: Iterable[PodInfo]) -> list[PodInfo]:

@@ -1,7 +1,7 @@
 """Plans in a process of their own: whatever a group asks of the planner, the event loop and the Lease go on.
 
 The process mirrors the hosts and what is used of them, so that a question carries only the group; of hosts that a plan cannot
-tell apart (`Alike`) it plans over no more than the group has pods. Messages are pickled and framed by their length; large ones go
+tell apart (`NodeEquivalenceClasses`) it plans over no more than the group has pods. Messages are pickled and framed by their length; large ones go
 in pieces, since encoding is the one part of a plan that the event loop has to do. A plan that is not there in time ends the
 process; the next question starts another.
 """
@@ -204,7 +204,7 @@ class PlanningWorker:
         self._room: Room | None = None
         self._fields: dict[str, Any] = {}
         self._costs = CostTable()
-        self._alike = Alike()
+        self._alike = NodeEquivalenceClasses()
 
     def take(self, kind: str, content: Any) -> Iterable[tuple[str, Any]]:
         """Take a message; the messages to answer with."""
@@ -305,7 +305,7 @@ def _read(source: BinaryIO) -> tuple[str, Any] | None:
 _NAMES = (HOSTNAME_LABEL.encode(), b"matchFields")
 
 
-class Alike:
+class NodeEquivalenceClasses:
     """Kinds of hosts that a plan cannot tell apart, kept up to date host by host.
 
     Two hosts are alike when they are in the same place, have the same labels but for their names, the same taints, and the

@@ -52,11 +52,11 @@ class Window:
         self._last_us: float | None = None
         self._steps_us = 0.0
 
-    def take(self, rtt_us: float, held_us: float) -> None:
+    def take(self, rtt_us: float, responder_delay_us: float) -> None:
         """Count an answer: its round trip without the time at the peer, and that time."""
         self.returned += 1
-        self.held.record(max(held_us, 0.001))
-        if held_us > HELD_LIMIT_US:
+        self.held.record(max(responder_delay_us, 0.001))
+        if responder_delay_us > HELD_LIMIT_US:
             self.held_up += 1
             return
         if self._last_us is not None:
@@ -97,7 +97,7 @@ class Window:
             duration_s=max(0.0, now_s - self.opened_s),
             loss_ratio=self.lost / settled,
             jitter_us=self._steps_us / (rtts.count - 1),
-            held_us=self.held.percentile_us(90),
+            responder_delay_us=self.held.percentile_us(90),
             held_ratio=self.held_up / self.returned,
         )
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from controller.cluster.pods import AskedPod, Target, serves, target_of
+from controller.cluster.pods import ExtenderPod, Target, serves, target_of
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.wire import Answers, Names
@@ -39,7 +39,7 @@ _NOT_FOR_US = frozenset({NOT_OURS, BY_POD, NO_GROUP_LABEL})
 class Question(msgspec.Struct, frozen=True):
     """ExtenderArgs, of which the names stay as they are until they are needed."""
 
-    pod: AskedPod = AskedPod()
+    pod: ExtenderPod = ExtenderPod()
     nodenames: msgspec.Raw = msgspec.Raw()
 
 
@@ -54,13 +54,13 @@ class BadRequestError(Exception):
 class _GoQuestion(msgspec.Struct, frozen=True, rename="pascal"):
     """The same as kube-scheduler writes it: Go's names, since the type gives no others."""
 
-    pod: AskedPod = AskedPod()
+    pod: ExtenderPod = ExtenderPod()
     node_names: msgspec.Raw = msgspec.Raw()
 
 
 _decode_question = msgspec.json.Decoder(Question).decode
 _decode_go_question = msgspec.json.Decoder(_GoQuestion).decode
-_decode_asked_pod = msgspec.json.Decoder(AskedPod).decode
+_decode_asked_pod = msgspec.json.Decoder(ExtenderPod).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -204,7 +204,7 @@ class Extender:
         self._metrics.count_preemption(len(question.nodes) - len(answer.nodes))
         return msgspec.json.encode(answer)
 
-    def _weigh(self, pod: AskedPod) -> Weighing | DeletedNodeError:
+    def _weigh(self, pod: ExtenderPod) -> Weighing | DeletedNodeError:
         scheduler = pod.spec.scheduler_name
         if scheduler and not serves(scheduler, self._names):
             return Weighing(NOT_OURS)
@@ -218,7 +218,7 @@ class Extender:
         except DeletedNodeError as error:
             return error
 
-    def _target(self, pod: AskedPod) -> Target | None:
+    def _target(self, pod: ExtenderPod) -> Target | None:
         return target_of(pod) if self._config.plans else None
 
 
@@ -273,7 +273,7 @@ class MetaVictims(msgspec.Struct, frozen=True):
 class PreemptionQuestion(msgspec.Struct, frozen=True):
     """ExtenderPreemptionArgs of kube-scheduler's extender v1 types: victims by UID, since we are ``nodeCacheCapable``."""
 
-    pod: AskedPod = msgspec.field(default=AskedPod(), name="Pod")
+    pod: ExtenderPod = msgspec.field(default=ExtenderPod(), name="Pod")
     nodes: dict[str, MetaVictims | None] | None = msgspec.field(default=None, name="NodeNameToMetaVictims")
 
 

@@ -158,7 +158,7 @@ LATENCY = Dashboard(
                 lines(
                     "Trusted samples",
                     "percentunit",
-                    "Share of the last half hour in which the newest sample of a pair was free of doubts.",
+                    "Share of the last half hour in which the newest sample of a pair had no quality flag.",
                     Query("netaware:pair_trusted:ratio30m", "{{origin_zone}} to {{destination_zone}}"),
                     width=8,
                     defaults={"min": 0, "max": 1},

@@ -133,7 +133,7 @@ async def series(agent: Agent, family: str) -> dict[tuple[str, ...], float]:
         if metric.name == family:
             for s in metric.samples:
                 labels = [
-                    s.labels[n] for n in ("destination_zone", "test", "outcome", "doubt", "reason") if n in s.labels
+                    s.labels[n] for n in ("destination_zone", "test", "outcome", "flag", "reason") if n in s.labels
                 ]
                 found[tuple(labels)] = s.value
     return found
@@ -264,12 +264,12 @@ async def test_a_throttled_agent_doubts_what_it_reads(home: Home, netperf_progra
             home.agent(netperf=netperf_programs, prefix=enter) as agent,
         ):
             doubt = ("healthy", "TCP_RR", "throttled")
-            await eventually(counted(agent, "netaware_probe_doubts", doubt), PATIENCE_S)
+            await eventually(counted(agent, "netaware_probe_quality_flags", doubt), PATIENCE_S)
             assert await series(agent, "netaware_probe_sample_trusted") == {("healthy",): 0.0}
 
             async def told() -> bool:
                 found = (await home.samples(["healthy"])).get("healthy/TCP_RR")
-                return found is not None and "throttled" in found.doubts
+                return found is not None and "throttled" in found.quality_flags
 
             # An earlier run may have come off without being throttled, and been written first.
             await eventually(told)
@@ -284,14 +284,14 @@ async def test_loss_of_datagrams_is_told_and_doubted_where_there_is_no_netperf(h
         lossy_relay(port, drops=lambda n: n % 4 == 0),
         home.agent(netperf=None) as agent,
     ):
-        await eventually(counted(agent, "netaware_probe_doubts", ("lossy", "TCP_RR", "loss")), PATIENCE_S)
+        await eventually(counted(agent, "netaware_probe_quality_flags", ("lossy", "TCP_RR", "loss")), PATIENCE_S)
         (loss,) = (await series(agent, "netaware_probe_datagram_loss_ratio")).values()
         assert 0.05 < loss < 0.5
         assert await series(agent, "netaware_probe_sample_trusted") == {("lossy",): 0.0}
 
         async def named() -> bool:
             found = (await home.samples(["lossy"])).get("lossy/TCP_RR")
-            return found is not None and found.measurement.prober == "datagrams" and "loss" in found.doubts
+            return found is not None and found.measurement.prober == "datagrams" and "loss" in found.quality_flags
 
         await eventually(named)
 

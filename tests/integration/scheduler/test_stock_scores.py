@@ -21,7 +21,7 @@ import pytest
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
-from controller.scheduler.stock import Stock
+from controller.scheduler.stock import DefaultSchedulerModel
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.wire import NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, Node, Object, Pod, Resource
 from lab.controlplane import ControlPlane
@@ -97,7 +97,9 @@ class Cluster:
             np.bool_,
         )
         siblings = [one for one in self._bound if one.workload == pod.workload]
-        scores = np.where(fits, Stock(self._hosts, self._bound).scores(pod, siblings, self._bound, fits), -1)
+        scores = np.where(
+            fits, DefaultSchedulerModel(self._hosts, self._bound).scores(pod, siblings, self._bound, fits), -1
+        )
         return {self._hosts[number].name for number in np.flatnonzero(scores == scores.max()).tolist()}
 
     async def add(self, name: str, app: str, spec: dict[str, Any]) -> tuple[set[str], str]:

@@ -40,7 +40,7 @@ def test_a_change_that_a_reader_would_act_on_is(changes: dict[str, object]) -> N
 
 
 def test_a_doubt_that_comes_or_goes_is_worth_a_write() -> None:
-    assert not says_the_same(msgspec.structs.replace(BASE, doubts=("throttled",)), BASE)
+    assert not says_the_same(msgspec.structs.replace(BASE, quality_flags=("throttled",)), BASE)
 
 
 def test_small_latencies_may_move_by_their_clocks_noise() -> None:

@@ -12,7 +12,7 @@ from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import MOST
 from controller.scheduler.planner import plan_group
-from controller.scheduler.stock import Stock, place
+from controller.scheduler.stock import DefaultSchedulerModel, place
 from kubekit.wire import Node
 from tests.unit.controller import groups
 
@@ -62,7 +62,7 @@ def test_a_plan_is_made_beside_pods_that_ask_for_more_than_there_can_be() -> Non
 def test_the_model_of_the_stock_scheduler_bears_the_same_pods() -> None:
     hosts = [host_of(node("a")), host_of(node("b"))]
     greedy, small = bound("g", "9E", "9E", to="a"), bound("s", "1Gi", to="b")
-    stock = Stock(hosts, [greedy] * 20)
+    stock = DefaultSchedulerModel(hosts, [greedy] * 20)
     stock.take(greedy, "a")
     scores = stock.scores(small, [], [])
     assert np.argmax(scores) == 1

@@ -6,7 +6,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pods import GroupPod
-from controller.scheduler.worker import Alike, names_hosts, part_of
+from controller.scheduler.worker import NodeEquivalenceClasses, names_hosts, part_of
 from kubekit.wire import Node
 
 ZONE = "topology.kubernetes.io/zone"
@@ -19,7 +19,7 @@ def host(name: str, zone: str = "a", cpu: str = "4", **labels: str) -> Host:
 
 
 def test_of_each_kind_there_are_as_many_as_there_are_pods_and_those_spoken_of() -> None:
-    alike = Alike()
+    alike = NodeEquivalenceClasses()
     for i in range(9):
         alike.take(f"n{i}", host(f"n{i}"), {})
     alike.take("big", host("big", cpu="64"), {})
@@ -37,7 +37,7 @@ def test_of_each_kind_there_are_as_many_as_there_are_pods_and_those_spoken_of() 
 
 def test_hosts_that_are_spoken_of_stand_for_no_other_of_their_kind() -> None:
     """They were refused, or promised to another group: whoever saw these alone would find no room beside any number of free ones."""
-    alike = Alike()
+    alike = NodeEquivalenceClasses()
     for i in range(9):
         alike.take(f"n{i}", host(f"n{i}"), {})
     assert alike.enough(1, ("n0", "n1")) == ["n0", "n1", "n2"]

@@ -21,7 +21,7 @@ from controller.scheduler.extender import wire
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
 from controller.scheduler.rules import (
-    Bond,
+    PeerWorkload,
     Tally,
     Weighing,
     normalise,
@@ -263,7 +263,7 @@ def test_score_dependents_in_the_direction_of_their_calls() -> None:
     """A caller in z2 pays z2 -> z1 for a dependency in z1, whatever z1 -> z2 costs."""
     costs = CostTable(msgspec.convert(weight({("z2", "z1"): 7, ("z1", "z2"): 90}, {}), WeightInfo))
     places = [Location(), Location("r", "z1"), Location("r", "z2")]
-    found = weigh([], [Bond("caller", 10, 0, {"n2": 2})], places, {"n1": 1, "n2": 2}, costs)
+    found = weigh([], [PeerWorkload("caller", 10, 0, {"n2": 2})], places, {"n1": 1, "n2": 2}, costs)
     assert [t.cost for t in found.by_class[1:]] == [14, 2]
     assert found.by_node["n2"].cost == 0
     assert all(tally.passes for tally in found.by_class)
@@ -276,7 +276,7 @@ def test_a_node_without_free_bandwidth_is_refused_when_the_filter_is_on() -> Non
     places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
 
     def passes(min_bandwidth_bps: int, *, on: bool) -> list[bool]:
-        bond = Bond("peer", 10, min_bandwidth_bps, {"n2": 1})
+        bond = PeerWorkload("peer", 10, min_bandwidth_bps, {"n2": 1})
         return [t.passes for t in weigh([bond], [], places, {"n2": 2}, costs, bandwidth=on).by_class[1:]]
 
     assert passes(200_000_000, on=True) == [False, True, True]
@@ -450,7 +450,7 @@ def test_a_dependency_is_judged_by_the_replica_that_answers() -> None:
     costs = CostTable(msgspec.convert(weight(far, {}), WeightInfo))
 
     def judged(routing: Routing) -> dict[str, tuple[int, int, int]]:
-        found = weigh([Bond("b", 5, 0, pods, routing)], [], places, zones, costs)
+        found = weigh([PeerWorkload("b", 5, 0, pods, routing)], [], places, zones, costs)
         return {name: tuple(found.tally(name, place))[:3] for name, place in zones.items()}  # type: ignore[misc]
 
     assert judged(Routing.ANY)["m1"] == (1, 2, 1 + 9 + 9)
@@ -475,9 +475,11 @@ def test_a_node_without_a_zone_is_answered_from_anywhere_or_by_its_own_replica()
     zones = {"bare": 0, "other": 0, "n1": 1}
     costs = CostTable(None)
     pods = {"bare": 1, "n1": 1}
-    by_zone = weigh([Bond("b", 5, 0, pods, Routing.ZONE)], [], places, zones, costs)
-    assert by_zone.tally("other", 0) == weigh([Bond("b", 5, 0, pods)], [], places, zones, costs).tally("other", 0)
-    by_node = weigh([Bond("b", 5, 0, pods, Routing.NODE)], [], places, zones, costs)
+    by_zone = weigh([PeerWorkload("b", 5, 0, pods, Routing.ZONE)], [], places, zones, costs)
+    assert by_zone.tally("other", 0) == weigh([PeerWorkload("b", 5, 0, pods)], [], places, zones, costs).tally(
+        "other", 0
+    )
+    by_node = weigh([PeerWorkload("b", 5, 0, pods, Routing.NODE)], [], places, zones, costs)
     assert by_node.tally("bare", 0)[:3] == (1, 0, 0)
 
 
@@ -485,7 +487,11 @@ HERE = [Location(), Location("r1", ""), Location("r1", "z1"), Location("r1", "z2
 
 
 def expected_tally(
-    name: str, where: Mapping[str, Location], dependencies: list[Bond], dependants: list[Bond], costs: CostTable
+    name: str,
+    where: Mapping[str, Location],
+    dependencies: list[PeerWorkload],
+    dependants: list[PeerWorkload],
+    costs: CostTable,
 ) -> tuple[int, int, int, int]:
     """Satisfied, violated, cost and unknown of one node, replica by replica, by who answers."""
     satisfied = violated = total = unknown = 0
@@ -526,9 +532,9 @@ def test_a_node_is_weighed_by_who_answers(seeds: range) -> None:
         regions = {("r1", "r2"): 50, ("r2", "r1"): 9} if chance.random() < 0.7 else {}
         costs = CostTable(msgspec.convert(weight(zones, regions), WeightInfo))
 
-        def bond(chance: random.Random = chance, names: list[str] = [*where]) -> Bond:  # noqa: B006 - of this round
+        def bond(chance: random.Random = chance, names: list[str] = [*where]) -> PeerWorkload:  # noqa: B006 - of this round
             pods = {name: chance.randint(1, 3) for name in names if chance.random() < 0.5}
-            return Bond("w", chance.randint(0, 40), 0, pods, chance.choice(list(Routing)))
+            return PeerWorkload("w", chance.randint(0, 40), 0, pods, chance.choice(list(Routing)))
 
         dependencies = [bond() for _ in range(chance.randint(0, 2))]
         dependants = [bond() for _ in range(chance.randint(0, 2))]
@@ -561,7 +567,7 @@ def test_of_a_callee_that_answers_near_bandwidth_is_asked_for_elsewhere_alone() 
     level = [{"topologyKey": ZONE, "originList": rows}]
     costs = CostTable(msgspec.convert({"name": "w", "topologyList": level}, WeightInfo))
     places = [Location(), Location("r", "z1"), Location("r", "z2"), Location("r", "z3")]
-    bond = Bond("peer", 10, 200_000_000, {"n1": 1, "n2": 1}, Routing.ZONE)
+    bond = PeerWorkload("peer", 10, 200_000_000, {"n1": 1, "n2": 1}, Routing.ZONE)
     zones = {"n1": 1, "n2": 2}
     starved = [t.starved for t in weigh([bond], [], places, zones, costs, bandwidth=True).by_class]
     assert starved == [False, False, False, True]

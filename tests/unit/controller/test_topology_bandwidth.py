@@ -184,7 +184,7 @@ def stream(origin: str, destination: str, rate_bps: float, *, doubtful: bool = F
         origin=Place("n", origin),
         destination=Place("m", destination),
         measurement=Measurement(prober="netperf", test="TCP_STREAM", throughput_bps=rate_bps),
-        doubts=("throttled",) if doubtful else (),
+        quality_flags=("throttled",) if doubtful else (),
     )
 
 

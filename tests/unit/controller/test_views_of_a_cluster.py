@@ -63,7 +63,7 @@ def test_a_healthy_cluster_has_a_measured_cost_for_every_pair_and_its_latencies(
         assert pair.cost is not None
         assert pair.p90_us is not None
         assert pair.cost == max(2, -(-pair.p90_us // 1000))
-        assert not pair.doubts
+        assert not pair.quality_flags
     assert network.planned == 6
 
 
@@ -93,9 +93,9 @@ def test_a_pair_without_any_sample_is_inferred_from_the_others() -> None:
 def test_a_doubtful_sample_is_shown_with_its_doubt() -> None:
     snapshot = make_snapshot(4)
     samples = samples_of(snapshot)
-    doubted = msgspec.structs.replace(samples[0], doubts=("throttled",))
+    doubted = msgspec.structs.replace(samples[0], quality_flags=("throttled",))
     snapshot = with_samples(snapshot, [doubted, *samples[1:]])
-    assert by_pair(build(snapshot).network.pairs)[doubted.zones].doubts == ("throttled",)
+    assert by_pair(build(snapshot).network.pairs)[doubted.zones].quality_flags == ("throttled",)
     assert diagnosed(snapshot)["samples-doubted"].affects == (" to ".join(sorted(doubted.zones)) + " (throttled)",)
 
 

@@ -204,16 +204,16 @@ def test_a_leadership_that_goes_on_takes_costs_as_they_were_written_meanwhile() 
 
 def test_a_doubtful_run_changes_nothing_and_does_not_make_the_value_younger() -> None:
     _, state = step([run("a", "b", 5000)], now_s=0)
-    table, state = step([run("a", "b", 50_000, 2, doubts=("throttled",))], state, now_s=200)
+    table, state = step([run("a", "b", 50_000, 2, quality_flags=("throttled",))], state, now_s=200)
     assert table.zones["a", "b"].cost == 5
-    table, state = step([run("a", "b", 50_000, 3, doubts=("outlier",))], state, now_s=400)
+    table, state = step([run("a", "b", 50_000, 3, quality_flags=("outlier",))], state, now_s=400)
     assert (table.zones["a", "b"].cost, table.zones["a", "b"].basis) == (5, "stale")
 
 
 def test_loss_is_priced_and_not_thrown_away() -> None:
-    table, _ = step([run("a", "b", 5000, doubts=("loss",), loss_ratio=0.05)])
+    table, _ = step([run("a", "b", 5000, quality_flags=("loss",), loss_ratio=0.05)])
     assert table.zones["a", "b"].cost == 5
-    table, _ = step([run("a", "b", 5000, prober="datagrams", doubts=("loss",), loss_ratio=0.19)])
+    table, _ = step([run("a", "b", 5000, prober="datagrams", quality_flags=("loss",), loss_ratio=0.19)])
     assert table.zones["a", "b"].cost == pytest.approx(210, abs=5)
 
 

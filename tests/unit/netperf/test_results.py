@@ -60,7 +60,7 @@ samples = st.builds(
     destination=st.sampled_from([PLACES["b1.example.com"], PLACES["c1"]]),
     sequence=st.integers(0, 2**40),
     taken_at=st.floats(0, 4e9).map(lambda s: round(s, 3)),
-    doubts=st.lists(st.sampled_from(["throttled", "loss", "outlier"]), unique=True, max_size=3).map(tuple),
+    quality_flags=st.lists(st.sampled_from(["throttled", "loss", "outlier"]), unique=True, max_size=3).map(tuple),
     measurement=st.builds(
         lambda p, rest: Measurement(
             prober="netperf", test="TCP_RR", p50_us=sorted(p)[0], p90_us=sorted(p)[1], p99_us=sorted(p)[2], **rest
@@ -141,7 +141,7 @@ def test_upstreams_format_rounds_to_milliseconds_and_never_below_one() -> None:
 
 
 def test_upstreams_format_never_gets_a_doubtful_or_missing_number() -> None:
-    doubtful = msgspec.structs.replace(sample(), doubts=("throttled",))
+    doubtful = msgspec.structs.replace(sample(), quality_flags=("throttled",))
     assert all(not key.startswith("netperf.") for key in encode_samples([doubtful], P90))
     missing = encode_samples([sample(p90_us=None)], P90)
     assert missing["netperf.p90.latency.milliseconds.origin.a1.destination.b1.example.com"] is None

@@ -66,7 +66,7 @@ FROZEN = {"p99_us": 1450, "max_us": 400_000, "transactions": 700}
 
 
 @pytest.mark.parametrize(
-    ("measurement", "doubts"),
+    ("measurement", "quality_flags"),
     [
         (HEALTHY, ()),
         (changed(throttled_us=20_000), ("throttled",)),
@@ -84,14 +84,14 @@ FROZEN = {"p99_us": 1450, "max_us": 400_000, "transactions": 700}
         (changed(throttled_us=None, run_queue_us=None, loss_ratio=None, transactions=None), ()),
     ],
 )
-def test_a_run_is_doubted_for_named_reasons(measurement: Measurement, doubts: tuple[str, ...]) -> None:
-    assert judge(measurement) == doubts
+def test_a_run_is_doubted_for_named_reasons(measurement: Measurement, quality_flags: tuple[str, ...]) -> None:
+    assert judge(measurement) == quality_flags
 
 
 def test_a_peer_that_holds_requests_for_long_starves_netperf_as_well() -> None:
-    starved = changed(prober="datagrams", held_us=30_000.0)
+    starved = changed(prober="datagrams", responder_delay_us=30_000.0)
     assert judge(HEALTHY, starved) == ("starved-peer",)
-    assert judge(HEALTHY, changed(prober="datagrams", held_us=300.0)) == ()
+    assert judge(HEALTHY, changed(prober="datagrams", responder_delay_us=300.0)) == ()
 
 
 @pytest.mark.parametrize(
