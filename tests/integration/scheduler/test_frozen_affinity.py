@@ -1,0 +1,102 @@
+"""Affinity mode on the stock scheduler: a pod whose node affinity went stale after its gate opened is bound in bounded time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from controller.cluster.pods import GroupPod
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.scheduler.affinity import NARROWED_ANNOTATION
+from controller.scheduler.config import SchedulerConfig
+from controller.scheduler.unschedulable import REPLACE_AFTER_S
+from kubekit.client import Client
+from kubekit.wire import DEPLOYMENTS, NODES, PODS, Object
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.scheduler.conftest import Lead, cordon, create_group, create_pod, set_costs, until
+
+pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(600), pytest.mark.slow]
+
+BOUND_S = REPLACE_AFTER_S + 20.0
+"""The wait before a pod is replaced, and what its owner, the plan and two attempts of the scheduler take on a busy machine."""
+OPT_IN = {"netaware.io/placement": "affinity"}
+NEAR_A = {("a", "b"): 40, ("b", "a"): 40}
+
+
+async def node_gone(client: Client, _: str) -> None:
+    await client.delete(NODES, "n-a")
+
+
+async def zone_full(client: Client, namespace: str) -> None:
+    await create_pod(client, namespace, "intruder", requests={"cpu": "6"}, nodeName="n-a")
+
+
+async def costs_moved(client: Client, namespace: str) -> None:
+    await cordon(client, "n-a")
+    await set_costs(client, namespace, {("a", "b"): 5, ("b", "a"): 5})
+
+
+async def create_deployment(client: Client, namespace: str) -> None:
+    labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: "A", **OPT_IN}
+    resources = {"requests": {"cpu": "3"}}
+    spec = {"containers": [{"name": "main", "image": "none", "resources": resources}]}
+    template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 0, **spec}}
+    body = {
+        "metadata": {"name": "a"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }
+    await client.create(DEPLOYMENTS, body, Object, namespace=namespace)
+
+
+async def create_ownerless(client: Client, namespace: str) -> None:
+    fields: dict[str, Any] = {"scheduler": "default-scheduler", "labels": OPT_IN, "requests": {"cpu": "3"}}
+    await create_pod(client, namespace, "a", group="a1", workload="A", **fields)
+
+
+@pytest.mark.parametrize("happens", [node_gone, zone_full, costs_moved])
+@pytest.mark.parametrize(("create", "replaced"), [(create_deployment, True), (create_ownerless, False)])
+async def test_a_pod_whose_terms_went_stale_is_bound_in_time(
+    client: Client,
+    namespace: str,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    lead: Lead,
+    record_property: Callable[[str, object], None],
+    happens: Callable[[Client, str], Awaitable[None]],
+    create: Callable[[Client, str], Awaitable[None]],
+    *,
+    replaced: bool,
+) -> None:
+    """One with an owner is replaced; one without never is, so that nothing is required of it that could go stale."""
+    for zone in ("a", "b"):
+        await ready_node(f"n-{zone}", zone=zone, region="r", capacity={"cpu": "8"})
+    await set_costs(client, namespace, NEAR_A)
+    await create_group(client, namespace, {"A": [("B", 10)], "B": []})
+
+    async def pods() -> list[GroupPod]:
+        return [pod for pod in await client.list(PODS, GroupPod, namespace=namespace) if pod.workload == "A"]
+
+    async def released() -> bool:
+        return any(not pod.gated for pod in await pods())
+
+    async def bound() -> bool:
+        return any(pod.spec.node_name == "n-b" for pod in await pods())
+
+    async with lead(SchedulerConfig(placement="affinity")):
+        await create_pod(client, namespace, "b", group="a1", workload="B", nodeName="n-a", requests={"cpu": "1"})
+        await create(client, namespace)
+        await until(released)
+        (frozen,) = await pods()
+        assert bool(frozen.metadata.annotation(NARROWED_ANNOTATION)) == replaced
+        await happens(client, namespace)
+        began = time.monotonic()
+        await scheduler()
+        await until(bound)
+        took_s = time.monotonic() - began
+        (placed,) = [pod for pod in await pods() if pod.spec.node_name]
+    record_property("seconds", round(took_s, 1))
+    assert (placed.metadata.uid != frozen.metadata.uid) == replaced
+    assert took_s < (BOUND_S if replaced else BOUND_S - REPLACE_AFTER_S)
