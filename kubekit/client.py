@@ -33,7 +33,7 @@ from kubekit.credentials import Credential
 from kubekit.errors import ApiError, MalformedObjectError, NotLeaderError, SilentWatchError, UnreachableError
 from kubekit.transport import ConnectionPool, ConnectionPools
 from kubekit.waiting import CooperativeYield
-from kubekit.wire import DECODE_ERRORS, EVICTIONS, PODS, ListMeta, Resource, Wire
+from kubekit.wire import DECODE_ERRORS, EVICTIONS, PODS, ListMeta, ObjectMeta, Resource, Wire
 
 T = TypeVar("T")
 
@@ -266,11 +266,27 @@ class Client:
         await self.request("POST", PODS.path(namespace, name, "eviction"), params=params, body=body)
 
     async def delete(
-        self, resource: Resource, name: str, *, namespace: str | None = None, grace_period_s: int | None = None
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str | None = None,
+        grace_period_s: int | None = None,
+        seen: ObjectMeta | None = None,
     ) -> None:
-        """Delete one object; one that is gone already counts as deleted."""
+        """Delete one object; one that is gone already counts as deleted.
+
+        Args:
+            resource: its kind.
+            name: its name.
+            namespace: of a namespaced kind.
+            grace_period_s: that it is given to end; its own by default.
+            seen: delete it only as it was then; a conflict where it has changed since.
+        """
         # Even where there is nothing to say: what is sent without a body asks for no permission when it is sent.
-        body = {} if grace_period_s is None else {"gracePeriodSeconds": grace_period_s}
+        body: dict[str, Any] = {} if grace_period_s is None else {"gracePeriodSeconds": grace_period_s}
+        if seen is not None:
+            body["preconditions"] = {"uid": seen.uid, "resourceVersion": seen.resource_version}
         try:
             await self.request("DELETE", resource.path(namespace, name), body=body)
         except ApiError as error:

@@ -170,7 +170,7 @@ def preferred_terms(verdicts: ZoneVerdicts, target: Target | None, hostname: str
 
 
 def is_replaceable(pod: GroupPod) -> bool:
-    """Whether the pod may be evicted while it is pending, and somebody makes a new one."""
+    """Whether the pod may be deleted while it is pending, and somebody makes a new one."""
     owner = controller_of(pod.metadata)
     return owner is not None and owner.kind in REPLACEABLE
 

@@ -28,7 +28,7 @@ from controller.scheduler.inputs import PlanInputs
 from controller.scheduler.metrics import GateMetrics
 from controller.scheduler.planning import GroupPlans, PlanState
 from controller.scheduler.pod_events import WAITING, PlacementEvents, WaitingEvents
-from controller.scheduler.pod_updater import PodUpdater, PodWriter, may_evict
+from controller.scheduler.pod_updater import PodUpdater, PodWriter, may_delete
 from controller.scheduler.release import (
     FORCED,
     PENDING,
@@ -52,7 +52,7 @@ BURST_S = 0.1
 """Costs, nodes and workloads change in bursts: groups with waiting pods are looked at once per this time."""
 WORKERS = 4
 RIGHTS_EVERY_S = 60.0
-"""Somebody may add or remove the component that lets us evict pods while we lead."""
+"""Somebody may add or remove the component that lets us delete stale pods while we lead."""
 
 
 class GatingController:
@@ -172,7 +172,7 @@ class GatingController:
         """Work while leading, until cancelled."""
         await self._mirror.settled.wait()
         self._pods.forget_writes()
-        self._stuck.may_evict = await may_evict(self._client)
+        self._stuck.may_delete = await may_delete(self._client)
         self._leading = True
         self._wake_waiting()
         try:
@@ -186,7 +186,7 @@ class GatingController:
     async def _follow_rights(self) -> None:
         while True:
             await asyncio.sleep(RIGHTS_EVERY_S)
-            self._stuck.may_evict = await may_evict(self._client)
+            self._stuck.may_delete = await may_delete(self._client)
 
     async def _work(self) -> None:
         await self._queue.work(self._reconcile, name="gates", base_s=0.1, cap_s=10.0)

@@ -86,7 +86,7 @@ class GateMetrics:
         )
         self.replaced = Counter(
             "netaware_pod_replacements",
-            "Pending pods with a frozen affinity that were evicted, by result.",
+            "Pending pods with a stale node affinity that were to be deleted, by result.",
             ["result"],
             registry=registry,
         )

@@ -52,7 +52,7 @@ RELEASE_NOTES = {
 
 
 class ReplacingForbiddenError(KubekitError):
-    """The right to evict pods was not given; a component of the installation gives it."""
+    """The right to delete stale pods was not given; a component of the installation gives it."""
 
 
 class PodWriter:
@@ -79,8 +79,8 @@ class PodWriter:
         self._pods.wrote(metadata.key, pod, after)
         return after
 
-    async def evict(self, pod: GroupPod) -> bool:
-        """Evict a pending pod, so that its owner makes another; False when it was not to be.
+    async def delete(self, pod: GroupPod) -> bool:
+        """Delete a pending pod, so that its owner makes another; False when it has changed since, as by being bound.
 
         Raises:
             ReplacingForbiddenError: we have no right to.
@@ -88,7 +88,7 @@ class PodWriter:
         """
         metadata = pod.metadata
         try:
-            await self._client.evict(metadata.namespace, metadata.name, metadata.uid)
+            await self._client.delete(PODS, metadata.name, namespace=metadata.namespace, seen=metadata)
         except ApiError as error:
             if error.status not in CHANGED_SINCE and not error.forbidden:
                 raise
@@ -99,9 +99,9 @@ class PodWriter:
         return True
 
 
-async def may_evict(client: Client) -> bool:
-    """Whether the API server would let us evict pods; no, where it does not answer."""
-    asked = {"verb": "create", "resource": "pods", "subresource": "eviction"}
+async def may_delete(client: Client) -> bool:
+    """Whether the API server would let us delete pods; no, where it does not answer."""
+    asked = {"verb": "delete", "resource": "pods"}
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
@@ -111,15 +111,15 @@ async def may_evict(client: Client) -> bool:
         answer = await client.request("POST", _ACCESS_REVIEWS, body=body)
         allowed = _decode_review(answer).status.allowed
     except (KubekitError, *DECODE_ERRORS) as error:
-        log.change("eviction", str(error), "whether pods may be evicted is not known", error=error)
+        log.change("deletion", str(error), "whether stale pods may be deleted is not known", error=error)
         return False
     log.change(
-        "eviction",
+        "deletion",
         "" if allowed else "forbidden",
-        "pods may be evicted"
+        "stale pods may be deleted"
         if allowed
         else "zones are not required of pods in affinity mode: the component replace-pending gives "
-        "the right to evict, without which they could not be taken back",
+        "the right to delete, without which they could not be taken back",
     )
     return allowed
 
@@ -227,12 +227,12 @@ class PodUpdater:
                 self._metrics.retried.labels(action.cause).inc()
         elif isinstance(action, Replace):
             try:
-                evicted = await self._writer.evict(action.pod)
+                deleted = await self._writer.delete(action.pod)
             except ReplacingForbiddenError:
                 self._stuck.on_forbidden(action.pod)
-                evicted = False
-            self._metrics.replaced.labels("evicted" if evicted else "refused").inc()
-            if evicted:
+                deleted = False
+            self._metrics.replaced.labels("deleted" if deleted else "refused").inc()
+            if deleted:
                 self._recorder.normal(about, "Replaced", action.note)
         else:
             self._recorder.warning(about, "FrozenAffinity", action.note)

@@ -63,7 +63,7 @@ class StuckPods:
     """Remembers by what answer each pod is stuck, and how often an owner's pods were replaced.
 
     Attributes:
-        may_evict: whether the controller has the right to.
+        may_delete: whether the controller has the right to.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -75,7 +75,7 @@ class StuckPods:
         self._told: set[str] = set()
         self._unmet: dict[str, None] = {}
         self._forbidden: set[str] = set()
-        self.may_evict = True
+        self.may_delete = True
 
     def forget(self, key: str) -> None:
         """A pod is gone."""
@@ -87,10 +87,10 @@ class StuckPods:
 
     def may_demand(self, pod: GroupPod) -> bool:
         """Whether zones may be required of a pod: only where that can be taken back, and could be met for its like before."""
-        return self.may_evict and is_replaceable(pod) and class_of(pod) not in self._unmet
+        return self.may_delete and is_replaceable(pod) and class_of(pod) not in self._unmet
 
     def on_forbidden(self, pod: GroupPod) -> None:
-        """The API server forbade the eviction of this pod."""
+        """The API server forbade the deletion of this pod."""
         self._forbidden.add(pod.metadata.key)
 
     def plan(
@@ -161,7 +161,7 @@ class StuckPods:
         before = target_of(pod)
         moved = before is not None and target is not None and before.location != target.location
         changed = self._answers.setdefault(key, _answer(state, pod)) != _answer(state, pod)
-        if not self.may_evict or key in self._forbidden or not is_replaceable(pod):
+        if not self.may_delete or key in self._forbidden or not is_replaceable(pod):
             return self._give_up(pod), None
         if moved or changed:
             return self._replace(pod, target, now)
@@ -191,7 +191,7 @@ class StuckPods:
         if pod.metadata.key in self._told:
             return None
         self._told.add(pod.metadata.key)
-        who = "the controller has no right to evict it" if is_replaceable(pod) else "nobody makes it anew at no price"
+        who = "the controller has no right to delete it" if is_replaceable(pod) else "nobody makes it anew at no price"
         note = f"no node is left where its frozen node affinity allows, and {who}: delete it to have it placed anew"
         return Tell(pod, note)
 

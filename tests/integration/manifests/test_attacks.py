@@ -459,3 +459,44 @@ async def test_with_the_right_to_taint_nodes_nothing_but_our_soft_taint_goes_thr
         assert await attempt(stolen["controller"], NODE_A, gone, "PATCH", JSON_PATCH) is not None
     finally:
         await kubectl("delete", "-f", rights)
+
+
+STALE_OWNER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
+# What is tried with the right to delete pods: owners, whether we wrote its affinity, node, and whether it may go.
+STALE: tuple[tuple[list[Json], bool, str, bool], ...] = (
+    ([STALE_OWNER], True, "", True),
+    ([STALE_OWNER], True, "node-b", False),
+    ([STALE_OWNER], False, "", False),
+    ([{**STALE_OWNER, "controller": False}], True, "", False),
+    ([{**STALE_OWNER, "apiVersion": "batch/v1", "kind": "Job"}], True, "", False),
+    ([], True, "", False),
+)
+
+
+async def test_with_the_right_to_delete_pods_only_stale_ones_with_an_owner_go(
+    stolen: dict[str, Client], admin: Client, plane: ControlPlane
+) -> None:
+    kubectl = Kubectl(plane.kubectl, plane.kubeconfig)
+    rights = str(MANIFESTS / "components" / "replace-pending" / "rbac.yaml")
+    paths = []
+    for number, (owners, ours, node, _) in enumerate(STALE):
+        body = object_of("Pod", f"stale-{number}", spec={"containers": [{"name": "c", "image": "good"}]})
+        body["metadata"] |= {"ownerReferences": owners, "annotations": {"netaware.io/narrowed": "{}"} if ours else {}}
+        # The garbage collector deletes what has no owner, and the finalizer keeps it.
+        body["metadata"]["finalizers"] = ["tests.netaware.io/kept"]
+        body["spec"] |= {"schedulerName": "nobody", "nodeName": node, "terminationGracePeriodSeconds": 0}
+        await admin.request("POST", "/api/v1/namespaces/asked/pods", body=body)
+        paths.append(f"/api/v1/namespaces/asked/pods/stale-{number}")
+    await kubectl("apply", "--server-side", "-f", rights)
+    try:
+
+        async def granted() -> bool:
+            return await attempt(stolen["controller"], paths[0], None, "DELETE", MERGE_PATCH) is not None
+
+        await eventually(granted)
+        went = [await attempt(stolen["controller"], path, None, "DELETE", MERGE_PATCH) is not None for path in paths]
+        assert went == [allowed for *_, allowed in STALE]
+    finally:
+        for path in paths:
+            await admin.request("PATCH", path, body={"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
+        await kubectl("delete", "-f", rights)

@@ -71,16 +71,16 @@ def test_what_nobody_makes_anew_at_no_price_is_asked_nothing_that_could_not_be_t
     assert look(stuck, stuck_pod(kind), 10 * REPLACE_AFTER_S, ZONE_B) == []
 
 
-def test_without_the_right_to_evict_no_zone_is_demanded_and_what_was_is_told_once() -> None:
+def test_without_the_right_to_delete_no_zone_is_demanded_and_what_was_is_told_once() -> None:
     stuck, pod = StuckPods(CONFIG), stuck_pod()
     assert stuck.may_demand(pod)
-    stuck.may_evict = False
+    stuck.may_delete = False
     assert not stuck.may_demand(pod)
     look(stuck, pod, 0, ZONE_B)
     (told,) = look(stuck, pod, REPLACE_AFTER_S, ZONE_B)
     assert isinstance(told, Tell)
     assert look(stuck, pod, 10 * REPLACE_AFTER_S, ZONE_B) == []
-    stuck.may_evict = True
+    stuck.may_delete = True
     assert isinstance(look(stuck, pod, 20 * REPLACE_AFTER_S, ZONE_B)[0], Replace)
 
 
