@@ -10,7 +10,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_PLAN = Path("controller/scheduler/plan")
+_PLAN = Path("controller/scheduler/placement")
 
 
 class SearchHook(BuildHookInterface):

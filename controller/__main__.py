@@ -61,8 +61,8 @@ def _run(config: ControllerConfiguration, arguments: argparse.Namespace) -> int:
             )
         )
     if arguments.command == "gate-opener":
-        from controller.scheduler.opener import DEFAULT_LISTEN as OPENER_LISTEN
-        from controller.scheduler.opener import GRACE_S, run_opener
+        from controller.scheduler.gating.opener import DEFAULT_LISTEN as OPENER_LISTEN
+        from controller.scheduler.gating.opener import GRACE_S, run_opener
 
         wait_s = -1.0 if arguments.all else config.scheduler.gates.max_wait_s + GRACE_S
         listen = arguments.listen or OPENER_LISTEN

@@ -23,7 +23,7 @@ from controller.descheduler.program import Descheduler
 from controller.diagnosis.events import EventReporter
 from controller.groups.reconciler import AppGroupController
 from controller.page.server import Page
-from controller.scheduler.gates import GatingController
+from controller.scheduler.gating.controller import GatingController
 from controller.topology.reconciler import TopologyController
 from controller.topology.results import ResultsMirror
 from controller.traffic.reconciler import TrafficController

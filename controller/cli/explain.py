@@ -25,7 +25,7 @@ from controller.diagnosis.pods import PodVerdict
 from controller.diagnosis.reading import read_facts
 from controller.scheduler.balance import as_it_stands
 from controller.scheduler.explain import CandidateLine, Cell, Decision, Explanation, decision_of, explain
-from controller.scheduler.survival import Survival
+from controller.scheduler.placement.survival import Survival
 from kubekit.text import counted
 
 SHOWN_CANDIDATES = 30

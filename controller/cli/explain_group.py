@@ -15,10 +15,10 @@ from controller.cli.style import BAD, FAINT, GOOD, STRONG, grid
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUPS, SPREAD_ANNOTATION
 from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands
-from controller.scheduler.inputs import PlanInputs
-from controller.scheduler.planner import GroupSnapshot, plan_group
-from controller.scheduler.problem_builder import Spread
-from controller.scheduler.survival import Survival, describe, survival_of
+from controller.scheduler.placement.inputs import PlanInputs
+from controller.scheduler.placement.planner import GroupSnapshot, plan_group
+from controller.scheduler.placement.problem_builder import Spread
+from controller.scheduler.placement.survival import Survival, describe, survival_of
 from kubekit.text import counted
 
 LONGEST_S = 20.0

@@ -28,7 +28,7 @@ from controller.diagnosis.pods import PodVerdict, judge_pod
 from controller.diagnosis.reading import read_facts
 from controller.diagnosis.rules import diagnose
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.scheduler.inputs import PlanInputs
+from controller.scheduler.placement.inputs import PlanInputs
 from controller.scheduler.state import State
 
 UNMEASURED: Sequence[PairBasis] = ("stale", "inferred", "absent", "unreachable")

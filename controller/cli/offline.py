@@ -18,10 +18,10 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import SPREAD_ANNOTATION
 from controller.cluster.volumes import Volumes
 from controller.diagnosis.snapshot import ClusterSnapshot
-from controller.scheduler.inputs import PlanInputs
-from controller.scheduler.planner import Plan, plan_group
-from controller.scheduler.preferences import OBJECTIVE_ANNOTATION
-from controller.scheduler.problem_builder import Objective, Spread
+from controller.scheduler.placement.inputs import PlanInputs
+from controller.scheduler.placement.planner import Plan, plan_group
+from controller.scheduler.placement.preferences import OBJECTIVE_ANNOTATION
+from controller.scheduler.placement.problem_builder import Objective, Spread
 from kubekit.text import counted
 from kubekit.wire import Object
 

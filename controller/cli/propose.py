@@ -26,7 +26,7 @@ from controller.cli.traffic_reading import (
     read_traffic,
 )
 from controller.cluster.resources import APPGROUPS, FIELD_MANAGER
-from controller.scheduler.problem_builder import Spread
+from controller.scheduler.placement.problem_builder import Spread
 from controller.traffic.graph import LeftOut
 from controller.traffic.prices import PriceTable
 from controller.traffic.proposals import Drift, Placing, Proposal, Wish, drift_of, propose

@@ -31,10 +31,10 @@ from controller.cluster.services import Routing
 from controller.convert.spellings import convert
 from controller.diagnosis.model import View
 from controller.groups.status import Verdict, hosts_by_location, judge
-from controller.scheduler.inputs import PlanInputs
-from controller.scheduler.planner import GroupSnapshot, plan_group
-from controller.scheduler.preferences import OBJECTIVES
-from controller.scheduler.problem_builder import PRICED, Spread
+from controller.scheduler.placement.inputs import PlanInputs
+from controller.scheduler.placement.planner import GroupSnapshot, plan_group
+from controller.scheduler.placement.preferences import OBJECTIVES
+from controller.scheduler.placement.problem_builder import PRICED, Spread
 from controller.scheduler.stock import place
 from controller.traffic.placed import Placed
 from controller.traffic.workloads import Place

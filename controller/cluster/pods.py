@@ -364,3 +364,10 @@ def target_of(pod: GroupPod | ExtenderPod) -> Target | None:
         return _decode_target(text) if text else None
     except DECODE_ERRORS:
         return None
+
+
+def carried_target(pod: GroupPod) -> Target | None:
+    """The target of a pod that the scheduler has in hand; one that it found no node for is not among these."""
+    if not pod.waiting or pod.gated or pod.found_no_node:
+        return None
+    return target_of(pod)

@@ -24,8 +24,8 @@ from controller.descheduler.classify import Load
 from controller.descheduler.snapshot import LoadSnapshot
 from controller.descheduler.usage import RESOURCES, percents, weighted_percent
 from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked
-from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Rule, RuleKind
-from controller.scheduler.sharing import Shared, Sharing
+from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Rule, RuleKind
+from controller.scheduler.placement.sharing import Shared, Sharing
 
 _WHY = {
     RuleKind.SPREAD: "topology spread",

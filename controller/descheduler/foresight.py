@@ -19,7 +19,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import target_of
 from controller.descheduler.fit import Fit
 from controller.descheduler.snapshot import LoadSnapshot
-from controller.scheduler.plan.problem import Bools, Ints
+from controller.scheduler.placement.problem import Bools, Ints
 from controller.scheduler.stock import NAMES, DefaultSchedulerModel, placement_probabilities
 from kubekit.wire import Taint
 from netperf.contract import HOT_TAINT

@@ -25,7 +25,7 @@ from controller.descheduler.misplacement import MisplacementRound
 from controller.descheduler.round import Round
 from controller.descheduler.snapshot import LoadSnapshot, World
 from controller.descheduler.usage import Batch, Refusal, UsageBook
-from controller.scheduler.planning import PlanningError
+from controller.scheduler.placement.planner import PlanningError
 
 
 class Deliberation:
@@ -204,7 +204,7 @@ TURNS = 2
 
 
 class MovePlanner(Protocol):
-    """Of `controller.scheduler.planning.GroupPlans`, what moves need."""
+    """Of `controller.scheduler.gating.group_plans.GroupPlans`, what moves need."""
 
     async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would put a bound pod of a group, were it gone."""

@@ -34,8 +34,8 @@ from controller.descheduler.snapshot import BUDGETS, Budget, World
 from controller.descheduler.sources import UsageSource, source_of
 from controller.descheduler.usage import UsageBook
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.inputs import PlanInputs
-from controller.scheduler.planner import plan_group, without
+from controller.scheduler.placement.inputs import PlanInputs
+from controller.scheduler.placement.planner import plan_group, without
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client

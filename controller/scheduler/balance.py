@@ -21,10 +21,10 @@ from controller.cluster.resources import AppGroup
 from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing, Service
 from controller.groups.status import BALANCED, ROUTED_NEAR
-from controller.scheduler.plan.judge import count_hosts, judge_edge
-from controller.scheduler.plan.problem import CallEdge, Problem
-from controller.scheduler.preferences import dependencies_of, spread_of
-from controller.scheduler.problem_builder import Demand, Spread, Standing, draft
+from controller.scheduler.placement.judge import count_hosts, judge_edge
+from controller.scheduler.placement.preferences import dependencies_of, spread_of
+from controller.scheduler.placement.problem import CallEdge, Problem
+from controller.scheduler.placement.problem_builder import Demand, Spread, Standing, draft
 from controller.scheduler.state import State
 from controller.traffic.weights import measured_traffic
 from kubekit.conditions import condition

@@ -21,7 +21,7 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import DEFAULT_SCHEDULER, GroupPodSpec
 from controller.cluster.requests import MOST, Amounts, bounded, whole
 from controller.scheduler.affinity import HOSTNAME_LABEL
-from controller.scheduler.plan.problem import Bools, Floats, Ints
+from controller.scheduler.placement.problem import Bools, Floats, Ints
 from kubekit.selectors import Selector
 from netperf.contract import ZONE_LABEL
 

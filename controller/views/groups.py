@@ -17,7 +17,7 @@ from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair, choose_topology
 from controller.groups.status import GroupFacts, Judged, gather
-from controller.scheduler.survival import survival_of, wholly_in_one_zone
+from controller.scheduler.placement.survival import survival_of, wholly_in_one_zone
 from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.weights import Edges, measured_traffic

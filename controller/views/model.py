@@ -9,7 +9,7 @@ from controller.diagnosis.findings import Finding
 from controller.diagnosis.model import AgentView, BandwidthView, NetworkView, View
 from controller.groups.status import Verdict
 from controller.scheduler.balance import Advice
-from controller.scheduler.survival import Survival
+from controller.scheduler.placement.survival import Survival
 
 
 class PodView(View, frozen=True):

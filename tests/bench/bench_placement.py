@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from controller.cluster.hosts import Room, host_of
-from controller.scheduler.plan.solve import EFFORT, solve
-from controller.scheduler.planner import plan_group
+from controller.scheduler.placement.planner import plan_group
+from controller.scheduler.placement.solve import EFFORT, solve
 from tests.bench import m3
 from tests.unit.controller import groups
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from controller.cluster.resources import AppGroup
-from controller.scheduler.planner import GroupSnapshot, Plan
-from controller.scheduler.worker import PlanningProcess
+from controller.scheduler.placement.planner import GroupSnapshot, Plan
+from controller.scheduler.placement.worker import PlanningProcess
 from tests.unit.controller.leader import World
 
 Figure = dict[str, Any]

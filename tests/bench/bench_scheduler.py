@@ -29,7 +29,7 @@ from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGrou
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.extender.handler import Extender
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.state import State
 from kubekit.http import Server
 from kubekit.runtime import settle_memory

@@ -31,8 +31,8 @@ from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LAB
 from controller.groups.order import ALGORITHMS
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.extender.program import ExtenderService
-from controller.scheduler.gates import GatingController
-from controller.scheduler.planner import plan_group
+from controller.scheduler.gating.controller import GatingController
+from controller.scheduler.placement.planner import plan_group
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.events import EventRecorder

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from controller.cluster.services import Routing
-from controller.scheduler.plan.problem import CallEdge, Floats, Ints, Problem, Table
+from controller.scheduler.placement.problem import CallEdge, Floats, Ints, Problem, Table
 
 _DATA = Path(__file__).parent / "data" / "m3.json.gz"
 _WHOLE = 10**12

@@ -27,7 +27,7 @@ from controller.cluster.resources import (
 )
 from controller.scheduler.config import GatesConfig, SchedulerConfig
 from controller.scheduler.extender.program import ExtenderService
-from controller.scheduler.gates import GatingController
+from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.events import EventRecorder
 from kubekit.runtime import supervise

@@ -15,7 +15,7 @@ import pytest_asyncio
 from controller.cluster.pods import GroupPod, target_of
 from controller.cluster.resources import APPGROUP_LABEL, APPGROUPS, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig, SchedulerConfig
-from controller.scheduler.gates import GatingController
+from controller.scheduler.gating.controller import GatingController
 from kubekit.client import MERGE_PATCH, Client
 from kubekit.errors import ApiError
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, PODS, Object

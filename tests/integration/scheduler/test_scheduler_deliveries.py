@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster.pods import GATE, GroupPod
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.opener import Opener
+from controller.scheduler.gating.opener import Opener
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.runtime import supervise

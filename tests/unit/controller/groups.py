@@ -17,7 +17,7 @@ from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WeightInfo
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group
 from controller.scheduler.state import State
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL

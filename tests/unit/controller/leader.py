@@ -15,10 +15,10 @@ from controller.cluster.pods import GATE, TARGET_ANNOTATION, GroupPod, Target, t
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroup, WorkloadRef
 from controller.cluster.volumes import Volumes
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.inputs import PlanInputs
+from controller.scheduler.gating.group_plans import GroupPlans
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
-from controller.scheduler.planning import GroupPlans, PlanningError
+from controller.scheduler.placement.inputs import PlanInputs
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
 from controller.scheduler.state import State
 from kubekit.wire import Node
 
@@ -56,7 +56,7 @@ class World:
             PlanInputs(self.state, self.fleet, self.volumes),
             self.of,
             self.declared,  # type: ignore[arg-type]
-            config=self.config,
+            config=self.config.gates,
             metrics=GateMetrics(CollectorRegistry()),
             solve=self.solve,
             wake=self.woken.append,

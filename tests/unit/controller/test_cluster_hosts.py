@@ -11,7 +11,7 @@ from controller.cluster.hosts import Fleet, Room, host_of
 from controller.cluster.pod_info import PodInfo, PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import MOST
-from controller.scheduler.planner import plan_group
+from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.stock import DefaultSchedulerModel, place
 from kubekit.wire import Node
 from tests.unit.controller import groups

@@ -16,7 +16,7 @@ from controller.descheduler.plan import questions
 from controller.descheduler.preview import preview
 from controller.descheduler.round import Round
 from controller.scheduler.affinity import NARROWED_ANNOTATION
-from controller.scheduler.planning import PlanningError
+from controller.scheduler.placement.planner import PlanningError
 from controller.scheduler.rules import Tally
 from kubekit.client import Client
 from kubekit.errors import ApiError

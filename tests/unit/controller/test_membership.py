@@ -13,7 +13,7 @@ from controller.cluster.membership import CONSENT_LABEL, Membership
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import AppGroup
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.group_pods import GroupPods
+from controller.scheduler.gating.group_pods import GroupPods
 from controller.scheduler.state import State
 from kubekit.reflector import Store
 from kubekit.wire import Object, ObjectMeta

@@ -42,7 +42,7 @@ from controller.groups.reconciler import AppGroupController
 from controller.page.sources import Sources
 from controller.scheduler.config import Parity, SchedulerConfig
 from controller.scheduler.explain import explain
-from controller.scheduler.planner import plan_group
+from controller.scheduler.placement.planner import plan_group
 from controller.scheduler.state import State
 from controller.topology.bandwidth import allocated_bps, placed_by_zone
 from controller.topology.config import TopologyConfig

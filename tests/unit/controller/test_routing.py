@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from controller.cluster.services import Routing
-from controller.scheduler.plan.judge import judge_edge
-from controller.scheduler.plan.problem import CallEdge, Problem, Table
+from controller.scheduler.placement.judge import judge_edge
+from controller.scheduler.placement.problem import CallEdge, Problem, Table
 from controller.traffic.placed import GroupTraffic, crossing_of
 
 

@@ -17,8 +17,8 @@ from controller.scheduler.affinity import NARROWED_ANNOTATION, as_asked, is_daem
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import DECISION_ANNOTATION, decision_of
 from controller.scheduler.extender.handler import Extender
+from controller.scheduler.gating.patches import Handover, mode_of, release_patch
 from controller.scheduler.metrics import ExtenderMetrics
-from controller.scheduler.patches import Handover, mode_of, release_patch
 from controller.scheduler.state import State
 from kubekit.wire import Object, ObjectMeta
 from tests.unit.controller.scheduling import ZONE, Costs, gated, labels_of, node, state_of, topology

@@ -14,9 +14,9 @@ from controller.cluster.resources import AppGroup, NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands, balanced, routed_near
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.planner import plan_group
+from controller.scheduler.placement.planner import plan_group
+from controller.scheduler.placement.survival import Kept, describe, survival_of, wholly_in_one_zone
 from controller.scheduler.state import State
-from controller.scheduler.survival import Kept, describe, survival_of, wholly_in_one_zone
 from kubekit.wire import Node
 from tests.unit.controller import groups
 

@@ -6,7 +6,7 @@ import msgspec
 
 from controller.cluster.hosts import Host, host_of
 from controller.cluster.pods import GroupPod
-from controller.scheduler.worker import NodeEquivalenceClasses, names_hosts, part_of
+from controller.scheduler.placement.worker import NodeEquivalenceClasses, names_hosts, part_of
 from kubekit.wire import Node
 
 ZONE = "topology.kubernetes.io/zone"

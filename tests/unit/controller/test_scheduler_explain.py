@@ -12,9 +12,9 @@ from controller.cluster.resources import NetworkTopology
 from controller.cluster.services import Service
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import explain
-from controller.scheduler.planner import Plan
+from controller.scheduler.gating.unschedulable import Action, Retry, StuckPods
+from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import NO_GROUP, NO_GROUP_LABEL, NOTHING_PLACED, State
-from controller.scheduler.unschedulable import Action, Retry, StuckPods
 from kubekit.wire import format_time
 from tests.unit.controller.scheduling import WORKLOAD, node, pod, state_of, topology
 

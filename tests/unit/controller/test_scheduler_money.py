@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from controller.scheduler.planner import Plan
+from controller.scheduler.placement.planner import Plan
 from controller.traffic.prices import PriceTable
 from tests.unit.controller import groups
 

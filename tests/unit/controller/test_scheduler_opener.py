@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from controller.cluster.pods import GATE
-from controller.scheduler.opener import GatedPod, Opener
+from controller.scheduler.gating.opener import GatedPod, Opener
 from kubekit.client import Client
 from kubekit.config import ClusterConfig
 from kubekit.wire import format_time

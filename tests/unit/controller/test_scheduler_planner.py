@@ -16,9 +16,9 @@ from controller.cluster.requests import requests_of
 from controller.cluster.resources import WORKLOAD_LABEL
 from controller.cluster.services import Service
 from controller.scheduler.affinity import NARROWED_ANNOTATION
-from controller.scheduler.plan.solve import solve
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group, without
-from controller.scheduler.survival import price_us
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, plan_group, without
+from controller.scheduler.placement.solve import solve
+from controller.scheduler.placement.survival import price_us
 from kubekit.wire import Node, ResourceRequirements
 from tests.unit.controller import groups
 from tests.unit.controller.groups import bound_pod, node, plan_of, snapshot, waiting_pod
@@ -186,8 +186,8 @@ def test_a_search_has_what_is_left_until_the_deadline(monkeypatch: pytest.Monkey
 
         return call
 
-    monkeypatch.setattr("controller.scheduler.planner.solve", noting(solve))
-    monkeypatch.setattr("controller.scheduler.planner.price_us", noting(price_us))
+    monkeypatch.setattr("controller.scheduler.placement.planner.solve", noting(solve))
+    monkeypatch.setattr("controller.scheduler.placement.planner.price_us", noting(price_us))
     asked = snapshot(line((2, 2)), [node("a", "z0"), node("b", "z1")], objective="time", spread="zone")
     plan_group(asked, deadline_s=500.0, priced=True)
     assert len(left) == 2

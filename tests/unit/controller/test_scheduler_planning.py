@@ -11,10 +11,10 @@ import pytest
 
 from controller.cluster.pods import GATE, Target, target_of
 from controller.cluster.volumes import PersistentVolume, PersistentVolumeClaim
-from controller.scheduler import planning
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
-from controller.scheduler.planning import FIRST_PAUSE_S, PlanningError
-from controller.scheduler.worker import PlanningProcess
+from controller.scheduler.gating import group_plans
+from controller.scheduler.gating.group_plans import FIRST_PAUSE_S
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
+from controller.scheduler.placement.worker import PlanningProcess
 from kubekit.wire import Node
 from tests.unit.controller.leader import World
 
@@ -226,8 +226,8 @@ async def test_a_quota_limits_what_is_planned_for_too() -> None:
 
 
 async def test_a_namespace_has_a_limit_over_all_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "MAX_PODS", 10)
-    monkeypatch.setattr(planning, "MAX_PODS_PER_NAMESPACE", 12)
+    monkeypatch.setattr(group_plans, "MAX_PODS", 10)
+    monkeypatch.setattr(group_plans, "MAX_PODS_PER_NAMESPACE", 12)
     world = World(3, 4)
     world.declared.by_workload = {"P1": 10}
     for group in ("d/g1", "d/g2", "e/g3"):

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from controller.scheduler.pod_updater import run_all
+from controller.scheduler.gating.pod_updater import run_all
 
 
 async def test_a_delivery_that_failed_keeps_no_other_from_being_made_and_nothing_in_memory() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
-from controller.scheduler.planner import Plan
+from controller.scheduler.placement.planner import Plan
 from controller.traffic.weights import measured_traffic
 from tests.unit.controller import groups
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controller.cluster.pods import GATE, GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
 from controller.scheduler.config import GatesConfig
-from controller.scheduler.release import (
+from controller.scheduler.gating.release import (
     DEBOUNCE_S,
     GroupQueue,
     ReleaseDecision,

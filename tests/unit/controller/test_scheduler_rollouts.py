@@ -10,7 +10,7 @@ import msgspec
 
 from controller.cluster.pods import target_of
 from controller.cluster.resources import AppGroup
-from controller.scheduler.release import GroupQueue, plan_release
+from controller.scheduler.gating.release import GroupQueue, plan_release
 from kubekit.wire import format_time
 from tests.unit.controller.leader import World
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from controller.cluster.services import Routing
-from controller.scheduler.plan import compile as compiler
-from controller.scheduler.plan.judge import judge
-from controller.scheduler.plan.native import Prepared, fields
-from controller.scheduler.plan.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
-from controller.scheduler.plan.solve import solve
+from controller.scheduler.placement import compile as compiler
+from controller.scheduler.placement.judge import judge
+from controller.scheduler.placement.native import Prepared, fields
+from controller.scheduler.placement.problem import COUNTED, OWNER, CallEdge, Ints, Problem, Rule, RuleKind, Table
+from controller.scheduler.placement.solve import solve
 
 
 def made(

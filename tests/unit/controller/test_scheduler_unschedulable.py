@@ -10,9 +10,9 @@ import pytest
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import NARROWED_ANNOTATION
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.planner import Plan
+from controller.scheduler.gating.unschedulable import REPLACE_AFTER_S, Action, Replace, Retry, StuckPods, Tell
+from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
-from controller.scheduler.unschedulable import REPLACE_AFTER_S, Action, Replace, Retry, StuckPods, Tell
 
 CONFIG = SchedulerConfig(placement="affinity")
 ZONE_A, ZONE_B = Target("a", "r", "n-a"), Target("b", "r", "n-b")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from controller.cluster.pods import GroupPod
-from controller.scheduler.pod_events import AGAIN_S, MOST_AT_ONCE, PATIENCE_S, PLAN_PATIENCE_S, WaitingEvents
-from controller.scheduler.release import PENDING
+from controller.scheduler.gating.pod_events import AGAIN_S, MOST_AT_ONCE, PATIENCE_S, PLAN_PATIENCE_S, WaitingEvents
+from controller.scheduler.gating.release import PENDING
 from kubekit.wire import ObjectMeta, format_time
 
 NOW_S = 1_800_000_000.0

@@ -20,10 +20,9 @@ from controller.cluster.hosts import Fleet, host_of
 from controller.cluster.pod_info import PodReader
 from controller.cluster.pods import GroupPod
 from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL, AppGroupSpec, WeightInfo
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
-from controller.scheduler.planning import PlanningError
-from controller.scheduler.problem_builder import IN_ZONE_US
-from controller.scheduler.worker import PlanningProcess
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
+from controller.scheduler.placement.problem_builder import IN_ZONE_US
+from controller.scheduler.placement.worker import PlanningProcess
 from kubekit.wire import Node
 from netperf.contract import REGION_LABEL, ZONE_LABEL
 from tests.unit.controller import groups

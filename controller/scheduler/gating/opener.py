@@ -23,7 +23,7 @@ from kubekit.reflector import Reflector
 from kubekit.runtime import supervise
 from kubekit.wire import PODS, Object, SchedulingGate, Wire, parse_time
 
-log = logs.get("controller.scheduler.opener")
+log = logs.get("controller.scheduler.gating.opener")
 
 GRACE_S = 30.0
 LOOK_EVERY_S = 5.0

@@ -15,8 +15,8 @@ import msgspec
 from controller.cluster.pods import GroupPod, Target, target_of
 from controller.scheduler.affinity import NARROWED_ANNOTATION, is_replaceable
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.patches import PodPatch, mode_of, retry_patch
-from controller.scheduler.planner import Plan
+from controller.scheduler.gating.patches import PodPatch, mode_of, retry_patch
+from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
 from kubekit.owners import controller_of
 

@@ -24,12 +24,11 @@ from controller.cluster.requests import PORT_PREFIX, Amounts, add, asks_of
 from controller.cluster.resources import AppGroup
 from controller.cluster.services import Routing
 from controller.scheduler.affinity import as_asked
-from controller.scheduler.foreign import ForeignPods
-from controller.scheduler.plan.judge import count_hosts, judge
-from controller.scheduler.plan.problem import Ints
-from controller.scheduler.plan.solve import EFFORT, FAST_EFFORT, Effort, solve
-from controller.scheduler.preferences import dependencies_of, objective_of, spread_of
-from controller.scheduler.problem_builder import (
+from controller.scheduler.placement.foreign import ForeignPods
+from controller.scheduler.placement.judge import count_hosts, judge
+from controller.scheduler.placement.preferences import dependencies_of, objective_of, spread_of
+from controller.scheduler.placement.problem import Ints
+from controller.scheduler.placement.problem_builder import (
     Demand,
     Draft,
     Objective,
@@ -41,11 +40,21 @@ from controller.scheduler.problem_builder import (
     whole_cost,
     why_refused,
 )
-from controller.scheduler.survival import pays, price_us
+from controller.scheduler.placement.solve import EFFORT, FAST_EFFORT, Effort, solve
+from controller.scheduler.placement.survival import pays, price_us
 from controller.traffic.prices import PriceTable
+from kubekit.errors import KubekitError
 from kubekit.owners import outdated
 
 DEADLINE_S = 20.0
+
+
+class PlanningError(KubekitError):
+    """A plan could not be made; ``reason`` is fit for a condition."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True):

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from controller.cluster.hosts import Fleet
-from controller.cluster.pods import GroupPod, NodeSelector
+from controller.cluster.pods import GroupPod, NodeSelector, carried_target
 from controller.cluster.volumes import Volumes
-from controller.scheduler.cached_plan import carried_target
-from controller.scheduler.foreign import foreign_pods
-from controller.scheduler.planner import GroupSnapshot
+from controller.scheduler.placement.foreign import foreign_pods
+from controller.scheduler.placement.planner import GroupSnapshot
 from controller.scheduler.state import State
 from controller.traffic.prices import PriceTable
 

@@ -20,8 +20,8 @@ from controller.cluster.hosts import Host, Room
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts, asks_of, bounded, ports_of, whole
 from controller.cluster.services import Routing
-from controller.scheduler.plan.problem import Bools, CallEdge, Floats, Ints, Problem, Table
-from controller.scheduler.sharing import Shared, Sharing
+from controller.scheduler.placement.problem import Bools, CallEdge, Floats, Ints, Problem, Table
+from controller.scheduler.placement.sharing import Shared, Sharing
 from controller.traffic.prices import PriceTable
 
 T = TypeVar("T", bound=np.generic)

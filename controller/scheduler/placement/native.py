@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.scheduler.plan import compile as compiler
-from controller.scheduler.plan.problem import Floats, Ints, Problem
+from controller.scheduler.placement import compile as compiler
+from controller.scheduler.placement.problem import Floats, Ints, Problem
 
 _COUNTS = ("hosts", "resources", "zones", "classes", "workloads", "replicas", "edges", "tables", "rules")
 _ARRAYS: Mapping[str, tuple[type[np.generic], str]] = {

@@ -30,14 +30,13 @@ from controller.cluster.pod_info import PodInfo
 from controller.cluster.pods import GroupPod, NodeSelector
 from controller.cluster.requests import Amounts
 from controller.scheduler.affinity import HOSTNAME_LABEL
-from controller.scheduler.planner import GroupSnapshot, Plan, plan_group
-from controller.scheduler.planning import PlanningError
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, plan_group
 from kubekit import logs
 from kubekit.reflector import Store
 from kubekit.runtime import settle_memory
 from kubekit.wire import Node
 
-log = logs.get("controller.scheduler.worker")
+log = logs.get("controller.scheduler.placement.worker")
 
 PIECE = 200
 """Hosts, or entries of a list or map, that are encoded between two looks at the event loop: about 2 ms."""
@@ -129,7 +128,7 @@ class PlanningProcess:
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            command = (sys.executable, "-m", "controller.scheduler.worker")
+            command = (sys.executable, "-m", "controller.scheduler.placement.worker")
             pipe = asyncio.subprocess.PIPE
             self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 24)
             self._dirty, self._costs = set(self._fleet.hosts), None

@@ -12,11 +12,11 @@ import msgspec
 
 from controller.cluster.costs import CostTable
 from controller.cluster.graph import Graph
-from controller.cluster.pods import GroupPod, NodeSelector, Target, target_of
+from controller.cluster.pods import GroupPod, NodeSelector, carried_target
 from controller.cluster.requests import Amounts, add
-from controller.scheduler.foreign import ForeignPods
-from controller.scheduler.planner import GroupSnapshot, Plan
-from controller.scheduler.reservations import ReservationCache
+from controller.scheduler.gating.reservations import ReservationCache
+from controller.scheduler.placement.foreign import ForeignPods
+from controller.scheduler.placement.planner import GroupSnapshot, Plan
 
 UNPLACED_FOR_S = 5.0
 """A plan that left pods out is made anew after this time, if room was freed since."""
@@ -183,10 +183,3 @@ def hold_against(
         if not seat and (node or target is not None):
             uncounted.append((pod, node or (target.node if target is not None else "")))
     return uncounted, followed
-
-
-def carried_target(pod: GroupPod) -> Target | None:
-    """The target of a pod that the scheduler has in hand; one that it found no node for is not among these."""
-    if not pod.waiting or pod.gated or pod.found_no_node:
-        return None
-    return target_of(pod)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from controller.scheduler.plan.native import BEYOND_PRICE, Found, Prepared
-from controller.scheduler.plan.problem import Ints, Problem
+from controller.scheduler.placement.native import BEYOND_PRICE, Found, Prepared
+from controller.scheduler.placement.problem import Ints, Problem
 
 _HOT, _COLD = 8.0, 0.003
 """Temperatures as shares of what a step typically changes. Traffic has heavy tails: cooler beginnings leave the heaviest edges of

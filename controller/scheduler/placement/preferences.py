@@ -11,7 +11,7 @@ from typing import get_args
 from controller.cluster.graph import Graph
 from controller.cluster.resources import SPREAD_ANNOTATION, AppGroup
 from controller.cluster.services import Routing
-from controller.scheduler.problem_builder import PRICED, DependencyDemand, Objective, Spread
+from controller.scheduler.placement.problem_builder import PRICED, DependencyDemand, Objective, Spread
 from controller.traffic.weights import annotated_weights, measured_traffic
 
 OBJECTIVE_ANNOTATION = "netaware.io/objective"

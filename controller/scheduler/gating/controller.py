@@ -21,15 +21,13 @@ from controller.cluster.resources import AppGroup
 from controller.cluster.volumes import Volumes
 from controller.groups.order import order
 from controller.scheduler.balance import as_it_stands, balanced, routed_near
-from controller.scheduler.cached_plan import UNPLACED_FOR_S
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.group_pods import GroupPods
-from controller.scheduler.inputs import PlanInputs
-from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.planning import GroupPlans, PlanState
-from controller.scheduler.pod_events import WAITING, PlacementEvents, WaitingEvents
-from controller.scheduler.pod_updater import PodUpdater, PodWriter, may_delete
-from controller.scheduler.release import (
+from controller.scheduler.gating.cached_plan import UNPLACED_FOR_S
+from controller.scheduler.gating.group_plans import GroupPlans, PlanState
+from controller.scheduler.gating.group_pods import GroupPods
+from controller.scheduler.gating.pod_events import WAITING, PlacementEvents, WaitingEvents
+from controller.scheduler.gating.pod_updater import PodUpdater, PodWriter, may_delete
+from controller.scheduler.gating.release import (
     FORCED,
     PENDING,
     GroupQueue,
@@ -38,9 +36,11 @@ from controller.scheduler.release import (
     plan_release,
     settles_in_s,
 )
+from controller.scheduler.gating.unschedulable import StuckPods
+from controller.scheduler.metrics import GateMetrics
+from controller.scheduler.placement.inputs import PlanInputs
+from controller.scheduler.placement.worker import PlanningProcess
 from controller.scheduler.state import State
-from controller.scheduler.unschedulable import StuckPods
-from controller.scheduler.worker import PlanningProcess
 from controller.traffic.prices import PriceTable
 from kubekit.client import Client
 from kubekit.events import EventRecorder, reference
@@ -95,7 +95,7 @@ class GatingController:
             PlanInputs(self.state, self.fleet, self.volumes, prices),
             self._pods.of,
             self._declared,
-            config=config,
+            config=config.gates,
             metrics=self.metrics,
             solve=self._process.solve,
             wake=self._wake,
@@ -241,7 +241,7 @@ class GatingController:
             return None
         queue = self._queue_of(group, pods)
         settled = settles_in_s(queue, now) <= 0
-        outlook = self.plans.look(group, pods) if settled else PlanState()
+        outlook = self.plans.look(group, pods) if settled and self._config.plans else PlanState()
         if outlook.plan is not None and not outlook.pending:
             queue = msgspec.structs.replace(queue, unplaced=frozenset(outlook.plan.unplaced), crowded=outlook.crowded)
         turns = plan_release(queue, now, self._config.gates)

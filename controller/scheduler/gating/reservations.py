@@ -12,7 +12,7 @@ import msgspec
 from controller.cluster.hosts import Fleet, Host
 from controller.cluster.pods import GroupPod
 from controller.cluster.requests import Amounts, add, asks_of, lacking
-from controller.scheduler.unschedulable import class_of
+from controller.scheduler.gating.unschedulable import class_of
 
 _REMEMBERED_CLASSES, _REFUSALS_PER_CLASS = 10_000, 1_000
 

@@ -17,27 +17,26 @@ from controller.cluster.pods import GroupPod, Target
 from controller.cluster.replicas import Declared, to_plan_for
 from controller.cluster.requests import Amounts, add
 from controller.cluster.resources import AppGroup
-from controller.scheduler.cached_plan import (
+from controller.scheduler.config import GatesConfig
+from controller.scheduler.gating.cached_plan import (
     UNPLACED_FOR_S,
     CachedPlan,
     PlanVerdict,
     hold_against,
     judge,
 )
-from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.foreign import foreign_pods
-from controller.scheduler.inputs import PlanInputs
+from controller.scheduler.gating.reservations import ReservationCache
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.planner import GroupSnapshot, Plan, without
-from controller.scheduler.reservations import ReservationCache
+from controller.scheduler.placement.foreign import foreign_pods
+from controller.scheduler.placement.inputs import PlanInputs
+from controller.scheduler.placement.planner import GroupSnapshot, Plan, PlanningError, without
 from kubekit import logs
 from kubekit.conditions import condition
-from kubekit.errors import KubekitError
 from kubekit.owners import outdated
 from kubekit.wire import Condition
 from kubekit.workqueue import WorkQueue
 
-log = logs.get("controller.scheduler.planning")
+log = logs.get("controller.scheduler.gating.group_plans")
 
 PLANNED = "Planned"
 MAX_PODS, MAX_PODS_PER_NAMESPACE = 10_000, 20_000
@@ -53,14 +52,6 @@ HURRY_FROM = 2
 """So many groups that wait for a plan are not kept waiting for a slightly better one of somebody else's."""
 AT_A_TIME = 1000
 """Pods whose requests are worked out in one turn of the event loop: some 5 ms."""
-
-
-class PlanningError(KubekitError):
-    """A plan could not be made; ``reason`` is fit for a condition."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class PlanState(msgspec.Struct, frozen=True):
@@ -137,7 +128,7 @@ class GroupPlans:
         inputs: the cluster.
         pods_of: a group's pods by its key.
         declared: how many replicas workloads declare, and how many pods their quota allows.
-        config: the section ``scheduler``.
+        config: the section ``scheduler.gates``.
         metrics: where to count.
         solve: makes a plan, elsewhere; raises `PlanningError`.
         wake: called with a group's key when it has a new plan, or is to have none.
@@ -154,7 +145,7 @@ class GroupPlans:
         pods_of: Callable[[str], Sequence[GroupPod]],
         declared: Declared,
         *,
-        config: SchedulerConfig,
+        config: GatesConfig,
         metrics: GateMetrics,
         solve: Solve,
         wake: Callable[[str], None],
@@ -187,7 +178,7 @@ class GroupPlans:
     def look(self, group: str, pods: Sequence[GroupPod]) -> PlanState:
         """The plan that holds for a group; where none does, one is asked for."""
         known = self._state.groups.get(group)
-        if not self._config.plans or known is None:
+        if known is None:
             return PlanState()
         standing = self._standing.get(group)
         if standing is None:
@@ -390,7 +381,7 @@ class GroupPlans:
         before, since = self._rollouts.get(group, (None, now))
         if before != seen:
             self._rollouts[group] = (seen, since := now)
-        return now - since >= self._config.gates.missing_workload_timeout_s
+        return now - since >= self._config.missing_workload_timeout_s
 
     def _refuse_full(self, group: str, plan: Plan, pods: Iterable[GroupPod], leaving: Iterable[str]) -> None:
         """These pods wait no longer for room on hosts that pods are about to leave."""

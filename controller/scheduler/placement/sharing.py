@@ -15,7 +15,7 @@ import numpy as np
 from controller.cluster.eligibility import Constraints, selects
 from controller.cluster.hosts import Host
 from controller.cluster.pods import GroupPod, GroupPodSpec, PodAffinityTerm, SpreadConstraint
-from controller.scheduler.plan.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
+from controller.scheduler.placement.problem import COUNTED, OWNER, Bools, Ints, Rule, RuleKind
 from kubekit.selectors import LabelSelector
 
 read_selector = msgspec.json.Decoder(LabelSelector).decode

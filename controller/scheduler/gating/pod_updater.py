@@ -11,20 +11,20 @@ from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, Target
 from controller.scheduler.affinity import HOSTNAME_LABEL
 from controller.scheduler.config import SchedulerConfig
-from controller.scheduler.group_pods import GroupPods
+from controller.scheduler.gating.group_pods import GroupPods
+from controller.scheduler.gating.patches import Handover, PodPatch, opening_patch, release_patch
+from controller.scheduler.gating.release import Release
+from controller.scheduler.gating.unschedulable import Action, Replace, Retry, StuckPods
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.patches import Handover, PodPatch, opening_patch, release_patch
-from controller.scheduler.planner import Plan
-from controller.scheduler.release import Release
+from controller.scheduler.placement.planner import Plan
 from controller.scheduler.state import State
-from controller.scheduler.unschedulable import Action, Replace, Retry, StuckPods
 from kubekit import logs
 from kubekit.client import STRATEGIC_PATCH, Client
 from kubekit.errors import ApiError, KubekitError
 from kubekit.events import EventRecorder, reference
 from kubekit.wire import DECODE_ERRORS, PODS
 
-log = logs.get("controller.scheduler.pod_updater")
+log = logs.get("controller.scheduler.gating.pod_updater")
 
 _AT_ONCE = 16
 CHANGED_SINCE = frozenset({404, 409, 429})

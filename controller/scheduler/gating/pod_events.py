@@ -8,10 +8,10 @@ from controller.cluster.hosts import Fleet
 from controller.cluster.pods import GroupPod, serves, target_of
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.explain import Explanation, decide, decision_of, explain
+from controller.scheduler.gating.patches import decision_patch
+from controller.scheduler.gating.pod_updater import PodWriter, run_all
+from controller.scheduler.gating.release import PENDING
 from controller.scheduler.metrics import GateMetrics
-from controller.scheduler.patches import decision_patch
-from controller.scheduler.pod_updater import PodWriter, run_all
-from controller.scheduler.release import PENDING
 from controller.scheduler.state import DeletedNodeError, State
 from kubekit.events import EventRecorder, reference
 from kubekit.wire import PODS, parse_time

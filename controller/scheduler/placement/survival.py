@@ -11,10 +11,10 @@ import msgspec
 
 from controller.cluster.costs import Location, count_by_location
 from controller.cluster.graph import Edge
-from controller.scheduler.plan.judge import judge
-from controller.scheduler.plan.problem import Ints
-from controller.scheduler.plan.solve import Effort, solve
-from controller.scheduler.problem_builder import Demand, Draft, draft
+from controller.scheduler.placement.judge import judge
+from controller.scheduler.placement.problem import Ints
+from controller.scheduler.placement.problem_builder import Demand, Draft, draft
+from controller.scheduler.placement.solve import Effort, solve
 
 SHOWN = 5
 

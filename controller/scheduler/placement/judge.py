@@ -13,7 +13,7 @@ import numpy as np
 
 from controller.cluster.routing import keeps_zones
 from controller.cluster.services import Routing
-from controller.scheduler.plan.problem import CallEdge, Ints, Problem
+from controller.scheduler.placement.problem import CallEdge, Ints, Problem
 
 
 class EdgeJudgement(msgspec.Struct, frozen=True):
