@@ -38,7 +38,6 @@ class BackgroundProber:
         self._plans = plans
         self._stream: DatagramStream | None = None
         self._tails: dict[DatagramTarget, deque[Histogram]] = {}
-        plans.subscribe(self._aim)
 
     def pause(self, paused: bool) -> None:
         """Send none while a run has the CPU."""
@@ -77,7 +76,7 @@ class BackgroundProber:
         backoff = Backoff()
         while True:
             self._stream = DatagramStream(address, secret)
-            self._aim()
+            self.follow_plan()
             try:
                 await self._stream.run()
             except OSError as error:
@@ -89,7 +88,8 @@ class BackgroundProber:
     def _window(self, probe: Probe) -> Window | None:
         return self._stream.peek(self._target(probe)) if self._stream is not None else None
 
-    def _aim(self) -> None:
+    def follow_plan(self) -> None:
+        """Send to the destinations of the plan in force."""
         targets = {self._target(probe) for probe in self._plans.own_probes}
         self._tails = {target: tails for target, tails in self._tails.items() if target in targets}
         if self._stream is not None:

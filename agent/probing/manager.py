@@ -73,7 +73,7 @@ class ProbingManager:
         self._secret: bytes | None = None
         self._changed = asyncio.Event()
         view.subscribe(self._wake)
-        self._plans.subscribe(self._wake)
+        self._plans.on_change = self._follow_plan
 
     @property
     def problem(self) -> str:
@@ -102,6 +102,13 @@ class ProbingManager:
             "probe-results": self._writer.run(),
             "announcement": keep_announced(self._client, self._view, self._announcement),
         }
+
+    def _follow_plan(self) -> None:
+        self._metrics.follow_plan()
+        self._writer.follow_plan()
+        self._background.follow_plan()
+        self._scheduler.follow_plan()
+        self._wake()
 
     def _wake(self) -> None:
         self._changed.set()

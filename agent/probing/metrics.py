@@ -59,11 +59,10 @@ class ProbeMetrics:
         self._others: dict[str, int] = {}
         self.rejected: Callable[[], int] = lambda: 0
         self.secret_refused: Callable[[], bool] = lambda: False
-        plans.subscribe(self._keep_planned)
         if registry is not None:
             registry.register(self)
 
-    def _keep_planned(self) -> None:
+    def follow_plan(self) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
         own = [probe for probe in self._plans.own_probes if probe.rank == 0]
         wanted = {_pair_of(p.origin, p.destination): _PairState() for p in own}

@@ -25,28 +25,19 @@ class PlanSource:
         node: own name.
         plan: None before the first, and while the node has no zone.
         refusals: plans, and probes in plans, that were refused, by reason.
+        on_change: called after each change of the plan; must be quick and must not raise.
     """
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self._listeners: list[Callable[[], None]] = []
-        self._changed = asyncio.Event()
         self.plan: ZonePlan | None = None
         self.refusals: dict[str, int] = {}
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def own_probes(self) -> tuple[Probe, ...]:
         """The probes of the plan that start at this node, of whatever rank."""
         return self.plan.of_node(self.node) if self.plan is not None else ()
-
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after each change; it must be quick and must not raise."""
-        self._listeners.append(listener)
-
-    @property
-    def changed(self) -> asyncio.Event:
-        """An event that the next change sets."""
-        return self._changed
 
     def use(self, plan: ZonePlan | None) -> None:
         """Put a plan in force."""
@@ -55,10 +46,7 @@ class PlanSource:
             log.change("plan/use", str(plan.epoch), "plan", level="info", epoch=plan.epoch, probes=len(self.own_probes))
         else:
             log.change("plan/use", "", "no plan: this node probes nobody")
-        self._changed.set()
-        self._changed = asyncio.Event()
-        for listener in self._listeners:
-            listener()
+        self.on_change()
 
     async def run(self, client: Client, view: NodeView, namespace: str) -> None:
         """Follow the zone's plan object, and the zone itself, until cancelled."""

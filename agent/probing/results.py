@@ -75,7 +75,6 @@ class ResultsWriter:
         self._upstream, self._wall_clock, self._rng = upstream, wall_clock, rng or random.Random()
         self._target = _Target("")
         self._refused: dict[str, tuple[str, float]] = {}
-        plans.subscribe(self._follow_plan)
         self._writes = Counter(
             "netaware_probe_results_writes", "Writes of results, by outcome.", ["outcome"], registry=registry
         )
@@ -95,7 +94,7 @@ class ResultsWriter:
         """The `warning` while every result is refused, for /readyz."""
         return self.warning if self._refused.keys() >= self._queue.keys else ""
 
-    def _follow_plan(self) -> None:
+    def follow_plan(self) -> None:
         """Write where the plan says, nothing without one, and forget pairs that are not ours any more."""
         plan = self._plans.plan
         name = plan.results if plan is not None else ""

@@ -131,14 +131,14 @@ class ProbeScheduler:
         self._taken_s = wall_clock()
         self._changed = asyncio.Event()
         self._prober: Prober | None = None
-        plans.subscribe(self._wake)
 
     def use(self, prober: Prober | None) -> None:
         """Run probes by this prober; None leaves all pairs to datagrams."""
         self._prober = prober
-        self._wake()
+        self.follow_plan()
 
-    def _wake(self) -> None:
+    def follow_plan(self) -> None:
+        """Look for the next turn anew: plan or prober changed."""
         current = {probe.nodes for probe in self._plans.own_probes}
         for counts in (self._in_a_row, self._failed_runs):
             for pair in counts.keys() - current:

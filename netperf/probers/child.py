@@ -32,7 +32,7 @@ class Finished(NamedTuple):
     cpu: CpuUse | None
 
 
-class Limits(NamedTuple):
+class ChildLimits(NamedTuple):
     """What a child that serves other hosts may take. It is never root: netserver chmods and unlinks what root would let it."""
 
     memory_bytes: int
@@ -45,7 +45,7 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _confine(limits: Limits) -> None:
+def _confine(limits: ChildLimits) -> None:
     """Called between fork and exec; the child is not started where this raises."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when the container's memory runs out
     if os.geteuid() == 0:
@@ -93,7 +93,7 @@ async def start(arguments: Sequence[str], *, stdout: int = DEVNULL) -> Process:
     )
 
 
-async def start_confined(program: str, *arguments: str, stdin: int, limits: Limits) -> Process:
+async def start_confined(program: str, *arguments: str, stdin: int, limits: ChildLimits) -> Process:
     """Start a child that serves another host, without rights and within limits; it dies with us.
 
     Raises:

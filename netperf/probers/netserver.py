@@ -33,7 +33,7 @@ MAX_RUNS = 8
 """A plan lets one peer probe a node at a time; clocks that differ make it two."""
 LONGEST_RUN_S = 120.0
 """The plan's format allows runs of 60 s."""
-RUN_LIMITS = child.Limits(memory_bytes=128 << 20, cpu_s=int(LONGEST_RUN_S), open_files=32)
+RUN_LIMITS = child.ChildLimits(memory_bytes=128 << 20, cpu_s=int(LONGEST_RUN_S), open_files=32)
 
 
 class Netserver:

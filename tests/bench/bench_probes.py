@@ -213,6 +213,7 @@ async def probe_here() -> dict[str, object]:
     answering: dict[int, float] = {}
     plans = PlanSource(HERE.node)
     scheduler = ProbeScheduler(plans, ProbeBudget(max_cpu_ratio=1.0), note)
+    plans.on_change = scheduler.follow_plan
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.run())
         await server.wait_ready()

@@ -74,6 +74,7 @@ def counting() -> tuple[Collector, Step]:
 def probing() -> tuple[Collector, Step]:
     plans = PlanSource("n1")
     metrics = ProbeMetrics(plans)
+    plans.on_change = metrics.follow_plan
 
     def step(number: int) -> None:
         plans.use(plan(THERE[0]) if number % 2 else None)

@@ -18,6 +18,7 @@ RUN = {"p50_us": 400.0, "p90_us": 600.0, "p99_us": 900.0}
 def bench(plans: PlanSource | None = None) -> tuple[ProbeMetrics, CollectorRegistry]:
     registry, plans = CollectorRegistry(), plans or PlanSource("n1")
     metrics = ProbeMetrics(plans, registry)
+    plans.on_change = metrics.follow_plan
     plans.use(plan(*THERE[:2], epoch=7))
     return metrics, registry
 

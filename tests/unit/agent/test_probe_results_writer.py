@@ -100,6 +100,7 @@ async def writing(
     writer = ResultsWriter(
         cast("Client", store), "ns", plans, queue, registry=registry, rng=random.Random(seed), wall_clock=lambda: now_s
     )
+    plans.on_change = writer.follow_plan
     plans.use(planned("n1", "n2", "n3"))
     task = asyncio.create_task(writer.run())
     try:
@@ -351,6 +352,7 @@ async def test_upstreams_format_speaks_of_the_usual_test_only() -> None:
     plans = PlanSource("here")
     queue = ResultsQueue()
     writer = ResultsWriter(cast("Client", store), "ns", plans, queue, upstream=("p90",), rng=random.Random(1))
+    plans.on_change = writer.follow_plan
     plans.use(planned("n1"))
     task = asyncio.create_task(writer.run())
     usual = sample("n1", p50_us=2000.0)

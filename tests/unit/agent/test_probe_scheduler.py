@@ -61,6 +61,7 @@ async def probing(
     scheduler = ProbeScheduler(
         plans, budget or ProbeBudget(), note, background=background, wall_clock=lambda: EPOCH + loop.time()
     )
+    plans.on_change = scheduler.follow_plan
     scheduler.use(prober)
     tasks = [asyncio.create_task(scheduler.run()), asyncio.create_task(scheduler.run_datagrams())]
     try:
