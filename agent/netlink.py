@@ -17,7 +17,7 @@ from kubekit.errors import KubekitError
 HEADER = struct.Struct("=IHHII")
 """struct nlmsghdr: length, type, flags, sequence, port."""
 _READ_BYTES = 1 << 16
-_MOST_READS = 64
+_MAX_READS = 64
 
 
 class KernelError(KubekitError):
@@ -77,7 +77,7 @@ def each_datagram(netlink: socket.socket) -> Iterator[bytes | None]:
     Raises:
         OSError: the socket is of no more use.
     """
-    for _ in range(_MOST_READS):
+    for _ in range(_MAX_READS):
         try:
             yield netlink.recv(_READ_BYTES)
         except BlockingIOError:

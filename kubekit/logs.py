@@ -17,7 +17,7 @@ from kubekit.text import escape_controls, printable
 _RESERVED = ("\\", '"', "=", " ", "\n", "\t")
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-_MOST_STATES = 10_000
+_MAX_STATES = 10_000
 
 
 class Log:
@@ -61,7 +61,7 @@ class Log:
         if before == state:
             return False
         if state:
-            if len(self._states) >= _MOST_STATES:
+            if len(self._states) >= _MAX_STATES:
                 self._states.pop(next(iter(self._states)))
             self._states[topic] = state
         else:

@@ -82,7 +82,7 @@ async def exchange_datagrams(address: str, secret: bytes) -> Measurement:
     """
     target = DatagramTarget(address, PORT)
     stream = DatagramStream("::" if ":" in address else "0.0.0.0", secret)
-    stream.aim([target], interval_s=DATAGRAMS_S)
+    stream.set_targets([target], interval_s=DATAGRAMS_S)
     with suppress(TimeoutError):
         async with asyncio.timeout(DATAGRAMS_S):
             await stream.run()

@@ -20,11 +20,11 @@ Link = tuple[str, str]
 
 DOUBT_RATIO = 0.12
 DOUBT_US = 300.0
-SETTLED_SHARE = 0.6
+RESOLVED_SHARE = 0.6
 """Of that; a dispute is over once readings are so near again, lest two that lie at the edge are in and out of it all day."""
 OFFSET_READINGS, OFFSET_SPREADS = 3, 6.0
 """A node that is off by the same way in at least so many readings, by so many times what readings differ as a rule."""
-LEAST_CONTRADICTIONS = 2
+MIN_CONTRADICTIONS = 2
 ROUNDS = 50
 TRIANGLE_SHARE = 0.5
 TRIANGLE_US = 2000.0
@@ -86,13 +86,13 @@ def find_consensus(
         for reading in suspect:
             by_link[reading.link].remove(reading)
             aside.add(reading)
-    disputed = _settle(by_link, aside, agreed_us, disputed_before)
+    disputed = _resolve_disputes(by_link, aside, agreed_us, disputed_before)
     values_us = {link: _middle_us(found) for link, found in by_link.items() if found}
     return Consensus(
         values_us=values_us,
         spread_us={link: _spread_us(by_link[link], value_us) for link, value_us in values_us.items()},
         disputed=disputed,
-        outliers_us=_name(everything, aside, values_us),
+        outliers_us=_find_outliers(everything, aside, values_us),
         set_aside=frozenset((r.origin, r.destination) for r in aside),
     )
 
@@ -156,7 +156,7 @@ def _most_contradicted(by_link: Mapping[Link, list[NodePairReading]]) -> list[No
     ranked = sorted(against, key=lambda n: (-len(against[n]) / count[n], -len(against[n]), n))
     for node in ranked:
         bad = against[node]
-        if len(bad) < LEAST_CONTRADICTIONS or 2 * len(bad) <= count[node] or _one_against_one(bad, by_link):
+        if len(bad) < MIN_CONTRADICTIONS or 2 * len(bad) <= count[node] or _one_against_one(bad, by_link):
             continue
         # Everybody who was measured with a bad node is contradicted as well, but in that one pair only.
         partners = {r.destination if r.origin == node else r.origin for r in bad}
@@ -211,7 +211,7 @@ def _weight(against: Mapping[str, list[NodePairReading]], count: Mapping[str, in
     return bad / max(1, count.get(node, 0)), bad
 
 
-def _settle(
+def _resolve_disputes(
     by_link: dict[Link, list[NodePairReading]],
     aside: set[NodePairReading],
     agreed_us: Mapping[Link, float],
@@ -224,21 +224,21 @@ def _settle(
     disputed: set[Link] = set()
     for link, found in by_link.items():
         middles_us = [_middle_us(own) for own in _by_reporter(found).values()]
-        share = SETTLED_SHARE if link in disputed_before else 1.0
+        share = RESOLVED_SHARE if link in disputed_before else 1.0
         if len(middles_us) == 2 and contradicts(*middles_us, share=share):
             disputed.add(link)
-    settled_us = {link: _middle_us(found) for link, found in by_link.items() if found and link not in disputed}
+    agreeing_us = {link: _middle_us(found) for link, found in by_link.items() if found and link not in disputed}
     alone = {
         link
-        for link, us in settled_us.items()
+        for link, us in agreeing_us.items()
         if len(_by_reporter(by_link[link])) == 1
         and link in agreed_us
         and contradicts(us, agreed_us[link])
-        and (us < triangle_least_us(link, settled_us) or _contradicts_itself(by_link[link]))
+        and (us < triangle_least_us(link, agreeing_us) or _contradicts_itself(by_link[link]))
     }
     for link in sorted(disputed | alone):
         found = by_link[link]
-        losers = found if link in alone else _loser(link, found, agreed_us.get(link), settled_us)
+        losers = found if link in alone else _loser(link, found, agreed_us.get(link), agreeing_us)
         by_link[link] = [r for r in found if r not in losers]
         aside.update(losers)
     return frozenset(disputed | alone)
@@ -249,13 +249,13 @@ def _contradicts_itself(own: Collection[NodePairReading]) -> bool:
 
 
 def _loser(
-    link: Link, found: Iterable[NodePairReading], agreed_us: float | None, settled_us: Mapping[Link, float]
+    link: Link, found: Iterable[NodePairReading], agreed_us: float | None, agreeing_us: Mapping[Link, float]
 ) -> list[NodePairReading]:
     """The readings of one of two reporters that do not count."""
     low, high = sorted(_by_reporter(found).values(), key=_middle_us)
     if agreed_us is not None:
         return max((low, high), key=lambda own: abs(_middle_us(own) - agreed_us) / max(_middle_us(own), agreed_us))
-    if _middle_us(low) < triangle_least_us(link, settled_us):
+    if _middle_us(low) < triangle_least_us(link, agreeing_us):
         return low
     # Nobody is faster than the path; a node that both share may be slow, and at least does no harm.
     ends = [{node for r in own for node in (r.origin, r.destination)} for own in (low, high)]
@@ -283,7 +283,7 @@ def _spread_us(found: list[NodePairReading], value_us: float) -> float | None:
     return statistics.median(abs(r.value_us - value_us) for r in found)
 
 
-def _name(
+def _find_outliers(
     readings: Collection[NodePairReading], aside: set[NodePairReading], values_us: Mapping[Link, float]
 ) -> dict[str, float]:
     """Nodes at whose door the readings that were set aside lie: at the end with the larger share of them, in doubt the writer's;
@@ -307,5 +307,5 @@ def _name(
         node: statistics.median(r.value_us - values_us.get(r.link, r.value_us) for r in found)
         for node, found in sorted(blamed.items())
         if 2 * len(found) >= count[node]
-        or (len(own := [r for r in found if r.origin == node]) >= LEAST_CONTRADICTIONS and 2 * len(own) > wrote[node])
+        or (len(own := [r for r in found if r.origin == node]) >= MIN_CONTRADICTIONS and 2 * len(own) > wrote[node])
     }

@@ -17,7 +17,6 @@ import msgspec
 from netperf.consensus import Consensus, Link, NodePairReading, find_consensus, link_of
 from netperf.histogram import rank_of
 from netperf.latencies import Latencies, ZonePair, two_figures
-from netperf.levels import WINDOW_RUNS
 from netperf.memory import (
     INFERRED_ERROR,
     CostState,
@@ -27,7 +26,8 @@ from netperf.memory import (
     preference,
     worth_us,
 )
-from netperf.policy import GREATEST_COST, LEAST_ZONE_COST, CostPolicy
+from netperf.policy import GREATEST_COST, MIN_ZONE_COST, CostPolicy
+from netperf.smoothing import WINDOW_RUNS
 
 Basis = Literal["measured", "mirrored", "stale", "inferred", "unreachable"]
 
@@ -36,7 +36,7 @@ DEAD_RUNS = 2
 """Failures in a row of every pair of nodes that make a path dead."""
 DEAD_RUNS_ALONE = 3
 """The same where there is but one pair of nodes to ask."""
-STALE_ERROR, LEAST_ERROR_US = 0.1, 5.0
+STALE_ERROR, MIN_ERROR_US = 0.1, 5.0
 LASTING = 1.5
 """Rounds for which readings must contradict each other before anybody is named."""
 
@@ -89,7 +89,7 @@ class ZoneCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# --- levels to costs -----------------------------------------------------------------------------------------------
+# --- latencies to costs -----------------------------------------------------------------------------------------------
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -233,7 +233,7 @@ def _weigh(fresh: Mapping[ZonePair, tuple[Stream, ...]], state: CostState, dead:
     for pair, streams in fresh.items():
         by_link[link_of(*pair)] += [s for s in streams if s.prober != "external"]
     readings = [
-        NodePairReading(s.origin.node, s.destination.node, link, s.level.estimate_us)
+        NodePairReading(s.origin.node, s.destination.node, link, s.smoothed.estimate_us)
         for link, found in by_link.items()
         if link not in dead
         for s in found
@@ -263,13 +263,13 @@ def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verd
         best = best_stream(own or [s for s in both if s.prober == "external"])
         if best is None:
             return None
-        us = best.level.estimate_us
+        us = best.smoothed.estimate_us
         return _Known(us, 0.0, "measured" if own else "mirrored", best.sighting.first_seen_s, STALE_ERROR * us, 1)
     measured = [s for s in both if s.prober != "external"]
-    deviation_us = min((s.level.deviation_us for s in measured), default=0.0)
+    deviation_us = min((s.smoothed.deviation_us for s in measured), default=0.0)
     spread_us = verdict.spread_us.get(link)
-    noise_us = 2 * deviation_us / math.sqrt(max(1, min(s.level.runs for s in measured) or 1))
-    error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), LEAST_ERROR_US)
+    noise_us = 2 * deviation_us / math.sqrt(max(1, min(s.smoothed.runs for s in measured) or 1))
+    error_us = max(noise_us, (spread_us or 0.0) * 1.5 / math.sqrt(len(measured)), MIN_ERROR_US)
     if link in verdict.disputed:
         error_us = max(error_us, INFERRED_ERROR * value_us)
     basis: Basis = "measured" if any(s.prober != "external" for s in fresh.get(pair, ())) else "mirrored"
@@ -280,7 +280,7 @@ def _measured(pair: ZonePair, fresh: Mapping[ZonePair, tuple[Stream, ...]], verd
         seen_s=max(s.sighting.first_seen_s for s in measured),
         error_us=error_us,
         readings=len(measured),
-        settled=min(s.level.runs for s in measured) >= WINDOW_RUNS,
+        settled=min(s.smoothed.runs for s in measured) >= WINDOW_RUNS,
     )
 
 
@@ -306,7 +306,7 @@ def _last_good(
             known.append(_Known(us, 0.0, "stale", there.last_good_s, max(there.error_us, STALE_ERROR * us)))
         # A reader that just started may find samples that are old already.
         known += [
-            _Known(us := s.level.estimate_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
+            _Known(us := s.smoothed.estimate_us, 0.0, "stale", s.sighting.first_seen_s, STALE_ERROR * us)
             for s in there.streams
             if (s in fresh.get(direction, ())) == weak
         ]
@@ -317,7 +317,7 @@ def _last_good(
 def cost_of(latency_us: float, policy: CostPolicy) -> int:
     """Latency in units, rounded up, at least 2 and at most 10,000. Never decreases with latency."""
     units = math.ceil(latency_us / policy.unit_us - 1e-9)  # 5000.000001 us is 5 ms, not 6
-    return min(max(units, LEAST_ZONE_COST), GREATEST_COST)
+    return min(max(units, MIN_ZONE_COST), GREATEST_COST)
 
 
 def held_cost(in_force: int | None, latency_us: float, deviation_us: float, policy: CostPolicy) -> int:
@@ -331,7 +331,7 @@ def held_cost(in_force: int | None, latency_us: float, deviation_us: float, poli
         return cost
     upper_us = in_force * policy.unit_us
     margin_us = max(policy.hysteresis * upper_us, min(2 * deviation_us, upper_us / 2))
-    low_us = -math.inf if in_force <= LEAST_ZONE_COST else upper_us - policy.unit_us - margin_us
+    low_us = -math.inf if in_force <= MIN_ZONE_COST else upper_us - policy.unit_us - margin_us
     high_us = math.inf if in_force >= GREATEST_COST else upper_us + margin_us
     return in_force if low_us < latency_us <= high_us else cost
 

@@ -12,7 +12,7 @@ from typing import Literal
 from kubekit import quantity
 from kubekit.errors import QuantityError
 
-LEAST_BPS, MOST_BPS = 10**3, 10**15
+MIN_BPS, MAX_BPS = 10**3, 10**15
 """1k and 1P, both allowed."""
 
 
@@ -37,8 +37,8 @@ def read_limit(text: str) -> int:
         QuantityError: the text is no quantity.
     """
     rate_bps = math.ceil(quantity.parse(text))
-    if rate_bps < LEAST_BPS:
+    if rate_bps < MIN_BPS:
         raise UnreasonableLimitError("small")
-    if rate_bps > MOST_BPS:
+    if rate_bps > MAX_BPS:
         raise UnreasonableLimitError("large")
     return rate_bps

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from netperf.latencies import Latencies, ZonePair
-from netperf.levels import Level, correct, follow
-from netperf.policy import LEAST_ZONE_COST, CostPolicy
+from netperf.policy import MIN_ZONE_COST, CostPolicy
 from netperf.sample import Failure, Place, ProberName, Sample, Sighting, Test, sight
+from netperf.smoothing import SmoothedLatency, add_run, replace_newest_run
 
 INFERRED_ERROR = 0.5
 """Share of an inferred latency that it may be off; the error bar is how it is told from a measured one after a restart."""
@@ -25,7 +25,7 @@ class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The runs of one pair of nodes by one prober and test.
 
     Attributes:
-        level: of the policy's percentile. Percentiles of several runs are not a percentile; as an estimate of where it lies
+        smoothed: of the policy's percentile. Percentiles of several runs are not a percentile; as an estimate of where it lies
             their median is fair, as a claim about a longer run it is not.
         counted_s: when the newest run began to count, by our clock: what is written again within half a round replaces it.
         aside_since_s: since when its reading does not count, because others contradict it; None while it counts.
@@ -35,7 +35,7 @@ class Stream(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     destination: Place
     prober: ProberName
     test: Test
-    level: Level
+    smoothed: SmoothedLatency
     sighting: Sighting
     counted_s: float = 0.0
     aside_since_s: float | None = None
@@ -53,7 +53,7 @@ class PairState(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         unreachable: its path is known to be dead.
         weak: the last good value is only what was written last, and may have been inferred.
         guessed: the cost in force is that of a path over other zones; the first measurement replaces it, however near it is.
-        settled: its cost was set by a level of as many runs as a level has.
+        settled: its cost was set by a smoothed latency of as many runs as one has.
         disputed: one reporter stood against one.
     """
 
@@ -82,7 +82,7 @@ def restore(
     latencies = latencies or Latencies()
     state: CostState = {}
     for pair, cost in written.items():
-        if cost < LEAST_ZONE_COST:
+        if cost < MIN_ZONE_COST:
             continue
         # A dead pair has no latency; where there is one, a long path costs as much as a dead one under this policy.
         dead = latencies.is_unreachable(*pair) or (
@@ -201,23 +201,23 @@ def _update_stream(
     counted_s = clocks.now_s
     if sample.priced.prober == "external":
         # No time in that format: a changed number is the only sign of a new run, and is taken as it is.
-        if before is not None and value_us != before.level.estimate_us:
+        if before is not None and value_us != before.smoothed.estimate_us:
             sighting = Sighting(0, 0.0, clocks.now_s)
-        level = Level(estimate_us=value_us, recent_us=(value_us,), runs=1)
+        smoothed = SmoothedLatency(estimate_us=value_us, recent_us=(value_us,), runs=1)
     elif before is None:
-        level = follow(None, value_us, expected_us)
+        smoothed = add_run(None, value_us, expected_us)
     elif sighting == before.sighting:
         return before
     elif clocks.now_s - before.counted_s < clocks.run_s:
-        level, counted_s = correct(before.level, value_us), before.counted_s
+        smoothed, counted_s = replace_newest_run(before.smoothed, value_us), before.counted_s
     else:
-        level = follow(before.level, value_us, expected_us)
+        smoothed = add_run(before.smoothed, value_us, expected_us)
     return Stream(
         origin=sample.origin,
         destination=sample.destination,
         prober=sample.priced.prober,
         test=sample.measurement.test,
-        level=level,
+        smoothed=smoothed,
         sighting=sighting,
         counted_s=counted_s,
         aside_since_s=before.aside_since_s if before else None,
@@ -231,6 +231,6 @@ def preference(stream: Stream) -> int:
 
 def best_stream(streams: Iterable[Stream]) -> Stream | None:
     """The stream to show for a pair: of several that are preferred alike the one in the middle."""
-    ranked = sorted(streams, key=lambda s: (preference(s), s.level.estimate_us, s.origin, s.destination))
+    ranked = sorted(streams, key=lambda s: (preference(s), s.smoothed.estimate_us, s.origin, s.destination))
     best = [s for s in ranked if preference(s) == preference(ranked[0])]
     return best[(len(best) - 1) // 2] if best else None

@@ -46,7 +46,7 @@ def next_turn(plan: ZonePlan, node: str, now_s: float) -> Turn | None:
 
 def probes_of(plan: ZonePlan, node: str) -> tuple[Probe, ...]:
     """The probes that this node runs in slots; those of higher rank are datagrams, which need none."""
-    return tuple(probe for probe in plan.of_node(node) if probe.rank == 0)
+    return tuple(probe for probe in plan.of_node(node) if probe.pair_index == 0)
 
 
 def slot_width_s(plan: ZonePlan) -> float:

@@ -1,9 +1,9 @@
 """Zones to node pairs: who probes whom, and when, so that the cost follows the zones and never the nodes.
 
 Each unordered pair of zones is measured between a few pairs of nodes, each of them a *link* of its own: netperf runs on that
-of rank 0, in its slot; datagrams go between all of them, in turn from either end, so that no node is asked alone. A link keeps
+of index 0, in its slot; datagrams go between all of them, in turn from either end, so that no node is asked alone. A link keeps
 its nodes while both can be used; a node that leaves takes only its own links along. Rendezvous hashing picks the nodes, a slow
-rotation picks anew, one rank at a time and all links of a zone together, and no node is given more than its share. The
+rotation picks anew, one pair index at a time and all links of a zone together, and no node is given more than its share. The
 previous plan is an argument: that, not luck with hashes, is what keeps everything else where it was.
 """
 
@@ -22,11 +22,11 @@ from kubekit.settings import Range, Section, join
 from netperf.contract import RESULTS_NAME
 from netperf.errors import Refusal, refuse
 from netperf.plans import (
+    ADDITIONAL_PAIR_INDEX,
     DATA_PORT,
     DATAGRAM_PORT,
-    MOST_NODE_PAIRS,
+    MAX_NODE_PAIRS,
     PROBE_PORT,
-    WITNESS_RANK,
     Peer,
     Port,
     Probe,
@@ -34,7 +34,7 @@ from netperf.plans import (
     ZonePlan,
     is_address,
 )
-from netperf.results import LONGEST_NAME
+from netperf.results import MAX_NAME_LENGTH
 from netperf.sample import Test
 from netperf.shards import assign_shards
 from netperf.slots import assign_slots, tournament_rounds
@@ -62,7 +62,7 @@ class PlanOptions(Section, frozen=True):
         interval_s: shortest round.
         slot_s: time set aside for one probe; a round lasts max(interval_s, slots * slot_s). With Z zones there are
             Z - 1 slots (Z if odd), so 60 s suffice for 10 zones, and 100 zones take 594 s.
-        rotation_s: after this time a zone picks new nodes for one rank of its links, so that the others go on and its plan is
+        rotation_s: after this time a zone picks new nodes for one pair of its links, so that the others go on and its plan is
             written once. Each zone has its own moment.
         node_pairs: pairs of nodes that stand for two zones, where they have so many: their median is the zones' value, and
             what one of them alone reads is a bad node and no bad path.
@@ -71,7 +71,7 @@ class PlanOptions(Section, frozen=True):
     interval_s: Annotated[float, Range(1, 86_400)] = 60.0
     slot_s: Annotated[float, Range(0, 3600)] = 6.0
     rotation_s: Annotated[float, Range(60, 30 * 86_400)] = 3600.0
-    node_pairs: Annotated[int, Range(1, MOST_NODE_PAIRS)] = 3
+    node_pairs: Annotated[int, Range(1, MAX_NODE_PAIRS)] = 3
     test: Test = "TCP_RR"
     extra_tests: tuple[Test, ...] = ()
     extra_every: Annotated[int, Range(2, 100_000)] = 10
@@ -117,7 +117,7 @@ class _Link(msgspec.Struct, frozen=True, order=True):
 
     a: str
     b: str
-    rank: int
+    pair_index: int
 
 
 class _Ends(msgspec.Struct, frozen=True):
@@ -151,12 +151,12 @@ def plan_pairs(
     links = _links(usable, options)
     chosen = _choose(links, usable, _ends_before(before), options, now_s)
     rounds = tournament_rounds(zones)
-    old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.rank == 0}
+    old_slots = {_zones_of(p): p.slot for plan in before.values() for p in plan.probes if p.pair_index == 0}
     slot_of, slots = assign_slots(sorted(rounds, key=lambda pair: (rounds[pair], pair)), old_slots)
     interval_s = max(options.interval_s, slots * options.slot_s)
     probes: dict[str, list[Probe]] = {zone: [] for zone in zones}
     for link in links:
-        slot = slot_of[link.a, link.b] if link.rank == 0 else 0
+        slot = slot_of[link.a, link.b] if link.pair_index == 0 else 0
         probe = _probe(link, chosen[link], usable, slot)
         probes[probe.origin.zone].append(probe)
     for probe in _witness_probes(witnesses, usable):
@@ -180,7 +180,7 @@ def plan_pairs(
             for zone in zones
         },
         left_out=left_out,
-        links=sum(link.rank == 0 for link in links),
+        links=sum(link.pair_index == 0 for link in links),
         interval_s=interval_s,
         slots=slots,
     )
@@ -190,13 +190,13 @@ def _witness_probes(witnesses: Iterable[tuple[str, str]], usable: Mapping[str, M
     peers = {name: peer for zone in usable.values() for name, peer in zone.items()}
     for origin, destination in witnesses:
         if origin in peers and destination in peers and origin != destination:
-            yield Probe(origin=peers[origin], destination=peers[destination], slot=0, rank=WITNESS_RANK)
+            yield Probe(origin=peers[origin], destination=peers[destination], slot=0, pair_index=ADDITIONAL_PAIR_INDEX)
 
 
 def _without_repeats(probes: Iterable[Probe]) -> tuple[Probe, ...]:
-    """In order of slots; of two probes between the same nodes the one of lower rank, since results have one key for both."""
+    """In order of slots; of two probes between the same nodes the one of lower index, since results have one key for both."""
     found: dict[tuple[str, str], Probe] = {}
-    for probe in sorted(probes, key=lambda p: (p.rank, p.slot, p.destination, p.origin)):
+    for probe in sorted(probes, key=lambda p: (p.pair_index, p.slot, p.destination, p.origin)):
         found.setdefault(probe.nodes, probe)
     return tuple(found.values())
 
@@ -223,7 +223,11 @@ def eligible(nodes: Iterable[ProbeNode]) -> tuple[dict[str, dict[str, Peer]], tu
 
 def _unusable(node: ProbeNode) -> tuple[str, str] | None:
     problems = (
-        (len(node.name) > LONGEST_NAME, "long-name", f"over {LONGEST_NAME} characters: a result's key names both ends"),
+        (
+            len(node.name) > MAX_NAME_LENGTH,
+            "long-name",
+            f"over {MAX_NAME_LENGTH} characters: a result's key names both ends",
+        ),
         (not node.zone, "no-zone", "label topology.kubernetes.io/zone is missing"),
         (not node.ready, "not-ready", "condition Ready is not True"),
         (not node.schedulable, "unschedulable", "the node is cordoned"),
@@ -238,10 +242,10 @@ def _links(usable: Mapping[str, Mapping[str, Peer]], options: PlanOptions) -> li
     zones = sorted(usable)
     # Each direction has as many different pairs as the larger zone has nodes: beyond, a pair would be there twice.
     return [
-        _Link(a, b, rank)
+        _Link(a, b, pair_index)
         for i, a in enumerate(zones)
         for b in zones[i + 1 :]
-        for rank in range(min(options.node_pairs, 2 * max(len(usable[a]), len(usable[b]))))
+        for pair_index in range(min(options.node_pairs, 2 * max(len(usable[a]), len(usable[b]))))
     ]
 
 
@@ -252,7 +256,7 @@ def _zones_of(probe: Probe) -> tuple[str, str]:
 
 def _starts_at_a(link: _Link) -> bool:
     """Which end asks is a coin thrown once per pair of zones, so that both roles spread over the zones; ranks take turns."""
-    return (_hash(f"{link.a}\0{link.b}\0{0}") + link.rank) & 1 == 0
+    return (_hash(f"{link.a}\0{link.b}\0{0}") + link.pair_index) & 1 == 0
 
 
 def _origin_zone(link: _Link) -> str:
@@ -263,9 +267,9 @@ def _ends_before(previous: Mapping[str, ZonePlan]) -> dict[_Link, _Ends]:
     ends: dict[_Link, _Ends] = {}
     for plan in previous.values():
         for probe in plan.probes:
-            if probe.rank == WITNESS_RANK:
+            if probe.pair_index == ADDITIONAL_PAIR_INDEX:
                 continue
-            link = _Link(*_zones_of(probe), probe.rank)
+            link = _Link(*_zones_of(probe), probe.pair_index)
             a, b = (probe.origin, probe.destination) if _starts_at_a(link) else (probe.destination, probe.origin)
             ends[link] = _Ends(a.node, b.node, probe.rotation)
     return ends
@@ -295,8 +299,10 @@ def _choose(
         if ends.a is not None and ends.b is not None:
             continue
         # Two readings of one node would be one reading.
-        others = [o for rank in range(options.node_pairs) if (o := _Link(link.a, link.b, rank)) != link and o in chosen]
-        alike = [chosen[o] for o in others if (o.rank - link.rank) % 2 == 0]
+        others = [
+            o for index in range(options.node_pairs) if (o := _Link(link.a, link.b, index)) != link and o in chosen
+        ]
+        alike = [chosen[o] for o in others if (o.pair_index - link.pair_index) % 2 == 0]
         all_of = [chosen[o] for o in others]
         a = ends.a or chooser.pick(link, link.a, ends.rotation, {o.a for o in all_of}, {o.a for o in alike})
         b = ends.b or chooser.pick(link, link.b, ends.rotation, {o.b for o in all_of}, {o.b for o in alike})
@@ -310,11 +316,11 @@ def _no_choice(link: _Link, usable: Mapping[str, Mapping[str, Peer]]) -> bool:
 
 
 def _rotation(link: _Link, options: PlanOptions, now_s: float) -> int:
-    """Counts picks. All links of one rank that start in a zone pick together, since they are written into one object; ranks
+    """Counts picks. All links of one pair index that start in a zone pick together, since they are written into one object; ranks
     take turns, so that the object is written once per ``rotation_s`` and the other pairs of nodes go on meanwhile.
     """
     phase = _hash(f"rotation\0{_origin_zone(link)}") / 2**64
-    return math.floor((now_s / options.rotation_s + phase + link.rank) / options.node_pairs)
+    return math.floor((now_s / options.rotation_s + phase + link.pair_index) / options.node_pairs)
 
 
 class _Chooser:
@@ -343,7 +349,7 @@ class _Chooser:
         """The node with the highest score among those below their share; other than ``avoid``, or ``at_least`` than these, where
         possible.
         """
-        seed = _hash(f"{link.a}\0{link.b}\0{link.rank}\0{rotation}")
+        seed = _hash(f"{link.a}\0{link.b}\0{link.pair_index}\0{rotation}")
         hashes = self._hashes[zone]
         allowed = (
             [name for name in hashes if name not in avoid]
@@ -359,7 +365,7 @@ class _Chooser:
 def _probe(link: _Link, ends: _Ends, usable: Mapping[str, Mapping[str, Peer]], slot: int) -> Probe:
     a, b = usable[link.a][ends.a or ""], usable[link.b][ends.b or ""]
     origin, destination = (a, b) if _starts_at_a(link) else (b, a)
-    return Probe(origin=origin, destination=destination, slot=slot, rank=link.rank, rotation=ends.rotation)
+    return Probe(origin=origin, destination=destination, slot=slot, pair_index=link.pair_index, rotation=ends.rotation)
 
 
 def _stamp(plan: ZonePlan, previous: ZonePlan | None, now_s: float) -> ZonePlan:

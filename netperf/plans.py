@@ -21,12 +21,12 @@ from netperf.sample import Count, Label, NodeName, Place, Test
 
 PLAN_KEY = "plan.json"
 
-WITNESS_RANK = 15
-MOST_NODE_PAIRS = 9
+ADDITIONAL_PAIR_INDEX = 15
+MAX_NODE_PAIRS = 9
 
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Zone = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
-Rank = Annotated[int, msgspec.Meta(ge=0, le=WITNESS_RANK)]
+PairIndex = Annotated[int, msgspec.Meta(ge=0, le=ADDITIONAL_PAIR_INDEX)]
 PROBE_PORT, DATA_PORT, DATAGRAM_PORT = 12865, 12866, 12867
 """Where agents answer, unless the plan says otherwise: see `ProbeSettings`."""
 
@@ -50,15 +50,15 @@ class Probe(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     Attributes:
         slot: which of the round's slots it runs in; no zone occurs twice in a slot.
-        rank: 0 for the pair of nodes that netperf measures in its slot; 1 and up for further pairs of nodes of the same
-            zones, which datagrams measure all the time; `WITNESS_RANK` for one that is to say whether it reaches a suspect.
+        pair_index: 0 for the pair of nodes that netperf measures in its slot; 1 and up for further pairs of nodes of the same
+            zones, which datagrams measure all the time; `ADDITIONAL_PAIR_INDEX` for one that is to say whether it reaches a suspect.
         rotation: the rotation in which the nodes were chosen.
     """
 
     origin: Peer
     destination: Peer
     slot: Count
-    rank: Rank = 0
+    pair_index: PairIndex = 0
     rotation: int = 0
 
     @property
@@ -123,7 +123,7 @@ class ZonePlan(_Head, frozen=True, kw_only=True):
     probes: tuple[Probe, ...]
 
     def of_node(self, node: str) -> tuple[Probe, ...]:
-        """The probes that start at this node, of whatever rank."""
+        """The probes that start at this node, of whatever pair."""
         return tuple(probe for probe in self.probes if probe.origin.node == node)
 
 
@@ -132,11 +132,11 @@ class _WirePlan(_Head, frozen=True, kw_only=True):
 
     Attributes:
         nodes: name, address, zone, region.
-        probes: origin, destination (indices of ``nodes``), slot, rank, rotation.
+        probes: origin, destination (indices of ``nodes``), slot, pair index, rotation.
     """
 
     nodes: tuple[tuple[NodeName, str, Zone, Label], ...]
-    probes: tuple[tuple[Count, Count, Count, Rank, int], ...]
+    probes: tuple[tuple[Count, Count, Count, PairIndex, int], ...]
 
 
 _decode_wire_plan = msgspec.json.Decoder(_WirePlan).decode
@@ -148,7 +148,7 @@ def _to_wire(plan: ZonePlan) -> _WirePlan:
     return _WirePlan(
         **plan.head,
         nodes=tuple((peer.node, peer.address, peer.zone, peer.region) for peer in nodes),
-        probes=tuple((index[p.origin], index[p.destination], p.slot, p.rank, p.rotation) for p in plan.probes),
+        probes=tuple((index[p.origin], index[p.destination], p.slot, p.pair_index, p.rotation) for p in plan.probes),
     )
 
 
@@ -156,7 +156,7 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
     peers = [Peer(*node) for node in wire.nodes]
     probes: list[Probe] = []
     refusals: list[Refusal] = []
-    for number, (origin, destination, slot, rank, rotation) in enumerate(wire.probes):
+    for number, (origin, destination, slot, pair_index, rotation) in enumerate(wire.probes):
         if max(origin, destination) >= len(peers):
             refusals.append(refuse(f"probes[{number}]", "unknown-node", f"there are {len(peers)} nodes in the plan"))
             continue
@@ -165,7 +165,7 @@ def _from_wire(wire: _WirePlan) -> tuple[ZonePlan, list[Refusal]]:
                 origin=peers[origin],
                 destination=peers[destination],
                 slot=slot,
-                rank=rank,
+                pair_index=pair_index,
                 rotation=rotation,
             )
         )

@@ -13,7 +13,7 @@ from netperf.sample import Percentile, QualityFlag
 
 SAME_HOST_COST = 0
 SAME_ZONE_COST = 1
-LEAST_ZONE_COST = 2
+MIN_ZONE_COST = 2
 """Between zones; one more than inside a zone, so that inside is always nearer (NetworkOverhead, docs/contracts)."""
 GREATEST_COST = 10_000
 """maxNetworkCost ends here; a greater cost could not be told from it."""
@@ -40,7 +40,7 @@ class CostPolicy(Section, frozen=True):
     stale_after_s: Annotated[float, Range(1, 30 * 86_400)] = 300.0
     expire_after_s: Annotated[float, Range(1, YEAR_S)] = 3600.0
     external_stale_after_s: Annotated[float, Range(1, YEAR_S)] | None = None
-    unreachable_cost: Annotated[int, Range(LEAST_ZONE_COST, 1_000_000)] = 10_001
+    unreachable_cost: Annotated[int, Range(MIN_ZONE_COST, 1_000_000)] = 10_001
     accept_quality_flags: tuple[QualityFlag, ...] = ("loss",)
 
     def check(self, field: str) -> None:

@@ -21,7 +21,7 @@ from kubekit.settings import YEAR_S
 from kubekit.wire import DECODE_ERRORS
 from netperf.errors import OBJECT_LIMIT_BYTES, Refusal, check_size, refuse, size_bytes
 from netperf.plans import Probe, ZonePlan
-from netperf.sample import LONGEST_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
+from netperf.sample import MAX_LATENCY_US, PERCENTILES, TESTS, Failure, Measurement, Percentile, Place, Sample, Test
 
 _parse_sample = msgspec.json.Decoder(Sample).decode
 _parse_failure = msgspec.json.Decoder(Failure).decode
@@ -35,7 +35,7 @@ KEY_LIMIT = 253
 VALUE_LIMIT_BYTES = 2048
 """Of one of our keys: the longest sample takes two thirds of it. The admission policy holds agents to it."""
 SHOWN_REFUSALS = 100
-LONGEST_NAME = 111
+MAX_NAME_LENGTH = 111
 """Of a node that takes part, so that a key has room for two: the API server takes 253 characters."""
 _LEGAL_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _OWN = re.compile(
@@ -193,7 +193,7 @@ def planned_keys(plans: Iterable[ZonePlan]) -> dict[str, Probe]:
 
 def keys_of(plan: ZonePlan, probe: Probe) -> list[str]:
     """The keys of a probe's samples; for datagrams alone the usual test's name stands, and there are no extra ones."""
-    tests = plan.settings.tests if probe.rank == 0 else (plan.settings.test,)
+    tests = plan.settings.tests if probe.pair_index == 0 else (plan.settings.test,)
     return [sample_key(probe.origin.place, probe.destination.place, test) for test in tests]
 
 
@@ -393,7 +393,7 @@ def _collect_external(
     if not _NUMBER.fullmatch(number) or float(number) <= 0:
         return refuse(key, "bad-value", f"{value[:40]!r} is no decimal number of {match['unit']} above 0")
     value_us = float(number) * _UNIT_US[match["unit"]]
-    if value_us > LONGEST_US:
+    if value_us > MAX_LATENCY_US:
         return refuse(key, "bad-value", f"{value[:40]!r} {match['unit']} is more than 10 minutes")
     percentile = next(p for p in PERCENTILES if p == match["percentile"])
     there = external.setdefault(known[0], {}).get(percentile)

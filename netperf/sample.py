@@ -22,7 +22,7 @@ Instrument = Literal["measurement", "datagrams"]
 
 PERCENTILES: tuple[Percentile, ...] = get_args(Percentile)
 TESTS: tuple[Test, ...] = get_args(Test)
-LONGEST_US = 6e8
+MAX_LATENCY_US = 6e8
 """Ten minutes. No round trip takes longer, and a larger number is a unit mistaken for another."""
 
 # The fewest transactions from which a percentile can be told: nearest rank, 1 / (1 - q).
@@ -34,7 +34,7 @@ MAX_RETRANSMISSIONS = 10
 MIN_FAILED_RUNS = 3
 """A run fails now and then; so many in a row are reported."""
 
-LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_US)]
+LatencyUs = Annotated[float, msgspec.Meta(gt=0, le=MAX_LATENCY_US)]
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -67,8 +67,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         run_queue_us: how long the prober was runnable but waited for a CPU; None if unknown.
         cpu_us: CPU time of the prober during the run; None if unknown.
         local_cpu_percent: utilisation of the whole node as netperf saw it.
-        held_us: p90 of how long requests waited at the peer; datagrams only. It is not part of the latencies.
-        held_ratio: share of the answers that waited so long at the peer that they were not used; 0..1.
+        responder_delay_us: p90 of how long requests waited at the peer; datagrams only. It is not part of the latencies.
+        delayed_ratio: share of the answers that waited so long at the peer that they were not used; 0..1.
     """
 
     prober: ProberName
@@ -76,7 +76,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     min_us: LatencyUs | None = None
     mean_us: LatencyUs | None = None
     max_us: LatencyUs | None = None
-    stddev_us: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_US)] | None = None
+    stddev_us: Annotated[float, msgspec.Meta(ge=0, le=MAX_LATENCY_US)] | None = None
     p50_us: LatencyUs | None = None
     p90_us: LatencyUs | None = None
     p99_us: LatencyUs | None = None
@@ -86,13 +86,13 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     throughput_bps: Amount | None = None
     loss_ratio: Ratio | None = None
     retransmits: Count | None = None
-    jitter_us: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_US)] | None = None
+    jitter_us: Annotated[float, msgspec.Meta(ge=0, le=MAX_LATENCY_US)] | None = None
     throttled_us: Amount | None = None
     run_queue_us: Amount | None = None
     cpu_us: Amount | None = None
     local_cpu_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    responder_delay_us: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_US)] | None = None
-    held_ratio: Ratio | None = None
+    responder_delay_us: Annotated[float, msgspec.Meta(ge=0, le=MAX_LATENCY_US)] | None = None
+    delayed_ratio: Ratio | None = None
 
     def percentile_us(self, percentile: Percentile) -> float | None:
         """The percentile in microseconds, or None where it is missing or the run was too short to know it.
@@ -106,7 +106,9 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         value_us = {"p50": self.p50_us, "p90": self.p90_us, "p99": self.p99_us}[percentile]
         if value_us is None or self.prober != "datagrams":
             return value_us
-        return min(LONGEST_US, value_us + retransmission_us(QUANTILES[percentile], value_us, self.loss_ratio or 0.0))
+        return min(
+            MAX_LATENCY_US, value_us + retransmission_us(QUANTILES[percentile], value_us, self.loss_ratio or 0.0)
+        )
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -118,7 +120,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
         taken_at: the writer's wall clock at the end of the run, in seconds since 1970.
         quality_flags: why not to trust what prices; empty when there is no reason.
         datagrams: what paced datagrams read between this run and the one before, where there were any beside a run.
-        prices: which of the two the pair is to be priced by, see `choose_instrument`.
+        price_source: which of the two the pair is to be priced by, see `choose_instrument`.
         run_failure: name of netperf's failure, where datagrams stand in for its run.
         failed_runs: such runs in a row.
     """
@@ -130,7 +132,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     taken_at: Amount = 0.0
     quality_flags: tuple[QualityFlag, ...] = ()
     datagrams: Measurement | None = None
-    prices: Instrument = "measurement"
+    price_source: Instrument = "measurement"
     run_failure: FailureText | None = None
     failed_runs: Count = 0
 
@@ -142,22 +144,22 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
     @property
     def priced(self) -> Measurement:
         """The measurement that prices."""
-        return self.datagrams if self.prices == "datagrams" and self.datagrams is not None else self.measurement
+        return self.datagrams if self.price_source == "datagrams" and self.datagrams is not None else self.measurement
 
     def percentile_us(self, percentile: Percentile) -> float | None:
         """What prices; netperf's own percentile where there were too few datagrams for it and netperf's run was not in doubt."""
         value_us = self.priced.percentile_us(percentile)
-        if value_us is not None or set(judge(self.measurement, self.datagrams)) - {"loss"}:
+        if value_us is not None or set(find_quality_flags(self.measurement, self.datagrams)) - {"loss"}:
             return value_us
         return self.measurement.percentile_us(percentile)
 
     @property
     def instruments_disagree(self) -> bool:
         """Whether netperf and datagrams, neither in doubt, read different latencies of a path without loss."""
-        quality_flags = judge(self.measurement, self.datagrams)
-        if self.datagrams is None or quality_flags or judge(self.datagrams):
+        quality_flags = find_quality_flags(self.measurement, self.datagrams)
+        if self.datagrams is None or quality_flags or find_quality_flags(self.datagrams):
             return False
-        enough = (self.datagrams.transactions or 0) >= FEWEST_DATAGRAMS and self.datagrams.p50_us is not None
+        enough = (self.datagrams.transactions or 0) >= MIN_DATAGRAMS and self.datagrams.p50_us is not None
         return enough and choose_instrument(self.measurement, self.datagrams, quality_flags) == "measurement"
 
     @property
@@ -209,7 +211,7 @@ def retransmission_us(quantile: float, rtt_us: float, loss_ratio: float) -> floa
     return (MIN_RTO_US + rtt_us) * 2.0 ** (count - 1) if count else 0.0
 
 
-FEWEST_DATAGRAMS = 20
+MIN_DATAGRAMS = 20
 AGREEMENT_RATIO, AGREEMENT_US = 0.15, 150.0
 
 
@@ -222,11 +224,11 @@ def choose_instrument(
     they agree with it as closely as it can tell, and where it is itself in doubt. Where the two disagree netperf prices, and
     where packets are lost: it has waited for those.
     """
-    if datagrams is None or (datagrams.transactions or 0) < FEWEST_DATAGRAMS or datagrams.p50_us is None:
+    if datagrams is None or (datagrams.transactions or 0) < MIN_DATAGRAMS or datagrams.p50_us is None:
         return "measurement"
     if measurement.prober != "netperf" or measurement.p50_us is None or set(quality_flags) - {"loss"}:
         return "datagrams"
-    if "loss" in quality_flags or (datagrams.loss_ratio or 0.0) > MOST_LOSS_RATIO:
+    if "loss" in quality_flags or (datagrams.loss_ratio or 0.0) > MAX_LOSS_RATIO:
         return "measurement"
     slack_us = histogram_step_us(measurement.p50_us) + max(AGREEMENT_RATIO * measurement.p50_us, AGREEMENT_US)
     return "datagrams" if abs(datagrams.p50_us - measurement.p50_us) <= slack_us else "measurement"
@@ -237,20 +239,20 @@ def histogram_step_us(value_us: float) -> float:
     return max(1.0, 10.0 ** (math.floor(math.log10(value_us)) - 1)) if value_us > 0 else 1.0
 
 
-FEWEST_TRANSACTIONS = 10
+MIN_TRANSACTIONS = 10
 """Fewer make percentiles meaningless: it is what a p90 needs."""
-MOST_THROTTLED_RATIO = 0.01
+MAX_THROTTLED_RATIO = 0.01
 """Time throttled over the run's duration: a single throttling of 50 ms in a 1 s run already shows in the p99."""
-MOST_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
+MAX_RUN_QUEUE_RATIO, RUN_QUEUE_FLOOR_US = 0.25, 100.0
 """What waiting for a CPU added to each transaction, over the run's mean latency; below the floor it is never doubted."""
-MOST_LOSS_RATIO = 0.01
+MAX_LOSS_RATIO = 0.01
 """Lost datagrams or retransmitted segments over transactions."""
-MOST_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
+MAX_STALL_RATIO, STALL_FACTOR, STALL_FLOOR_US = 0.1, 20.0, 50_000.0
 """One transaction that took this share of the run stood still, as the median of a closed loop hides; and so many times the median,
 lest a slow path looks like a stall."""
-MOST_HELD_RATIO = 0.1
+MAX_DELAYED_RATIO = 0.1
 """Share of the datagrams that waited at a busy peer."""
-MOST_HELD_US, MOST_HELD_SHARE = 5000.0, 0.25
+MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE = 5000.0, 0.25
 """p90 of that wait, beyond which netperf's peer was starved as well; and a share of the median."""
 
 
@@ -282,8 +284,8 @@ def sight(previous: Sighting | None, sample: Sample, now_s: float, wall_s: float
     return Sighting(sample.sequence, sample.taken_at, now_s)
 
 
-def judge(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[QualityFlag, ...]:
-    """Reasons to doubt a run by itself, in a fixed order; whether it fits the pair's other runs is judged by `netperf.levels`.
+def find_quality_flags(measurement: Measurement, datagrams: Measurement | None = None) -> tuple[QualityFlag, ...]:
+    """Reasons to doubt a run by itself, in a fixed order; whether it fits the pair's other runs is for `netperf.smoothing`.
 
     Args:
         measurement: the run.
@@ -291,14 +293,14 @@ def judge(measurement: Measurement, datagrams: Measurement | None = None) -> tup
     """
     quality_flags: list[QualityFlag] = []
     duration_us = (measurement.duration_s or 0.0) * 1e6
-    if measurement.throttled_us and measurement.throttled_us > MOST_THROTTLED_RATIO * duration_us:
+    if measurement.throttled_us and measurement.throttled_us > MAX_THROTTLED_RATIO * duration_us:
         quality_flags.append("throttled")
     if measurement.test != "TCP_STREAM":
-        if measurement.transactions is not None and measurement.transactions < FEWEST_TRANSACTIONS:
+        if measurement.transactions is not None and measurement.transactions < MIN_TRANSACTIONS:
             quality_flags.append("too-few-samples")
         if _waited_for_cpu(measurement):
             quality_flags.append("run-queue")
-        if measurement.loss_ratio is not None and measurement.loss_ratio > MOST_LOSS_RATIO:
+        if measurement.loss_ratio is not None and measurement.loss_ratio > MAX_LOSS_RATIO:
             quality_flags.append("loss")
         if _stood_still(measurement):
             quality_flags.append("stalled")
@@ -321,14 +323,14 @@ def _stood_still(measurement: Measurement) -> bool:
         or measurement.loss_ratio
     ):
         return False
-    return max_us > max(MOST_STALL_RATIO * measurement.duration_s * 1e6, STALL_FACTOR * p50_us, STALL_FLOOR_US)
+    return max_us > max(MAX_STALL_RATIO * measurement.duration_s * 1e6, STALL_FACTOR * p50_us, STALL_FLOOR_US)
 
 
 def _starved_peer(measurement: Measurement, datagrams: Measurement | None) -> bool:
     if datagrams is None or datagrams.responder_delay_us is None or measurement.p50_us is None:
         return False
-    most_us = max(MOST_HELD_US, MOST_HELD_SHARE * measurement.p50_us)
-    return (datagrams.held_ratio or 0.0) > MOST_HELD_RATIO or datagrams.responder_delay_us > most_us
+    most_us = max(MAX_RESPONDER_P90_US, MAX_RESPONDER_SHARE * measurement.p50_us)
+    return (datagrams.delayed_ratio or 0.0) > MAX_DELAYED_RATIO or datagrams.responder_delay_us > most_us
 
 
 def _waited_for_cpu(measurement: Measurement) -> bool:
@@ -337,4 +339,4 @@ def _waited_for_cpu(measurement: Measurement) -> bool:
     if not measurement.run_queue_us or not measurement.transactions or latency_us is None:
         return False
     added_us = measurement.run_queue_us / measurement.transactions
-    return added_us > max(RUN_QUEUE_FLOOR_US, MOST_RUN_QUEUE_RATIO * latency_us)
+    return added_us > max(RUN_QUEUE_FLOOR_US, MAX_RUN_QUEUE_RATIO * latency_us)

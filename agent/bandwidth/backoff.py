@@ -13,7 +13,7 @@ import msgspec
 from agent.bandwidth.state import Action, LimitEgress, LimitIngress
 
 FIRST_WAIT_S = 5.0
-LONGEST_WAIT_S = 300.0
+MAX_WAIT_S = 300.0
 HELD_S = 600.0
 """A limit that stayed for so long is nobody's bone of contention any more."""
 DISPUTED_AFTER = 3
@@ -66,7 +66,7 @@ class RepairBackoff:
         record.tries += 1
         if done and isinstance(action, LimitIngress | LimitEgress):
             record.set_s.append(now_s)
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(record.tries - 1, 10))
+        wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(record.tries - 1, 10))
         record.tried_at_s, record.due_s = now_s, now_s + wait_s
         return wait_s
 

@@ -19,7 +19,7 @@ from kubekit.wire import DECODE_ERRORS
 
 CONFIG_DIR, RESULTS_DIR = Path("/etc/cni/net.d"), Path("/var/lib/cni/results")
 """A node with other directories mounts them here."""
-_MOST_BYTES = 262_144
+_MAX_BYTES = 262_144
 
 
 class Network(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class ResultCache:
     def _parse(self, name: str) -> tuple[str, str, Attachment] | None:
         try:
             with (self._directory / name).open("rb") as file:
-                return parse_cached(file.read(_MOST_BYTES))
+                return parse_cached(file.read(_MAX_BYTES))
         except OSError:
             return None
 

@@ -22,7 +22,7 @@ _BASIC_STATS = struct.Struct("=Q")
 _QUEUE_STATS = struct.Struct("=IIIII")
 """struct gnet_stats_queue: qlen, backlog, drops, requeues, overlimits."""
 _LINE = INTERFACE.encode() + b":"
-_MOST_BYTES = 16384
+_MAX_BYTES = 16384
 
 
 async def take_readings(
@@ -58,7 +58,7 @@ def read_devices(proc: Path, pids: Iterable[int]) -> dict[int, DeviceCount]:
         except OSError:
             continue
         try:
-            text = os.read(descriptor, _MOST_BYTES)
+            text = os.read(descriptor, _MAX_BYTES)
         except OSError:
             continue
         finally:

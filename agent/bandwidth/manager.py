@@ -40,7 +40,7 @@ log = logs.get("agent.bandwidth")
 
 FULL_LOOK_S = 300.0
 GATHER_S = 0.3
-LEAST_PAUSE_S = 2.0
+MIN_PAUSE_S = 2.0
 RETRY_S = 5.0
 EFFECT_S = 4.5
 """Pods' own counters are read so often: an excess shows in the second reading after it began, within ten seconds."""
@@ -115,7 +115,7 @@ class BandwidthManager:
                 asyncio.get_running_loop().call_later(RETRY_S, self._wake.set)
             else:
                 log.change("kernel", "", "traffic control can be read again")
-            await asyncio.sleep(LEAST_PAUSE_S)
+            await asyncio.sleep(MIN_PAUSE_S)
             if await wait_for(self._wake, FULL_LOOK_S):
                 await asyncio.sleep(GATHER_S)
 

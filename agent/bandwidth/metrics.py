@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from agent.bandwidth.effect import Effect
 from agent.bandwidth.state import BandwidthPlan, Key, LimitStatus
 
-MOST_JUDGEMENTS = 2000
+MAX_LIMITS_SHOWN = 2000
 _UNKNOWN = Effect()
 _LABELS = ("namespace", "pod", "direction")
 
@@ -30,7 +30,7 @@ class BandwidthMetrics:
 
     def take(self, plan: BandwidthPlan, effects: Mapping[Key, Effect]) -> None:
         """Show these from now on."""
-        self._judgements, self._unlocated = plan.judgements[:MOST_JUDGEMENTS], len(plan.unlocated)
+        self._judgements, self._unlocated = plan.judgements[:MAX_LIMITS_SHOWN], len(plan.unlocated)
         self._effects, self._programs_unknown = effects, bool(plan.programs_unknown)
 
     def show_effects(self, effects: Mapping[Key, Effect]) -> None:

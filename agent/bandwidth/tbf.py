@@ -20,10 +20,10 @@ PLUGIN_LATENCY_S = 0.025
 BURST_S = 0.010
 """Our burst lasts this long at the limit's rate: enough for timers of a busy machine, too little to notice."""
 QUEUE_S = 0.040
-"""Our queue is never longer than this at the limit's rate, unless `LEAST_FRAMES` need more room: 50 ms with the way there."""
-LEAST_FRAMES = 16
+"""Our queue is never longer than this at the limit's rate, unless `MIN_QUEUE_FRAMES` need more room: 50 ms with the way there."""
+MIN_QUEUE_FRAMES = 16
 """TCP needs to have some segments under way; fewer would cost throughput at rates below 5 Mbit/s."""
-LEAST_BURST_FRAMES = 2
+MIN_BURST_FRAMES = 2
 
 ENFORCED_BURST_S = 0.25
 """A burst that lasts longer than this lets more than 105 % through in the first five seconds: it is too large."""
@@ -103,8 +103,8 @@ def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
     """
     rate = rate_bps // 8
     frame = mtu + ETHERNET_BYTES
-    burst = max(math.ceil(rate * BURST_S), LEAST_BURST_FRAMES * frame)
-    limit = max(math.ceil(rate * QUEUE_S), LEAST_FRAMES * frame)
+    burst = max(math.ceil(rate * BURST_S), MIN_BURST_FRAMES * frame)
+    limit = max(math.ceil(rate * QUEUE_S), MIN_QUEUE_FRAMES * frame)
     # At the lowest rates two frames are more than the bucket's 32 bits of ticks can hold (274.9 s).
     ticks = min(int(burst * 1e6 / rate * TICKS_PER_US), WORD - 1)
     return TbfParams(rate_bytes_per_s=rate, buffer_ticks=ticks, limit_bytes=min(limit, WORD - 1))
@@ -112,7 +112,7 @@ def bounded_params(rate_bps: int, mtu: int) -> TbfParams:
 
 def lets_too_much_through(shape: TbfParams, mtu: int) -> bool:
     """Whether burst or queue are so large that the limit is none for seconds, or delays packets by more than half a one."""
-    least = max(GSO_BYTES, LEAST_FRAMES * (mtu + ETHERNET_BYTES))
+    least = max(GSO_BYTES, MIN_QUEUE_FRAMES * (mtu + ETHERNET_BYTES))
     large_burst = shape.burst_s > ENFORCED_BURST_S and shape.burst_bytes > least
     # HTB's queue is the device's own length in packets, whoever sets the class up.
     long_queue = shape.kind == "tbf" and shape.queue_s > ENFORCED_QUEUE_S and shape.limit_bytes > 2 * least

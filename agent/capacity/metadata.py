@@ -29,7 +29,7 @@ _TOKEN_TTL, _TOKEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata
 _GOOGLE = {"Metadata-Flavor": "Google"}
 _AMAZON_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _TYPE = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 def cloud_of(machine: Machine) -> Cloud | None:
@@ -110,4 +110,4 @@ async def _read(session: aiohttp.ClientSession, method: str, path: str, headers:
     async with session.request(method, path, headers=headers, allow_redirects=False) as answer:
         if answer.status != 200:
             raise aiohttp.ClientError(f"{method} {path}: {answer.status}")
-        return (await answer.content.read(_MOST_BYTES)).decode("ascii")
+        return (await answer.content.read(_MAX_BYTES)).decode("ascii")

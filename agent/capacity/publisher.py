@@ -30,10 +30,10 @@ log = logs.get("agent.capacity")
 T = TypeVar("T")
 POLL_S = 60.0
 """Links are read this often, and after events of the kernel."""
-LEAST_READ_PAUSE_S = 2.0
+MIN_READ_PAUSE_S = 2.0
 """Pods that come and go are link events too: a full read costs some milliseconds, so not more often than this."""
 SETTLE_S = 0.5
-LEAST_PAUSE_S = 1.0
+MIN_PAUSE_S = 1.0
 STALE_S = 2.0
 """How long to wait for the watch to show our own write, before planning from the old state again."""
 
@@ -41,7 +41,7 @@ STALE_S = 2.0
 DISPUTED_AFTER = 3
 """How often a value of ours is replaced within `HELD_S` before it counts as disputed."""
 HELD_S = 600.0
-FIRST_WAIT_S, LONGEST_WAIT_S = 5.0, 300.0
+FIRST_WAIT_S, MAX_WAIT_S = 5.0, 300.0
 
 
 class Disputes:
@@ -69,7 +69,7 @@ class Disputes:
         beyond = len(self._replaced_s) - DISPUTED_AFTER
         if beyond < 0:
             return ""
-        self._wait_until_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(beyond, 10))
+        self._wait_until_s = now_s + min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(beyond, 10))
         return self._words
 
     @property
@@ -152,7 +152,7 @@ class Publisher:
         hardware, read_at = HardwareCapacity(None, "links were not read yet"), -POLL_S
         while True:
             self._wake.clear()
-            due_s = LEAST_READ_PAUSE_S if self._links_changed else POLL_S
+            due_s = MIN_READ_PAUSE_S if self._links_changed else POLL_S
             if loop.time() - read_at >= due_s:
                 self._links_changed, due_s = False, POLL_S
                 hardware, read_at = await self._look(hardware), loop.time()
@@ -171,7 +171,7 @@ class Publisher:
                     self._backoff.reset()
                     log.change("publish", "", "capacity can be published again")
                     if wrote:
-                        pause_s, idle_s = LEAST_PAUSE_S, STALE_S
+                        pause_s, idle_s = MIN_PAUSE_S, STALE_S
             await asyncio.sleep(pause_s)
             await wait_for(self._wake, max(0.0, idle_s - pause_s))
 

@@ -41,7 +41,7 @@ _FICTIONAL_DRIVERS = {
     "tun": _FICTIONS["tun"],
 }
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
-_MOST_MBPS = 1_600_000
+_MAX_MBPS = 1_600_000
 """1.6 Tbit/s: the next generation of Ethernet. More is a driver's way to say that it does not know."""
 _DEEPEST = 8
 
@@ -232,7 +232,7 @@ def read_speed(link: Link) -> tuple[int | None, str]:
     for source, mbps in (("ethtool", link.ethtool_mbps), ("sysfs", link.sysfs_mbps), ("psutil", link.psutil_mbps)):
         if mbps is None:
             continue
-        if 0 < mbps <= _MOST_MBPS:
+        if 0 < mbps <= _MAX_MBPS:
             return mbps, source
         said.append(f"{source} says {mbps}")
     return None, "its speed is unknown" + (f" ({', '.join(said)})" if said else "")

@@ -15,7 +15,7 @@ from netperf.plans import Probe
 from netperf.probers.datagrams import DatagramStream, DatagramTarget, Window
 from netperf.probers.netperf import tcp_ping
 from netperf.probers.prober import ProbeFailedError
-from netperf.sample import FEWEST_DATAGRAMS, Measurement
+from netperf.sample import MIN_DATAGRAMS, Measurement
 
 log = logs.get("agent.probing")
 
@@ -23,7 +23,7 @@ MAX_ROUNDS = 3
 """A window stays open for so many rounds until it can tell something."""
 TAIL_ROUNDS = 10
 """A p99 rests on the newest rounds that have 100 datagrams together, but on no more than these."""
-LEAST_SENT = 3
+MIN_SENT = 3
 """Fewer datagrams that do not come back say nothing."""
 
 
@@ -50,7 +50,7 @@ class BackgroundProber:
         if window is None or self._stream is None or self._plans.plan is None:
             return None, 0
         open_s = now_s - window.opened_s
-        if 0 < window.rtts.count < FEWEST_DATAGRAMS and open_s < MAX_ROUNDS * self._plans.plan.interval_s:
+        if 0 < window.rtts.count < MIN_DATAGRAMS and open_s < MAX_ROUNDS * self._plans.plan.interval_s:
             return None, window.returned
         target = self._target(probe)
         self._stream.close_window(target)
@@ -61,7 +61,7 @@ class BackgroundProber:
     async def check(self, probe: Probe) -> Literal["heard", "waiting"] | ProbeFailedError:
         """Whether datagrams of a pair come back; where none does, whether the host is there: UDP may be filtered."""
         window, plan = self._window(probe), self._plans.plan
-        if window is None or plan is None or (not window.returned and window.sent < LEAST_SENT):
+        if window is None or plan is None or (not window.returned and window.sent < MIN_SENT):
             return "waiting"
         if window.returned:
             return "heard"
@@ -93,7 +93,7 @@ class BackgroundProber:
         targets = {self._target(probe) for probe in self._plans.own_probes}
         self._tails = {target: tails for target, tails in self._tails.items() if target in targets}
         if self._stream is not None:
-            self._stream.aim(targets, self._plans.plan.interval_s if self._plans.plan is not None else 60.0)
+            self._stream.set_targets(targets, self._plans.plan.interval_s if self._plans.plan is not None else 60.0)
 
     def _target(self, probe: Probe) -> DatagramTarget:
         plan = self._plans.plan

@@ -64,7 +64,7 @@ class ProbeMetrics:
 
     def follow_plan(self) -> None:
         """Keep the series of this node's pairs in the plan, and no others."""
-        own = [probe for probe in self._plans.own_probes if probe.rank == 0]
+        own = [probe for probe in self._plans.own_probes if probe.pair_index == 0]
         wanted = {_pair_of(p.origin, p.destination): _PairState() for p in own}
         self._pairs = {pair: self._pairs.get(pair, fresh) for pair, fresh in wanted.items()}
 
@@ -73,7 +73,7 @@ class ProbeMetrics:
         state = self._pairs.get(_pair_of(outcome.origin, outcome.destination))
         if outcome.result == "waiting":
             return
-        if outcome.rank:  # the pair's own series are those of its rank 0; the others are counted apart
+        if outcome.pair_index:  # the pair's own series are those of its pair 0; the others are counted apart
             self._others[outcome.result] = self._others.get(outcome.result, 0) + 1
             return
         if state is None:
@@ -83,7 +83,7 @@ class ProbeMetrics:
         if sample is None:
             return
         state.samples[outcome.test] = sample
-        for doubt in outcome.run_quality_flags or sample.quality_flags:
+        for doubt in outcome.run_flags or sample.quality_flags:
             state.quality_flags[outcome.test, doubt] = state.quality_flags.get((outcome.test, doubt), 0) + 1
         if sample.priced.p50_us is not None and outcome.test == self._usual_test:
             value_s = sample.priced.p50_us / 1e6
@@ -158,7 +158,9 @@ class ProbeMetrics:
             labels=(*PAIR_LABELS, "test", "outcome"),
         )
         quality_flags = CounterMetricFamily(
-            "netaware_probe_quality_flags", "Runs that were doubted, by reason.", labels=(*PAIR_LABELS, "test", "flag")
+            "netaware_probe_quality_flags",
+            "Runs that may not be trusted, by quality flag.",
+            labels=(*PAIR_LABELS, "test", "flag"),
         )
         for pair, state in self._pairs.items():
             for key, count in state.outcomes.copy().items():
@@ -176,12 +178,12 @@ class ProbeMetrics:
 
     def _about_plan(self) -> Iterator[Metric]:
         plan = self._plans.plan
-        own = sum(probe.rank == 0 for probe in self._plans.own_probes)
+        own = sum(probe.pair_index == 0 for probe in self._plans.own_probes)
         yield GaugeMetricFamily("netaware_probe_plan_probes", "Probes of this node in its plan.", own)
         yield GaugeMetricFamily(
             "netaware_probe_plan_zone_probes",
             "Probes of the whole zone in its plan.",
-            sum(probe.rank == 0 for probe in plan.probes) if plan else 0,
+            sum(probe.pair_index == 0 for probe in plan.probes) if plan else 0,
         )
         if plan is not None:
             yield GaugeMetricFamily("netaware_probe_plan_epoch", "Epoch of the plan in force.", plan.epoch)

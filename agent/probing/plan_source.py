@@ -36,7 +36,7 @@ class PlanSource:
 
     @property
     def own_probes(self) -> tuple[Probe, ...]:
-        """The probes of the plan that start at this node, of whatever rank."""
+        """The probes of the plan that start at this node, of whatever pair."""
         return self.plan.of_node(self.node) if self.plan is not None else ()
 
     def use(self, plan: ZonePlan | None) -> None:

@@ -29,7 +29,8 @@ def says_the_same(new: Sample, old: Sample) -> bool:
     """
     if (
         any(
-            getattr(new, name) != getattr(old, name) for name in ("quality_flags", "prices", "run_failure", "runs_fail")
+            getattr(new, name) != getattr(old, name)
+            for name in ("quality_flags", "price_source", "run_failure", "runs_fail")
         )
         or new.priced.prober != old.priced.prober
     ):

@@ -33,7 +33,7 @@ from netperf.pacing import (
 from netperf.plans import Probe, ZonePlan
 from netperf.probers.prober import ProbeFailedError, Prober
 from netperf.sample import (
-    FEWEST_DATAGRAMS,
+    MIN_DATAGRAMS,
     Failure,
     Measurement,
     Place,
@@ -41,7 +41,7 @@ from netperf.sample import (
     Sample,
     Test,
     choose_instrument,
-    judge,
+    find_quality_flags,
 )
 
 log = logs.get("agent.probing")
@@ -76,8 +76,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         sample: with ``ok``; also after a run that failed while datagrams came back.
         failure: when neither the run nor datagrams came back.
         detail: what failed, for the log.
-        run_quality_flags: why the run is doubted; the sample's own flags are about what prices.
-        rank: of the probe.
+        run_flags: why the run is doubted; the sample's own flags are about what prices.
+        pair_index: of the probe.
         heard: the peer answered in some way, so that a failure told earlier is over.
     """
 
@@ -88,8 +88,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     sample: Sample | None = None
     failure: Failure | None = None
     detail: str = ""
-    run_quality_flags: tuple[QualityFlag, ...] = ()
-    rank: int = 0
+    run_flags: tuple[QualityFlag, ...] = ()
+    pair_index: int = 0
     heard: bool = False
 
 
@@ -164,7 +164,7 @@ class ProbeScheduler:
         """Conclude once a round, at a moment of this node's own, about each pair without runs, until cancelled."""
         while True:
             changed, plan = self._changed, self._plans.plan
-            pairs = [probe for probe in self._plans.own_probes if probe.rank or self._prober is None]
+            pairs = [probe for probe in self._plans.own_probes if probe.pair_index or self._prober is None]
             if plan is None or not pairs:
                 await changed.wait()
             elif not await wait_for(changed, self._until_own_moment_s(plan)):
@@ -250,20 +250,20 @@ class ProbeScheduler:
             self._failed_runs.pop(probe.nodes, None)
             if test == "TCP_STREAM":
                 datagrams = None
-            quality_flags = judge(run, datagrams)
-            prices = choose_instrument(run, datagrams, quality_flags)
-            own = quality_flags if prices == "measurement" or datagrams is None else judge(datagrams)
+            quality_flags = find_quality_flags(run, datagrams)
+            price_source = choose_instrument(run, datagrams, quality_flags)
+            own = quality_flags if price_source == "measurement" or datagrams is None else find_quality_flags(datagrams)
             sample = self._sample(probe, run, own, datagrams)
-            sample = msgspec.structs.replace(sample, prices=prices)
-            return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_quality_flags=quality_flags))
-        if run is not None and probe.rank == 0 and self._prober is not None:
+            sample = msgspec.structs.replace(sample, price_source=price_source)
+            return self._succeeded(probe, _outcome(probe, test, "ok", sample=sample, run_flags=quality_flags))
+        if run is not None and probe.pair_index == 0 and self._prober is not None:
             self._failed_runs[probe.nodes] = self._failed_runs.get(probe.nodes, 0) + 1
         result = "ok" if run is None else run.name
         detail = "" if run is None else run.detail
-        if datagrams is not None and (datagrams.transactions or 0) >= FEWEST_DATAGRAMS / 2:
+        if datagrams is not None and (datagrams.transactions or 0) >= MIN_DATAGRAMS / 2:
             standing_in = msgspec.structs.replace(datagrams, test=test)
             sample = msgspec.structs.replace(
-                self._sample(probe, standing_in, judge(standing_in), None),
+                self._sample(probe, standing_in, find_quality_flags(standing_in), None),
                 run_failure=None if run is None else run.name,
                 failed_runs=self._failed_runs.get(probe.nodes, 0),
             )
@@ -327,7 +327,7 @@ def _outcome(
     sample: Sample | None = None,
     failure: Failure | None = None,
     detail: str = "",
-    run_quality_flags: tuple[QualityFlag, ...] = (),
+    run_flags: tuple[QualityFlag, ...] = (),
 ) -> Outcome:
     origin, destination = probe.origin.place, probe.destination.place
     topic = f"{destination.node}/{test}"
@@ -343,6 +343,6 @@ def _outcome(
         sample=sample,
         failure=failure,
         detail=detail,
-        run_quality_flags=run_quality_flags,
-        rank=probe.rank,
+        run_flags=run_flags,
+        pair_index=probe.pair_index,
     )

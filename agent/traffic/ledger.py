@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent.traffic.conntrack import Entry
 
-MOST_EDGES = 2000
+MAX_EDGES = 2000
 """Of one node; a node with 110 pods that each call 15 others has 1,650. What is beyond is counted together."""
 FORGET_S = 3600.0
 KEEP_GONE_S = 600.0
@@ -39,7 +39,7 @@ class Edge(NamedTuple):
 
 
 OVERFLOW_EDGE = Edge(PodEnd("", "", ""), "", 0)
-"""All edges after the first `MOST_EDGES`."""
+"""All edges after the first `MAX_EDGES`."""
 
 
 class Reading(NamedTuple):
@@ -173,7 +173,7 @@ class Ledger:
         self._first = False
         totals = [(edge, state.request.shown, state.response.shown) for edge, state in self._states.items()]
         self.reading = Reading(self._read_at_s, totals)
-        if len(self._names) > 4 * MOST_EDGES:
+        if len(self._names) > 4 * MAX_EDGES:
             self._names.clear()
 
     def answering(self) -> Iterator[tuple[bytes, PodEnd]]:
@@ -189,7 +189,7 @@ class Ledger:
     def _state(self, edge: Edge) -> _State:
         found = self._states.get(edge)
         if found is None:
-            if len(self._states) >= MOST_EDGES:
+            if len(self._states) >= MAX_EDGES:
                 edge = OVERFLOW_EDGE
             found = self._states.get(edge) or self._states.setdefault(edge, _State(self._now_s))
         return found

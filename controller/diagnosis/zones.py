@@ -122,7 +122,7 @@ def build_network(snapshot: ClusterSnapshot, topology_name: str = "", weights_na
         zones=_zones(snapshot, zone_map),
         pairs=pairs,
         interval_s=interval_s,
-        planned=sum(probe.rank == 0 for plan in snapshot.plans for probe in plan.probes),
+        planned=sum(probe.pair_index == 0 for plan in snapshot.plans for probe in plan.probes),
         measured_at=max(newest, default=None),
         refused_keys=dict(decision.results.refused),
         currency=snapshot.prices.currency if snapshot.prices is not None else "",

@@ -21,15 +21,15 @@ from typing import NamedTuple
 from netperf.histogram import Histogram
 from netperf.probers.datagram_codec import Datagram, decode_datagram, derive_key, encode_datagram
 from netperf.probers.timestamps import now_ns, open_udp, receive
-from netperf.sample import LONGEST_US, SUPPORT, Measurement
+from netperf.sample import MAX_LATENCY_US, SUPPORT, Measurement
 
-MOST_PER_S = 10.0
+MAX_PER_S = 10.0
 """Datagrams of one agent, to all destinations together."""
-MOST_PER_DESTINATION_S = 4.0
+MAX_PER_DESTINATION_S = 4.0
 PER_ROUND = 120.0
 """What a round aims at for each destination: a p99 needs 100."""
 LOST_AFTER_S = 3.0
-HELD_LIMIT_US = 20_000.0
+MAX_RESPONDER_DELAY_US = 20_000.0
 """A request that waited longer at the peer is not used: so long an account would have to be believed blindly."""
 STEP_LIMIT_NS = 10**6
 _BATCH = 64
@@ -47,17 +47,17 @@ class Window:
 
     def __init__(self, opened_s: float) -> None:
         self.opened_s = opened_s
-        self.sent = self.returned = self.held_up = self.lost = 0
+        self.sent = self.returned = self.delayed = self.lost = 0
         self.rtts, self.held = Histogram(), Histogram()
         self._last_us: float | None = None
         self._steps_us = 0.0
 
-    def take(self, rtt_us: float, responder_delay_us: float) -> None:
+    def record(self, rtt_us: float, responder_delay_us: float) -> None:
         """Count an answer: its round trip without the time at the peer, and that time."""
         self.returned += 1
         self.held.record(max(responder_delay_us, 0.001))
-        if responder_delay_us > HELD_LIMIT_US:
-            self.held_up += 1
+        if responder_delay_us > MAX_RESPONDER_DELAY_US:
+            self.delayed += 1
             return
         if self._last_us is not None:
             self._steps_us += abs(rtt_us - self._last_us)
@@ -83,7 +83,7 @@ class Window:
                 p99_us = max(together.percentile_us(99) or 0.0, rtts.percentile_us(90) or 0.0)
                 transactions = together.count
                 break
-        settled = self.returned + self.lost
+        finished = self.returned + self.lost
         return Measurement(
             prober="datagrams",
             test="UDP_RR",
@@ -95,10 +95,10 @@ class Window:
             p99_us=p99_us,
             transactions=transactions,
             duration_s=max(0.0, now_s - self.opened_s),
-            loss_ratio=self.lost / settled,
+            loss_ratio=self.lost / finished,
             jitter_us=self._steps_us / (rtts.count - 1),
             responder_delay_us=self.held.percentile_us(90),
-            held_ratio=self.held_up / self.returned,
+            delayed_ratio=self.delayed / self.returned,
         )
 
 
@@ -127,7 +127,7 @@ class DatagramStream:
         self._changed = asyncio.Event()
         self.paused = False
 
-    def aim(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
+    def set_targets(self, targets: Iterable[DatagramTarget], interval_s: float) -> None:
         """Send to exactly these from now on; windows of those that stay go on.
 
         Args:
@@ -143,17 +143,17 @@ class DatagramStream:
     @property
     def rate_per_s(self) -> float:
         """Datagrams a second to all destinations together."""
-        each = min(MOST_PER_DESTINATION_S, PER_ROUND / self._interval_s)
-        return min(MOST_PER_S, len(self._order) * each)
+        each = min(MAX_PER_DESTINATION_S, PER_ROUND / self._interval_s)
+        return min(MAX_PER_S, len(self._order) * each)
 
     def peek(self, target: DatagramTarget) -> Window | None:
         """The window of a destination, which goes on."""
-        self._settle(time.monotonic_ns())
+        self._expire(time.monotonic_ns())
         return self._windows.get(target)
 
     def close_window(self, target: DatagramTarget) -> Window | None:
         """The window of a destination, which is over now, and a new one in its place; None for one that is no destination."""
-        self._settle(time.monotonic_ns())
+        self._expire(time.monotonic_ns())
         window = self._windows.get(target)
         if window is not None:
             self._windows[target] = Window(time.monotonic())
@@ -182,7 +182,7 @@ class DatagramStream:
                 loop.remove_reader(udp)
 
     def _send(self, udp: socket.socket) -> None:
-        self._settle(time.monotonic_ns())
+        self._expire(time.monotonic_ns())
         self._next = (self._next + 1) % len(self._order)
         target = self._order[self._next]
         self._number += 1
@@ -206,17 +206,17 @@ class DatagramStream:
             sent = self._under_way.pop(answer.number, None)
             window = self._windows.get(sent.target) if sent is not None else None
             if sent is not None and window is not None:
-                self._take(window, sent, received_ns, answer.held_ns)
+                self._record(window, sent, received_ns, answer.responder_delay_ns)
 
     @staticmethod
-    def _take(window: Window, sent: _Sent, received_ns: int, held_ns: int) -> None:
+    def _record(window: Window, sent: _Sent, received_ns: int, responder_delay_ns: int) -> None:
         # Both stamps are of the wall clock, which may be set in between; the monotonic clock tells.
         stepped_ns = (now_ns() - sent.wall_ns) - (time.monotonic_ns() - sent.monotonic_ns)
-        rtt_us = (received_ns - sent.wall_ns - held_ns) / 1000
-        if abs(stepped_ns) < STEP_LIMIT_NS and 0 < rtt_us <= LONGEST_US:
-            window.take(rtt_us, held_ns / 1000)
+        rtt_us = (received_ns - sent.wall_ns - responder_delay_ns) / 1000
+        if abs(stepped_ns) < STEP_LIMIT_NS and 0 < rtt_us <= MAX_LATENCY_US:
+            window.record(rtt_us, responder_delay_ns / 1000)
 
-    def _settle(self, monotonic_ns: int) -> None:
+    def _expire(self, monotonic_ns: int) -> None:
         """What has been under way for too long is lost."""
         while self._under_way:
             number, sent = next(iter(self._under_way.items()))

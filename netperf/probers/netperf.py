@@ -22,7 +22,7 @@ from netperf.probers import child
 from netperf.probers.contention import difference, own_cpu_stat, read_throttled_us, with_circumstances
 from netperf.probers.passphrase import derive_passphrase, epochs_to_try
 from netperf.probers.prober import FailureName, ProbeFailedError
-from netperf.sample import LONGEST_US, TESTS, Measurement, ProberName, Test
+from netperf.sample import MAX_LATENCY_US, TESTS, Measurement, ProberName, Test
 
 ENVIRONMENT = "NETAWARE_NETPERF"
 DEADLINE_ALLOWANCE_S = 5.0
@@ -33,7 +33,7 @@ PING_DEADLINE_S = 2.0
 """A SYN that is lost is sent again after a second; who has not answered by now is not there, and costs no more of the slot."""
 _TCP_INFO_RTT, _TCP_INFO_BYTES = 68, 72
 """Where tcpi_rtt is, microseconds (linux/tcp.h)."""
-LEAST_TRANSACTIONS = 12
+MIN_TRANSACTIONS_FOR_P90 = 12
 """What a p90 needs, and two more. At 400 ms they take 5 s."""
 SETUP_ROUND_TRIPS = 8
 """Control connection, passphrase, set-up, data connection, result."""
@@ -83,7 +83,7 @@ def transactions_for(duration_s: float, rtt_s: float) -> int | None:
 
     A run that counts waits for each loss to be mended, so only slow paths are counted.
     """
-    return None if 2 * LEAST_TRANSACTIONS * rtt_s <= duration_s else LEAST_TRANSACTIONS
+    return None if 2 * MIN_TRANSACTIONS_FOR_P90 * rtt_s <= duration_s else MIN_TRANSACTIONS_FOR_P90
 
 
 def command_line(
@@ -139,7 +139,7 @@ def parse_output(text: str, test: Test) -> Measurement:
         min_us=min_us,
         mean_us=_latency(values["MEAN_LATENCY"]),
         max_us=max_us,
-        stddev_us=_number(values["STDDEV_LATENCY"], low=0, high=LONGEST_US),
+        stddev_us=_number(values["STDDEV_LATENCY"], low=0, high=MAX_LATENCY_US),
         p50_us=p50_us,
         p90_us=p90_us,
         p99_us=p99_us,
@@ -165,7 +165,7 @@ def _number(
 
 
 def _latency(text: str) -> float | None:
-    return _number(text, above=0, high=LONGEST_US)
+    return _number(text, above=0, high=MAX_LATENCY_US)
 
 
 def _held(value_us: float | None, min_us: float | None, max_us: float | None) -> float | None:
@@ -229,7 +229,7 @@ class NetperfProber:
         command = command_line(binary, address, settings, passphrase, transactions)
         throttled_before = read_throttled_us(self._cpu_stat)
         started = time.monotonic()
-        longest_s = max(settings.duration_s, LEAST_TRANSACTIONS * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
+        longest_s = max(settings.duration_s, MIN_TRANSACTIONS_FOR_P90 * rtt_s) + SETUP_ROUND_TRIPS * rtt_s
         try:
             finished = await child.run(command, longest_s + DEADLINE_ALLOWANCE_S)
         except TimeoutError:

@@ -31,9 +31,9 @@ MAX_PENDING = 64
 REQUEST_DEADLINE_S = 5.0
 MAX_RUNS = 8
 """A plan lets one peer probe a node at a time; clocks that differ make it two."""
-LONGEST_RUN_S = 120.0
+MAX_RUN_S = 120.0
 """The plan's format allows runs of 60 s."""
-RUN_LIMITS = child.ChildLimits(memory_bytes=128 << 20, cpu_s=int(LONGEST_RUN_S), open_files=32)
+RUN_LIMITS = child.ChildLimits(memory_bytes=128 << 20, cpu_s=int(MAX_RUN_S), open_files=32)
 
 
 class Netserver:
@@ -163,10 +163,10 @@ class Netserver:
             log.change("start", str(error), "cannot start netserver", binary=self._binary, error=error)
             return
         try:
-            async with asyncio.timeout(LONGEST_RUN_S):
+            async with asyncio.timeout(MAX_RUN_S):
                 await process.wait()
         except TimeoutError:
-            log.warning("netserver took too long and was ended", most_s=LONGEST_RUN_S)
+            log.warning("netserver took too long and was ended", most_s=MAX_RUN_S)
         finally:
             await child.stop(process)
 

@@ -15,7 +15,7 @@ from kubekit.errors import ConfigError
 
 EPOCH_S = 3600.0
 """Lifetime of a passphrase."""
-LEAST_SECRET_BYTES = 16
+MIN_SECRET_BYTES = 16
 _PURPOSE = b"netaware netperf passphrase\0"
 
 
@@ -25,8 +25,8 @@ def check_secret(secret: bytes) -> bytes:
     Raises:
         ConfigError: it is shorter than 16 bytes.
     """
-    if len(secret) < LEAST_SECRET_BYTES:
-        raise ConfigError("probing secret", f"has {len(secret)} bytes", f"at least {LEAST_SECRET_BYTES} random bytes")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError("probing secret", f"has {len(secret)} bytes", f"at least {MIN_SECRET_BYTES} random bytes")
     return secret
 
 

@@ -73,6 +73,6 @@ class DatagramResponder:
                 self.rejected += 1
                 log.change("rejected", "rejecting", "datagram without a valid proof", peer=peer)
                 continue
-            answer = encode_datagram(self._key, b"server", datagram._replace(held_ns=now_ns() - received_ns))
+            answer = encode_datagram(self._key, b"server", datagram._replace(responder_delay_ns=now_ns() - received_ns))
             with suppress(OSError):
                 udp.sendto(answer, peer)

@@ -77,7 +77,7 @@ def figure(value: object, unit: str, *, budget: object = None, ok: bool | None =
 
 def count_probes(plan: PairPlan) -> int:
     """Runs of netperf; datagrams go all the time."""
-    return sum(probe.rank == 0 for zone in plan.zones.values() for probe in zone.probes)
+    return sum(probe.pair_index == 0 for zone in plan.zones.values() for probe in zone.probes)
 
 
 def planning() -> dict[str, Figure]:

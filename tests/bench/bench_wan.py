@@ -106,7 +106,7 @@ async def measure_one(name: str) -> Figures:
                 client = await stack.enter_async_context(Client(lab.client_config, timeout_s=120.0))
                 plans = await planned(client, links)
                 references = References(lab, folder)
-                probes = [probe for plan in plans for probe in plan.probes if probe.rank == 0]
+                probes = [probe for plan in plans for probe in plan.probes if probe.pair_index == 0]
                 references.start(probes[:: -(-len(probes) // MOST_REFERENCES)])
                 # Round by the wall clock: what is left of this one, and two whole ones, end with the last slot's run.
                 interval_s = plans[0].interval_s
@@ -140,7 +140,7 @@ async def planned(client: Client, links: int) -> list[ZonePlan]:
         while True:
             found = await client.list(CONFIGMAPS, ConfigMap, namespace=HOME_NAMESPACE, label_selector=PLAN_SELECTOR)
             plans = [decode_plan(plan.data).plan for plan in found]
-            if sum(probe.rank == 0 for plan in plans for probe in plan.probes) == links:
+            if sum(probe.pair_index == 0 for plan in plans for probe in plan.probes) == links:
                 return plans
             await asyncio.sleep(1)
 
@@ -212,7 +212,7 @@ def compare(
     off: dict[str, list[tuple[float, str]]] = {"p50": [], "p90": []}
     for sample in samples:
         found = reference.get((sample.origin.node, sample.destination.node), [])
-        by_run = sample.prices == "measurement"
+        by_run = sample.price_source == "measurement"
         begin_s = sample.taken_at - (MOMENT_S if by_run else interval_s)
         end_s = sample.taken_at + (1.0 if by_run else 0.0)
         window = found[bisect_left(found, (begin_s,)) : bisect_right(found, (end_s,))]

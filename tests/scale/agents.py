@@ -38,7 +38,7 @@ def sample_of(probe: Probe, sequence: int, rng: random.Random, now_s: float, *, 
     """What the probe's agent would have read of a way that takes ``mean_us`` in the mean."""
     us = round(mean_us * rng.gauss(1.0, 0.01), 1)
     read = Measurement(
-        prober="netperf" if probe.rank == 0 else "datagrams",
+        prober="netperf" if probe.pair_index == 0 else "datagrams",
         test="TCP_RR",  # for datagrams alone the usual test's name stands
         min_us=round(us * 0.97, 1),
         mean_us=us,

@@ -91,7 +91,9 @@ async def test_what_fails_beside_the_measurement_is_told_and_what_lives_to_the_e
 
 def test_a_simulated_sample_is_one_that_can_be_written_and_the_same_from_either_end() -> None:
     here, there = Peer("n1", "10.0.0.1", "zone-000", "r"), Peer("n2", "10.0.0.2", "zone-001", "r")
-    sample = sample_of(Probe(origin=here, destination=there, slot=0, rank=1), 7, random.Random(1), 1.7e9, mean_us=900.0)
+    sample = sample_of(
+        Probe(origin=here, destination=there, slot=0, pair_index=1), 7, random.Random(1), 1.7e9, mean_us=900.0
+    )
     assert sample.measurement.prober == "datagrams"
     assert len(encode_samples([sample])) == 1
     assert latency_us("zone-000", "zone-001") == latency_us("zone-001", "zone-000")

@@ -137,7 +137,7 @@ async def test_measured_costs_are_written_beside_the_users_weights_under_our_fie
     start()
     await world.measured()
     found = await plans(world.client, world.namespace)
-    assert sum(probe.rank == 0 for plan in found for probe in plan.probes) == 3, (
+    assert sum(probe.pair_index == 0 for plan in found for probe in plan.probes) == 3, (
         "one of a few pairs of nodes runs netperf"
     )
     assert sum(len(plan.probes) for plan in found) > 3

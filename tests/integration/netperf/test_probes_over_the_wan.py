@@ -32,7 +32,7 @@ from netperf.probers.netperf import NetperfProber
 from netperf.probers.netserver import Netserver
 from netperf.probers.prober import ProbeFailedError
 from netperf.probers.responder import DatagramResponder
-from netperf.sample import Measurement, Place, Sample, choose_instrument, judge
+from netperf.sample import Measurement, Place, Sample, choose_instrument, find_quality_flags
 from tests.integration.netperf.peers import SECRET, running
 from tests.support import pings
 
@@ -129,7 +129,7 @@ async def test_loss_under_netperf_is_doubted(wan: Wan, netperf_programs: Netperf
     wan.set(loss=0.05)
     measurement = await measure(wan, netperf_programs, duration_s=4.0)
     assert measurement.retransmits
-    assert "loss" in judge(measurement)
+    assert "loss" in find_quality_flags(measurement)
 
 
 async def paced(wan: Wan, seconds: float) -> Measurement | None:
@@ -139,7 +139,7 @@ async def paced(wan: Wan, seconds: float) -> Measurement | None:
         serving = running(DatagramResponder(target.address, target.port, SECRET))
         await serving.__aenter__()
     stream = DatagramStream(wan.origin.address, SECRET)
-    stream.aim([target], interval_s=seconds)
+    stream.set_targets([target], interval_s=seconds)
     try:
         with namespaces.entered(wan.origin.netns):
             task = asyncio.create_task(stream.run())
@@ -171,7 +171,7 @@ async def test_both_instruments_say_what_loss_does_to_a_call(wan: Wan, netperf_p
         destination=Place("w", "west"),
         measurement=run or datagrams,
         datagrams=datagrams,
-        prices=choose_instrument(run, datagrams, judge(run, datagrams)) if run else "measurement",
+        price_source=choose_instrument(run, datagrams, find_quality_flags(run, datagrams)) if run else "measurement",
     ).percentile_us("p90")
     assert price_us is not None
     netperf_us = run.percentile_us("p90") if run else None
@@ -219,7 +219,7 @@ async def apart_at_the_same_moment(wan: Wan) -> str:
         serving = running(DatagramResponder(target.address, target.port, SECRET))
         await serving.__aenter__()
     stream = DatagramStream(wan.origin.address, SECRET)
-    stream.aim([target], interval_s=WATCHED_S)
+    stream.set_targets([target], interval_s=WATCHED_S)
     with namespaces.entered(wan.origin.netns):
         task = asyncio.create_task(stream.run())
         await asyncio.sleep(0)  # its socket is opened in this namespace

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.bandwidth.annotations import PodBandwidthSpec
-from agent.bandwidth.backoff import HELD_S, LONGEST_WAIT_S, RepairBackoff
+from agent.bandwidth.backoff import HELD_S, MAX_WAIT_S, RepairBackoff
 from agent.bandwidth.counters import parse_device_count
 from agent.bandwidth.effect import HOLD_S, BucketCount, DeviceCount, Effects, KernelCount
 from agent.bandwidth.rules import with_effect
@@ -151,7 +151,7 @@ def test_a_limit_that_is_removed_every_six_seconds_is_repaired_ever_less_often_a
             repairs.append(second)
         assert bool(patience.disputed(float(second))) == (len(repairs) >= 3)
     assert len(repairs) < 20
-    assert repairs[-1] - repairs[-2] >= LONGEST_WAIT_S
+    assert repairs[-1] - repairs[-2] >= MAX_WAIT_S
     # Left alone for ten minutes, it is forgotten.
     assert patience.disputed(repairs[-1] + HELD_S) == {}
     assert patience.due([LIMIT], repairs[-1] + HELD_S) == [LIMIT]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.bandwidth.tbf import (
     GSO_BYTES,
-    LEAST_FRAMES,
+    MIN_QUEUE_FRAMES,
     QUEUE_S,
     WORD,
     TbfParams,
@@ -69,7 +69,7 @@ def test_our_own_set_up_limits_from_the_first_second_and_bounds_the_queue(rate_b
     assert shape.rate_bytes_per_s == rate_bps // 8
     assert not blocks_everything(shape, mtu)
     assert not lets_too_much_through(shape, mtu)
-    frames_s = LEAST_FRAMES * (mtu + 14) / shape.rate_bytes_per_s
+    frames_s = MIN_QUEUE_FRAMES * (mtu + 14) / shape.rate_bytes_per_s
     assert shape.queue_s <= max(QUEUE_S, frames_s) * 1.001 + 1 / shape.rate_bytes_per_s
 
 

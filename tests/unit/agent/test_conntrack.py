@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from agent.netlink import KernelError
 from agent.traffic.conntrack import Entry, read_entries, read_table_state
-from agent.traffic.ledger import KEEP_GONE_S, MOST_EDGES, OUTSIDE, Edge, Ledger, PodEnd
+from agent.traffic.ledger import KEEP_GONE_S, MAX_EDGES, OUTSIDE, Edge, Ledger, PodEnd
 from agent.traffic.manager import SHOWN_S, Counting, ends_of
 from kubekit.wire import Pod
 
@@ -137,10 +137,10 @@ def test_only_the_clients_node_counts_and_the_servers_says_whose_address_it_is(l
 def test_public_addresses_are_one_edge_and_a_flood_of_edges_is_bounded(ledger: Ledger) -> None:
     abroad = [entry(1, server=socket.inet_aton(f"8.8.{i}.1")) for i in range(200)]
     assert rounds(ledger, *abroad) == {Edge(WEB, OUTSIDE, 0): (200, 0)}
-    many = [entry(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MOST_EDGES)]
+    many = [entry(1, server=socket.inet_aton(f"10.1.{i >> 8}.{i & 255}")) for i in range(3 * MAX_EDGES)]
     found = rounds(ledger, *many)
-    assert len(found) == MOST_EDGES + 1
-    assert sum(request for request, _ in found.values()) == 3 * MOST_EDGES + 200
+    assert len(found) == MAX_EDGES + 1
+    assert sum(request for request, _ in found.values()) == 3 * MAX_EDGES + 200
 
 
 def test_a_pods_last_bytes_are_its_own_after_it_is_gone_unless_another_has_the_address(ledger: Ledger) -> None:

@@ -82,7 +82,7 @@ def probing() -> tuple[Collector, Step]:
             told = f"outcome-{number}-{kind}"
             plans.refusals[told] = 1
             for rank in (0, 1):
-                metrics.add(outcome(THERE[0], result=told, rank=rank))
+                metrics.add(outcome(THERE[0], result=told, pair_index=rank))
 
     return metrics, step
 

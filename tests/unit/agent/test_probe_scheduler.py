@@ -169,7 +169,7 @@ async def test_datagrams_that_agree_with_netperf_price_since_they_are_finer() ->
     between.measurement, between.returned = datagrams(510.0), 100
     outcome = await outcome_of(between, prober)
     assert outcome.sample is not None
-    assert (outcome.sample.prices, outcome.sample.priced.p50_us) == ("datagrams", 510.0)
+    assert (outcome.sample.price_source, outcome.sample.priced.p50_us) == ("datagrams", 510.0)
     assert outcome.sample.measurement.prober == "netperf"
     assert set(between.paused) == {True, False}
 
@@ -180,7 +180,7 @@ async def test_datagrams_that_contradict_netperf_or_are_too_few_do_not_price() -
         between.measurement, between.returned = wrong, 100
         outcome = await outcome_of(between, prober)
         assert outcome.sample is not None
-        assert outcome.sample.prices == "measurement"
+        assert outcome.sample.price_source == "measurement"
 
 
 async def test_a_run_that_fails_while_datagrams_come_back_gives_their_sample_and_no_failure() -> None:

@@ -129,7 +129,7 @@ def test_healthy_nodes_that_write_seldom_are_never_blamed(round_s: float) -> Non
 
 def test_where_udp_is_filtered_hosts_that_answer_are_not_blamed() -> None:
     world = World(FACTS, prober="netperf")
-    world.rounds(60, lambda p: "ok" if p.rank == 0 and p.origin.zone < p.destination.zone else "hung")
+    world.rounds(60, lambda p: "ok" if p.pair_index == 0 and p.origin.zone < p.destination.zone else "hung")
     assert world.blamed == set()
 
 

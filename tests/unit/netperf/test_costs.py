@@ -220,7 +220,7 @@ def test_loss_is_priced_and_not_thrown_away() -> None:
 def test_a_percentile_that_few_datagrams_cannot_tell_is_netperfs() -> None:
     paced = Measurement(prober="datagrams", test="UDP_RR", p50_us=5000.0, p90_us=5000.0, p99_us=5000.0, transactions=60)
     policy = CostPolicy(percentile="p99")
-    netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, prices="datagrams")
+    netperf = run("a", "b", 5000, p99_us=7000.0, datagrams=paced, price_source="datagrams")
     assert step([netperf], policy=policy)[0].zones["a", "b"].cost == 7
     throttled = msgspec.structs.replace(
         netperf, measurement=msgspec.structs.replace(netperf.measurement, duration_s=1.0, throttled_us=5e5)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from netperf.sample import Measurement, choose_instrument, judge
+from netperf.sample import Measurement, choose_instrument, find_quality_flags
 
 RTT_US = 5_500.0
 
@@ -56,8 +56,10 @@ def test_netperf_prices_a_lossy_path_though_its_median_agrees_with_the_datagrams
             loss_ratio=0.16 if lossy else 0.0,
         )
         paced = datagrams(0.1 if lossy else 0.0)
-        assert choose_instrument(run, paced, judge(run, paced)) == ("measurement" if lossy else "datagrams")
+        assert choose_instrument(run, paced, find_quality_flags(run, paced)) == (
+            "measurement" if lossy else "datagrams"
+        )
     throttled = Measurement(
         prober="netperf", test="TCP_RR", p50_us=RTT_US, p90_us=9e5, transactions=25, duration_s=1.0, throttled_us=5e5
     )
-    assert choose_instrument(throttled, datagrams(0.1), judge(throttled)) == "datagrams"
+    assert choose_instrument(throttled, datagrams(0.1), find_quality_flags(throttled)) == "datagrams"

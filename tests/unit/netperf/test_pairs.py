@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kubekit.errors import ConfigError
 from netperf.pairs import PairPlan, PlanOptions, ProbeNode, plan_pairs
-from netperf.plans import PLAN_KEY, WITNESS_RANK, Probe, encode_plan
+from netperf.plans import ADDITIONAL_PAIR_INDEX, PLAN_KEY, Probe, encode_plan
 from netperf.shards import shard_names, zones_per_shard
 
 NOW_S = 1_700_000_000.0
@@ -29,11 +29,11 @@ def cluster(sizes: Iterable[int]) -> list[ProbeNode]:
 
 
 def all_probes(plan: PairPlan) -> list[Probe]:
-    """Those of netperf; see `of_all_ranks`."""
-    return [probe for probe in of_all_ranks(plan) if probe.rank == 0]
+    """Those of netperf; see `of_all_pairs`."""
+    return [probe for probe in of_all_pairs(plan) if probe.pair_index == 0]
 
 
-def of_all_ranks(plan: PairPlan) -> list[Probe]:
+def of_all_pairs(plan: PairPlan) -> list[Probe]:
     return [probe for zone in plan.zones.values() for probe in zone.probes]
 
 
@@ -99,7 +99,7 @@ def test_planning_again_changes_nothing(sizes: list[int], options: PlanOptions) 
 @given(sizes)
 def test_no_node_carries_more_than_its_share(sizes: list[int]) -> None:
     plan = plan_pairs(cluster(sizes), PlanOptions(), None, NOW_S)
-    load = Counter(node for p in of_all_ranks(plan) for node in (p.origin.node, p.destination.node))
+    load = Counter(node for p in of_all_pairs(plan) for node in (p.origin.node, p.destination.node))
     for z, size in enumerate(sizes):
         pairs = sum(min(3, 2 * max(size, other)) for i, other in enumerate(sizes) if i != z)
         # One more for each zone that has but one node itself: there, different nodes of ours must be asked.
@@ -109,7 +109,7 @@ def test_no_node_carries_more_than_its_share(sizes: list[int]) -> None:
 def test_a_hot_node_is_relieved_when_its_zone_grows() -> None:
     small = plan_pairs(cluster([1] * 20), PlanOptions(), None, NOW_S)
     grown = plan_pairs(cluster([10] * 20), PlanOptions(), small.zones, NOW_S + 1)
-    load = Counter(node for p in of_all_ranks(grown) for node in (p.origin.node, p.destination.node))
+    load = Counter(node for p in of_all_pairs(grown) for node in (p.origin.node, p.destination.node))
     assert max(load.values()) <= 2 * math.ceil(3 * 19 / 10)
 
 
@@ -134,7 +134,7 @@ def test_nodes_rotate_slowly_one_rank_at_a_time_and_a_zones_plan_is_written_once
 
 def by_link(plan: PairPlan) -> dict[frozenset[str], set[tuple[str, str]]]:
     found: dict[frozenset[str], set[tuple[str, str]]] = {}
-    for probe in of_all_ranks(plan):
+    for probe in of_all_pairs(plan):
         zones = frozenset((probe.origin.zone, probe.destination.zone))
         found.setdefault(zones, set()).add((probe.origin.node, probe.destination.node))
     return found
@@ -169,10 +169,10 @@ def test_a_rotation_at_100_zones_of_100_nodes_costs_agents_less_than_5_megabytes
 
 def test_witnesses_are_added_to_the_plan_of_their_own_zone() -> None:
     plan = plan_pairs(cluster([2, 2]), PlanOptions(), None, NOW_S, witnesses=[("n0-0", "n0-1"), ("n1-0", "gone")])
-    (witness,) = (p for p in of_all_ranks(plan) if p.rank == WITNESS_RANK)
+    (witness,) = (p for p in of_all_pairs(plan) if p.pair_index == ADDITIONAL_PAIR_INDEX)
     assert (witness.origin.node, witness.destination.node, witness.origin.zone) == ("n0-0", "n0-1", "z000")
     again = plan_pairs(cluster([2, 2]), PlanOptions(), plan.zones, NOW_S)
-    assert all(p.rank != WITNESS_RANK for p in of_all_ranks(again))
+    assert all(p.pair_index != ADDITIONAL_PAIR_INDEX for p in of_all_pairs(again))
 
 
 @given(st.integers(2, 12), options, st.floats(0, 1e7))

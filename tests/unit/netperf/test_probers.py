@@ -258,7 +258,7 @@ def test_a_p99_rests_on_several_rounds_where_one_holds_too_few_datagrams() -> No
     for number in range(3):
         window = Window(0.0)
         for rtt_us in range(60):
-            window.take(1000.0 + 1000 * number + rtt_us, 1.0)
+            window.record(1000.0 + 1000 * number + rtt_us, 1.0)
         rounds.append(window.rtts)
         measurement = window.measurement(60.0, rounds)
         assert measurement is not None

@@ -14,7 +14,7 @@ from kubekit.settings import YEAR_S
 from netperf.errors import OBJECT_LIMIT_BYTES, TooLargeError
 from netperf.results import (
     KEY_LIMIT,
-    LONGEST_NAME,
+    MAX_NAME_LENGTH,
     check_growth,
     decode_results,
     encode_failure,
@@ -100,10 +100,10 @@ node_name = st.text(alphabet="abz09-.", min_size=1, max_size=253)
 
 @given(node_name, label, node_name, label)
 def test_keys_are_legal_whatever_nodes_and_zones_are_called(n1: str, z1: str, n2: str, z2: str) -> None:
-    key = failure_key(Place(n1[:LONGEST_NAME], z1), Place(n2[:LONGEST_NAME], z2), "TCP_STREAM")
+    key = failure_key(Place(n1[:MAX_NAME_LENGTH], z1), Place(n2[:MAX_NAME_LENGTH], z2), "TCP_STREAM")
     assert re.fullmatch(r"[-._a-zA-Z0-9]+", key)
     assert len(key) <= KEY_LIMIT
-    assert parse_key(key) == (n1[:LONGEST_NAME], n2[:LONGEST_NAME], "TCP_STREAM", True)
+    assert parse_key(key) == (n1[:MAX_NAME_LENGTH], n2[:MAX_NAME_LENGTH], "TCP_STREAM", True)
     foreign = upstream_key(n1, n2, "p90")
     assert foreign is None or len(foreign) <= KEY_LIMIT
 
@@ -365,7 +365,7 @@ def test_a_number_that_no_clock_gives_overtakes_nothing(far: int) -> None:
 def test_no_key_of_ours_passes_for_a_bare_number_by_somebody_else() -> None:
     """These have no time and never age."""
     one, other = sample(prober="external"), sample("a2", prober="external", test="UDP_RR")
-    beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, prices="datagrams")
+    beside = msgspec.structs.replace(sample("a1", "c1"), datagrams=one.measurement, price_source="datagrams")
     found = decode_results(written(one, other, beside), PLACES)
     assert found.samples == {}
     assert found.refused == {"bad-field": 3}

@@ -12,8 +12,8 @@ from netperf.sample import (
     Place,
     Sample,
     choose_instrument,
+    find_quality_flags,
     histogram_step_us,
-    judge,
     sight,
 )
 
@@ -85,13 +85,13 @@ FROZEN = {"p99_us": 1450, "max_us": 400_000, "transactions": 700}
     ],
 )
 def test_a_run_is_doubted_for_named_reasons(measurement: Measurement, quality_flags: tuple[str, ...]) -> None:
-    assert judge(measurement) == quality_flags
+    assert find_quality_flags(measurement) == quality_flags
 
 
 def test_a_peer_that_holds_requests_for_long_starves_netperf_as_well() -> None:
     starved = changed(prober="datagrams", responder_delay_us=30_000.0)
-    assert judge(HEALTHY, starved) == ("starved-peer",)
-    assert judge(HEALTHY, changed(prober="datagrams", responder_delay_us=300.0)) == ()
+    assert find_quality_flags(HEALTHY, starved) == ("starved-peer",)
+    assert find_quality_flags(HEALTHY, changed(prober="datagrams", responder_delay_us=300.0)) == ()
 
 
 @pytest.mark.parametrize(
