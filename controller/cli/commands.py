@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from controller.cli.command import Command
 
-    COMMANDS: Sequence[Command]
-
 
 class Summary(NamedTuple):
     """A subcommand that is not imported: its name, half a sentence for the list of commands, and where it is."""
@@ -57,7 +55,6 @@ ALIASES = {"why": "diagnose"}
 HELP = {summary.name: summary.help for summary in SUMMARIES}
 
 
-def __getattr__(name: str) -> Sequence[Command]:
-    if name == "COMMANDS":
-        return tuple(summary.load() for summary in SUMMARIES)
-    raise AttributeError(name)
+def load_all() -> Sequence[Command]:
+    """Import every command."""
+    return tuple(summary.load() for summary in SUMMARIES)

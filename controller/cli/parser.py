@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from controller.cli.command import Command
 from controller.cli.commands import ALIASES, HELP, Summary
@@ -55,21 +55,6 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 _SHARED = frozenset(_DEFAULTS)
-
-
-def named_in(argv: Sequence[str]) -> str:
-    """The subcommand that arguments name; empty for none, or where the flags before it are wrong."""
-
-    class Quiet(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise ConfigError("", message)
-
-    parser = Quiet(parents=[_shared()], add_help=False, allow_abbrev=False)
-    parser.add_argument("command", nargs="?", default="")
-    try:
-        return str(parser.parse_known_args(argv)[0].command)
-    except ConfigError:
-        return ""
 
 
 def build_parser(commands: Sequence[Command | Summary]) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""``kubectl port-forward`` to a pod: it goes through the kubelet and needs no route from the API server to pods."""
+"""``kubectl port-forward``: it goes through the kubelet and needs no route from the API server to pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORWARDING = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
 class PortForwardError(KubekitError):
-    """A pod cannot be reached."""
+    """The controller cannot be reached."""
 
 
 class PortForward(NamedTuple):
@@ -27,8 +27,8 @@ class PortForward(NamedTuple):
 
 
 @asynccontextmanager
-async def port_forward(kubectl: Sequence[str], namespace: str, pod: str, port: int) -> AsyncIterator[PortForward]:
-    """Run it for the time of the block; ``kubectl`` has the flags that say which cluster.
+async def port_forward(kubectl: Sequence[str], namespace: str, target: str, port: str) -> AsyncIterator[PortForward]:
+    """Run it for the time of the block, to the named port of a pod of ``target``; ``kubectl`` has the flags that say which cluster.
 
     Raises:
         PortForwardError: kubectl ends, or forwards nothing in time; the text is its last line.
@@ -36,7 +36,7 @@ async def port_forward(kubectl: Sequence[str], namespace: str, pod: str, port: i
     # In a session of its own: an interrupt from the keyboard is ours to handle, and kubectl ends after us.
     process = await asyncio.create_subprocess_exec(
         *kubectl,
-        *("--namespace", namespace, "port-forward", "--address=127.0.0.1", f"pod/{pod}", f":{port}"),
+        *("--namespace", namespace, "port-forward", "--address=127.0.0.1", target, f":{port}"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

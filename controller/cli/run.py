@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from controller.cli.command import Command
 from controller.cli.commands import ALIASES, SUMMARIES
-from controller.cli.parser import build_parser, fill_defaults, named_in
+from controller.cli.parser import build_parser, fill_defaults
 from kubekit import logs
 from kubekit.errors import ConfigError, KubekitError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from controller.cli.output import Screen
     from controller.cli.session import Session
 
-EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_PROBLEM = 0, 1, 2, 3
+EXIT_ANSWERED, EXIT_FAILED, EXIT_USAGE, EXIT_PROBLEM, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 PROMETHEUS_VARIABLE = "NETAWARE_PROMETHEUS"
 SILENCE_S = 2.0
 """A person who waits longer is told for what."""
@@ -29,18 +29,19 @@ SILENCE_S = 2.0
 def run(argv: Sequence[str]) -> int:
     """Parse, ask, print; return the exit code."""
     if argv and argv[0] == "__complete":
-        from controller.cli.commands import COMMANDS
+        from controller.cli.commands import load_all
         from controller.cli.completion import answer
 
-        return answer(argv[1:], COMMANDS)
-    named = named_in(argv)
-    named = ALIASES.get(named, named)
-    parser = build_parser([summary.load() if summary.name == named else summary for summary in SUMMARIES])
+        return answer(argv[1:], load_all())
+    # Importing a command takes most of a second, so only those are imported that arguments may mean.
+    words = {ALIASES.get(word, word) for word in argv}
+    parser = build_parser([summary.load() if summary.name in words else summary for summary in SUMMARIES])
     options = parser.parse_args(argv)
     fill_defaults(options)
     if options.command is None:
         parser.print_help()
         return EXIT_USAGE
+    named = ALIASES.get(options.command, options.command)
     logs.set_up(level="error")
     command = next(summary for summary in SUMMARIES if summary.name == named).load()
     return _guarded(lambda: asyncio.run(_run(command, options)))
@@ -60,8 +61,8 @@ def _guarded(work: Callable[[], int]) -> int:
         # Whoever read us has seen enough, as in `... | head`. Python would complain once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ANSWERED
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return EXIT_INTERRUPTED
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import msgspec
 
-from controller.cli.controller_pods import ControllerPod, configured_port
 from controller.cli.running_config import read_running_config
 from controller.cli.templates import Controller
 from controller.cluster.pod_info import PodInfo, PodReader
@@ -191,29 +190,18 @@ class Session:
         They are asked for /readyz through the API server, as far as that is allowed and they run as pods.
         """
         self.complaints.clear()
-        pods = await self._list(PODS, ControllerPod, self.home, CONTROLLER_POD_SELECTOR)
+        pods = await self._list(PODS, Object, self.home, CONTROLLER_POD_SELECTOR)
         # Together: each of those that hang would be waited for in turn.
         for remark, complaints in await asyncio.gather(*(self._ask_controller(pod) for pod in pods)):
             self.remarks += [remark] if remark else []
             self.complaints += complaints
 
-    async def port_of(self, pod: ControllerPod) -> int:
-        """Where a controller serves: as its pod says, else as the configuration in force."""
-        if pod.port is not None:
-            return pod.port
-        given = self.given
-        if given is None:
-            try:
-                given, _ = await read_running_config(self.client, self.home)
-            except KubekitError:
-                given = ControllerConfiguration()
-        return configured_port(given)
-
-    async def _ask_controller(self, pod: ControllerPod) -> tuple[str, list[str]]:
+    async def _ask_controller(self, pod: Object) -> tuple[str, list[str]]:
         """A remark, empty for none, and what the replica complains of."""
         name = pod.metadata.name
         try:
-            path = PODS.path(self.home, f"{name}:{await self.port_of(pod)}", "proxy") + "/readyz"
+            # Without a port the API server takes the first one of the pod, which is that of page, metrics and health.
+            path = PODS.path(self.home, name, "proxy") + "/readyz"
             await self.client.request("GET", path, timeout_s=PROXY_TIMEOUT_S)
         except UnreachableError:
             return f"{name}: no answer from /readyz", []

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from controller.cli.command import Command
 from controller.cli.diagnose import describe
-from controller.cli.looking import count_unmeasured, note_unused
+from controller.cli.looking import note_unused
 from controller.cli.session import Session
 from controller.cli.style import BAD, FAINT, GOOD, STRONG, age, percent, rate
 from controller.diagnosis.model import NetworkView
-from controller.views.model import GroupView, Overview
+from controller.views.model import Overview
 from controller.views.overview import build
 from kubekit.text import counted
 
@@ -69,8 +69,6 @@ def _lines(answer: Overview) -> Iterable[tuple[str, Text]]:
     yield "Samples", _samples(answer.network, answer.at)
     yield "Costs", _costs(answer.network)
     yield "AppGroups", _groups(answer)
-    if (lost := _in_one_zone(answer.groups)) is not None:
-        yield "Zone loss", lost
     yield "Bandwidth", _bandwidth(answer)
     if answer.prometheus:
         state = answer.prometheus_error or f"{sum(bool(f.firing) for f in answer.findings)} of our alerts firing"
@@ -88,9 +86,6 @@ def _agents(answer: Overview) -> Text:
         text.append(f"  {states['down']} down", style=BAD)
     if states["away"]:
         text.append(f"  {states['away']} nodes not in use", style=FAINT)
-    impaired = [f"{agent.node}: {agent.reason}" for agent in answer.agents if agent.state == "up" and agent.reason]
-    if impaired:
-        text.append(f"  {len(impaired)} impaired ({impaired[0]})", style=BAD)
     details = [f"{count} {prober}" for prober, count in sorted(probers.items())]
     text.append(f"  {', '.join(details)}" if details else "", style=FAINT)
     if versions:
@@ -109,9 +104,6 @@ def _samples(network: NetworkView, at: float) -> Text:
         text.append(f"  a round every {age(network.interval_s)}", style=FAINT)
     if ages:
         text.append(f"  newest {age(ages[0])}, oldest {age(ages[-1])} ago", style=FAINT)
-    doubtful = sum(bool(p.quality_flags) for p in links.values())
-    if doubtful:
-        text.append(f"  {doubtful} not trusted", style=BAD)
     if network.refused_keys:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(network.refused_keys.items()))
         text.append(f"  refused keys: {reasons}", style=BAD)
@@ -126,8 +118,6 @@ def _costs(network: NetworkView) -> Text:
     if known:
         text.append(f", {min(known)} to {max(known)}")
     text.append(f"  {network.topology} {network.weights or 'without weights'}", style=FAINT)
-    if wrong := count_unmeasured(network.pairs):
-        text.append(f"  {wrong}", style=BAD)
     return text
 
 
@@ -144,14 +134,6 @@ def _groups(answer: Overview) -> Text:
     violated, edges = sum(g.violated for g in groups), sum(len(g.edges) for g in groups)
     text.append(f"  {violated} of {edges} dependencies violated", style=BAD if violated else FAINT)
     return text
-
-
-def _in_one_zone(groups: Iterable[GroupView]) -> Text | None:
-    names = [f"{group.namespace}/{workload}" for group in groups for workload in group.in_one_zone]
-    if not names:
-        return None
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return Text(f"{counted(len(names), 'service')} wholly in one zone: {', '.join(names[:SHOWN])}{more}")
 
 
 def _bandwidth(answer: Overview) -> Text:

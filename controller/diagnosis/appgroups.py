@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
+import msgspec
+
 from controller.cluster.graph import build_graph
 from controller.cluster.resources import AppGroup
 from controller.diagnosis.facts import Facts
 from controller.diagnosis.findings import Finding
 from controller.diagnosis.reading import seconds
 from controller.groups.order import ALGORITHMS, order
-from controller.groups.status import ADMITTED, COMPLETE, COSTS_MET, consent_command
+from controller.groups.status import ADMITTED, BALANCED, COMPLETE, COSTS_MET, consent_command
 from kubekit.conditions import find
 from kubekit.text import command
 from kubekit.wire import Condition
@@ -123,3 +125,10 @@ def _conditions(group: AppGroup, unreachable: Collection[str]) -> Iterator[Findi
             fix,
             "NetawareDependenciesViolated",
         )
+    balanced = find(group.status.conditions, BALANCED)
+    if balanced is not None and balanced.status == "False":
+        explain = command("kubectl netaware explain group {} -n {}", meta.name, meta.namespace)
+        fix = (explain, "let the descheduler move its pods, or restart its Deployments")
+        summary = "its replicas are not balanced over zones or under load"
+        found = finding(balanced, "not-balanced", summary, fix)
+        yield msgspec.structs.replace(found, severity="info")

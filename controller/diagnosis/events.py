@@ -213,7 +213,7 @@ def objects_of(finding: Finding, facts: Facts) -> list[ObjectReference]:
         return [ObjectReference("Pod", *split_key(key)) for key in finding.affects]
     if code == "members-missing":
         return [ObjectReference("AppGroup", *split_key(key)) for key in finding.affects]
-    if code == "agents-down":
+    if code in {"agents-down", "agents-impaired"}:
         return [ObjectReference("Node", "", name) for name in finding.affects]
     if code in _OF_AGENTS:
         return [ObjectReference("DaemonSet", home, AGENT)]

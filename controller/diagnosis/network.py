@@ -119,6 +119,12 @@ def find_agents(facts: Facts) -> Iterator[Finding]:
                 f"no agent of zone {zone} works ({counted(len(nodes), 'node')}): its latencies are old or inferred"
             )
             yield Finding("zone-without-agent", "critical", summary, cause, None, (zone,), fix, "NetawareAgentDown")
+    impaired = [agent for agent in facts.agents if agent.state == "up" and agent.reason]
+    if impaired:
+        summary = f"{counted(len(impaired), 'agent')} measure, and report that something does not work"
+        cause = tuple(f"{agent.node}: {agent.reason}" for agent in impaired[:3])
+        names = tuple(agent.node for agent in impaired[:MAX_AFFECTED])
+        yield Finding("agents-impaired", "warning", summary, cause, None, names, _restart_agents(facts, names))
     versions = sorted({agent.version for agent in facts.agents if agent.state == "up" and agent.version})
     if len(versions) > 1:
         summary = f"agents of {len(versions)} versions run: {', '.join(versions)}"

@@ -17,7 +17,7 @@ from controller.diagnosis.model import NetworkView, PairView
 from controller.diagnosis.snapshot import ClusterSnapshot
 from controller.diagnosis.zones import by_pair, choose_topology
 from controller.groups.status import GroupFacts, Judged, gather
-from controller.scheduler.placement.survival import survival_of, wholly_in_one_zone
+from controller.scheduler.placement.survival import survival_of
 from controller.traffic.placed import GroupTraffic, Placed, crossing_of, month_of, near_of
 from controller.traffic.prices import PriceTable
 from controller.traffic.weights import Edges, measured_traffic
@@ -114,7 +114,6 @@ def build_group(
         faults=tuple(fault.detail for fault in facts.graph.faults),
         conditions=_conditions(group.status.conditions),
         survival=survival_of(selectors, facts.members, locations, facts.graph.edges),
-        in_one_zone=wholly_in_one_zone(selectors, facts.members, locations),
     )
 
 

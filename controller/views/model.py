@@ -77,7 +77,6 @@ class GroupView(View, frozen=True):
         total_cost: sum of its dependencies' costs, as far as known.
         violated: how many dependencies have that verdict.
         survival: what the loss of each zone would take.
-        in_one_zone: workloads of several replicas that the loss of one zone would stop, though there are others -> that zone.
         advice: what would route calls better, where that was asked for; the condition RoutedNear says it in any case.
     """
 
@@ -96,7 +95,6 @@ class GroupView(View, frozen=True):
     faults: tuple[str, ...]
     conditions: tuple[ConditionView, ...]
     survival: Survival = Survival()
-    in_one_zone: dict[str, str] = {}
     advice: tuple[Advice, ...] = ()
 
 

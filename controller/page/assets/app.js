@@ -42,14 +42,9 @@ function drawSummary() {
   const network = page.network;
   byId("where").textContent = `${network.topology || "no NetworkTopology"}${network.weights ? ` · ${network.weights}` : ""}${network.unused ? " (the scheduler does not use it)" : ""} · ${counted(network.zones.length, "zone")}, ${counted(new Set(network.zones.map((zone) => zone.region)).size, "region")}`;
   const m = page.matrix;
-  let measured = 0, oldest = null, stale = 0, inferred = 0, absent = 0, dead = 0, doubtful = 0, lowest = Infinity, highest = 0;
+  let measured = 0, oldest = null, lowest = Infinity, highest = 0;
   for (let k = 0; k < m.cost.length; k++) {
     if (m.at[k] !== null) { measured++; oldest = oldest === null ? m.at[k] : Math.min(oldest, m.at[k]); }
-    if (m.basis[k] === "s") stale++;
-    if (m.basis[k] === "i") inferred++;
-    if (m.basis[k] === "a") absent++;
-    if (m.basis[k] === "u") dead++;
-    if (m.doubts[k]) doubtful++;
     if (m.cost[k] !== null) { lowest = Math.min(lowest, m.cost[k]); highest = Math.max(highest, m.cost[k]); }
   }
   const groups = page.groups;
@@ -57,10 +52,9 @@ function drawSummary() {
   const running = groups.reduce((sum, group) => sum + group.running, 0), members = groups.reduce((sum, group) => sum + group.members, 0);
   const bandwidth = page.bandwidth;
   const wanted = page.agents.states.up + page.agents.states.down;
-  const wrong = [dead ? `${dead} unreachable` : "", stale ? `${stale} old` : "", inferred ? `${inferred} inferred` : "", absent ? `${absent} without cost` : "", doubtful ? `${doubtful} not trusted` : ""].filter(Boolean).join(", ");
   tiles([
     ["agents", "Agents", page.agents.states.up, `of ${wanted} up`, page.agents.states.down ? [`${page.agents.states.down} down`, "bad"] : [`on ${counted(network.zones.length, "zone")}`, ""]],
-    ["matrix", "Zone pairs measured", measured / 2, `of ${m.cost.length / 2}`, wrong ? [wrong, "bad"] : [oldest === null ? "" : `oldest ${age(since(oldest))} ago`, ""]],
+    ["matrix", "Zone pairs measured", measured / 2, `of ${m.cost.length / 2}`, [oldest === null ? "" : `oldest ${age(since(oldest))} ago`, ""]],
     ["map", "Costs", highest ? `${lowest} – ${highest}` : "none", "", network.percentile && network.weights === "NetperfCosts" ? [`1 = ${number(network.unitUs / 1000)} ms of ${network.percentile}`, ""] : [network.weights || "", ""]],
     ["groups", "AppGroups", groups.length, groups.length ? `${running} of ${members} running` : "", violated ? [`${counted(violated, "dependency", "dependencies")} violated`, "bad"] : [groups.length ? "no dependency violated" : "", groups.length ? "good" : ""]],
     ["bandwidth", "Bandwidth allocated", bandwidth.known ? percent(bandwidth.allocatedBps, bandwidth.capacityBps) : "–", bandwidth.known ? `of ${rate(bandwidth.capacityBps)}` : "", [`${bandwidth.known} of ${counted(bandwidth.totalNodes, "node")} known`, bandwidth.known < bandwidth.totalNodes ? "" : ""]],
@@ -131,7 +125,6 @@ function keys(event) {
   else if (event.key === "/") { event.preventDefault(); byId("search").focus(); }
   else if (event.key === "?") byId("keys").showModal();
   else if (event.key === "Escape" && shownTab === "map" && state.zone >= 0) chooseZone(-1);
-  else if (event.key === "Escape" && shownTab === "groups" && state.edge) chooseEdge("");
 }
 
 function start() {

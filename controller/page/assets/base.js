@@ -9,7 +9,6 @@ const state = {
   measure: "cost",   // what the matrix shows
   from: -1, to: -1,  // selected pair, positions
   zone: -1,          // selected zone of the map
-  edge: "",          // selected dependency: namespace/group/dependant/dependency
 };
 
 const SVG = "http://www.w3.org/2000/svg";

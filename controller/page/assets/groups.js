@@ -10,40 +10,7 @@ function drawGroups() {
     return;
   }
   const open = new Set([...panel.querySelectorAll("details[open]")].map((details) => details.dataset.group));
-  const focused = panel.contains(document.activeElement) ? document.activeElement.dataset.edge : undefined;
   panel.replaceChildren(...groups.map((group) => groupBox(group, open)));
-  if (focused !== undefined) { const again = panel.querySelector(`[data-edge="${CSS.escape(focused)}"]`); if (again) again.focus(); }
-}
-
-function edgeName(group, edge) { return [group.namespace, group.name, edge.dependant, edge.dependency].join("/"); }
-
-function chooseEdge(name) {
-  state.edge = name;
-  drawGroups();
-}
-
-// A dependency that is chosen stands beside its graph: what it costs, against what, between whose pods, and what that rests on.
-function edgeDetail(group) {
-  const edge = group.edges.find((each) => edgeName(group, each) === state.edge);
-  if (!edge) return null;
-  const [sign, style, text] = VERDICTS[edge.verdict];
-  const pods = (selector) => placementOf(group, selector);
-  const k = cellIndex(state.index.get(edge.origin) ?? -1, state.index.get(edge.destination) ?? -1);
-  const facts = [
-    ["Cost", edge.cost === null ? "none" : edge.cost], ["At most", edge.maxCost],
-    ["Worst pair of zones", worstPair(edge)],
-    k < 0 ? null : ["Rests on", BASES[state.page.matrix.basis[k]]],
-    ["p50", edge.p50Us === null ? "–" : ms(edge.p50Us)],
-    ["Min. bandwidth", edge.minBandwidthBps ? rate(edge.minBandwidthBps) : "none asked"],
-    ["Traffic", edge.trafficBps === null ? "not measured" : rate(edge.trafficBps)],
-    edge.crossingBps === null ? null : ["Across zones", rate(edge.crossingBps)],
-    edge.month === null ? null : ["Costs a month", money(edge.month)],
-    [`Pods of ${edge.dependant}`, pods(edge.dependant)], [`Pods of ${edge.dependency}`, pods(edge.dependency)],
-  ].filter(Boolean);
-  return h("aside", { class: "detail", "aria-label": "Selected dependency" },
-    h("p", { class: "pairname" }, `${edge.dependant} → ${edge.dependency}`), h("p", { class: style }, `${sign} ${text}`),
-    h("dl", { class: "facts" }, ...facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "number" ? String(value) : value)])),
-    h("button", { type: "button", onclick: () => chooseEdge("") }, "Close"));
 }
 
 function groupBox(group, open) {
@@ -67,14 +34,10 @@ function groupBox(group, open) {
     h("div", { class: "grouphead" }, h("h2", {}, key), verdict, h("span", { class: "soft" }, facts.join(", ")), h("span", { class: "soft" }, group.algorithm)),
     h("p", { class: "note" }, `Order: ${group.order.join(" ")}`),
     ...remarks,
-    withDetail(group.workloads.length <= LARGEST_DRAWN ? dag(group) : null, edgeDetail(group)),
+    group.workloads.length <= LARGEST_DRAWN ? dag(group) : null,
     group.workloads.length <= LARGEST_DRAWN ? h("p", { class: "note" }, dagLegend(group)) : null,
     h("details", { "data-group": key, open: open.has(key) || group.workloads.length > LARGEST_DRAWN }, h("summary", {}, counted(group.edges.length, "dependency", "dependencies")), edgeTable(group)));
 }
-
-function placementOf(group, selector) { const workload = group.workloads.find((each) => each.selector === selector); return workload ? placement(workload) : "not in the group"; }
-
-function withDetail(graph, detail) { return detail ? h("div", { class: "split" }, h("div", { class: "pane" }, graph), detail) : graph; }
 
 // Columns by the longest way from a workload that nobody needs; within a column near the workloads that lead there.
 function layers(group) {
@@ -118,20 +81,15 @@ function dag(group) {
     const start = (height - (column.length * (boxHeight + gapY) - gapY)) / 2;
     column.forEach((workload, r) => at.set(workload.selector, { x: 2 + c * (boxWidth + gapX), y: start + r * (boxHeight + gapY) }));
   });
-  const lines = [], costs = [], handles = [];
+  const lines = [], costs = [];
   const times = classes(group.edges.map((edge) => edge.p50Us)).ends;
   group.edges.forEach((edge) => {
     const a = at.get(edge.dependant), b = at.get(edge.dependency);
     const back = b.x <= a.x;
     const x1 = a.x + boxWidth, y1 = a.y + boxHeight / 2, x2 = back ? b.x + boxWidth : b.x, y2 = b.y + boxHeight / 2;
     const bend = back ? 60 : Math.max(30, (x2 - x1) / 2);
-    const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`, name = edgeName(group, edge);
-    lines.push(s("path", { class: `${edge.verdict}${wideness(edge, group)}${lateness(edge, times)}${name === state.edge ? " chosen" : ""}`, d },
-      s("title", {}, aboutEdge(edge))));
-    // A line is too thin to be hit.
-    const choose = () => chooseEdge(state.edge === name ? "" : name);
-    handles.push(s("path", { class: "handle", d, tabindex: 0, role: "button", "data-edge": name, "aria-pressed": String(name === state.edge), "aria-label": `${edge.dependant} to ${edge.dependency}, ${VERDICTS[edge.verdict][2]}`,
-      onclick: choose, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); } } },
+    const d = `M${x1} ${y1}C${x1 + bend} ${y1} ${back ? x2 + bend : x2 - bend} ${y2} ${x2} ${y2}`;
+    lines.push(s("path", { class: `${edge.verdict}${wideness(edge, group)}${lateness(edge, times)}`, d },
       s("title", {}, `${aboutEdge(edge)}; ${VERDICTS[edge.verdict][2]}`)));
     if (edge.cost === null) return;
     // Costs stand by the box that they lead to, one below the other where several do.
@@ -150,7 +108,7 @@ function dag(group) {
       s("text", { x: x + boxWidth - 8, y: y + 20, class: "soft", "text-anchor": "end" }, workload.index === null ? "" : `#${workload.index}`),
       s("text", { x: x + 10, y: y + 38, class: "soft" }, cut(where, 30)), s("title", {}, `${workload.selector} ${workload.name}: ${where}`));
   });
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `Dependencies of ${group.name}; choose one with Tab and Enter; the table below has the same as text` }, ...lines, ...boxes, ...costs, ...handles));
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Graph of ${group.name}` }, s("svg", { class: "dag", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Dependencies of ${group.name}; the table below has the same as text` }, ...lines, ...boxes, ...costs));
 }
 
 function dagLegend(group) {

@@ -4,7 +4,6 @@
 
 const matrix = { cell: 0, left: 0, top: 0, gap: 6, xs: [], hoverFrom: -1, hoverTo: -1, scale: { low: 0, ends: [] }, frame: "", palette: null, looks: [] };
 const FONT = "system-ui, sans-serif";
-const WORST = 8;
 
 function matrixLayout() {
   const zones = state.page.network.zones;
@@ -325,26 +324,7 @@ function drawPairDetail() {
   } else {
     parts.push(h("p", { class: "soft" }, "Choose a pair in the matrix to see what its cost rests on."));
   }
-  parts.push(h("h3", {}, "Farthest apart"), worstPairs());
   box.replaceChildren(...parts.filter(Boolean));
-}
-
-// One pass and no list of all pairs: this is drawn at every step of the cursor.
-function worstPairs() {
-  const m = state.page.matrix, n = state.names.length;
-  const pairs = [];
-  for (let from = 0; from < n; from++) {
-    for (let to = from + 1; to < n; to++) {
-      const us = m.p50[cellIndex(from, to)];
-      if (us === null || (pairs.length === WORST && us <= pairs[WORST - 1][0])) continue;
-      const at = pairs.findIndex(([other]) => other < us);
-      pairs.splice(at < 0 ? pairs.length : at, 0, [us, from, to]);
-      pairs.length = Math.min(pairs.length, WORST);
-    }
-  }
-  return h("ol", { class: "worst" }, ...pairs.map(([us, from, to]) =>
-    h("li", {}, h("button", { type: "button", onclick: () => choosePair(from, to, { scroll: true }) },
-      h("span", {}, `${state.names[from]} – ${state.names[to]}`), h("span", {}, ms(us))))));
 }
 
 function startMatrix() {

@@ -96,26 +96,6 @@ def survival_of(
     return Survival(tuple(losses), price_us)
 
 
-def wholly_in_one_zone(
-    workloads: Sequence[str], members: Sequence[Mapping[str, int]], locations: Mapping[str, Location]
-) -> dict[str, str]:
-    """Workloads of several replicas that the loss of one zone would stop, though the cluster has others -> that zone.
-
-    Args:
-        workloads: names.
-        members: per workload, node -> replicas there; nodes that are gone count nowhere.
-        locations: every node -> where it is.
-    """
-    if len({location for location in locations.values() if location.zone}) < 2:
-        return {}
-    found: dict[str, str] = {}
-    for workload, nodes in zip(workloads, members, strict=True):
-        counts = count_by_location(nodes, locations)
-        if counts.total() > 1 and len(counts) == 1 and (zone := next(iter(counts)).zone):
-            found[workload] = zone
-    return found
-
-
 def describe(loss: ZoneLoss) -> str:
     """One line: what stops, who calls it, what goes on with fewer."""
     parts = [f"{_names(loss.stops)} would stop"] if loss.stops else ["nothing would stop"]

@@ -17,32 +17,19 @@ from controller.cli.page import OpenPage
 from controller.cli.port_forward import PortForwardError
 from controller.cli.session import Session
 from controller.page.config import PageConfig
-from kubekit.client import MERGE_PATCH, Client
-from kubekit.wire import PODS, SERVICE_ACCOUNTS, Object
+from kubekit.client import Client
+from kubekit.wire import SERVICE_ACCOUNTS
 from lab.controlplane import ControlPlane
-from netperf.contract import CONTROLLER_POD_SELECTOR, PAGE_ACCOUNT
+from netperf.contract import PAGE_ACCOUNT
 from tests.integration.page.conftest import ServePage
 
 DEADLINE_S = 30.0
 KUBECTL = """#!/bin/sh
-for word; do port=${word#:}; done
-echo "Forwarding from 127.0.0.1:$port -> $port"
+case "$*" in *"port-forward --address=127.0.0.1 deployment/netaware-controller :metrics") ;; *) exit 1 ;; esac
+test -n "$PAGE_PORT" || { echo 'Error from server (NotFound)'; exit 1; }
+echo "Forwarding from 127.0.0.1:$PAGE_PORT -> 9851"
 exec sleep 600
 """
-
-
-async def controller_pod(client: Client, namespace: str, name: str, port: int) -> None:
-    key, _, value = CONTROLLER_POD_SELECTOR.partition("=")
-    ports = [{"name": "metrics", "containerPort": port}]
-    containers = [{"name": "controller", "image": "none", "ports": ports}]
-    spec = {"automountServiceAccountToken": False, "containers": containers}
-    body = {"metadata": {"name": name, "labels": {key: value}}, "spec": spec}
-    await client.create(PODS, body, Object, namespace=namespace)
-    ready = [{"type": "Ready", "status": "True"}]
-    status = {"phase": "Running", "conditions": ready}
-    await client.patch(
-        PODS, name, {"status": status}, Object, kind=MERGE_PATCH, namespace=namespace, subresource="status"
-    )
 
 
 def options(control_plane: ControlPlane) -> argparse.Namespace:
@@ -63,9 +50,9 @@ async def test_the_page_opens_once_with_its_key_and_the_command_says_why_it_cann
     url = await serve_page(PageConfig())
     async with AsyncExitStack() as stack:
         session = Session(client, None, None, component, stack=stack)
-        with pytest.raises(PortForwardError, match="there is no pod of netaware-controller"):
+        with pytest.raises(PortForwardError, match="NotFound"):
             await OpenPage().ask(session, options(control_plane))
-        await controller_pod(client, component, "controller-a", int(url.rpartition(":")[2]))
+        monkeypatch.setenv("PAGE_PORT", url.rpartition(":")[2])
         opened = await OpenPage().ask(session, options(control_plane))
         root = opened.address.partition("?")[0]
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)

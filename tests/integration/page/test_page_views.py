@@ -231,9 +231,6 @@ async def test_axe_finds_nothing_serious_in_any_view_theme_or_width(chromium: Ch
                 await tab.prefer(scheme)
                 for view in VIEWS:
                     await tab.evaluate(f"showTab({view!r})")
-                    await tab.evaluate(
-                        "state.page.groups.forEach((group) => chooseEdge(edgeName(group, group.edges[0])))"
-                    )
                     await tab.wait_for("!painting && dirty.size < 6")
                     assert await tab.evaluate(SERIOUS) == [], (name, view, width, scheme)
         await tab.evaluate("byId('main').append(h('button', { type: 'button' }))")
@@ -281,42 +278,13 @@ async def test_an_address_leads_to_a_pair_a_zone_and_a_group_and_follows_what_is
         assert not tab.problems
 
 
-async def test_a_dependency_that_is_chosen_stands_beside_its_graph(chromium: Chromium) -> None:
-    async with serving() as url, open_tab(chromium, width=1440) as tab:
-        await show(tab, url, "data")
-        await tab.press("3")
-        edge = next(e for e in PAGES["data"]["groups"][0]["edges"] if e["verdict"] == "violated")
-        handle = f"document.querySelector('.handle[data-edge$=\"/{edge['dependant']}/{edge['dependency']}\"]')"
-        await tab.wait_for(f"{handle} !== null")
-        await tab.evaluate(f"{handle}.focus()")
-        await tab.press("Enter")
-        text = await text_of(tab, "#panel-groups .detail")
-        assert f"{edge['dependant']} → {edge['dependency']}" in text
-        assert "✗ violated" in text
-        assert f"At most\n{edge['maxCost']}" in text
-        assert "Rests on\nmeasured" in text
-        # What arrives draws the view anew; the choice and the focus stay.
-        await tab.evaluate("repaint(['groups'])")
-        await tab.wait_for("!painting")
-        assert await tab.evaluate(f"document.activeElement === {handle}")
-        assert await tab.evaluate("document.querySelectorAll('#panel-groups .detail').length") == 1
-        await tab.press("Escape")
-        assert await tab.evaluate("document.querySelectorAll('#panel-groups .detail').length") == 0
-        await tab.press("Enter")
-        await tab.evaluate("document.querySelector('#panel-groups .detail a').click()")
-        await tab.wait_for("!byId('panel-matrix').hidden && state.from >= 0")
-        chosen = await tab.evaluate("[state.names[state.from], state.names[state.to]]")
-        assert chosen == [edge["origin"], edge["destination"]]
-        assert not tab.problems
-
-
 async def test_measured_traffic_is_the_width_of_a_dependency(chromium: Chromium) -> None:
     async with serving() as url, open_tab(chromium) as tab:
         await show(tab, url, "traffic")
         await tab.evaluate("location.hash = '#groups/default/online-boutique'")
         await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
         drawn = (
-            "[...document.querySelectorAll('.dag path:not(.handle)')].map((path) => [path.querySelector('title')?.textContent || '',"
+            "[...document.querySelectorAll('.dag path')].map((path) => [path.querySelector('title')?.textContent || '',"
             " getComputedStyle(path).strokeWidth])"
         )
         widths = {title: float(width.removesuffix("px")) for title, width in await tab.evaluate(drawn)}
@@ -341,7 +309,7 @@ async def test_the_time_between_zones_is_the_colour_of_a_dependency(chromium: Ch
         await tab.evaluate("location.hash = '#groups/default/online-boutique'")
         await tab.wait_for("!byId('panel-groups').hidden && document.querySelector('.dag') !== null")
         drawn = (
-            "[...document.querySelectorAll('.dag path:not(.handle)')].map((path) => [path.querySelector('title').textContent,"
+            "[...document.querySelectorAll('.dag path')].map((path) => [path.querySelector('title').textContent,"
             " path.getAttribute('class').split(' '), getComputedStyle(path).stroke])"
         )
         looks = {title.partition(":")[0]: (words, colour) for title, words, colour in await tab.evaluate(drawn)}

@@ -227,6 +227,13 @@ SITUATIONS: tuple[Situation, ...] = (
         "spec.nodeName=n1",
     ),
     Situation(
+        "one agent cannot read its passphrase",
+        facts(agents=agents(n1={"reason": "the passphrase cannot be read"})),
+        "agents-impaired",
+        "n1: the passphrase cannot be read",
+        "spec.nodeName=n1",
+    ),
+    Situation(
         "both agents of a zone are frozen",
         facts(agents=agents(n1=SILENT, n3=SILENT), network=network(inferred=(("z0", "z1"),))),
         "zone-without-agent",
@@ -388,6 +395,13 @@ SITUATIONS: tuple[Situation, ...] = (
         "costs-violated",
         "front to cart costs 40",
         "graph shop -n web",
+    ),
+    Situation(
+        "replicas that one zone's loss would stop",
+        facts(groups=(group([said("Balanced", "False", "OneZone", "all 2 replicas of cart are in z0")]),)),
+        "not-balanced",
+        "all 2 replicas of cart are in z0",
+        "explain group shop -n web",
     ),
     Situation(
         "a workload label that is wrong",

@@ -9,19 +9,16 @@ from aiohttp import web
 from controller.cli.session import Session
 from tests.unit.kubekit.simulated_api import Handler, connected
 
-HEAD = "apiVersion: netaware.io/v1alpha1\nkind: ControllerConfiguration\n"
 PODS = "/api/v1/namespaces/netaware-system/pods"
 
 
 async def answer(request: web.Request) -> web.Response:
     if request.path == PODS:
         names = ("old", "fine", "gone")
-        spec = {"containers": [{"ports": [{"name": "metrics", "containerPort": 9851}]}]}
-        items = [{"metadata": {"name": f"controller-{name}"}, "spec": spec} for name in names]
-        return web.json_response({"items": items})
-    if request.path == f"{PODS}/controller-old:9851/proxy/readyz":
+        return web.json_response({"items": [{"metadata": {"name": f"controller-{name}"}} for name in names]})
+    if request.path == f"{PODS}/controller-old/proxy/readyz":
         return web.Response(status=503, text="age: mirror of nodes is 130 s old (503)\n")
-    if request.path == f"{PODS}/controller-fine:9851/proxy/readyz":
+    if request.path == f"{PODS}/controller-fine/proxy/readyz":
         return web.Response(text="ok\n")
     status = {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "error trying to reach service"}
     return web.json_response(status, status=503)
@@ -56,31 +53,3 @@ async def test_replicas_are_asked_at_once_since_each_that_hangs_is_waited_for() 
 
     session = await asked(together)
     assert (session.remarks, len(session.complaints)) == ([], 1)
-
-
-async def test_a_replica_is_asked_at_the_port_that_its_pod_names_or_else_the_configuration() -> None:
-    """Whoever moves the page moves the container's port with it, for the kubelet's probes; another port of the pod is not the page's."""
-    listen = {"config.yaml": f"{HEAD}listen: 0.0.0.0:9000"}
-    asked_at: dict[str, str] = {}
-
-    async def moved(request: web.Request) -> web.StreamResponse:
-        parent, _, last = request.path.rpartition("/")
-        if request.path == PODS:
-            ports = [{"name": "debug", "containerPort": 5678}, {"name": "metrics", "containerPort": 8080}]
-            told = {"metadata": {"name": "told"}, "spec": {"containers": [{"name": "side"}, {"ports": ports}]}}
-            untold = {"metadata": {"name": "untold"}, "spec": {"containers": [{"ports": ports[:1]}]}}
-            return web.json_response({"items": [told, untold]})
-        if last == "netaware-controller":
-            volume = {"name": "config", "configMap": {"name": "settings"}}
-            return web.json_response({"spec": {"template": {"spec": {"volumes": [volume]}}}})
-        if last == "settings":
-            return web.json_response({"data": listen})
-        name, _, port = parent.removeprefix(f"{PODS}/").removesuffix("/proxy").partition(":")
-        asked_at[name] = port
-        return web.Response(text="ok\n")
-
-    await asked(moved)
-    assert asked_at == {"told": "8080", "untold": "9000"}
-    listen["config.yaml"] = "nonsense: ["
-    await asked(moved)
-    assert asked_at == {"told": "8080", "untold": "9851"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.cli.commands import COMMANDS
+from controller.cli.commands import load_all
 from controller.cli.parser import build_parser
 
 FLAGS = {
@@ -14,7 +14,7 @@ FLAGS = {
 
 
 def parsed(flag: str, text: str) -> float:
-    found: float = getattr(build_parser(COMMANDS).parse_args([*FLAGS[flag], f"--{flag}", text]), flag)
+    found: float = getattr(build_parser(load_all()).parse_args([*FLAGS[flag], f"--{flag}", text]), flag)
     return found
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from controller.cli.command import Command
-from controller.cli.commands import COMMANDS
+from controller.cli.commands import load_all
 from controller.cli.output import open_screen
 from controller.cli.parser import build_parser, fill_defaults
 from controller.cli.run import run
@@ -120,9 +120,9 @@ def sick() -> ClusterSnapshot:
 
 
 def parsed(*argv: str) -> tuple[Command, argparse.Namespace]:
-    options = build_parser(COMMANDS).parse_args(argv)
+    options = build_parser(load_all()).parse_args(argv)
     fill_defaults(options)
-    return next(command for command in COMMANDS if command.name == options.command), options
+    return next(command for command in load_all() if command.name == options.command), options
 
 
 async def printed(snapshot: ClusterSnapshot, *argv: str, stream: io.StringIO | None = None) -> str:

@@ -10,7 +10,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from rich.console import Console
 
 from controller.cli.command import Command
 from controller.cli.diagnose import about
@@ -410,19 +409,6 @@ async def test_nodes_without_a_zone_are_one_zone_where_no_node_has_one_except_in
     labelled = msgspec.convert(node("n3", "z2"), Node)
     state.take_node("n3", None, labelled)
     assert tally("n1") == (1, 1, 100), "as soon as one node has a label, the others are somewhere else"
-
-
-async def test_status_names_the_workloads_that_one_zone_s_loss_would_stop() -> None:
-    doubled = pod("a", "n1")
-    doubled["metadata"]["name"] = "a-2"
-    world = World(*NODES, *PODS, doubled, group("x"), topology(weight("UserDefined", 5)))
-    status, _ = await world.command(ShowStatus(), "-n", "x")
-    told = msgspec.to_builtins(status)["groups"][0]
-    assert told["inOneZone"] == {"a": "z1"}, "b has one replica, which no spreading could keep"
-    console = Console(width=200)
-    with console.capture() as shown:
-        console.print(ShowStatus().show(status, argparse.Namespace(), 200))
-    assert "1 service wholly in one zone: x/a" in shown.get()
 
 
 async def test_in_parity_a_group_beside_its_pods_has_none_where_upstream_does_not_look() -> None:

@@ -15,7 +15,7 @@ from controller.cluster.services import Service
 from controller.scheduler.balance import Advice, GroupAsItStands, advise, as_it_stands, balanced, routed_near
 from controller.scheduler.config import SchedulerConfig
 from controller.scheduler.placement.planner import plan_group
-from controller.scheduler.placement.survival import Kept, describe, survival_of, wholly_in_one_zone
+from controller.scheduler.placement.survival import Kept, describe, survival_of
 from controller.scheduler.state import State
 from kubekit.wire import Node
 from tests.unit.controller import groups
@@ -95,21 +95,6 @@ def test_the_loss_of_a_zone_takes_what_is_only_there_and_leaves_the_rest_fewer()
     assert (b.zone, b.stops, b.cut_off, dict(b.keeps)) == ("b", (), (), {"web": Kept(2, 3), "db": Kept(1, 2)})
     assert describe(a) == "cart would stop; web would go on without what it calls; web 1 of 3 would be left"
     assert describe(b) == "nothing would stop; web 2 of 3, db 1 of 2 would be left"
-
-
-def test_workloads_of_several_replicas_in_one_zone_of_several_are_told() -> None:
-    locations = {name: Location("r", name[0]) for name in ("a1", "a2", "b1")} | {"odd": Location()}
-    members: list[Mapping[str, int]] = [
-        {"a1": 2, "b1": 1},
-        {"a1": 1, "a2": 1, "gone": 1},
-        {"b1": 1},
-        {"a1": 1, "odd": 1},
-        {},
-    ]
-    names = ["web", "cart", "single", "half", "none"]
-    assert wholly_in_one_zone(names, members, locations) == {"cart": "a"}
-    del locations["b1"]
-    assert wholly_in_one_zone(names, members, locations) == {}
 
 
 def test_a_plan_tells_what_surviving_a_zone_costs_a_call() -> None:
