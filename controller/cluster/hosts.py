@@ -212,6 +212,11 @@ class Fleet:
         """All bound pods."""
         return self._templates
 
+    @property
+    def bound(self) -> Iterable[PodInfo]:
+        """Pods whose requests are counted."""
+        return self._held.values()
+
     def held(self, pod_key: str) -> PodInfo | None:
         """A pod whose requests are counted."""
         return self._held.get(pod_key)

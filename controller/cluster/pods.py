@@ -196,6 +196,7 @@ class GroupPodSpec(Wire, frozen=True):
     resources: ResourceRequirements = ResourceRequirements()
     host_network: bool = False
     priority_class_name: str = ""
+    preemption_policy: str = ""
     volumes: list[Volume] | None = None
 
 
@@ -212,6 +213,7 @@ class GroupPodStatus(Wire, frozen=True):
 
     phase: str = ""
     qos_class: str = ""
+    nominated_node_name: str = ""
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None

@@ -179,8 +179,8 @@ class Extender:
         )
 
     def answer_preempt(self, body: bytes) -> bytes:
-        """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON: always by the rule, since a pod that has to evict
-        others is one that the plan had no place for.
+        """ExtenderPreemptionResult for ExtenderPreemptionArgs, both as JSON: the planned node alone, unless that breaks more
+        PodDisruptionBudgets than another; else by the rule.
 
         Raises:
             BadRequestError: the arguments cannot be read.
@@ -201,6 +201,8 @@ class Extender:
             meta = question.pod.metadata
             workload = meta.label(WORKLOAD_LABEL)
             answer = passing(self._state, meta.namespace, meta.label(APPGROUP_LABEL), workload, question.nodes)
+        if weighing.neutral not in _NOT_FOR_US and not question.pod.found_no_node:
+            answer = _narrowed(answer, self._target(question.pod))
         self._metrics.count_preemption(len(question.nodes) - len(answer.nodes))
         return msgspec.json.encode(answer)
 
@@ -281,6 +283,15 @@ class PreemptionAnswer(msgspec.Struct, frozen=True):
     """ExtenderPreemptionResult: the nodes that remain, with the same victims."""
 
     nodes: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims")
+
+
+def _narrowed(answer: PreemptionAnswer, target: Target | None) -> PreemptionAnswer:
+    """The planned node alone, unless another breaks fewer PodDisruptionBudgets."""
+    planned = answer.nodes.get(target.node) if target is not None else None
+    if target is None or planned is None:
+        return answer
+    least = min(victims.num_pdb_violations for victims in answer.nodes.values())
+    return PreemptionAnswer({target.node: planned}) if planned.num_pdb_violations == least else answer
 
 
 decode_preemption = msgspec.json.Decoder(PreemptionQuestion).decode

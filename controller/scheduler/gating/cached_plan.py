@@ -37,6 +37,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
         foreign: pods of others that a rule which must hold counts.
         made_at: when, on the planner's clock.
         took_s: how long it took.
+        evicts_below: pods of less priority are evicted for it; None where it found room without.
     """
 
     plan: Plan
@@ -50,10 +51,19 @@ class CachedPlan(msgspec.Struct, frozen=True):
     foreign: tuple[ForeignPods, ...]
     made_at: float
     took_s: float
+    evicts_below: int | None
 
     @classmethod
     def of(
-        cls, snapshot: GroupSnapshot, fleet_version: int, freed: int, plan: Plan, *, made_at: float, took_s: float
+        cls,
+        snapshot: GroupSnapshot,
+        fleet_version: int,
+        freed: int,
+        plan: Plan,
+        *,
+        made_at: float,
+        took_s: float,
+        evicts_below: int | None = None,
     ) -> CachedPlan:
         """Remember what a plan was made for."""
         return cls(
@@ -68,6 +78,7 @@ class CachedPlan(msgspec.Struct, frozen=True):
             _required(snapshot.foreign),
             made_at,
             took_s,
+            evicts_below,
         )
 
     def fits(
@@ -102,6 +113,18 @@ def members_of(pods: Sequence[GroupPod]) -> frozenset[str]:
     return frozenset(p.metadata.key for p in pods if not p.over and not (p.waiting and p.other_gates))
 
 
+class ComingRoom(msgspec.Struct, frozen=True):
+    """What hosts hold now and will not when a group's pods have come: node -> requests.
+
+    Attributes:
+        leaving: of the group's pods that a rollout is about to replace.
+        evictable: of pods that the scheduler may evict for the group's.
+    """
+
+    leaving: Mapping[str, Amounts] = {}
+    evictable: Mapping[str, Amounts] = {}
+
+
 class PlanVerdict(msgspec.Struct, frozen=True):
     """How a plan fares.
 
@@ -124,7 +147,7 @@ def judge(
     group: str,
     pods: Sequence[GroupPod],
     assumed: ReservationCache,
-    leaving: Mapping[str, Amounts],
+    coming: ComingRoom,
 ) -> PlanVerdict:
     """Hold a plan against the cluster.
 
@@ -133,7 +156,7 @@ def judge(
         group: its key.
         pods: its pods.
         assumed: promises and refusals.
-        leaving: node -> requests of the group's pods that a rollout is about to replace there.
+        coming: room that is not free yet.
     """
     uncounted, followed = hold_against(plan, pods, assumed)
     by_node: dict[str, list[GroupPod]] = {}
@@ -141,19 +164,21 @@ def judge(
         by_node.setdefault(node, []).append(pod)
     has_room, crowded = True, set[str]()
     for node, there in by_node.items():
-        wanted: Amounts = {}
+        freed = {name: -value for name, value in coming.evictable.get(node, {}).items()}
+        wanted = freed.copy()
         for pod in there:
             add(wanted, assumed.asks_of(pod))
         if not assumed.has_room(group, node, wanted, now=True):
-            crowded.update(_crowded(node, there, group, assumed))
-        add(wanted, leaving.get(node, {}), -1)
+            crowded.update(_crowded(node, there, group, assumed, freed))
+        add(wanted, coming.leaving.get(node, {}), -1)
         has_room = has_room and assumed.has_room(group, node, wanted)
     return PlanVerdict(uncounted, followed, has_room, frozenset(crowded))
 
 
-def _crowded(node: str, pods: Sequence[GroupPod], group: str, assumed: ReservationCache) -> Iterator[str]:
+def _crowded(
+    node: str, pods: Sequence[GroupPod], group: str, assumed: ReservationCache, held: Amounts
+) -> Iterator[str]:
     """Keys of gated pods that a host has no room for now. Those on their way have theirs first, then the older."""
-    held: Amounts = {}
     for pod in sorted(pods, key=lambda p: (p.gated, p.metadata.creation_timestamp or "", p.metadata.key)):
         asks = assumed.asks_of(pod)
         add(held, asks)

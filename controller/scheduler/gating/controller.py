@@ -200,8 +200,9 @@ class GatingController:
             self.plans.assumed.forget(key)
         elif old is not None and new.found_no_node and not new.pod_group and _attempts(old) != _attempts(new):
             # Of a PodGroup, all pods are refused when one is: that says nothing of the hosts of the others.
+            # Nor does that of a host that is being cleared for the pod.
             target = target_of(new)
-            if target is not None:
+            if target is not None and new.status.nominated_node_name != target.node:
                 self.plans.assumed.refuse(new, target.node)
         if self._leading and old is not None and new is not None and old.waiting and new.bound:
             self._placements.on_bound(key)

@@ -21,6 +21,7 @@ from controller.scheduler.config import GatesConfig
 from controller.scheduler.gating.cached_plan import (
     UNPLACED_FOR_S,
     CachedPlan,
+    ComingRoom,
     PlanVerdict,
     hold_against,
     judge,
@@ -185,11 +186,13 @@ class GroupPlans:
             return self._ask(group)
         now = self._clock()
         self._stands(group, standing.plan, pods)
-        leaving = self._leaving(pods)
-        verdict = judge(standing.plan, group, pods, self.assumed, leaving)
+        coming = ComingRoom(self._leaving(pods), self._evictable(group, standing.evicts_below))
+        verdict = judge(standing.plan, group, pods, self.assumed, coming)
         if self._is_stalled(group, pods, verdict):
-            self._refuse_full(group, standing.plan, [p for p in pods if p.metadata.key in verdict.crowded], leaving)
-            verdict = judge(standing.plan, group, pods, self.assumed, leaving)
+            self._refuse_full(
+                group, standing.plan, [p for p in pods if p.metadata.key in verdict.crowded], coming.leaving
+            )
+            verdict = judge(standing.plan, group, pods, self.assumed, coming)
         replicas, _ = self.replicas(group, known, pods)
         same = standing.fits(
             self._state.graph(group),
@@ -204,7 +207,7 @@ class GroupPlans:
         room_came = bool(standing.plan.unplaced) and standing.freed != self.assumed.freed
         stale = room_came and now - standing.made_at > UNPLACED_FOR_S
         if same and verdict.followed and verdict.has_room and not stale:
-            self.assumed.promise(group, verdict.uncounted, leaving)
+            self.assumed.promise(group, verdict.uncounted, coming.leaving)
             return PlanState(standing.plan, crowded=verdict.crowded)
         asked = self._ask(group)
         usable = verdict.followed and verdict.has_room and asked.pending
@@ -257,15 +260,20 @@ class GroupPlans:
             self._check_limits(group, known, pods, replicas)
             snapshot = self._snapshot(group, pods, replicas)
             with self._metrics.planning.time():
-                search_s = self._planner_time.search_s(namespace)
-                plan = await self._solve(snapshot, len(self._queue) > HURRY_FROM, search_s)
+                plan, evicts_below = await self._solve_evicting(group, snapshot)
         except PlanningError as error:
             self._fail(group, known, error)
         else:
             took_s = self._clock() - began
             self._failed.pop(group, None)
             self._standing[group] = CachedPlan.of(
-                snapshot, self._fleet.version, freed, plan, made_at=self._clock(), took_s=took_s
+                snapshot,
+                self._fleet.version,
+                freed,
+                plan,
+                made_at=self._clock(),
+                took_s=took_s,
+                evicts_below=evicts_below,
             )
             # Thousands of pods take their time: not all of it in one turn of the event loop.
             for begin in range(0, len(pods), AT_A_TIME):
@@ -280,6 +288,32 @@ class GroupPlans:
                     self._wake(idle)
         self._planner_time.add(namespace, self._clock() - began)
         self._wake(group)
+
+    async def _solve_evicting(self, group: str, snapshot: GroupSnapshot) -> tuple[Plan, int | None]:
+        """A plan in the room that there is; else one for which pods of less priority than that, too, are evicted."""
+        hurry, search_s = len(self._queue) > HURRY_FROM, self._planner_time.search_s(group.partition("/")[0])
+        plan = await self._solve(snapshot, hurry, search_s)
+        left = [pod.spec for pod in snapshot.pods if pod.metadata.key in plan.unplaced]
+        willing = all(spec.preemption_policy != "Never" for spec in left)
+        below = min((spec.priority for spec in left), default=None) if willing else None
+        evictable = self._evictable(group, below)
+        if not evictable:
+            return plan, None
+        promised = {node: dict(amounts) for node, amounts in snapshot.promised.items()}
+        for node, amounts in evictable.items():
+            add(promised.setdefault(node, {}), amounts, -1)
+        evicting = await self._solve(msgspec.structs.replace(snapshot, promised=promised), hurry, search_s)
+        return (evicting, below) if len(evicting.unplaced) < len(plan.unplaced) else (plan, None)
+
+    def _evictable(self, group: str, below: int | None) -> dict[str, Amounts]:
+        """Node -> requests of other pods of less priority. kube-scheduler evicts those that budgets protect, too, where it must."""
+        found: dict[str, Amounts] = {}
+        if below is not None:
+            own = {pod.metadata.key for pod in self._pods_of(group)}
+            for info in self._fleet.bound:
+                if info.priority < below and info.key not in own:
+                    add(found.setdefault(info.node, {}), info.asks)
+        return found
 
     async def place_anew(self, group: str, key: str, turn: int) -> Target | None:
         """Where a plan would put a bound pod of a group, were it gone; None where it finds no place.

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from controller.cluster.pods import TARGET_ANNOTATION
 from controller.scheduler.config import AllocatableArgs, ExtenderConfig, SchedulerConfig
 from controller.scheduler.extender import handler, wire
 from controller.scheduler.extender.handler import BadRequestError, Extender
@@ -378,6 +379,22 @@ async def test_preempt_keeps_the_nodes_that_filter_would_pass_once_their_victims
         status, answer = await service.post("preempt", {"Pod": asked_pod(), "NodeNameToMetaVictims": asked})
     assert status == 200
     assert answer == {"NodeNameToMetaVictims": {name: asked[name] for name in ("n1", "n2")}}
+
+
+@pytest.mark.parametrize(
+    ("target", "broken", "nodes"), [("n2", 0, {"n2"}), ("n2", 1, {"n1", "n2"}), ("n3", 0, {"n1", "n2"})]
+)
+def test_preempt_keeps_the_planned_node_alone_unless_another_breaks_fewer_budgets(
+    target: str, broken: int, nodes: set[str]
+) -> None:
+    config = SchedulerConfig()
+    extender = Extender(example(config), config, ExtenderMetrics(CollectorRegistry()), lambda: "")
+    asked = victims(n1=["x"], n2=["y"], n3=["z"])
+    asked["n2"]["NumPDBViolations"] += broken
+    planned = asked_pod(annotations={TARGET_ANNOTATION: msgspec.json.encode({"node": target}).decode()})
+    question = {"Pod": planned, "NodeNameToMetaVictims": asked}
+    answer = msgspec.json.decode(extender.answer_preempt(msgspec.json.encode(question)))
+    assert set(answer["NodeNameToMetaVictims"]) == nodes
 
 
 def test_preempt_refuses_what_is_nested_too_deep_to_be_read() -> None:

@@ -284,6 +284,31 @@ async def test_a_group_that_never_settles_rests_between_its_plans() -> None:
     await asyncio.sleep(0)
 
 
+async def test_what_pods_of_less_priority_hold_is_room_of_last_resort() -> None:
+    """Every node is full; only n00's pods are less important than the group, and evicting one of them is not enough."""
+    world = World(3, 4)
+    world.add_group("d/g", 2)
+    for i, priority in enumerate((0, 100, 100)):
+        for n in range(4):
+            world.add_pod("d/others", f"other-{i}-{n}", "", 1)
+            world.change(f"d/other-{i}-{n}", spec={"priority": priority})
+            world.bind(f"d/other-{i}-{n}", f"n0{i}")
+            world.seat(f"d/other-{i}-{n}")
+    for name, workload in (("p1", "P1"), ("p2", "P2")):
+        world.add_pod("d/g", name, workload, 1)
+        world.change(f"d/{name}", spec={"priority": 10})
+    await world.plans.make("d/g")
+    found = world.plans.look("d/g", world.of("d/g"))
+    assert found.plan is not None
+    assert {key: target.node for key, target in found.plan.targets.items()} == {"d/p1": "n00", "d/p2": "n00"}
+    assert (found.crowded, found.pending) == (frozenset(), False), "nobody evicts for a pod that waits at its gate"
+    world.change("d/p1", spec={"preemptionPolicy": "Never"})
+    await world.plans.make("d/g")
+    found = world.plans.look("d/g", world.of("d/g"))
+    assert found.plan is not None
+    assert found.plan.unplaced == ("d/p1", "d/p2")
+
+
 async def test_a_group_is_planned_anew_when_a_volume_of_one_of_its_pods_is_bound() -> None:
     world = World(3, 4)
     world.add_group("d/g1", 1)

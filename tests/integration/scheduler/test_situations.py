@@ -1,0 +1,319 @@
+"""The table of situations: whatever happens to a group on the real kube-scheduler, nothing that fits stays pending, in either mode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from controller.cluster.pods import GroupPod, Placement
+from controller.cluster.resources import APPGROUP_LABEL, WORKLOAD_LABEL
+from controller.cluster.volumes import CLASSES, VOLUMES
+from controller.scheduler.config import GatesConfig, SchedulerConfig
+from kubekit.client import MERGE_PATCH, Client
+from kubekit.wire import DEPLOYMENTS, PODS, STATEFUL_SETS, Object, Resource
+from tests.integration.conftest import MakeNode, StartScheduler
+from tests.integration.scheduler.conftest import (
+    PROFILE,
+    Lead,
+    Serve,
+    cordon,
+    create_group,
+    create_pod,
+    set_costs,
+    until,
+    until_bound,
+)
+
+pytestmark = [pytest.mark.usefixtures("kwok", "crds", "gate_policy"), pytest.mark.timeout(900), pytest.mark.slow]
+
+ZONE = "topology.kubernetes.io/zone"
+ZONES = ("z0", "z1", "z2")
+COSTS = {("z0", "z1"): 5, ("z1", "z2"): 5, ("z0", "z2"): 50}
+BOTH_WAYS = {**COSTS, **{(b, a): cost for (a, b), cost in COSTS.items()}}
+CHAIN = ("web", "m", "db")
+LIMIT, REPLICAS = 10, 2
+FOREIGN_GATE = "somebodys.example/gate"
+HASTY = GatesConfig(max_wait_s=5, missing_workload_timeout_s=1)
+PRIORITIES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+DRA = "resource.k8s.io"
+SLICES = Resource(DRA, "v1", "resourceslices", "ResourceSlice", namespaced=False)
+DEVICE_CLASSES = Resource(DRA, "v1", "deviceclasses", "DeviceClass", namespaced=False)
+CLAIM_TEMPLATES = Resource(DRA, "v1", "resourceclaimtemplates", "ResourceClaimTemplate")
+
+
+class Stage:
+    """Nine nodes of 4 cpu in three zones, a group web -> m -> db, and what places its pods, each to be ended on its own."""
+
+    def __init__(self, client: Client, namespace: str, placement: Placement, lead: Lead, *, zoned: bool) -> None:
+        self.client, self.namespace, self.lead = client, namespace, lead
+        self.config = SchedulerConfig(placement=placement)
+        self.leader, self.extender, self.objects = AsyncExitStack(), AsyncExitStack(), AsyncExitStack()
+        self.zone_of = {f"n-{zone}-{i}": zone if zoned else "" for zone in ZONES for i in range(3)}
+
+    async def restart_leader(self, config: SchedulerConfig | None = None) -> None:
+        await self.leader.aclose()
+        await self.leader.enter_async_context(self.lead(config or self.config))
+
+    async def put(self, resource: Resource, name: str, body: Mapping[str, Any]) -> None:
+        """An object of the cluster that goes with the test."""
+        await self.client.create(resource, {"metadata": {"name": name}, **body}, Object)
+
+        async def remove() -> None:
+            await self.client.delete(resource, name)
+
+        self.objects.push_async_callback(remove)
+
+    async def deploy(self, *names: str, **spec: Any) -> None:
+        for name in names:
+            body = {"metadata": {"name": name}, "spec": self.workload(name, **spec)}
+            await self.client.create(DEPLOYMENTS, body, Object, namespace=self.namespace)
+
+    @staticmethod
+    def workload(name: str, **spec: Any) -> dict[str, Any]:
+        labels = {APPGROUP_LABEL: "a1", WORKLOAD_LABEL: name}
+        containers = [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m"}}}]
+        pod = {"schedulerName": PROFILE, "terminationGracePeriodSeconds": 0, "containers": containers, **spec}
+        template = {"metadata": {"labels": labels}, "spec": pod}
+        return {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template}
+
+    async def change_all(self, body: Mapping[str, Any]) -> None:
+        for name in CHAIN:
+            path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}"
+            await self.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def live(self) -> list[GroupPod]:
+        return [p for p in await self.client.list(PODS, GroupPod, namespace=self.namespace) if p.group and not p.over]
+
+    async def delete_all(self) -> None:
+        for pod in await self.live():
+            await self.client.delete(PODS, pod.metadata.name, namespace=self.namespace, grace_period_s=0)
+
+    async def until_placed(self, count: int = REPLICAS * len(CHAIN), *, but: frozenset[str] = frozenset()) -> None:
+        """Wait until so many pods of the group are there, each bound, and none of those with these UIDs."""
+
+        async def placed() -> bool:
+            pods = await self.live()
+            return len(pods) == count and all(p.spec.node_name and p.metadata.uid not in but for p in pods)
+
+        await until(placed)
+
+    async def uids(self) -> frozenset[str]:
+        return frozenset(pod.metadata.uid for pod in await self.live())
+
+    async def violated(self) -> int:
+        """Pairs of a caller and what it calls that are beyond the limit."""
+        zones: dict[str, list[str]] = {name: [] for name in CHAIN}
+        for pod in await self.live():
+            zones[pod.workload].append(self.zone_of[pod.spec.node_name])
+        pairs = [(a, b) for caller, called in pairwise(CHAIN) for a in zones[caller] for b in zones[called]]
+        return sum(BOTH_WAYS.get(pair, 0) > LIMIT for pair in pairs)
+
+
+async def recreated(stage: Stage) -> None:
+    before = await stage.uids()
+    await stage.delete_all()
+    await stage.until_placed(but=before)
+
+
+async def rolled_out(stage: Stage) -> None:
+    before = await stage.uids()
+    await stage.change_all({"spec": {"template": {"metadata": {"annotations": {"round": "1"}}}}})
+    await stage.until_placed(but=before)
+
+
+async def scaled(stage: Stage) -> None:
+    await stage.change_all({"spec": {"replicas": 3 * REPLICAS}})
+    await stage.until_placed(3 * REPLICAS * len(CHAIN))
+
+
+async def cordoned(stage: Stage) -> None:
+    before = await stage.uids()
+    for node, zone in stage.zone_of.items():
+        if zone == "z0":
+            await cordon(stage.client, node)
+    await stage.delete_all()
+    await stage.until_placed(but=before)
+
+
+async def other_gates(stage: Stage) -> None:
+    await stage.restart_leader(SchedulerConfig(placement=stage.config.placement, gates=HASTY))
+    await stage.deploy(*CHAIN, schedulingGates=[{"name": FOREIGN_GATE}])
+    await until(lambda: _count(stage, REPLICAS * len(CHAIN)))
+    await asyncio.sleep(HASTY.max_wait_s + 1)
+    for pod in await stage.live():
+        assert pod.gated, "ours waits for theirs"
+        left = [{"name": gate.name} for gate in pod.spec.scheduling_gates or () if gate.name != FOREIGN_GATE]
+        path = f"/api/v1/namespaces/{stage.namespace}/pods/{pod.metadata.name}"
+        await stage.client.request("PATCH", path, body={"spec": {"schedulingGates": left}}, content_type=MERGE_PATCH)
+    await stage.until_placed()
+
+
+async def _count(stage: Stage, count: int) -> bool:
+    return len(await stage.live()) == count
+
+
+async def preempting(stage: Stage) -> None:
+    """No room but for what pods of lower priority hold."""
+    high = f"high-{stage.namespace}"
+    await stage.put(PRIORITIES, high, {"value": 1000})
+    for node in stage.zone_of:
+        for i in range(4):
+            await create_pod(
+                stage.client, stage.namespace, f"low-{node}-{i}", requests={"cpu": "1"}, scheduler="default-scheduler"
+            )
+    await until_bound(stage.client, stage.namespace)
+    await stage.deploy(*CHAIN, priorityClassName=high)
+    await stage.until_placed()
+
+
+async def foreign_affinity(stage: Stage) -> None:
+    """What m must not share a zone with is in z1 and z2: db would else go to z2."""
+    for node in ("n-z1-0", "n-z2-0"):
+        await create_pod(stage.client, stage.namespace, f"noisy-{node}", labels={"app": "noisy"}, nodeName=node)
+    term = {"labelSelector": {"matchLabels": {"app": "noisy"}}, "topologyKey": ZONE}
+    await stage.deploy("web", "db")
+    anti = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    await stage.deploy("m", affinity={"podAntiAffinity": anti})
+    await stage.until_placed()
+
+
+async def volumes(stage: Stage) -> None:
+    """Claims of m that wait for their first consumer find volumes in z2 alone."""
+    name = f"local-{stage.namespace}"
+    await stage.put(
+        CLASSES, name, {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"}
+    )
+    for node in ("n-z2-0", "n-z2-1"):
+        terms = [{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}]
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"},
+            "local": {"path": "/nothing"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
+            "storageClassName": name,
+        }
+        await stage.put(VOLUMES, f"{name}-{node}", {"spec": spec})
+    await stage.deploy("web", "db")
+    claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": name, "resources": {"requests": {"storage": "1Gi"}}}
+    more = {"serviceName": "m", "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}]}
+    body = {"metadata": {"name": "m"}, "spec": {**stage.workload("m"), **more}}
+    await stage.client.create(STATEFUL_SETS, body, Object, namespace=stage.namespace)
+    await stage.until_placed()
+
+
+async def devices(stage: Stage) -> None:
+    """A device of z1 for each pod of m (dynamic resource allocation), of which plans know nothing."""
+    name = f"{stage.namespace}.example"
+    await stage.put(
+        DEVICE_CLASSES, name, {"spec": {"selectors": [{"cel": {"expression": f"device.driver == '{name}'"}}]}}
+    )
+    for node in ("n-z1-0", "n-z1-1"):
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": name, "nodeName": node, "pool": pool, "devices": [{"name": "one"}]}
+        await stage.put(SLICES, f"{stage.namespace}-{node}", {"spec": spec})
+    request = {"name": "one", "exactly": {"deviceClassName": name}}
+    body = {"metadata": {"name": "device"}, "spec": {"spec": {"devices": {"requests": [request]}}}}
+    await stage.client.create(CLAIM_TEMPLATES, body, Object, namespace=stage.namespace)
+    await stage.deploy("web", "db")
+    await stage.deploy("m", resourceClaims=[{"name": "one", "resourceClaimTemplateName": "device"}])
+    await stage.until_placed()
+
+
+async def leader_killed(stage: Stage) -> None:
+    await stage.deploy(*CHAIN)
+    await until(lambda: _any_bound(stage))
+    await stage.restart_leader()
+    await stage.until_placed()
+
+
+async def extender_killed(stage: Stage) -> None:
+    await stage.deploy(*CHAIN)
+    await until(lambda: _any_bound(stage))
+    await stage.extender.aclose()
+    await stage.until_placed()
+
+
+async def _any_bound(stage: Stage) -> bool:
+    return any(pod.spec.node_name for pod in await stage.live())
+
+
+async def unlabelled(stage: Stage) -> None:
+    await rolled_out(stage)
+    await scaled(stage)
+
+
+Situation = Callable[[Stage], Awaitable[None]]
+STANDING: tuple[Situation, ...] = (recreated, rolled_out, scaled, cordoned, unlabelled)
+"""Those that begin with the group in its places."""
+FRESH: tuple[Situation, ...] = (
+    other_gates,
+    preempting,
+    foreign_affinity,
+    volumes,
+    devices,
+    leader_killed,
+    extender_killed,
+)
+BY_RULE: tuple[Situation, ...] = (devices, extender_killed, leader_killed)
+"""Those in which a pod may be placed without a plan."""
+
+
+@pytest_asyncio.fixture
+async def stage(
+    request: pytest.FixtureRequest,
+    client: Client,
+    namespace: str,
+    ready_node: MakeNode,
+    scheduler: StartScheduler,
+    extender: Serve,
+    lead: Lead,
+) -> AsyncIterator[Stage]:
+    placement, situation = request.param
+    made = Stage(client, namespace, placement, lead, zoned=situation is not unlabelled)
+    for node, zone in made.zone_of.items():
+        await ready_node(node, zone=zone, region="r" if zone else "", capacity={"cpu": "4"})
+    await set_costs(client, namespace, BOTH_WAYS)
+    edges = {a: [(b, LIMIT)] for a, b in pairwise(CHAIN)} | {CHAIN[-1]: []}
+    await create_group(client, namespace, edges, members=REPLICAS * len(CHAIN), algorithm="ReverseKahn")
+    async with made.objects, made.extender, made.leader:
+        await scheduler(extender_url=await made.extender.enter_async_context(extender(made.config)))
+        await made.restart_leader()
+        if situation in STANDING:
+            await made.deploy(*CHAIN)
+            await made.until_placed()
+        yield made
+
+
+@asynccontextmanager
+async def timed(record: Callable[[str, object], None], what: str) -> AsyncIterator[None]:
+    began = time.monotonic()
+    yield
+    took_s = time.monotonic() - began
+    record(what, f"{took_s:.1f} s")
+    print(f"\n{what}: {took_s:.1f} s")
+
+
+@pytest.mark.parametrize(
+    ("stage", "situation"),
+    [
+        pytest.param((placement, situation), situation, id=f"{situation.__name__}-{placement}")
+        for situation in (*STANDING, *FRESH)
+        for placement in ("extender", "affinity")
+    ],
+    indirect=["stage"],
+)
+async def test_nothing_that_fits_stays_pending(
+    stage: Stage, situation: Situation, record_property: Callable[[str, object], None]
+) -> None:
+    async with timed(record_property, f"{situation.__name__}, {stage.config.placement}"):
+        await situation(stage)
+    violated = await stage.violated()
+    record_property("violated", violated)
+    assert situation in BY_RULE or violated == 0
