@@ -7,11 +7,9 @@ the rights of the descheduler overlay. Latency between the two pods' nodes is me
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
@@ -27,11 +25,11 @@ from controller.topology.weights import written_costs
 from kubekit.client import Client
 from kubekit.errors import ApiError
 from kubekit.wire import EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, Object, Pod
-from lab.cluster import Lab
-from lab.demo import COMPONENTS, Demo
-from lab.installation import MANIFESTS, install
+from lab.demo import Demo
+from lab.installation import MANIFESTS
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
+from tests.e2e.labs import installed_lab
 from tests.integration.descheduler.stage import Event, place
 
 POLICY = {"percentile": "p50", "hysteresis": 0.4}
@@ -122,53 +120,49 @@ async def test_pods_follow_when_a_zone_becomes_distant_and_stay_when_the_latency
         "enabled": True,
     }
     config = {"topology": {"costPolicy": POLICY}, "descheduler": section}
-    with tempfile.TemporaryDirectory() as folder:
-        async with Lab.start(topology, name="e2e-descheduler", components=COMPONENTS, folder=Path(folder)) as lab:
-            installed = await install(lab, controller_config=config, overlay=MANIFESTS / "overlays" / "descheduler")
-            async with Client(lab.client_config) as client:
-                demo = Demo(lab, installed, client, topology, lambda _: None)
-                await demo.measured()
-                await deploy(client)
+    overlay = MANIFESTS / "overlays" / "descheduler"
+    async with installed_lab("e2e-descheduler", controller_config=config, overlay=overlay) as (lab, installed, client):
+        demo = Demo(lab, installed, client, topology, lambda _: None)
+        await demo.measured()
+        await deploy(client)
 
-                async def web_runs() -> bool:
-                    return bool(await node_of(client, "web") and await node_of(client, "db"))
+        async def web_runs() -> bool:
+            return bool(await node_of(client, "web") and await node_of(client, "db"))
 
-                await until(web_runs, 30)
-                await asyncio.sleep(HOLD_S + 5)
-                assert await evictions(installed.controller_url) == 0, "near enough"
+        await until(web_runs, 30)
+        await asyncio.sleep(HOLD_S + 5)
+        assert await evictions(installed.controller_url) == 0, "near enough"
 
-                lab.wan.change_link(*PAIR, rtt_us=60_000.0)
-                assert await node_of(client, "web") == "n3"
-                async with demo._servers({"n1"}):
-                    before_us = await demo._measure("n3", "n1")
+        lab.wan.change_link(*PAIR, rtt_us=60_000.0)
+        assert await node_of(client, "web") == "n3"
+        async with demo._servers({"n1"}):
+            before_us = await demo._measure("n3", "n1")
 
-                async def followed() -> bool:
-                    return await node_of(client, "web") in {"n1", "n2"}
+        async def followed() -> bool:
+            return await node_of(client, "web") in {"n1", "n2"}
 
-                # Two rounds of probes, the time that the gain must last, and the pod's own move.
-                took_s = await until(followed, 2 * 8 + HOLD_S + 15)
-                assert took_s >= HOLD_S, "moved before the gain had lasted"
-                where = await node_of(client, "web")
-                async with demo._servers({"n1"}):
-                    after_us = await demo._measure(where, "n1")
-                assert before_us > 55_000
-                assert after_us < before_us / 10, "measured dependency latency falls"
-                assert await evictions(installed.controller_url) == 1
-                (event,) = [e for e in await client.list(EVENTS, Event, namespace=SHOP) if e.reason == "Descheduled"]
-                assert event.note.startswith(
-                    'Pod evicted from node "n3" by the reason "pod is misplaced, network cost('
-                )
-                record_property("seconds_until_the_pod_followed", round(took_s, 1))
-                record_property("dependency_p50_us", [round(before_us), round(after_us)])
+        # Two rounds of probes, the time that the gain must last, and the pod's own move.
+        took_s = await until(followed, 2 * 8 + HOLD_S + 15)
+        assert took_s >= HOLD_S, "moved before the gain had lasted"
+        where = await node_of(client, "web")
+        async with demo._servers({"n1"}):
+            after_us = await demo._measure(where, "n1")
+        assert before_us > 55_000
+        assert after_us < before_us / 10, "measured dependency latency falls"
+        assert await evictions(installed.controller_url) == 1
+        (event,) = [e for e in await client.list(EVENTS, Event, namespace=SHOP) if e.reason == "Descheduled"]
+        assert event.note.startswith('Pod evicted from node "n3" by the reason "pod is misplaced, network cost(')
+        record_property("seconds_until_the_pod_followed", round(took_s, 1))
+        record_property("dependency_p50_us", [round(before_us), round(after_us)])
 
-                lab.wan.change_link(*PAIR, rtt_us=topology.link(*PAIR).rtt_us)
+        lab.wan.change_link(*PAIR, rtt_us=topology.link(*PAIR).rtt_us)
 
-                async def near_again() -> bool:
-                    return 0 <= await cost(client) <= 15
+        async def near_again() -> bool:
+            return 0 <= await cost(client) <= 15
 
-                await until(near_again, 60)
-                await asyncio.sleep(2 * HOLD_S)
-                assert await evictions(installed.controller_url) == 1, "flapping"
-                assert await node_of(client, "web") == where
-                helped = 'netaware_descheduler_moves_ended_total{outcome="helped",strategy="NetworkMisplacement"}'
-                assert await evictions(installed.controller_url, helped) == 1
+        await until(near_again, 60)
+        await asyncio.sleep(2 * HOLD_S)
+        assert await evictions(installed.controller_url) == 1, "flapping"
+        assert await node_of(client, "web") == where
+        helped = 'netaware_descheduler_moves_ended_total{outcome="helped",strategy="NetworkMisplacement"}'
+        assert await evictions(installed.controller_url, helped) == 1

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from lab.cluster import Lab
-from lab.demo import COMPONENTS
-from lab.installation import install
-from lab.topology import load
+from tests.e2e.labs import installed_lab
 from tests.e2e.lines import Terminal
 from tests.support.documents import blocks, keep_files
 
@@ -48,42 +44,40 @@ class Reader:
 
 
 async def test_tasks_of_the_documents_done_as_they_stand(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        async with Lab.start(load("four-zones"), name="e2e-docs", components=COMPONENTS, folder=Path(folder)) as lab:
-            await install(lab)
-            reader = Reader(Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig), tmp_path)
-            await reader.until("kubectl netaware status", "12 of 12")
+    async with installed_lab("e2e-docs") as (lab, _, _):
+        reader = Reader(Terminal(lab.control_plane.kubectl, lab.control_plane.kubeconfig), tmp_path)
+        await reader.until("kubectl netaware status", "12 of 12")
 
-            (certificate,) = blocks("install", "Kubernetes 1.34 and 1.35")
-            assert "webhook" in await reader.does(certificate)
+        (certificate,) = blocks("install", "Kubernetes 1.34 and 1.35")
+        assert "webhook" in await reader.does(certificate)
 
-            _, example = blocks("install", "On kind")
-            fetched, _, used = example.partition("\n")
-            assert fetched.startswith("uv tool install"), "the plugin is here already"
-            assert "frontend" in await reader.does(used)
+        _, example = blocks("install", "On kind")
+        fetched, _, used = example.partition("\n")
+        assert fetched.startswith("uv tool install"), "the plugin is here already"
+        assert "frontend" in await reader.does(used)
 
-            keep_files("first-appgroup", tmp_path)
-            (applied,) = blocks("first-appgroup", "3. Apply, the group first")
-            assert "created" in await reader.does(applied)
-            await reader.until("kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4")
-            await reader.until("kubectl netaware diagnose", "nothing is wrong")
-            (looked,) = blocks("first-appgroup", "4. Look")
-            said = await reader.does(looked)
-            assert "nothing is wrong" in said
-            for condition in ("Ordered", "Complete", "CostsMet", "SpecValid", "Planned"):
-                assert condition in said
+        keep_files("first-appgroup", tmp_path)
+        (applied,) = blocks("first-appgroup", "3. Apply, the group first")
+        assert "created" in await reader.does(applied)
+        await reader.until("kubectl get pods -n shop --field-selector=status.phase=Running -o name | wc -l", "4")
+        await reader.until("kubectl netaware diagnose", "nothing is wrong")
+        (looked,) = blocks("first-appgroup", "4. Look")
+        said = await reader.does(looked)
+        assert "nothing is wrong" in said
+        for condition in ("Ordered", "Complete", "CostsMet", "SpecValid", "Planned"):
+            assert condition in said
 
-            (pod,) = blocks("troubleshooting", "Why is my pod pending?")
-            name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
-            assert "it is on n" in await reader.does(re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod)))
+        (pod,) = blocks("troubleshooting", "Why is my pod pending?")
+        name = "$(kubectl -n shop get pods -o jsonpath='{.items[0].metadata.name}')"
+        assert "it is on n" in await reader.does(re.sub(r"\bNAME\b", name, re.sub(r"\bNAMESPACE\b", "shop", pod)))
 
-            (labelled,) = blocks("scheduling", "Whose group")
-            assert "labeled" in await reader.does(f"kubectl create namespace prod\n{labelled}")
+        (labelled,) = blocks("scheduling", "Whose group")
+        assert "labeled" in await reader.does(f"kubectl create namespace prod\n{labelled}")
 
-            (kept,) = blocks("upgrade", "Before")
-            await reader.does(kept)
-            assert "kind: AppGroup" in (tmp_path / "before.yaml").read_text()
-            assert "netperf" in (tmp_path / "configuration.yaml").read_text()
+        (kept,) = blocks("upgrade", "Before")
+        await reader.does(kept)
+        assert "kind: AppGroup" in (tmp_path / "before.yaml").read_text()
+        assert "netperf" in (tmp_path / "configuration.yaml").read_text()
 
-            (changed,) = blocks("upgrade", "With kubectl")
-            assert "serverside-applied" in await reader.does(changed)
+        (changed,) = blocks("upgrade", "With kubectl")
+        assert "serverside-applied" in await reader.does(changed)

@@ -7,10 +7,8 @@ recorded as properties of the test.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import aiohttp
 import psutil
@@ -21,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from kubekit.client import Client
 from kubekit.wire import CONFIGMAPS, ConfigMap
 from lab.cluster import Lab
-from lab.demo import COMPONENTS
-from lab.installation import Installation, install
+from lab.installation import Installation
 from lab.netperf_install import Netperf
 from lab.topology import load
 from netperf.contract import HOME_NAMESPACE
 from netperf.results import decode_results
 from netperf.sample import Place, Sample
+from tests.e2e.labs import installed_lab
 
 PAIRS = 105
 SLOT_S = 2.0
@@ -120,23 +118,22 @@ async def test_every_pair_of_15_zones_is_measured_within_the_round_close_to_its_
 ) -> None:
     topology = load("kubecon")
     probing = {"slotS": SLOT_S, "intervalS": SLOT_S}
-    with tempfile.TemporaryDirectory() as folder:
-        async with Lab.start(topology, name="e2e-kubecon", components=COMPONENTS, folder=Path(folder)) as lab:
-            installation = await install(lab, controller_config={"topology": {"probing": probing}})
-            assert installation.prober == "netperf"
-            await planned(installation)
-            pids = [program.pid for program in lab.programs if program.name.startswith("agent-")]
-            others = {p.name: p.pid for p in lab.programs if p.name in {"controller", "kube-apiserver"}}
-            before = await scrape(installation)
-            (round_s,) = {a["netaware_probe_round_seconds"].samples[0].value for a in before if runs_probes(a)}
-            spent_s, started = cpu_s(pids), time.monotonic()
-            others_before = {name: cpu_s([pid]) for name, pid in others.items()}
-            # Any stretch as long as a round holds each pair's turn once; the rest is for the run at its end.
-            await asyncio.sleep(round_s + SLOT_S)
-            spent_s, took_s = cpu_s(pids) - spent_s, time.monotonic() - started
-            others_s = {name: round(cpu_s([pid]) - others_before[name], 1) for name, pid in others.items()}
-            after = await scrape(installation)
-            written = await all_written(lab)
+    config = {"topology": {"probing": probing}}
+    async with installed_lab("e2e-kubecon", "kubecon", controller_config=config) as (lab, installation, _):
+        assert installation.prober == "netperf"
+        await planned(installation)
+        pids = [program.pid for program in lab.programs if program.name.startswith("agent-")]
+        others = {p.name: p.pid for p in lab.programs if p.name in {"controller", "kube-apiserver"}}
+        before = await scrape(installation)
+        (round_s,) = {a["netaware_probe_round_seconds"].samples[0].value for a in before if runs_probes(a)}
+        spent_s, started = cpu_s(pids), time.monotonic()
+        others_before = {name: cpu_s([pid]) for name, pid in others.items()}
+        # Any stretch as long as a round holds each pair's turn once; the rest is for the run at its end.
+        await asyncio.sleep(round_s + SLOT_S)
+        spent_s, took_s = cpu_s(pids) - spent_s, time.monotonic() - started
+        others_s = {name: round(cpu_s([pid]) - others_before[name], 1) for name, pid in others.items()}
+        after = await scrape(installation)
+        written = await all_written(lab)
 
     old, new = runs(before), runs(after)
     ran = {key: count - old.get(key, 0) for key, count in new.items() if count > old.get(key, 0)}

@@ -5,11 +5,8 @@ It builds that control plane the first time, some minutes.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +15,7 @@ from controller.cluster.pods import TARGET_ANNOTATION
 from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup, NetworkTopology
 from kubekit import conditions
 from kubekit.client import Client
+from kubekit.waiting import until
 from kubekit.wire import PODS, SERVICE_ACCOUNTS, Object, Pod
 from lab import boutique
 from lab.build import OLDEST_CONTROL_PLANE, Binaries, find_or_build
@@ -68,14 +66,14 @@ async def test_component_installs_and_the_example_is_planned(tmp_path: Path, old
             "apply", "--server-side", "-f", str(keys / "webhook.yaml"), timeout_s=DEADLINE_S
         )
         async with Client(lab.client_config) as client:
-            await until(lambda: is_measured(client), "costs that were measured")
+            await until(lambda: is_measured(client), "costs that were measured", DEADLINE_S, every_s=0.3)
             await lab.control_plane.run_kubectl("create", "namespace", BOUTIQUE, timeout_s=DEADLINE_S)
-            await until(lambda: has_account(client), "the namespace's service account")
-            await until(lambda: are_gated(lab), "pods of a group to be gated")
+            await until(lambda: has_account(client), "the namespace's service account", DEADLINE_S, every_s=0.3)
+            await until(lambda: are_gated(lab), "pods of a group to be gated", DEADLINE_S, every_s=0.3)
             await lab.control_plane.run_kubectl(
                 "apply", "-n", BOUTIQUE, "-k", str(MANIFESTS / "examples" / "online-boutique"), timeout_s=DEADLINE_S
             )
-            await until(lambda: are_placed(client), "eleven pods on nodes")
+            await until(lambda: are_placed(client), "eleven pods on nodes", DEADLINE_S, every_s=0.3)
             for pod in await client.list(PODS, Pod, namespace=BOUTIQUE):
                 target = json.loads(pod.metadata.annotation(TARGET_ANNOTATION) or "{}")
                 assert target.get("node") == pod.spec.node_name, f"{pod.metadata.name} was to go to {target}"
@@ -109,10 +107,3 @@ async def are_gated(lab: Lab) -> bool:
 async def are_placed(client: Client) -> bool:
     pods = await client.list(PODS, Pod, namespace=BOUTIQUE)
     return len(pods) == 11 and all(pod.spec.node_name for pod in pods)
-
-
-async def until(check: Any, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not await check():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.3)

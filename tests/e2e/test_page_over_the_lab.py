@@ -5,7 +5,6 @@ Every view is opened, by mouse's way and by keyboard alone; a latency that is ch
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from kubekit.client import Client
 from kubekit.wire import DEPLOYMENTS, NAMESPACES, Object
 from lab.boutique import load as load_boutique
 from lab.cluster import Lab
-from lab.demo import COMPONENTS
-from lab.installation import install
-from lab.topology import load
+from tests.e2e.labs import installed_lab
 from tests.support.browser import Tab, open_tab
 from tests.support.chromium import Chromium
 
@@ -136,18 +133,15 @@ async def leave_and_come_back(tab: Tab, url: str) -> None:
 async def test_every_view_works_by_mouse_and_keyboard_and_follows_the_network_without_a_reload(
     chromium: Chromium, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        async with Lab.start(load("four-zones"), name="e2e-page", components=COMPONENTS, folder=Path(folder)) as lab:
-            installed = await install(lab)
-            async with Client(lab.client_config) as client:
-                await deploy_boutique(client)
-            async with open_tab(chromium) as tab:
-                await open_page(tab, installed.controller_url + "/")
-                await look_at_every_view(tab, tmp_path)
-                await use_the_keyboard_alone(tab)
-                record_property("rounds_until_the_page_showed_it", round(await see_a_latency_change(tab, lab), 2))
-                paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
-                record_property("first_contentful_paint_ms", await tab.evaluate(paint))
-                await leave_and_come_back(tab, installed.controller_url + "/")
-                assert tab.problems == []
-            installed.check()
+    async with installed_lab("e2e-page") as (lab, installed, client):
+        await deploy_boutique(client)
+        async with open_tab(chromium) as tab:
+            await open_page(tab, installed.controller_url + "/")
+            await look_at_every_view(tab, tmp_path)
+            await use_the_keyboard_alone(tab)
+            record_property("rounds_until_the_page_showed_it", round(await see_a_latency_change(tab, lab), 2))
+            paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+            record_property("first_contentful_paint_ms", await tab.evaluate(paint))
+            await leave_and_come_back(tab, installed.controller_url + "/")
+            assert tab.problems == []
+        installed.check()

@@ -96,16 +96,6 @@ async def test_what_is_put_into_etcd_is_read_watched_and_played_like_what_was_cr
     await client.delete(NODES, "restored")
 
 
-async def test_kwok_leaves_nodes_alone_that_are_not_the_labs(client: Client, kwok: Program) -> None:
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "somebody-elses"}}
-    await client.create(NODES, body, Node)
-    try:
-        await asyncio.sleep(1.0)
-        assert not (await client.get(NODES, "somebody-elses", Node)).ready
-    finally:
-        await client.delete(NODES, "somebody-elses")
-
-
 async def test_a_service_accounts_token_is_its_own_identity_under_rbac(
     control_plane: ControlPlane, client: Client, namespace: str
 ) -> None:
@@ -116,11 +106,3 @@ async def test_a_service_accounts_token_is_its_own_identity_under_rbac(
         with pytest.raises(ApiError, match=rf"system:serviceaccount:{namespace}:stranger") as refused:
             await stranger.list(NODES, Node)
     assert refused.value.forbidden
-
-
-async def test_the_admin_token_reaches_the_api_server(control_plane: ControlPlane) -> None:
-    connection = load_cluster(credentials_of(control_plane.kubeconfig))
-    by_token = type(connection)(connection.server, lambda: control_plane.admin_token, connection.tls)
-    async with Client(by_token) as client:
-        version = await client.request("GET", "/version")
-    assert control_plane.version.encode() in version

@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from kubekit.client import Client
 from kubekit.reflector import Reflector
 from kubekit.wire import EVENTS, PODS, Object, Pod, Resource
 from lab.controlplane import ControlPlane, free_ports
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import MakeNode, eventually
 from tests.integration.controller.harness import Replica
 
 CORES = "netaware.io/test-cores"
@@ -203,7 +203,7 @@ async def place(
         owned = [pod for pod in pods if created.metadata.uid in {o.uid for o in pod.metadata.owner_references or []}]
         return len(owned) == len(pods) == len(nodes) and all(pod.spec.node_name for pod in pods)
 
-    await until(adopted, 60)
+    await eventually(adopted, 60)
     open_gate = {"spec": {"template": {"spec": {"schedulingGates": None}}}}
     changed = await client.patch(REPLICA_SETS, app, open_gate, Object, namespace=namespace)
 
@@ -211,7 +211,7 @@ async def place(
         found: dict[str, Any] = await client.get(REPLICA_SETS, app, dict, namespace=namespace)
         return bool(found["status"].get("observedGeneration", 0) >= changed.metadata.generation)
 
-    await until(observed, 60)
+    await eventually(observed, 60)
 
 
 FAST = {
@@ -281,7 +281,7 @@ class Stage:
         async def all_run() -> bool:
             return sum(len(pods) for pods in self.usage.running().values()) >= count
 
-        await until(all_run, 60)
+        await eventually(all_run, 60)
 
 
 async def make_nodes(stage: Stage, make_node: MakeNode, count: int, prefix: str = "d") -> list[str]:
@@ -290,13 +290,6 @@ async def make_nodes(stage: Stage, make_node: MakeNode, count: int, prefix: str 
         await make_node(name, capacity={"cpu": "8"}, labels=stage.label)
     stage.usage.nodes.update(names)
     return names
-
-
-async def until(check: Callable[[], Awaitable[bool]], deadline_s: float) -> None:
-    """Wait until ``check`` holds, asking three times a second: these tests wait for long, and others share the machine."""
-    async with asyncio.timeout(deadline_s):
-        while not await check():
-            await asyncio.sleep(0.3)
 
 
 async def evictions(replica: Replica) -> float:
@@ -315,4 +308,4 @@ async def after_rounds(replica: Replica, count: int) -> None:
     async def reached() -> bool:
         return await rounds(replica) >= goal
 
-    await until(reached, 30 + 5 * count)
+    await eventually(reached, 30 + 5 * count)

@@ -22,8 +22,8 @@ from controller.descheduler.preview import preview
 from kubekit.client import Client
 from kubekit.conditions import find
 from kubekit.wire import CONFIGMAPS, NODES, PODS, ConfigMap, Node, Object, Pod, Resource
-from tests.integration.conftest import MakeNode, StartScheduler
-from tests.integration.descheduler.stage import Stage, after_rounds, evictions, make_nodes, place, until
+from tests.integration.conftest import MakeNode, StartScheduler, eventually
+from tests.integration.descheduler.stage import Stage, after_rounds, evictions, make_nodes, place
 
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NOTE = re.compile(
@@ -79,7 +79,7 @@ async def test_fifty_nodes_with_ten_hot_ones_converge_and_are_quiet_for_twenty_r
         cores = stage.usage.cores()
         return max(cores.values()) <= 4 and sum(cores.values()) > 95
 
-    await until(cooled, 240)
+    await eventually(cooled, 240)
     await after_rounds(replica, 12)  # replacements land, smoothing and anomalies settle
     before = await evictions(replica)
     await after_rounds(replica, 20)
@@ -99,7 +99,7 @@ async def test_fifty_nodes_with_ten_hot_ones_converge_and_are_quiet_for_twenty_r
         return found is not None and found.status == "False"
 
     assert find(node.status.conditions, "Overutilized") is not None
-    await until(calm, 30)
+    await eventually(calm, 30)
     stored = await stage.client.get(CONFIGMAPS, NAME, ConfigMap, namespace=stage.namespace)
     memory = msgspec.json.decode((stored.data or {})[KEY], type=Memory)
     assert len(memory.spent) == before
@@ -119,7 +119,7 @@ async def test_a_workload_that_fits_nowhere_else_is_left_alone_and_the_node_says
     async def told() -> bool:
         return any(names[0] in event.metadata.name for event in await stage.events("NotRelieved", "default"))
 
-    await until(told, 60)
+    await eventually(told, 60)
     (note,) = {e.note for e in await stage.events("NotRelieved", "default") if names[0] in e.metadata.name}
     assert note == "Node is overutilized, but no further pod can go: 6 no-fit"
     await after_rounds(replica, 10)
@@ -180,7 +180,7 @@ async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
     async def rehearsed() -> bool:
         return await evictions(rehearsal) > 0
 
-    await until(rehearsed, 60)
+    await eventually(rehearsed, 60)
     found = await rehearsal.metrics()
     assert {name for name, count in found.items() if "evictions_total" in name and count} == {
         'netaware_descheduler_evictions_total{result="dry-run",strategy="LowNodeLoad"}'
@@ -199,7 +199,7 @@ async def test_a_dry_run_evicts_nobody_and_the_live_loop_then_does_what_it_said(
     async def moved() -> bool:
         return bool(await stage.events("Descheduled"))
 
-    await until(moved, 60)
+    await eventually(moved, 60)
     await after_rounds(live, 3)
     (event,) = await stage.events("Descheduled")
     assert event.metadata.name.startswith(planned.pod.partition("/")[2])

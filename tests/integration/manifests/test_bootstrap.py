@@ -65,7 +65,11 @@ async def passphrase(admin: Client) -> str:
     return base64.b64decode((found.data or {})["passphrase"]).decode()
 
 
-async def test_missing_topology_and_passphrase_are_created(admin: Client, space: str) -> None:
+async def test_missing_topology_and_passphrase_are_created_where_that_is_asked_for(admin: Client, space: str) -> None:
+    async with leading(admin, BootstrapConfig()) as mirror:
+        await asyncio.sleep(0.5)
+        assert not mirror.items
+        assert await passphrase(admin) == ""
     config = BootstrapConfig(network_topology="nt-default", probe_secret=True)
     async with leading(admin, config) as mirror:
 
@@ -96,13 +100,6 @@ async def test_what_exists_is_left_alone(admin: Client, space: str) -> None:
         await asyncio.sleep(0.5)
         assert list(mirror.items) == ["default/theirs"]
         assert await passphrase(admin) == "chosen by a person"
-
-
-async def test_nothing_is_created_unasked(admin: Client, space: str) -> None:
-    async with leading(admin, BootstrapConfig()) as mirror:
-        await asyncio.sleep(0.5)
-        assert not mirror.items
-        assert await passphrase(admin) == ""
 
 
 def test_name_that_no_object_can_have_is_refused_at_start() -> None:

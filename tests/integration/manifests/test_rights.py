@@ -23,6 +23,7 @@ from controller.cluster.resources import APPGROUPS, NETWORK_TOPOLOGIES, AppGroup
 from kubekit.client import Client
 from kubekit.config import load_cluster
 from kubekit.errors import ApiError
+from kubekit.waiting import until
 from kubekit.wire import CONFIGMAPS, NAMESPACES, NODES, PODS, SECRETS, ConfigMap, Node, Object, Pod, Secret
 from lab.controlplane import PLAYED_BY_KWOK, ControlPlane, credentials_of, free_ports
 from lab.programs import Program
@@ -202,22 +203,13 @@ async def _pod_of(admin: Client, account: str, node: str = "") -> Pod:
         found[:] = [p for p in pods if p.spec.node_name and node in {"", p.spec.node_name}]
         return bool(found)
 
-    await until(there, f"a pod of {account}")
+    await until(there, f"a pod of {account}", DEADLINE_S)
     return found[0]
 
 
 async def _kubeconfig(running: Running, account: str, pod: Pod) -> Path:
     bound = (pod.metadata.name, pod.metadata.uid)
     return await running.plane.write_token_kubeconfig(NAMESPACE, account, file_name=pod.metadata.name, bound_pod=bound)
-
-
-async def until(check: Any, what: str) -> None:
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not await check():
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        pytest.fail(f"waited in vain for {what}")
 
 
 def rules(documents: Documents) -> Iterator[tuple[Use, frozenset[str]]]:
@@ -246,7 +238,7 @@ async def test_installation_does_its_work_under_the_shipped_rights(running: Runn
         running.plane.programs.check()
         return any(c.type == "Measured" and c.status == "True" for c in topology.status.conditions or ())
 
-    await until(priced, "measured costs in nt-default, which the controller had to create")
+    await until(priced, "measured costs in nt-default, which the controller had to create", DEADLINE_S)
     secret = await admin.get(SECRETS, "netaware-probe", Secret, namespace=NAMESPACE)
     assert len((secret.data or {})["passphrase"]) > 40
     results = await admin.get(CONFIGMAPS, "netperf-metrics", ConfigMap, namespace=NAMESPACE)
@@ -265,7 +257,7 @@ async def test_appgroups_are_ordered_under_the_shipped_rights(running: Running) 
         found = await running.admin.get(APPGROUPS, "shop", AppGroup, namespace="default")
         return len(found.status.topology_order or ()) == 11
 
-    await until(ordered, "the order of the Online Boutique")
+    await until(ordered, "the order of the Online Boutique", DEADLINE_S)
 
 
 async def test_pods_are_placed_by_the_shipped_scheduler_under_the_shipped_rights(running: Running) -> None:
@@ -284,7 +276,7 @@ async def test_pods_are_placed_by_the_shipped_scheduler_under_the_shipped_rights
         found = await running.admin.get(PODS, "placed", Pod, namespace="default")
         return found.spec.node_name in PLACES
 
-    await until(placed, "the pod to be bound")
+    await until(placed, "the pod to be bound", DEADLINE_S)
 
 
 async def test_demo_workload_is_placed_whole(running: Running) -> None:
@@ -295,7 +287,7 @@ async def test_demo_workload_is_placed_whole(running: Running) -> None:
         pods = await running.admin.list(PODS, Pod, namespace="boutique")
         return len([pod for pod in pods if pod.spec.node_name]) == 11
 
-    await until(placed, "eleven pods to be bound")
+    await until(placed, "eleven pods to be bound", DEADLINE_S)
 
 
 async def test_an_agent_may_read_ciliums_configuration(running: Running) -> None:

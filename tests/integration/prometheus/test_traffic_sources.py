@@ -7,8 +7,6 @@ values.
 from __future__ import annotations
 
 import asyncio
-import resource
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -18,13 +16,10 @@ from aiohttp import web
 from controller.prometheus import PrometheusClient, PrometheusError
 from controller.traffic.flows import WorkloadId
 from controller.traffic.graph import TrafficGraph, build_traffic_graph
-from controller.traffic.money import bill_of
-from controller.traffic.prices import PRESETS
 from controller.traffic.proposals import propose
 from controller.traffic.sources import SOURCES, NoTrafficError, choose_among, known_window, read_flows
 from controller.traffic.workloads import Workloads
 from lab.controlplane import LOOPBACK, free_ports
-from tests.bench import m3
 from tests.support.prometheus_past import PAST_S, Made, prometheus
 
 WINDOW_S = PAST_S - 300
@@ -281,57 +276,3 @@ async def test_a_prometheus_that_is_away_or_slow_is_an_error_with_its_address() 
                 await choose_among(slow)
     finally:
         await runner.cleanup()
-
-
-async def test_a_production_clusters_traffic_is_covered(
-    prometheus_programs: Mapping[str, Path], tmp_path: Path
-) -> None:
-    """547 services and 344 pairs of cluster M3 as Istio's series; amounts are the publisher's, scaled to 1 GB/s in all."""
-    data = m3.read()
-    whole = sum(edge["Traffic"] for edge in data["TrafficList"])
-    made: list[Made] = []
-    for edge in data["TrafficList"]:
-        ends = {"source_workload_namespace": "shop", "source_workload": edge["Service1"].lower(), "reporter": "source"}
-        ends |= {"destination_workload_namespace": "shop", "destination_workload": edge["Service2"].lower()}
-        made.append(("istio_request_bytes_sum", ends, 1e9 * edge["Traffic"] / whole))
-    workloads = cluster(service["Service"].lower() for service in data["ServiceList"])
-    async with prometheus(prometheus_programs, tmp_path, made) as client:
-        began_s = time.process_time()
-        graph, unknown = await graph_from(client, workloads)
-        proposals = propose(graph, workloads, [], "shop", lambda _, __: None)
-        spent_s = time.process_time() - began_s
-    covered = sum(d.bytes_per_s for p in proposals for d in p.dependencies)
-    assert unknown == {}
-    assert covered >= 0.95 * 1e9
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"M3: {covered / 1e7:.1f} % covered, {len(proposals)} groups, {spent_s:.2f} s of a processor, peak {peak_mib:.0f} MiB"
-    )
-
-
-async def test_ten_thousand_services_and_a_hundred_thousand_edges(
-    prometheus_programs: Mapping[str, Path], tmp_path: Path
-) -> None:
-    """All of it is read, joined and billed; how long that takes is printed."""
-    services, each = 10_000, 10
-    made: list[Made] = []
-    for number in range(services):
-        for hop in range(each):
-            server = (number * 7 + hop * 911 + 1) % services
-            ends = {"source_workload_namespace": "shop", "source_workload": f"s{number}", "reporter": "source"}
-            ends |= {"destination_workload_namespace": "shop", "destination_workload": f"s{server}"}
-            made.append(("istio_request_bytes_sum", ends, 100.0 + number % 97 + hop))
-    workloads = cluster(f"s{number}" for number in range(services))
-    async with prometheus(prometheus_programs, tmp_path, made, since_s=240) as client:
-        began_s = time.monotonic()
-        flows, _ = workloads.resolve(await read_flows(client, (await choose_among(client))[0], 240))
-        read_s = time.monotonic() - began_s
-        graph = build_traffic_graph(flows)
-        proposals = propose(graph, workloads, [], "shop", lambda _, __: None)
-        bill = bill_of(graph, workloads, PRESETS["aws"])
-        all_s = time.monotonic() - began_s
-    selfish = sum(1 for _, labels, _ in made if labels["source_workload"] == labels["destination_workload"])
-    assert len(graph.dependencies) == len(made) - selfish
-    assert len(bill.dependencies) == len(graph.dependencies)
-    assert sum(len(p.dependencies) for p in proposals) == len(graph.dependencies)
-    print(f"{len(graph.dependencies)} edges: read in {read_s:.1f} s, all in {all_s:.1f} s")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from kubekit.events import EventRecorder
 from kubekit.runtime import supervise
 from kubekit.wire import NODES, PODS, Node, Object, Resource
 from lab.programs import Program
-from tests.integration.conftest import MakeNode
+from tests.integration.conftest import MakeNode, eventually
 
 POLICY = Path(__file__).parents[3] / "manifests" / "policies" / "appgroup-gate.yaml"
 ADMISSION = {
@@ -264,11 +265,7 @@ async def set_costs(
     )
 
 
-async def until(check: Callable[[], Awaitable[bool]], deadline_s: float = DEADLINE_S) -> None:
-    """Wait until something holds."""
-    async with asyncio.timeout(deadline_s):
-        while not await check():
-            await asyncio.sleep(0.05)
+until = partial(eventually, deadline_s=DEADLINE_S)
 
 
 async def read_pod(client: Client, namespace: str, name: str) -> GroupPod:

@@ -262,19 +262,6 @@ async def test_a_pod_that_waits_for_its_group_says_for_whom(
         await until_bound(client, namespace, "a", "b")
 
 
-async def test_a_gate_that_was_set_while_no_controller_ran_is_opened_when_one_comes(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, lead: Lead
-) -> None:
-    await ready_node("n-a", zone="a", region="r")
-    await scheduler()
-    await create_group(client, namespace, {"A": []})
-    await create_pod(client, namespace, "early", group="a1", workload="A")
-    await asyncio.sleep(1)
-    assert (await read_pod(client, namespace, "early")).gated
-    async with lead():
-        await until_bound(client, namespace, "early")
-
-
 async def test_only_pods_that_concern_us_are_gated(client: Client, namespace: str, ready_node: MakeNode) -> None:
     await ready_node("n-a", zone="a", region="r")
     opt_in = {"netaware.io/placement": "affinity"}

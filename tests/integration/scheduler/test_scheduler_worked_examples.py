@@ -128,24 +128,6 @@ async def test_allocatable_least_fits_the_large_pods_too(
     assert placed == {"p0": "small", "p1": "small", "p2": "large", "p3": "large"}
 
 
-async def test_the_default_profile_leaves_a_large_pod_pending(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
-) -> None:
-    """The same pods without us: what seed 002 sets out to mend. The extender is there, but does not touch this profile."""
-    await ready_node("small", capacity={"cpu": "10", "memory": "10Gi"})
-    await ready_node("large", capacity={"cpu": "200", "memory": "200Gi"})
-    config = SchedulerConfig(allocatable=AllocatableArgs(weight=1))
-    async with extender(config) as url:
-        await scheduler(extender_url=url)
-        for i, cpu in enumerate((5, 5, 100)):
-            requests = {"cpu": str(cpu), "memory": f"{cpu}Mi"}
-            await create_pod(client, namespace, f"p{i}", scheduler="default-scheduler", requests=requests)
-            await until_bound(client, namespace, f"p{i}")
-        last = {"cpu": "100", "memory": "100Mi"}
-        await create_pod(client, namespace, "p3", scheduler="default-scheduler", requests=last)
-        assert "Insufficient cpu" in await until_unschedulable(client, namespace, "p3")
-
-
 async def test_seed_002s_churn_leaves_room_for_the_large_pod(
     client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
 ) -> None:
@@ -180,16 +162,3 @@ async def test_a_change_of_costs_brings_a_refused_pod_back(
         await asyncio.sleep(3)  # every retry that the refusal itself brings is over
         await set_costs(client, namespace, {}, dict.fromkeys(REGIONS, 10))
         assert await until_bound(client, namespace, "p1") == {"p1": "far"}
-
-
-async def test_pods_are_scheduled_while_the_extender_is_away(
-    client: Client, namespace: str, ready_node: MakeNode, scheduler: StartScheduler, extender: Serve
-) -> None:
-    await eight_nodes(ready_node, client, namespace)
-    async with extender() as url:
-        await scheduler(extender_url=url)
-        await create_pod(client, namespace, "before", group="a1", workload="P2")
-        await until_bound(client, namespace, "before")
-    for i in range(10):
-        await create_pod(client, namespace, f"after-{i}", group="a1", workload="P1")
-    assert len(await until_bound(client, namespace)) == 11
